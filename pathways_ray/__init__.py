@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.control import switch as switch
     from pathways_ray.client.control import while_loop as while_loop
     from pathways_ray.client.derivatives import differentiable as differentiable
+    from pathways_ray.client.elastic import elastic as elastic
     from pathways_ray.client.host_functions import host as host
     from pathways_ray.client.jit import jit as jit
     from pathways_ray.client.padding import padded as padded
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.routing import route as route
     from pathways_ray.client.session import Session as Session
     from pathways_ray.client.slices import VirtualSlice as VirtualSlice
+    from pathways_ray.client.snapshots import snapshot as snapshot
     from pathways_ray.client.transfers import TransferBytes as TransferBytes
     from pathways_ray.client.transfers import transfer_bytes as transfer_bytes
     from pathways_ray.client.utilization import utilization as utilization
@@ -79,6 +81,7 @@ _HOMES = {
     "cond": "client.control",
     "connect": "client.api",
     "devices": "client.api",
+    "elastic": "client.elastic",
     "fori_loop": "client.control",
     "differentiable": "client.derivatives",
     "host": "client.host_functions",
@@ -96,6 +99,7 @@ _HOMES = {
     "retry": "client.retrying",
     "scan": "client.control",
     "shutdown": "client.api",
+    "snapshot": "client.snapshots",
     "switch": "client.control",
     "trace": "client.api",
     "transfer_bytes": "client.transfers",

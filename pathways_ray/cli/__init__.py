@@ -1,5 +1,5 @@
-"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `island`, `status`, `why`, `top`, `dashboard`,
-`trace`, `spans`, `proxy`, `logs`, `usage`, `refusals`, `tenants`, `doctor`, `completion`.
+"""The command line `pathways`: `demo`, `bench`, `up`, `down`, `island`, `drill`, `status`, `why`, `top`,
+`dashboard`, `trace`, `spans`, `proxy`, `logs`, `usage`, `refusals`, `tenants`, `doctor`, `completion`.
 
 Commands load what they run (JAX, Ray, the benchmarks) when they are called, so that `--help` and `status` answer at
 once. An error of the project ends a command with one line, `pathways: what happened`, and exit status 2 where the
@@ -19,6 +19,7 @@ from pathways_ray.cli import (
     demo,
     doctor,
     down,
+    drill,
     island,
     logs,
     proxy,
@@ -52,7 +53,23 @@ def commands() -> None:
     """An open Pathways on Ray: one controller, many islands of accelerators, programs of JAX functions."""
 
 
-for _module in (demo, bench, up, down, island, status, why, top, dashboard, trace, spans, proxy, refusals, tenants):
+for _module in (
+    demo,
+    bench,
+    up,
+    down,
+    island,
+    drill,
+    status,
+    why,
+    top,
+    dashboard,
+    trace,
+    spans,
+    proxy,
+    refusals,
+    tenants,
+):
     commands.add_command(_module.command)
 for _command in (logs.logs, logs.usage, doctor.doctor, doctor.completion):
     commands.add_command(_command)

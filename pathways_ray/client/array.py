@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, PENDING, Buffer
 from pathways_ray.client.callbacks import awaited, when_done
 from pathways_ray.client.slice_array import SliceArray
-from pathways_ray.errors import BufferDeleted, UsageError, from_failure
+from pathways_ray.errors import BufferDeleted, BufferLost, HostLost, UsageError, from_failure
 from pathways_ray.observe.why import Why
+
+T = TypeVar("T")
 
 
 class Array(SliceArray):
@@ -60,10 +62,31 @@ class Array(SliceArray):
             PathwaysError: the root cause, when the launch that makes the array failed.
             WaitTimeout: it took longer than `timeout`.
         """
-        self._check_alive()
-        with self._offers_to_cancel():
-            self._buffer.session.wait(self._buffer.record, timeout)
+
+        def wait() -> None:
+            self._check_alive()
+            with self._offers_to_cancel():
+                self._buffer.session.wait(self._buffer.record, timeout)
+
+        self._looked_at(wait)
         return self
+
+    def _looked_at(self, look: Callable[[], T]) -> T:
+        """The result of a look at the array. One that was lost may be made again meanwhile (`elastic`)."""
+        while True:
+            try:
+                return look()
+            except (HostLost, BufferLost):
+                if self._buffer.record.failure is None or not self._made_again():
+                    raise
+
+    def _made_again(self) -> bool:
+        """Whether somebody has made the array again, which was lost."""
+        for guard in tuple(self._buffer.session.guards):
+            if guard.covers(self._buffer):
+                guard.recover()
+                return self._buffer.record.failure is None
+        return False
 
     @contextlib.contextmanager
     def _offers_to_cancel(self) -> Iterator[None]:
@@ -142,9 +165,13 @@ class Array(SliceArray):
             raise ValueError("the value of a pw.Array lies on devices; it cannot be had without a copy")
         if self._type.extended is not None:
             raise TypeError("typed PRNG keys have no NumPy value; take np.asarray(jax.random.key_data(keys))")
-        self._check_alive()
-        with self._offers_to_cancel():
-            value = np.asarray(self._buffer.session.fetch(self))
+
+        def fetch() -> np.ndarray[Any, Any]:
+            self._check_alive()
+            with self._offers_to_cancel():
+                return np.asarray(self._buffer.session.fetch(self))
+
+        value = self._looked_at(fetch)
         return value if dtype is None else value.astype(dtype, copy=False)
 
     __hash__ = object.__hash__

@@ -6,6 +6,7 @@ shards on the devices when the last `pw.Array` that shares it is dropped, or one
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from enum import Enum
 from types import MappingProxyType
@@ -94,8 +95,18 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
             self.state = FAILED
 
 
+class Guard(Protocol):
+    """Something that can make arrays again that were lost."""
+
+    def covers(self, buffer: Buffer) -> bool: ...
+
+    def recover(self) -> None: ...
+
+
 class BufferOwner(Protocol):
     """The part of a session that buffers and arrays use."""
+
+    guards: weakref.WeakSet[Guard]
 
     watch: Callable[[Callable[[], None]], None]
     unwatch: Callable[[Callable[[], None]], None]

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import time
+import weakref
 from collections.abc import Sequence
 from functools import partial
 from html import escape
@@ -24,7 +25,7 @@ from pathways_ray import limits
 from pathways_ray.client import notebook, shown
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord
+from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord, Guard
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
@@ -96,6 +97,7 @@ class Session(SliceCalls):
         self.debug_calls = DebugCalls()
         self._mover = Mover(core, connection, self._driver)
         self.move_slice = self._mover.move
+        self.guards: weakref.WeakSet[Guard] = weakref.WeakSet()
         self._process = os.getpid()
 
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
@@ -24,6 +24,8 @@ class SliceCalls:
     _mover: Mover
     _default_slice: VirtualSlice | None = None
     _making_default_slice = False
+    shadows: Any = None
+    """Where copies of the session's arrays lie (`snapshots.Shadows`), once a snapshot was taken."""
 
     def virtual_slice(
         self,

@@ -87,6 +87,12 @@ class LocalSession(Session):
     ) -> list[pw.Array]:
         graph, functions = self._programs[program]
         self.launched.append(graph)
+        failure = next((record.failure for record in arguments if record.failure is not None), None)
+        if failure is not None:
+            made = [pw.Array(Buffer(self, BufferRecord(next(self._numbers) + (1 << 40))), kind) for kind in results]
+            for one in made:
+                one._buffer.record.fail(failure)
+            return made
         with jax.debug_nans(False), jax.debug_infs(False):  # hosts do not have the client's settings
             values = _run(graph, functions, [self.values[record.id] for record in arguments])
         for record in donated:

@@ -1,0 +1,129 @@
+"""`pathways drill`: rehearses losses, by killing processes of a runtime now and then, and says when they are back."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from pathways_ray import os_process
+from pathways_ray.cli.output import CommandFailed
+from pathways_ray.cli.status import ask, cluster_meant, of_cluster
+from pathways_ray.errors import ControllerLost, UsageError
+
+BACK_LIMIT_S = 120.0
+"""A host that is not back within this time is given up."""
+
+LOOK_S = 0.1
+"""Time between two looks at whether a host is back."""
+
+_TARGET = re.compile(r"(host|island):(\d{1,9}|any)")
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A host's process, and the epoch under which it runs."""
+
+    host: int
+    pid: int
+    epoch: int
+
+
+@click.command("drill")
+@click.option("--kill", "target", required=True, help="host:N, host:any, or island:N for all hosts of an island.")
+@click.option("--every", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds between kills.")
+@click.option("--times", type=click.IntRange(min=0), default=0, help="Kills; left out, until Ctrl-C.")
+@of_cluster
+def command(target: str, every: float, times: int, url: str | None, token: str | None, ca: str | None) -> None:
+    """Kill hosts of a runtime again and again, as a machine that dies does, to see that programs survive it.
+
+    What lies on the island of a killed host is lost, for all tenants. The process must be one of this machine. Ends
+    with 1 when a host does not come back.
+    """
+    kind, number = parsed(target)
+    url, token, ca = cluster_meant(url, token, ca)
+    kills = 0
+    try:
+        while not times or kills < times:
+            time.sleep(every)
+            click.echo(drill(lambda: ask(url, token, ca=ca), kind, number))
+            kills += 1
+    except KeyboardInterrupt:
+        click.echo(f"{kills} times")
+
+
+def parsed(target: str) -> tuple[str, int]:
+    """The kind of what is to be killed, and its number; -1 stands for any. Raises `UsageError`."""
+    found = _TARGET.fullmatch(target)
+    if found is None or target == "island:any":
+        raise UsageError(f"--kill takes host:1, host:any or island:0, not {target!r}")
+    return found[1], -1 if found[2] == "any" else int(found[2])
+
+
+def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
+    """Kills once, waits until the island is whole again, and says so.
+
+    Raises:
+        UsageError: there is no such host or island that is up; its process is not of this machine.
+        CommandFailed: it did not come back.
+    """
+    victims = chosen(status(), kind, number)
+    for victim in victims:
+        check_here(victim)
+    began = time.monotonic()
+    for victim in victims:
+        os_process.kill(victim.pid)
+    named = ", ".join(f"host {victim.host} (process {victim.pid})" for victim in victims)
+    while time.monotonic() - began < BACK_LIMIT_S:
+        time.sleep(LOOK_S)
+        try:
+            there = _hosts(status())
+        except (ControllerLost, UsageError):
+            continue
+        if all(v.host in there and there[v.host]["up"] and there[v.host]["epoch"] > v.epoch for v in victims):
+            return f"{named} killed; back after {time.monotonic() - began:.1f} s"
+    raise CommandFailed(f"{named} killed, and not back in {BACK_LIMIT_S:.0f} s")
+
+
+def chosen(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
+    """The hosts to be killed. Raises `UsageError` where nothing is."""
+    hosts = _hosts(status)
+    up = [host for host in hosts.values() if host["up"]]
+    if number < 0 and up:
+        up = [random.choice(up)]
+    elif kind == "host":
+        up = [host for host in up if host["host"] == number]
+    else:
+        up = [host for host in up if host["island"] == number]
+    if not up:
+        what = kind if number < 0 else f"{kind} {number}"
+        raise UsageError(f"no {what} is up: there are hosts {sorted(hosts)} on islands {sorted(_islands(status))}")
+    if not all(host["pid"] for host in up):
+        raise UsageError("which processes there are, the operator's token shows alone")
+    return [Victim(host["host"], host["pid"], host["epoch"]) for host in up]
+
+
+def check_here(victim: Victim) -> None:
+    """Raises `UsageError` unless this is a process of Ray's on this machine."""
+    try:
+        with open(f"/proc/{victim.pid}/cmdline", "rb") as file:
+            title = file.read()
+    except OSError:
+        title = b""
+    if not title.startswith(b"ray::"):
+        raise UsageError(f"host {victim.host} is no process of this machine: run the drill where it is")
+
+
+def _islands(status: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    return {island["island"]: island for island in status["islands"]}
+
+
+def _hosts(status: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    return {
+        host["host"]: {**host, "island": island["island"]} for island in status["islands"] for host in island["hosts"]
+    }

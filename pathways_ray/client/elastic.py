@@ -1,0 +1,277 @@
+"""`pw.elastic`: a step of a user's loop that survives the loss of hosts, from snapshots in the memory of others.
+
+The step is a function `(state, *inputs) -> state` or `(state, …)`. Snapshots of the state are taken now and then, and
+the inputs of the calls since are kept. When a result is looked at, or used, and a host took it along, the state is
+restored and those calls are made again; the handles that the user has then name the new arrays. So the loop that calls
+the step need not know of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import DELETED, PENDING, Buffer
+from pathways_ray.client.history import History
+from pathways_ray.client.snapshots import Snapshot, snapshot
+from pathways_ray.errors import BufferLost, HostLost, PathwaysError, Unschedulable, UsageError
+
+_LOG = logging.getLogger(__name__)
+
+LOSSES = (HostLost, BufferLost)
+"""What a step is made again for."""
+
+RECOVERY_LIMIT_S = 300.0
+"""A step that cannot be made again within this time is given up. A lost island's slices are elsewhere after 120 s."""
+
+PAUSE_S = 0.2
+"""Time between two attempts."""
+
+
+class _Call:
+    """A call: its inputs, and the buffers of its results while somebody has a handle."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        self.args, self.kwargs = args, kwargs
+        self.results: list[weakref.ref[Buffer] | None] = []
+        self.note(result)
+
+    def note(self, result: Any) -> None:
+        """These are its results."""
+        leaves = jax.tree.leaves(result)
+        self.results = [weakref.ref(leaf._buffer) if isinstance(leaf, Array) else None for leaf in leaves]
+
+    def living(self) -> list[tuple[int, Buffer]]:
+        """Results with a handle, by their place."""
+        found = [(number, one() if one is not None else None) for number, one in enumerate(self.results)]
+        return [(number, buffer) for number, buffer in found if buffer is not None]
+
+
+class Elastic:
+    """The result of `pw.elastic`. `losses` counts what it has survived, `replayed` the calls that it made again."""
+
+    def __init__(self, step: Callable[..., Any], snapshot_every: int, copies: int) -> None:
+        if not callable(step):
+            raise UsageError(f"pw.elastic decorates a function, not {step!r}")
+        self.losses = self.replayed = 0
+        self._step, self._copies = step, copies
+        self._every = snapshot_every
+        self._history = History(snapshot_every)
+        self._calls: dict[int, _Call] = {}
+        self._snapshots: dict[int, Snapshot] = {}
+        self._state: list[weakref.ref[Buffer]] = []
+        self._lock = threading.RLock()
+        functools.update_wrapper(self, step, updated=())
+
+    def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        """Makes a call of the step, which returns as the step does. What was lost is made again first."""
+        with self._lock:
+            if not self._goes_on(state):
+                self._begin(state)
+            self.recover()
+            self._look_at_snapshots()
+            if self._history.due:
+                self._take(state)
+            args, kwargs = jax.tree.map(_own, (args, kwargs))
+            try:
+                result = self._step(state, *args, **kwargs)
+            except LOSSES as error:
+                result = self._again(state, args, kwargs, error)
+            self._calls[self._history.calls] = _Call(args, kwargs, result)
+            self._history.calls += 1
+            self._state = [weakref.ref(buffer) for buffer in _buffers(_state_of(result))]
+            return result
+
+    # --- the state ----------------------------------------------------------------------------------------------------
+
+    def _goes_on(self, state: Any) -> bool:
+        """Whether this is the state that the last call returned."""
+        buffers = _buffers(state)
+        if not buffers:
+            raise UsageError("an elastic step takes a state with pw.Arrays as its first argument")
+        return [id(buffer) for buffer in buffers] == [id(one()) for one in self._state]
+
+    def _begin(self, state: Any) -> None:
+        """Another loop begins, or the user has changed the state: nothing before it is made again."""
+        self._history, self._calls, self._snapshots = History(self._every), {}, {}
+        session: Any = _buffers(state)[0].session
+        session.guards.add(self)
+        self._take(state)
+
+    def _take(self, state: Any) -> None:
+        try:
+            taken = snapshot(state, self._copies)
+        except (*LOSSES, Unschedulable):
+            if not self._history.calls:
+                raise  # it was never possible; later on, it is tried with each call
+            return
+        self._snapshots[self._history.taken()] = taken
+
+    def _look_at_snapshots(self) -> None:
+        """Forgets what is not needed any more."""
+        for name, taken in list(self._snapshots.items()):
+            if not taken.is_ready():
+                continue
+            if not taken.is_whole():
+                self._history.lost(name)
+                del self._snapshots[name]
+            elif not self._history.snapshots[name]:
+                for old in self._history.whole(name):
+                    del self._snapshots[old]
+        for number in [number for number in self._calls if number < self._history.first]:
+            del self._calls[number]
+
+    # --- losses -------------------------------------------------------------------------------------------------------
+
+    def covers(self, buffer: Buffer) -> bool:
+        """Whether an array is the result of a call that can be made again."""
+        with self._lock:
+            return any(one is buffer for call in self._calls.values() for _, one in call.living())
+
+    def recover(self) -> None:
+        """Makes again what was lost, as often as it takes.
+
+        Raises:
+            BufferLost: there is no snapshot left from which it could be made.
+            PathwaysError: what went wrong for `RECOVERY_LIMIT_S`.
+        """
+        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        with self._lock:
+            while (lost := self._lost()) is not None:
+                try:
+                    self._make_again(lost)
+                except LOSSES as error:
+                    if not self._snapshots or time.monotonic() > deadline:
+                        raise
+                    _LOG.info("a step cannot be made again yet: %s", error)
+                    threading.Event().wait(PAUSE_S)
+                else:
+                    self.losses += 1
+
+    def _lost(self) -> int | None:
+        """The first call with a result that was lost, and that somebody has a handle to. A state that was given to the
+        next call is needed where that one's results are."""
+        return next((n for n, call in sorted(self._calls.items()) if any(_is_lost(b) for _, b in call.living())), None)
+
+    def _make_again(self, needed: int) -> None:
+        """Makes all calls again from a snapshot on, and has handles name what they make."""
+        for taken in self._snapshots.values():
+            try:
+                taken.wait()
+            except PathwaysError:
+                continue  # the look says what became of it
+        calls = dict(self._calls)
+        self._look_at_snapshots()
+        start = self._history.start(needed)
+        if start is None:
+            self._snapshots.clear()
+            raise BufferLost("the results of an elastic step are lost, and so is every snapshot from before it")
+        state = self._snapshots[start].restore()
+        made: list[tuple[_Call, Any]] = []
+        for number in range(start, self._history.calls):
+            call = calls[number]
+            result = self._step(state, *call.args, **call.kwargs)
+            if call.living():  # the others go at once, or the states of all calls would be there together
+                made.append((call, result))
+            state = _state_of(result)
+        for call, result in made:
+            _wait(buffer for _, buffer in call.living())
+            for buffer in _buffers(result):
+                if buffer.record.state is not DELETED:
+                    buffer.session.wait(buffer.record)
+        for call, result in made:
+            _exchange(call, result)
+        self.replayed += self._history.calls - start
+
+    def _again(self, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: PathwaysError) -> Any:
+        """Makes a call that failed at once, for an upload that met a lost host; its state may be lost as well."""
+        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        while True:
+            _wait(_buffers(state))
+            self.recover()
+            try:
+                return self._step(state, *args, **kwargs)
+            except LOSSES:
+                if time.monotonic() > deadline:
+                    raise error from None
+                threading.Event().wait(PAUSE_S)
+
+
+def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10, copies: int = 1) -> Callable[..., Any]:
+    """Makes a step survive the loss of hosts: its loop goes on by itself, with the same bits.
+
+        @pw.elastic(snapshot_every=10)
+        def step(state, batch):
+            return update(state, batch)  # a pw.program: the new state and the loss
+
+        for batch in batches:
+            state, loss = step(state, batch)
+
+    A snapshot of the state is taken every `snapshot_every` calls (`pw.snapshot`: in the memory of other islands, while
+    the loop goes on). When a host is lost, what was made since the last whole one is made again, as soon as a result is
+    looked at or the step is called. Handles to results of these calls have their values then, whenever they were made.
+
+    The step must depend on its arguments alone, and do nothing else. Its state is the first argument, and the result,
+    or the first entry of a tuple that is the result; a loop may change it between calls, which costs a snapshot. Inputs
+    are kept until they are not needed; NumPy arrays are copied. What other functions made of lost results is lost.
+
+    Args:
+        snapshot_every: calls between snapshots, and at most so many are made again, beside those that were made while
+            the last snapshot was under way.
+        copies: islands that each snapshot is copied to.
+
+    Raises:
+        UsageError: a bad value; no `pw.Array` in the state.
+        Unschedulable: there is no other island for snapshots.
+        BufferLost: more islands were lost at once than there are copies.
+    """
+    if not isinstance(snapshot_every, int) or isinstance(snapshot_every, bool) or snapshot_every < 1:
+        raise UsageError(f"snapshot_every= is a number of calls from 1 up, not {snapshot_every!r}")
+    if step is None:
+        return lambda found: Elastic(found, snapshot_every, copies)
+    return Elastic(step, snapshot_every, copies)
+
+
+def _state_of(result: Any) -> Any:
+    return result[0] if isinstance(result, tuple) and result else result
+
+
+def _buffers(tree: Any) -> list[Buffer]:
+    return [leaf._buffer for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array)]
+
+
+def _is_lost(buffer: Buffer) -> bool:
+    failure = buffer.record.failure
+    return failure is not None and failure.kind in ("HostLost", "BufferLost") and buffer.record.state is not DELETED
+
+
+def _wait(buffers: Any) -> None:
+    """Waits for the outcomes of arrays, whatever these are."""
+    for buffer in buffers:
+        if buffer.record.state is PENDING:
+            try:
+                buffer.session.wait(buffer.record)
+            except PathwaysError:
+                continue
+
+
+def _exchange(call: _Call, result: Any) -> None:
+    """Has handles to lost results name those that were made again."""
+    made: Sequence[Any] = jax.tree.leaves(result)
+    for number, old in call.living():
+        new = made[number]
+        if isinstance(new, Array) and new._buffer is not old and _is_lost(old):
+            old.record, new._buffer.record = new._buffer.record, old.record
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -1,0 +1,260 @@
+"""`pw.snapshot`: copies of arrays in the memory of other hosts, for when their own is lost.
+
+A copy is a launch like any other: transfers from the slice of an array to a *shadow*, a slice on another island, since
+the loss of a host takes the memory of its whole island. Calls after it may donate what it copies. A copy is spread over
+the devices of its shadow where it divides, so that of what is replicated one copy is kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+
+from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.array import Array
+from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.client.moving import COPIES
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import BufferLost, ForeignArray, PathwaysError, Unschedulable, UsageError
+from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
+from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec
+from pathways_ray.transport.messages import encode
+
+AXIS = "copy"
+"""The one axis of a shadow."""
+
+
+class Snapshot:
+    """A copy of a tree, made by `pw.snapshot`. Its memory is free once it is dropped.
+
+    `tree` is the structure, `copies` has for each leaf its copies, and nothing where the leaf is no `pw.Array`.
+    """
+
+    def __init__(self, leaves: Sequence[Any], tree: Any, copies: Sequence[Sequence[Array]]) -> None:
+        self._leaves = [leaf._type if isinstance(leaf, Array) else _own(leaf) for leaf in leaves]
+        self._tree = tree
+        self._copies = copies
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all copies."""
+        return sum(copy.nbytes for copies in self._copies for copy in copies)
+
+    def is_ready(self) -> bool:
+        """Whether all copies are made, or have failed."""
+        return all(copy.is_ready() for copies in self._copies for copy in copies)
+
+    def is_whole(self) -> bool:
+        """Whether of each array a copy is there, and was not lost."""
+        return all(_living(copies) for copies in self._copies if copies)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits until of each array a copy is there.
+
+        Args:
+            timeout: seconds for each copy.
+
+        Raises:
+            PathwaysError: all copies of an array have failed, or were lost.
+            WaitTimeout: it took longer than `timeout`.
+        """
+        for copies in self._copies:
+            for number, copy in enumerate(copies):
+                try:
+                    copy.block_until_ready(timeout)
+                    break
+                except PathwaysError:
+                    if number == len(copies) - 1:
+                        raise
+
+    def restore(self, timeout: float | None = None) -> Any:
+        """The tree as it was when the snapshot was taken: arrays with the same bits, on the slices and in the layouts
+        that they had, wherever these slices are now. Other leaves are as they were.
+
+            state = snapshot.restore()
+
+        It waits for the copies, not for the way back. The snapshot stays.
+
+        Raises:
+            BufferLost: all copies of an array are lost.
+            PathwaysError: the snapshot itself has failed.
+        """
+        self.wait(timeout)
+        found = [_living(copies) for copies in self._copies]
+        if any(copies and not living for copies, living in zip(self._copies, found, strict=True)):
+            raise BufferLost("the snapshot is gone: the hosts that had its copies were lost after they were made")
+        sources = [living[0] for living in found if living]
+        kinds = [leaf for leaf in self._leaves if isinstance(leaf, ArgumentType)]
+        arrays = iter(copied(sources, kinds))
+        leaves = [next(arrays) if isinstance(leaf, ArgumentType) else _own(leaf) for leaf in self._leaves]
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def snapshot(tree: Any, copies: int = 1) -> Snapshot:
+    """Keeps a copy of each array of a pytree in the memory of other hosts, and gives it back after a loss.
+
+        safe = pw.snapshot(state)
+        state = safe.restore()  # after HostLost or BufferLost
+
+    It returns at once; the arrays may be used and donated as before. A copy goes from device to device to another
+    island than the one of the array, which a lost host takes along. On CPU devices that is the memory of other hosts,
+    on accelerators that of their devices.
+
+    Args:
+        tree: a pytree with `pw.Array`s. Other leaves are kept as they are, NumPy arrays copied.
+        copies: islands that each array is copied to.
+
+    Raises:
+        Unschedulable: there are fewer other islands that are up.
+        UsageError: no `pw.Array` in the tree, or not a number of copies.
+        BufferDeleted: an array was deleted or donated.
+    """
+    if not isinstance(copies, int | np.integer) or isinstance(copies, bool) or copies < 1:
+        raise UsageError(f"copies= is a number of islands from 1 up, not {copies!r}")
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, Array)]
+    if not arrays:
+        raise UsageError("there is no pw.Array in the tree to take a snapshot of")
+    shadows = _shadows(arrays)
+    places = {where: shadows.of(where, copies) for where in dict.fromkeys(_slice(array._type) for array in arrays)}
+    made: list[list[Array]] = [[] for _ in arrays]
+    for number in range(copies):
+        targets = [_spread(array._type, places[_slice(array._type)][number]) for array in arrays]
+        for found, copy in zip(made, copied(arrays, targets), strict=True):
+            found.append(copy)
+            shadows.last[copy._type.slice] = copy._buffer.record
+    of_array = iter(made)
+    return Snapshot(leaves, structure, [next(of_array) if isinstance(leaf, Array) else [] for leaf in leaves])
+
+
+def copied(arrays: Sequence[Array], targets: Sequence[ArgumentType]) -> list[Array]:
+    """Copies of arrays of one session, in the layouts of these types: a launch for each group of them."""
+    shadows = _shadows(arrays)
+    found: list[Array] = []
+    for at in range(0, len(arrays), COPIES):
+        group, kinds = arrays[at : at + COPIES], tuple(targets[at : at + COPIES])
+        program = shadows.program(tuple(array._type for array in group), kinds)
+        found += shadows.session.launch(program, [array._buffer.record for array in group], kinds)
+    return found
+
+
+class Shadows:
+    """The shadows of one session, and its programs that copy. `last` has the last array that was copied to each."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.last: dict[VirtualSlice | None, BufferRecord] = {}
+        self._of: weakref.WeakKeyDictionary[VirtualSlice, list[VirtualSlice]] = weakref.WeakKeyDictionary()
+        self._programs: dict[tuple[tuple[ArgumentType, ...], tuple[ArgumentType, ...]], int] = {}
+
+    def of(self, where: VirtualSlice, copies: int) -> list[VirtualSlice]:
+        """Shadows of a slice, each on an island of its own. They are made again where the last copy failed, or one of
+        the slices has moved to the island of another.
+
+        Raises:
+            Unschedulable: there are not enough islands.
+        """
+        known = self._of.get(where, [])
+        apart = len({where.island, *(shadow.island for shadow in known)}) > len(known)
+        if len(known) < copies or not apart or any(self._failed(shadow) for shadow in known):
+            return self._renewed(where, known, copies)
+        return known
+
+    def _failed(self, shadow: VirtualSlice) -> bool:
+        return shadow in self.last and self.last[shadow].failure is not None
+
+    def _renewed(self, where: VirtualSlice, known: Sequence[VirtualSlice], copies: int) -> list[VirtualSlice]:
+        up = {one["island"]: one for one in self.session.status()["islands"] if one["state"] == "up"}
+        taken = {where.island}
+        found: list[VirtualSlice] = []
+        for shadow in known:
+            if shadow.island in up and shadow.island not in taken:
+                taken.add(shadow.island)
+                found.append(shadow)
+            else:
+                shadow.release()
+            self.last.pop(shadow, None)
+        for island in chosen(list(up.values()), where.island, taken)[: max(0, copies - len(found))]:
+            size = min(where.size, sum(len(host["devices"]) for host in up[island]["hosts"]))
+            name = f"copies of {where.name or where.id}"
+            found.append(self.session.virtual_slice((size,), (AXIS,), island=island, name=name))
+        self._of[where] = found
+        if len(found) < copies:
+            raise Unschedulable(
+                f"a snapshot of arrays on {where} with copies={copies} takes as many other islands that are up; "
+                f"there are {len(up.keys() - {where.island})} beside island {where.island}"
+            )
+        return found
+
+    def program(self, sources: tuple[ArgumentType, ...], targets: tuple[ArgumentType, ...]) -> int:
+        """The program that copies arrays of some types into others' layouts."""
+        key = sources, targets
+        if key not in self._programs:
+            graph = copies_graph(
+                [(kind.array, _slice(kind).type, kind.spec) for kind in sources],
+                [(_slice(kind).type, kind.spec) for kind in targets],
+            )
+            self._programs[key] = self.session.register(graph, encode(graph), {})
+        return self._programs[key]
+
+
+def _shadows(arrays: Sequence[Array]) -> Shadows:
+    """The shadows of the session of arrays."""
+    session: Any = arrays[0]._buffer.session
+    for array in arrays:
+        if id(array._buffer.session) != id(session):
+            raise ForeignArray("a snapshot takes arrays of one session")
+        session.check_mine(array._buffer)
+    if session.shadows is None:
+        session.shadows = Shadows(session)
+    return cast(Shadows, session.shadows)
+
+
+def copies_graph(
+    sources: Sequence[tuple[ArrayType, SliceType, Spec]], targets: Sequence[tuple[SliceType, Spec]]
+) -> Graph:
+    """A program that takes arrays from their slices and layouts to others."""
+    slices = dict.fromkeys([*(mesh for _, mesh, _ in sources), *(mesh for mesh, _ in targets)])
+    nodes: list[Node] = [Argument(k, kind, Layout(mesh.id, spec)) for k, (kind, mesh, spec) in enumerate(sources)]
+    for k, ((kind, _, _), (mesh, spec)) in enumerate(zip(sources, targets, strict=True)):
+        nodes.append(Transfer(Ref(k), kind, Layout(mesh.id, spec)))
+    nodes.append(Result(tuple(Ref(len(sources) + k) for k in range(len(sources)))))
+    return Graph("copy", tuple(slices), (), tuple(nodes))
+
+
+def chosen(islands: Sequence[dict[str, Any]], own: int, taken: set[int]) -> list[int]:
+    """The islands for copies of what lies on island `own`, best first: of its platform before others, those after it
+    before those at the beginning, so that of several islands each has the copies of another one."""
+    platform = next((one["platform"] for one in islands if one["island"] == own), "")
+    ranked = sorted((one["platform"] != platform, one["island"] < own, one["island"]) for one in islands)
+    return [island for _, _, island in ranked if island not in taken]
+
+
+def spread(kind: ArrayType, devices: int) -> Spec:
+    """The layout of a copy on a shadow: divided along the first dimension that divides, or else whole on each."""
+    for dimension, size in enumerate(kind.shape):
+        if devices > 1 and size and size % devices == 0:
+            return ((),) * dimension + ((AXIS,),)
+    return ()
+
+
+def _spread(kind: ArgumentType, shadow: VirtualSlice) -> ArgumentType:
+    return ArgumentType.of(kind.array, kind.weak, shadow, spread(kind.array, shadow.size), kind.extended)
+
+
+def _slice(kind: ArgumentType) -> VirtualSlice:
+    assert kind.slice is not None
+    return kind.slice
+
+
+def _living(copies: Sequence[Array]) -> list[Array]:
+    return [copy for copy in copies if copy._buffer.record.state is READY]
+
+
+def _own(leaf: Any) -> Any:
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

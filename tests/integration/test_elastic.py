@@ -1,0 +1,105 @@
+"""Snapshots in the memory of other hosts, and loops that go on after a loss, on the shared cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.cli.drill import drill
+from pathways_ray.client.api import ClusterSession
+from pathways_ray.errors import BufferLost, ExecutionError
+
+SPLIT = P("x")
+
+
+@pytest.fixture
+def island(session: ClusterSession) -> Iterator[int]:
+    """An island that a test may lose."""
+    number = session.add_island(platform="cpu", devices=2)
+    yield number
+    session.drain_island(number, deadline_s=0.0)
+    session.remove_island(number)
+
+
+def kill(session: ClusterSession, island: int) -> None:
+    """Ends the processes of an island's hosts, as the end of their machine does."""
+    for one in session.status()["islands"]:
+        for host in one["hosts"] if one["island"] == island else ():
+            os.kill(host["pid"], signal.SIGKILL)
+
+
+@pytest.mark.timeout(240)
+def test_a_loop_survives_the_loss_of_its_host_with_the_same_bits(
+    session: ClusterSession, tenant: pw.Session, island: int, equal: Callable[[Any, Any], None]
+) -> None:
+    """
+    1. A state with donated steps goes round on an island of its own; the loss is on another one.
+    2. The host is killed twice, once right behind the calls, once when all is quiet.
+    3. State and all losses of the loop have the bits of one that was not disturbed.
+    """
+    where = tenant.virtual_slice((2,), ("x",), island=island)
+    other = tenant.virtual_slice((2,), ("x",), island=0)
+    update = pw.compiled(
+        lambda s, v: jnp.sin(s) * 2 + v, slice=where, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, donate_argnums=(0,)
+    )
+    measure = pw.compiled(lambda s: (s**2).sum(), slice=other, in_specs=SPLIT)
+
+    @pw.program
+    def train(state: Any, batch: Any) -> Any:
+        new = update(state, batch)
+        return new, measure(new)
+
+    def trained(step: Callable[..., Any], disturb: dict[int, Callable[[Any], None]]) -> Any:
+        state, losses = pw.put(np.linspace(0, 1, 64, dtype=np.float32), where, SPLIT), []
+        for number in range(25):
+            state, loss = step(state, np.full(64, number, np.float32))
+            losses.append(loss)
+            disturb.get(number, lambda state: None)(state)
+            if number % 4 == 3:
+                float(losses[-1])
+        return np.asarray(state), [np.asarray(loss) for loss in losses[-8:]]
+
+    expected = trained(train, {})
+    step = pw.elastic(train, snapshot_every=5)
+    disturb = {
+        7: lambda state: kill(session, island),
+        18: lambda state: (state.block_until_ready(), kill(session, island)),
+    }
+    equal(trained(step, disturb), expected)  # type: ignore[arg-type]
+    assert step.losses >= 2  # type: ignore[attr-defined]
+    assert step.replayed <= 2 * 10  # type: ignore[attr-defined]
+
+
+def test_a_snapshot_gives_back_what_an_island_took_along(
+    session: ClusterSession, tenant: pw.Session, island: int, equal: Callable[[Any, Any], None]
+) -> None:
+    where = tenant.virtual_slice((2,), ("x",), island=island)
+    tree = {
+        "split": pw.put(np.arange(12, dtype=np.float32), where, SPLIT),
+        "whole": pw.put(np.arange(9).reshape(3, 3), where),
+        "half": pw.put(jnp.arange(4, dtype=jnp.bfloat16), where, SPLIT),
+        "key": pw.put(jax.random.key(3), where),
+        "host": np.ones(2),
+    }
+    key = jax.random.key_data(jax.random.key(3))
+    values = {name: np.asarray(one) for name, one in tree.items() if name != "key"}
+    safe = pw.snapshot(tree)
+    safe.wait(timeout=60)
+    assert "killed; back after" in drill(session.status, "island", island)
+    with pytest.raises(ExecutionError):
+        np.asarray(tree["split"] + 0)
+    back = safe.restore()
+    assert (back["split"].slice, back["split"].sharding.spec) == (where, SPLIT)
+    equal(jax.random.key_data(back.pop("key")), np.asarray(key))
+    equal({name: np.asarray(one) for name, one in back.items()}, values)
+    with pytest.raises(BufferLost):
+        np.asarray(tree["split"])

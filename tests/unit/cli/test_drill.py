@@ -1,0 +1,72 @@
+"""`pathways drill`: what is killed, what is not, and how it says that a host is back."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pathways_ray import os_process
+from pathways_ray.cli import commands, drill
+from pathways_ray.cli.output import CommandFailed
+from pathways_ray.errors import UsageError
+
+
+def status(epochs: tuple[int, int, int] = (1, 1, 1), pid: int = 77, up: bool = True) -> dict[str, Any]:
+    def host(number: int) -> dict[str, Any]:
+        return {"host": number, "pid": pid and pid + number, "epoch": epochs[number], "up": up}
+
+    return {"islands": [{"island": 0, "hosts": [host(0)]}, {"island": 1, "hosts": [host(1), host(2)]}]}
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    found: list[int] = []
+    monkeypatch.setattr(os_process, "kill", found.append)
+    monkeypatch.setattr(drill, "check_here", lambda victim: None)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return found
+
+
+def test_a_host_or_an_island_is_killed_and_waited_for(killed: list[int]) -> None:
+    answers = iter([status(), status(up=False), status((1, 2, 1)), status((1, 2, 2)), status((1, 2, 2))])
+    found = drill.drill(lambda: next(answers), "island", 1)
+    assert killed == [78, 79]
+    assert found.startswith("host 1 (process 78), host 2 (process 79) killed; back after")
+    assert len(list(answers)) == 1, "it waited for both"
+    assert {drill.chosen(status(), "host", -1)[0].host for _ in range(100)} == {0, 1, 2}
+    assert [victim.host for victim in drill.chosen(status(), "host", 2)] == [2]
+
+
+def test_one_that_does_not_come_back_ends_the_drill(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drill, "BACK_LIMIT_S", 0.0)
+    with pytest.raises(CommandFailed, match=r"host 0 .process 77. killed, and not back"):
+        drill.drill(status, "host", 0)
+
+
+def test_what_cannot_be_killed_is_refused() -> None:
+    for target in ("host", "host:-1", "island:any", "controller", "host:1x"):
+        with pytest.raises(UsageError, match="takes host:1, host:any or island:0"):
+            drill.parsed(target)
+    with pytest.raises(UsageError, match=r"no host 7 is up: there are hosts \[0, 1, 2\] on islands \[0, 1\]"):
+        drill.chosen(status(), "host", 7)
+    with pytest.raises(UsageError, match="no host is up"):
+        drill.chosen(status(up=False), "host", -1)
+    with pytest.raises(UsageError, match="the operator's token shows alone"):
+        drill.chosen(status(pid=0), "island", 1)
+    with pytest.raises(UsageError, match="host 3 is no process of this machine"):
+        drill.check_here(drill.Victim(3, os.getpid(), 1))
+
+
+def test_the_command_kills_as_often_as_it_is_told(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs = iter(range(1, 20))
+    monkeypatch.setattr(drill, "ask", lambda url, token, ca: status((next(epochs), 1, 1)))
+    found = CliRunner().invoke(
+        commands, ["drill", "--kill", "host:0", "--every", "0", "--times", "2", "--url", "grpc://h:1", "--token", "t"]
+    )
+    assert found.exit_code == 0, found.output
+    assert killed == [77, 77]
+    assert found.output.count("back after") == 2

@@ -1,0 +1,159 @@
+"""Elastic steps: what is made again after a loss, and what the user's handles have then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pathways_ray as pw
+from pathways_ray.client.elastic import Elastic
+from pathways_ray.errors import BufferLost, ExecutionError, Failure, Unschedulable, UsageError
+from tests.unit.client.local import LocalSession, opened
+from tests.unit.client.test_snapshots import islands, lose
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSession]:
+    session = opened()
+    monkeypatch.setattr(session, "status", lambda: islands("up", "up"), raising=False)
+    yield session
+    session.close()
+
+
+class Loop:
+    """A loop of a user, whose state and losses are `expected` without a loss. `made` has the numbers of all calls."""
+
+    def __init__(self, every: int = 3, donate: bool = True) -> None:
+        self.where = pw.virtual_slice((2,), ("x",), island=0)
+        update = pw.compiled(
+            lambda s, v: (s * 2 + v, (s * v).sum()), slice=self.where, donate_argnums=(0,) if donate else ()
+        )
+        self.made: list[int] = []
+
+        def step(state: Any, number: int, batch: Any) -> Any:
+            self.made.append(number)
+            return update(state, batch)
+
+        self.step: Elastic = pw.elastic(step, snapshot_every=every)  # type: ignore[assignment]
+        self.state: Any = pw.put(np.ones(4, np.float32), self.where)
+        self.expected, self.number = np.ones(4, np.float32), 0
+        self.losses: list[tuple[Any, float]] = []
+
+    def go(self, calls: int) -> None:
+        for _ in range(calls):
+            batch = np.full(4, self.number + 1, np.float32)
+            self.state, loss = self.step(self.state, self.number, batch)
+            self.losses.append((loss, float((self.expected * batch).sum())))
+            self.expected = self.expected * 2 + batch
+            batch[:] = np.nan  # the user's own, to be used again
+            self.number += 1
+
+    def check(self) -> None:
+        np.testing.assert_array_equal(np.asarray(self.state), self.expected)
+        assert all(float(loss) == expected for loss, expected in self.losses)
+
+
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_loop_goes_on_after_a_loss_with_the_same_bits_and_the_same_handles(
+    session: LocalSession, donate: bool
+) -> None:
+    """
+    1. A loop makes seven calls, with a snapshot before 0, 3 and 6.
+    2. State and last loss are lost. The loop calls on: call 6 is made again, and then the next ones.
+    3. A loss is looked at that was lost too, and was made before the last snapshot: from the one before on.
+    """
+    loop = Loop(donate=donate)
+    loop.go(7)
+    for array in (loop.state, loop.losses[-1][0]):
+        lose(array)
+    loop.go(2)
+    assert loop.made == [*range(7), 6, 7, 8]
+    assert (loop.step.losses, loop.step.replayed) == (1, 1)
+    loop.check()
+    lose(loop.losses[4][0])
+    loop.made.clear()
+    loop.check()
+    assert loop.made == [3, 4, 5, 6, 7, 8]
+
+
+def test_a_read_makes_again_what_was_lost(session: LocalSession) -> None:
+    loop = Loop()
+    loop.go(2)
+    lose(loop.state)
+    assert loop.state.block_until_ready() is loop.state
+    lose(loop.losses[1][0])
+    loop.check()
+    assert loop.step.losses == 2
+
+
+def test_other_failures_and_arrays_of_others_raise(session: LocalSession) -> None:
+    loop = Loop()
+    loop.go(1)
+    other = pw.put(np.ones(3), loop.where)
+    lose(other)
+    with pytest.raises(BufferLost):
+        np.asarray(other)
+    loop.state._buffer.record.fail(Failure("ExecutionError", "it divided by zero"))
+    with pytest.raises(ExecutionError, match="divided by zero"):
+        np.asarray(loop.state)
+    assert loop.step.losses == 0
+
+
+def test_a_state_that_the_user_has_changed_begins_anew(session: LocalSession) -> None:
+    """What was before cannot be made again: it is not known what the user did."""
+    loop = Loop()
+    loop.go(2)
+    loop.state = loop.state * 1.0
+    loop.go(1)
+    lose(loop.state)
+    loop.check()
+    assert loop.made == [0, 1, 2, 2]
+
+
+def test_without_a_snapshot_a_loss_is_one(session: LocalSession) -> None:
+    """State and copies are lost together: the loop hears of it, and goes on with a state of its own."""
+    loop = Loop()
+    loop.go(2)
+    for taken in loop.step._snapshots.values():
+        lose(taken._copies[0][0])
+    lose(loop.state)
+    with pytest.raises(BufferLost, match="and so is every snapshot from before it"):
+        loop.go(1)
+    loop.state, loop.expected = pw.put(np.ones(4, np.float32), loop.where), np.ones(4, np.float32)
+    del loop.losses[:]
+    loop.go(2)
+    loop.check()
+
+
+def test_a_lost_snapshot_is_taken_again_and_later_where_there_is_no_island(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = Loop(every=100)
+    loop.go(1)
+    lose(loop.step._snapshots[0]._copies[0][0])
+    monkeypatch.setattr(session, "status", lambda: islands("up", "away"))
+    loop.go(2)
+    assert not loop.step._snapshots
+    monkeypatch.setattr(session, "status", lambda: islands("up", "up"))
+    loop.go(1)
+    lose(loop.state)
+    loop.check()
+    assert loop.made == [0, 1, 2, 3, 3]
+
+
+def test_an_elastic_step_is_refused_where_it_cannot_be_one(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for every in (0, True, 1.5):
+        with pytest.raises(UsageError, match="snapshot_every= is a number of calls from 1 up"):
+            pw.elastic(snapshot_every=every)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="decorates a function"):
+        pw.elastic(3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"a state with pw\.Arrays as its first argument"):
+        pw.elastic(lambda state: state)(np.ones(3))
+    monkeypatch.setattr(session, "status", lambda: islands("up"))
+    with pytest.raises(Unschedulable, match="takes as many other islands"):
+        Loop().go(1)

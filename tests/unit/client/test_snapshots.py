@@ -1,0 +1,121 @@
+"""Snapshots: where copies go, how they lie, and what comes back when some are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.client.snapshots import chosen, spread
+from pathways_ray.errors import BufferLost, Failure, ForeignArray, Unschedulable, UsageError
+from pathways_ray.ir.types import ArrayType
+from tests.unit.client.local import LocalSession, opened
+
+
+def islands(*states: str) -> dict[str, Any]:
+    """A status with islands of four devices in these states."""
+    return {
+        "islands": [
+            {"island": k, "state": state, "platform": "cpu", "hosts": [{"devices": [{}] * 4}]}
+            for k, state in enumerate(states)
+        ]
+    }
+
+
+def lose(array: pw.Array) -> None:
+    """Its host is gone."""
+    array._buffer.record.fail(Failure("BufferLost", "host 1 is gone", host=1))
+
+
+@pytest.fixture
+def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSession]:
+    session = opened()
+    monkeypatch.setattr(session, "status", lambda: islands("up", "up", "up"), raising=False)
+    yield session
+    session.close()
+
+
+def test_a_tree_comes_back_as_it_was_after_its_arrays_were_donated_and_lost(session: LocalSession) -> None:
+    a, b = pw.virtual_slice((4,), ("x",), island=0), pw.virtual_slice((2,), ("x",), island=1)
+    host = np.arange(3)
+    tree = {"w": pw.put(np.arange(8.0), a, P("x")), "v": pw.put(np.ones((3, 4)), b), "host": host, "step": 3}
+    safe = pw.snapshot(tree)
+    host[:] = 0
+    assert [copy.slice.island for copies in safe._copies for copy in copies] == [2, 1]
+    assert safe.nbytes == 8 * 4 + 12 * 4
+    tree["w"].delete()
+    lose(tree["v"])
+    back = safe.restore()
+    assert (back["w"].slice, back["w"].sharding.spec, back["v"].slice) == (a, P("x"), b)
+    np.testing.assert_array_equal(np.asarray(back["w"]), np.arange(8.0))
+    np.testing.assert_array_equal(np.asarray(back["v"]), np.ones((3, 4)))
+    assert (back["host"].tolist(), back["step"]) == ([0, 1, 2], 3)
+
+
+def test_one_of_two_copies_is_enough_and_without_any_the_snapshot_says_so(session: LocalSession) -> None:
+    a = pw.virtual_slice((4,), ("x",), island=1)
+    value = pw.put(np.arange(8.0), a, P("x"))
+    safe = pw.snapshot(value, copies=2)
+    (copies,) = safe._copies
+    assert [copy.slice.island for copy in copies] == [2, 0]
+    lose(copies[0])
+    assert safe.is_whole()
+    np.testing.assert_array_equal(np.asarray(safe.restore()), np.arange(8.0))
+    lose(copies[1])
+    assert not safe.is_whole()
+    with pytest.raises(BufferLost):
+        safe.restore()
+
+
+def test_the_next_snapshot_uses_the_same_slices_until_one_is_lost_or_in_the_wrong_place(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    value = pw.put(np.arange(8.0), a, P("x"))
+
+    def shadow() -> Any:
+        return pw.snapshot(value)._copies[0][0]
+
+    first, second = shadow(), shadow()
+    assert first.slice is second.slice
+    assert len(session.launched) == 2
+    assert session.launched[0] is session.launched[1], "the program was registered once"
+    lose(second)
+    monkeypatch.setattr(session, "status", lambda: islands("up", "lost", "up"))
+    third = shadow()
+    assert (third.slice.island, first.slice.released) == (2, True)
+    a.placed = pw.virtual_slice((4,), ("x",), island=2).placed  # it has moved to where its copies are
+    monkeypatch.setattr(session, "status", lambda: islands("up", "up", "up"))
+    assert shadow().slice.island == 0
+
+
+def test_what_no_snapshot_can_be_taken_of_is_refused(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    value = pw.put(np.arange(8.0), a, P("x"))
+    for copies in (0, True, "1"):
+        with pytest.raises(UsageError, match="copies= is a number of islands from 1 up"):
+            pw.snapshot(value, copies=copies)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"no pw\.Array in the tree"):
+        pw.snapshot({"a": np.ones(3)})
+    with pytest.raises(Unschedulable, match="copies=3 takes as many other islands that are up; there are 2"):
+        pw.snapshot(value, copies=3)
+    monkeypatch.setattr(session, "status", lambda: islands("up", "away", "draining"))
+    with pytest.raises(Unschedulable, match="there are 0 beside island 0"):
+        pw.snapshot(pw.put(np.ones(4), pw.virtual_slice((4,), ("x",), island=0)))
+    other = opened()
+    foreign = pw.put(np.ones(4), other.virtual_slice((1,), ("x",)))
+    other.close()
+    with pytest.raises(ForeignArray):
+        pw.snapshot([value, foreign])
+
+
+def test_a_copy_is_divided_over_its_devices_where_it_can_be() -> None:
+    assert spread(ArrayType((3, 8), "float32"), 4) == ((), ("copy",))
+    assert spread(ArrayType((3, 5), "float32"), 4) == spread(ArrayType((), "int32"), 4) == ()
+    assert spread(ArrayType((8,), "float32"), 1) == spread(ArrayType((0, 5), "float32"), 4) == ()
+    mixed = [{"island": k, "platform": platform} for k, platform in enumerate(["cpu", "gpu", "cpu", "cpu"])]
+    assert chosen(mixed, 2, {2}) == [3, 0, 1]
