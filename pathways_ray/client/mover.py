@@ -17,6 +17,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.events import Placed
 from pathways_ray.client.moving import (
+    Arrive,
     Ask,
     Copy,
     Drop,
@@ -36,7 +37,7 @@ from pathways_ray.client.moving import (
 from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspending import resume, suspend
-from pathways_ray.errors import BufferLost, PathwaysError, UsageError, WaitTimeout, from_failure
+from pathways_ray.errors import BufferLost, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 
@@ -200,6 +201,8 @@ class Mover:
             case Finish():
                 assert self._saved is not None
                 self._saved.finish()
+            case Arrive(record):
+                self._driver.wait(record)
             case Suspended(suspension):
                 self._driver.suspend(suspension, self._forget)
             case Exchanged(created):
@@ -235,14 +238,12 @@ class Mover:
         assert self._saved is not None
         driver, held, record = self._driver, step.held, step.record
         value, uploaded = self._saved.load(step.number, held.type), partial(driver.uploaded, record)
-        upload = driver.data.upload(record.id, value, held.type, held.spec, where.placed, where.tag, uploaded)
-        record.upload = upload
+        upload = record.upload = driver.data.upload(
+            record.id, value, held.type, held.spec, where.placed, where.tag, uploaded
+        )
         with driver.sending:
             driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
         driver.sweep()
-        driver.wait(record)
-        if upload.failure is not None:
-            raise from_failure(upload.failure)
 
     def _place(self, slices: Mapping[int, VirtualSlice], created: Sequence[wire.SliceCreated]) -> None:
         """Gives handles of slices their new devices."""

@@ -96,11 +96,18 @@ class Finish:
 
 @dataclass(frozen=True)
 class Load:
-    """Upload the value of that number; go on when all hosts of its slice have it."""
+    """Begin to upload the value of that number."""
 
     number: int
     record: BufferRecord
     held: wire.HeldBuffer
+
+
+@dataclass(frozen=True)
+class Arrive:
+    """Go on when all hosts of its slice have an upload."""
+
+    record: BufferRecord
 
 
 @dataclass(frozen=True)
@@ -129,7 +136,7 @@ class Suspension:
     arrays: dict[int, tuple[int, wire.HeldBuffer]]
 
 
-Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | Suspended
+Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | Arrive | Suspended
 
 
 def move(

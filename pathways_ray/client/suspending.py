@@ -23,6 +23,7 @@ from typing import Any
 from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.moving import (
+    Arrive,
     Ask,
     Drop,
     Exchanged,
@@ -41,6 +42,9 @@ from pathways_ray.client.moving import (
 )
 from pathways_ray.errors import PathwaysError, Unschedulable
 from pathways_ray.transport import messages as wire
+
+AHEAD = 4
+"""Uploads that are under way while another one begins; each may be in memory twice."""
 
 
 def suspend(core: ClientCore, slices: Sequence[Kept]) -> Generator[Step, Any, None]:
@@ -102,6 +106,10 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
             (copy,) = core.new_buffers(1)
             loaded.append((record, copy))
             yield Load(number, copy, one)
+            if len(loaded) > AHEAD:
+                yield Arrive(loaded[-1 - AHEAD][1])
+        for _, copy in loaded[-AHEAD:]:
+            yield Arrive(copy)
     except PathwaysError:
         yield Drop([copy for _, copy in loaded])
         yield Ask(wire.Suspend(core.session))  # with all slices that it has got by now

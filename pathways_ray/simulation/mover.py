@@ -10,6 +10,7 @@ from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Placed
 from pathways_ray.client.moving import (
+    Arrive,
     Ask,
     Copy,
     Drop,
@@ -164,6 +165,8 @@ class SimulatedMover:
                 return
             case Load():
                 self._load(step)
+            case Arrive(record):
+                self._loaded(record)
                 return
             case Suspended(suspension):
                 self.suspension = suspension
@@ -230,7 +233,6 @@ class SimulatedMover:
         message = wire.Put(step.record.id, held.slice, held.type, held.spec, client.data.epochs(placed))
         client.data.upload(step.record, message, value, placed)
         client.handle(Placed(message))
-        self._loaded(step.record)
 
     def _loaded(self, record: BufferRecord) -> None:
         client = self.client

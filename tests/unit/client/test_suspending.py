@@ -148,7 +148,9 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
     steps, error = carried_out(resume(core, suspension, {OTHER.id}), replies)
     assert error is None
     expected = (
-        ["Suspend"] + ["CreateSlice"] * 3 + ["ExchangeSlices", "Exchanged", "ReleaseSlice", "Load", "Suspended", "Drop"]
+        ["Suspend"]
+        + ["CreateSlice"] * 3
+        + ["ExchangeSlices", "Exchanged", "ReleaseSlice", "Load", "Arrive", "Suspended", "Drop"]
     )
     assert names(steps) == expected
     assert [step.request.island for step in steps[1:4]] == [1, -1, -1]
@@ -168,7 +170,7 @@ def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() 
     assert steps[-1] == Ask(ReleaseSlice(1, MESH.id))
 
 
-@pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "Load"])
+@pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "Load", "Arrive"])
 def test_a_session_that_cannot_be_resumed_stays_suspended_and_can_be_later(refused: str) -> None:
     core, records, suspension = suspended()
     steps, error = carried_out(resume(core, suspension, ()), Replies(Held(()), **{refused: HostLost("host 9 is gone")}))
