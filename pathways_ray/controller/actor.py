@@ -57,6 +57,9 @@ READ_LOG_LIMIT_S = 2.0
 RETRY_PAUSE_S = 0.5
 """Time between two calls to a resource manager that is out of reach."""
 
+MANAGER_START_LIMIT_S = 120.0
+"""A resource manager that Ray starts again answers within this time, also on a busy machine."""
+
 RESTART_PAUSE_S = 0.5
 """A controller that cannot serve ends after this pause, so that Ray does not start it in a tight loop."""
 
@@ -186,9 +189,19 @@ class Controller(Inspectable):
 
     async def _take_over(self) -> None:
         """After a restart: islands have come and gone since the runtime began. Where the resource manager starts again
-        too, the next controller asks it."""
-        with contextlib.suppress(ray.exceptions.RayError, TimeoutError):
-            self.core.expect(await asyncio.wait_for(self.resource_manager.islands.remote(), self.silence_limit_s))
+        too, however slowly, it is waited for: this process would end with what it did before."""
+        deadline = time.monotonic() + MANAGER_START_LIMIT_S
+        while True:
+            try:
+                islands = await asyncio.wait_for(self.resource_manager.islands.remote(), self.silence_limit_s)
+            except TimeoutError:
+                return  # it may be stopped, which the watch over it finds out
+            except ray.exceptions.RayError:
+                if time.monotonic() > deadline:
+                    return
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                return self.core.expect(islands)
 
     async def _tick(self) -> None:
         while True:
