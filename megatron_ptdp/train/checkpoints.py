@@ -12,6 +12,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -198,7 +199,10 @@ class Checkpoints:
             CheckpointError: it is damaged. OfAnotherModel: it does not fit the model.
         """
         try:
-            about = msgspec.convert(self._part(step, about=ocp.args.JsonRestore()), About)
+            read = self._part(step, about=ocp.args.JsonRestore())
+            about = msgspec.convert(read, About)
+            if unknown := _names(read) - _names(msgspec.to_builtins(about)):
+                raise ValueError(f"it says something about {', '.join(sorted(unknown))}, which is not known")
             if about.form != FORMAT or about.step != step:
                 raise ValueError(f"it says step {about.step}, format {about.form}")
         except Exception as error:  # what a damaged file makes of Orbax, TensorStore or msgspec
@@ -228,14 +232,21 @@ class Checkpoints:
         return CheckpointError(f"checkpoint {step} in {self.folder} is damaged: {first or type(error).__name__}")
 
 
+def _names(found: Any) -> set[str]:
+    """The names of all fields in what a file says, those inside of others too."""
+    if not isinstance(found, dict):
+        return set()
+    return set(found).union(*(_names(value) for value in found.values()))
+
+
 class OfAnotherModel(CheckpointError):
     """A checkpoint whose model has other sizes."""
 
 
 def _require_same(there: ModelConfig, here: ModelConfig, what: str) -> None:
     """Raises `OfAnotherModel` with what differs."""
-    theirs, ours = msgspec.to_builtins(there), msgspec.to_builtins(here)
-    differ = [f"{name} is {theirs[name]} there and {ours[name]} here" for name in ours if theirs[name] != ours[name]]
+    sizes = [(field.name, getattr(there, field.name), getattr(here, field.name)) for field in fields(here)]
+    differ = [f"{name} is {theirs} there and {ours} here" for name, theirs, ours in sizes if theirs != ours]
     if differ:
         raise OfAnotherModel(
             f"{what} is of another model: {', '.join(differ)}; set the model to that of the checkpoint, or choose "

@@ -189,9 +189,7 @@ class Checker:
         if revived and failure.kind == "BufferDeleted":
             self.report(f"session {session} has buffer {buffer} back, and its memory was taken: {failure}")
         expected = self.expected.get((session, buffer))
-        doubtful = (session, buffer) in self.doubtful or failure.kind == "BufferDeleted"
-        # A host may say so before the launch's outcome has come to the client.
-        doubtful = doubtful or (failure.kind == "Cancelled" and self.world.settings.cancels > 0)
+        doubtful = (session, buffer) in self.doubtful or failure.kind in ("BufferDeleted", "Cancelled")
         if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:
             self.report(f"session {session} cannot look at buffer {buffer}: {failure}")
 
