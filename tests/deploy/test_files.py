@@ -186,7 +186,7 @@ def test_shapes_of_kuberay_fit_to_their_workers(
     words = shlex.split(head["env"][0]["value"])
     assert patch or words == PATHWAYS_UP
     found = parse(commands.commands["up"], words, tmp_path)
-    islands, hosts, devices = found["islands"], found["hosts_per_island"] or 1, found["devices_per_host"]
+    islands, hosts, devices = int(found["islands"]), found["hosts_per_island"] or 1, found["devices_per_host"]
     assert (islands, hosts, devices) == shape
     (workers,) = cluster["spec"]["workerGroupSpecs"]
     (worker,) = workers["template"]["spec"]["containers"]
