@@ -43,7 +43,7 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         failure = (
             quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
             or quotas.device_bytes(session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put")
-            or _sent_to_the_dead(tables, place.hosts, message)
+            or _sent_to_ended_process(tables, place.hosts, message)
         )
         if message.buffer in session.burnt:
             text = f"buffer {message.buffer} was dropped before; its number cannot be used again"
@@ -62,7 +62,7 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
     return []
 
 
-def _sent_to_the_dead(tables: Tables, hosts: Iterable[int], message: Put) -> Failure | None:
+def _sent_to_ended_process(tables: Tables, hosts: Iterable[int], message: Put) -> Failure | None:
     """The failure of an upload that went to a host's process which has ended since: nobody will report it."""
     for number in hosts:
         host = tables.hosts.get(number)
