@@ -88,6 +88,7 @@ class Checker:
     newest: dict[int, int] = field(default_factory=dict)
     compiled: dict[tuple[str, int, str], int] = field(default_factory=dict)
     checked_values: int = 0
+    last_outcome: float = -1.0
     outcomes: int = 0
     failed: int = 0
     events: int = 0
@@ -115,7 +116,7 @@ class Checker:
         if record.ended >= 0:
             self.report(f"{name} has a second outcome: {failure or 'success'}")
             return
-        record.ended = self.world.clock.now
+        record.ended = self.last_outcome = self.world.clock.now
         self.outcomes += 1
         self.failed += failure is not None
         if not by_client:
@@ -189,7 +190,8 @@ class Checker:
         if revived and failure.kind == "BufferDeleted":
             self.report(f"session {session} has buffer {buffer} back, and its memory was taken: {failure}")
         expected = self.expected.get((session, buffer))
-        doubtful = (session, buffer) in self.doubtful or failure.kind in ("BufferDeleted", "Cancelled")
+        cancelled = failure.kind == "Cancelled" and self.world.settings.cancels > 0
+        doubtful = (session, buffer) in self.doubtful or failure.kind == "BufferDeleted" or cancelled
         if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:
             self.report(f"session {session} cannot look at buffer {buffer}: {failure}")
 
@@ -298,10 +300,8 @@ class Checker:
         if self.world.clock.now - max(self.world.quiet_since, last_drop) < SETTLED_S:
             return
         for host in self.world.hosts.values():
-            if not host.process.alive:
-                continue
             kept = host.store.sessions.get(session, {}).keys() - handles
-            if kept:
+            if kept and host.process.alive:
                 self.report(f"host {host.host} keeps buffers {sorted(kept)[:4]} of session {session} without a handle")
 
     def check_freed(self) -> None:

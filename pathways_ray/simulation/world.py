@@ -119,8 +119,8 @@ class World:
         everybody = all(client.over or not client.process.alive for client in self.clients)
         if everybody and self.checker.gone.keys() <= self.checker.freed and not self.checker.has_doubts:
             self._at_rest = True
-        if not everybody and self.clock.now - self.quiet_since > 60.0:
-            self._at_rest = True  # a client that waits now waits for ever
+        if not everybody and self.clock.now - max(self.quiet_since, self.checker.last_outcome) > 60.0:
+            self._at_rest = True  # nothing has ended for a minute: a client that waits now waits for ever
         self.clock.after(0.5, self._look_around)
 
     def is_whole(self) -> bool:
