@@ -151,20 +151,17 @@ def up(
     from pathways_ray import names
     from pathways_ray.deployment import cluster, detached, ray_connection, topology
 
-    number = _number_of(islands)
     auto = topology.Auto(platform, devices_per_host) if islands == "auto" else None
     if auto is not None and hosts_per_island is not None:
         raise UsageError("--islands auto has one host for each Ray node: leave out --hosts-per-island")
     alike = (islands, hosts_per_island, devices_per_host)
     if listed and any(alike):
         raise UsageError("--island says all of an island: leave out --islands, --hosts-per-island, --devices-per-host")
-    one_by_one = [topology.parse_island(text) for text in listed]
+    wanted = [topology.parse_island(text) for text in listed] or _number_of(islands)
 
     def shape_on(nodes: topology.Resources) -> topology.Topology:
-        if one_by_one or any(alike) or platform != "auto":
-            return topology.topology_on(
-                nodes, one_by_one or number or 1, hosts_per_island or 1, devices_per_host, platform
-            )
+        if wanted or any(alike) or platform != "auto":
+            return topology.topology_on(nodes, wanted or 1, hosts_per_island or 1, devices_per_host, platform)
         return topology.shape_of_nodes(nodes)
 
     options = _options(auto=auto, **settings)

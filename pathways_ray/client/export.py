@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,8 +110,7 @@ def export_function(
     """
     mesh = where.mesh.abstract_mesh
     data = [prng.data_type(aval) for aval in avals]
-    for k, (aval, spec) in enumerate(zip(data, input_specs, strict=True)):
-        check_layout(ArrayType(aval.shape, np.dtype(aval.dtype).name), spec, where.type, f"{name}, input {k}")
+    _check_layouts(map(_array_type, data), input_specs, where, f"{name}, input")
     chosen: list[Sequence[Spec]] = []
     results: list[jax.ShapeDtypeStruct] = []
 
@@ -121,7 +120,7 @@ def export_function(
         logical = [jax.numpy.asarray(leaf) for leaf in flat(*given)]
         results[:] = map(type_of, logical)
         out = [prng.to_data(leaf) for leaf in logical]
-        chosen.append(output_specs([ArrayType(leaf.shape, np.dtype(leaf.dtype).name) for leaf in out]))
+        chosen.append(output_specs([_array_type(leaf) for leaf in out]))
         return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
 
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
@@ -129,9 +128,8 @@ def export_function(
     effects, traced, exported = _trace_and_export(name, run, shardings, data, where, platforms, reports)
     count = len(chosen[-1])
     specs = (*chosen[-1], *((),) * (len(traced.jaxpr.out_avals) - count))
-    outputs = tuple(ArrayType(aval.shape, np.dtype(aval.dtype).name) for aval in traced.jaxpr.out_avals)
-    for k, (array, spec) in enumerate(zip(outputs, specs, strict=True)):
-        check_layout(array, spec, where.type, f"{name}, output {k}")
+    outputs = tuple(map(_array_type, traced.jaxpr.out_avals))
+    _check_layouts(outputs, specs, where, f"{name}, output")
     blob = bytes(exported.serialize())
     return Exported(
         name=name,
@@ -152,6 +150,15 @@ def export_function(
         effects=effects,
         work=estimates.work(traced.jaxpr, mesh.size),
     )
+
+
+def _array_type(value: Any) -> ArrayType:
+    return ArrayType(value.shape, np.dtype(value.dtype).name)
+
+
+def _check_layouts(types: Iterable[ArrayType], specs: Sequence[Spec], where: VirtualSlice, what: str) -> None:
+    for k, (array, spec) in enumerate(zip(types, specs, strict=True)):
+        check_layout(array, spec, where.type, f"{what} {k}")
 
 
 def type_of(value: Any) -> jax.ShapeDtypeStruct:

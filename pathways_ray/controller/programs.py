@@ -78,6 +78,19 @@ class Lowered(msgspec.Struct, frozen=True, array_like=True):
     segments: tuple[Lowered, ...] = ()
 
 
+def _check_functions(lowered: Lowered, functions: Mapping[str, bytes]) -> None:
+    """Refuses a program whose functions were not all sent, or are larger than a message."""
+    names = sorted({digest for part in lowered.islands.values() for digest in part.functions})
+    if missing := [digest for digest in names if digest not in functions]:
+        raise GraphError(f"program {lowered.name!r} needs functions that were not sent: {missing[0][:12]}…")
+    size = sum(len(functions[digest]) for digest in names)
+    if size > limits.MAX_PROGRAM_BYTES:
+        raise TooLarge(
+            f"the functions of program {lowered.name!r} take {size} bytes, constants included; the limit is "
+            f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
+        )
+
+
 @dataclass
 class PlannedProgram:
     """A program with its part for each island it touches, and what the controller needs to launch it.
@@ -140,15 +153,7 @@ class PlannedProgram:
             GraphError: a function was not sent.
             TooLarge: the functions together are more than fit in a message.
         """
-        names = sorted({digest for part in lowered.islands.values() for digest in part.functions})
-        if missing := [digest for digest in names if digest not in functions]:
-            raise GraphError(f"program {lowered.name!r} needs functions that were not sent: {missing[0][:12]}…")
-        size = sum(len(functions[digest]) for digest in names)
-        if size > limits.MAX_PROGRAM_BYTES:
-            raise TooLarge(
-                f"the functions of program {lowered.name!r} take {size} bytes, constants included; the limit is "
-                f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
-            )
+        _check_functions(lowered, functions)
         segments = tuple(
             cls.of(-((key << 16) + k + 1), session, one, functions, tenant, trusted)
             for k, one in enumerate(lowered.segments)

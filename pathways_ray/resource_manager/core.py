@@ -110,12 +110,8 @@ class ManagerCore:
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
         self.inventory.now = now
-        if self.awaited:  # they may be stopped, and never be heard of
-            self.awaited = False
-            self.controllers.hear("", now)
-            for members in self.islands.values():
-                for host in members:
-                    self.rejoining.hear(host, now)
+        if self.awaited:
+            self._await_all(now)
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
@@ -168,6 +164,14 @@ class ManagerCore:
             case events.Ticked(slowness):
                 lost = self._look_at_islands(now)
                 return [*lost, *self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
+
+    def _await_all(self, now: float) -> None:
+        """Watches those who have not said a word: they may be stopped, and never be heard of."""
+        self.awaited = False
+        self.controllers.hear("", now)
+        for members in self.islands.values():
+            for host in members:
+                self.rejoining.hear(host, now)
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
