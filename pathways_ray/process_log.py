@@ -14,8 +14,10 @@ import shutil
 import socket
 import tempfile
 import time
+import zlib
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
 import msgspec
 
@@ -106,27 +108,65 @@ def note_operator(runtime: str, event: str, detail: str = "") -> None:
     log.close()
 
 
-def read(runtime: str, process: str, offset: int = -1, rolled: int = 0) -> tuple[str, int]:
-    """Whole lines of a log on this machine, at most `MAX_PART_BYTES` of them, and the offset behind them.
+class Part(NamedTuple):
+    """Whole lines of a log, and the place behind them: the offset in a file, and a number that the file keeps when it
+    is rolled; 0 stands for the oldest one."""
+
+    text: str
+    offset: int
+    file: int
+
+
+def read(runtime: str, process: str, offset: int = -1, file: int = 0) -> Part:
+    """Whole lines of a log on this machine, at most `MAX_PART_BYTES` of them, over files that are rolled meanwhile.
 
     Args:
-        offset: of the first byte; -1 is that of the last part, and one beyond the end, of a file that was rolled since,
-            is the beginning.
-        rolled: 0 is the file that is written, 1 the one before it. One that is not there has nothing, and ends at 0.
+        offset: of the first byte; -1 is that of the last part. With that of the part before, all lines are read once.
+        file: the one that the offset is in, as the part before named it. Of one that is gone, all that is left is
+            newer.
     """
-    path = path_of(runtime, process)
-    if rolled:
-        path = path.with_name(f"{path.name}.{rolled}")
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            begin = max(0, size - MAX_PART_BYTES) if offset < 0 else offset if offset <= size else 0
-            file.seek(begin)
-            found = file.read(MAX_PART_BYTES)
-    except OSError:
-        return "", 0
+    with contextlib.ExitStack() as stack:
+        files = _files(path_of(runtime, process), stack)
+        if not files:
+            return Part("", 0, 0)
+        if offset < 0:
+            number, opened = files[-1]
+            return Part(*_lines(opened, max(0, os.fstat(opened.fileno()).st_size - MAX_PART_BYTES), True), number)
+        at = next((k for k, (number, _) in enumerate(files) if number == file), -1)
+        offset, at = (offset, at) if at >= 0 else (0, 0)
+        text, end = _lines(files[at][1], offset)
+        while not text and at + 1 < len(files):  # that one was read to its end
+            at += 1
+            text, end = _lines(files[at][1], 0)
+        return Part(text, end, files[at][0])
+
+
+def _files(path: Path, stack: contextlib.ExitStack) -> list[tuple[int, BinaryIO]]:
+    """The files of a log that have a line, opened, the oldest first; each with its number, which is made of its first
+    line."""
+    found: dict[int, BinaryIO] = {}
+    # The newest first: one that is rolled meanwhile is met twice, and none is missed.
+    for name in (path.name, *(f"{path.name}.{k}" for k in range(1, KEPT_FILES + 1))):
+        with contextlib.suppress(OSError):
+            opened = stack.enter_context(path.with_name(name).open("rb"))
+            first = opened.readline(MAX_PART_BYTES)
+            if first.endswith(b"\n") or len(first) == MAX_PART_BYTES:
+                found.setdefault(zlib.crc32(first) or 1, opened)
+    return list(found.items())[::-1]
+
+
+def _lines(file: BinaryIO, begin: int, middle: bool = False) -> tuple[str, int]:
+    """Whole lines from an offset on, and the offset behind them. Of a file that is shorter than that, all.
+
+    Args:
+        middle: the offset may be in the middle of a line, which is left out.
+    """
+    if begin > os.fstat(file.fileno()).st_size:
+        begin = 0
+    file.seek(begin)
+    found = file.read(MAX_PART_BYTES)
     end = found.rfind(b"\n") + 1 or (len(found) if len(found) == MAX_PART_BYTES else 0)
-    first = found.find(b"\n") + 1 if offset < 0 and begin else 0
+    first = found.find(b"\n") + 1 if middle and begin else 0
     return found[first:end].decode(errors="replace"), begin + end
 
 

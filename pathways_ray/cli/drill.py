@@ -12,9 +12,11 @@ from typing import Any
 import click
 
 from pathways_ray import os_process
+from pathways_ray.cli.log_reading import runtimes_at
 from pathways_ray.cli.output import CommandFailed
 from pathways_ray.cli.status import ask, cluster_meant, of_cluster
 from pathways_ray.errors import ControllerLost, UsageError
+from pathways_ray.process_log import note_operator
 
 BACK_LIMIT_S = 120.0
 """A host that is not back within this time is given up."""
@@ -51,10 +53,22 @@ def command(target: str, every: float, times: int, url: str | None, token: str |
     try:
         while not times or kills < times:
             time.sleep(every)
-            click.echo(drill(lambda: ask(url, token, ca=ca), kind, number))
+            try:
+                said = drill(lambda: ask(url, token, ca=ca), kind, number)
+            except CommandFailed as error:
+                _note(url, error.message)
+                raise
+            click.echo(said)
+            _note(url, said)
             kills += 1
     except KeyboardInterrupt:
         click.echo(f"{kills} times")
+
+
+def _note(url: str, said: str) -> None:
+    """Enters what was done into the operator's log of this machine."""
+    for runtime in runtimes_at(url):
+        note_operator(runtime, "drill", said)
 
 
 def parsed(target: str) -> tuple[str, int]:

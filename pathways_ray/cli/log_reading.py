@@ -3,9 +3,11 @@ away, those of this machine."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,15 +18,27 @@ from pathways_ray import process_log
 from pathways_ray.client import registry
 from pathways_ray.client.asking import call
 from pathways_ray.errors import PathwaysError, UsageError
+from pathways_ray.process_log import Part
 from pathways_ray.transport import messages
 
 FOLLOW_EVERY_S = 1.0
 
+LIST_EVERY = 10
+"""Rounds of following after which it is seen which processes there are: islands come and go."""
+
 AT_ONCE = 8
 """Processes that are asked at once."""
 
-Read = Callable[[int, int], tuple[str, int]]
-"""A part of a log, by offset and number of the file, as `process_log.read` gives it."""
+MAX_NAMED = 4
+
+Place = tuple[int, int]
+"""A place in a log: the offset in a file, and the number of the file; see `process_log.read`."""
+
+BEGINNING: Place = (0, 0)
+END: Place = (-1, 0)
+
+Read = Callable[[int, int], Part]
+"""A part of a log, as `process_log.read` gives it."""
 
 Entry = dict[str, Any]
 
@@ -39,53 +53,78 @@ class Log(NamedTuple):
 def through_controller(url: str, token: str, ca: str, status: dict[str, Any]) -> list[Log]:
     """The logs of all processes that a status names."""
 
-    def read(process: str, node: str, offset: int, rolled: int) -> tuple[str, int]:
-        match call(url, token, messages.ReadLog(0, process, node, offset, rolled), ca=ca):
-            case messages.LogPart(text, end):
-                return text, end
+    def read(process: str, node: str, offset: int, file: int) -> Part:
+        match call(url, token, messages.ReadLog(0, process, node, offset, file), ca=ca):
+            case messages.LogPart(text, end, number):
+                return Part(text, end, number)
         raise UsageError(f"what answers at {url} is no cluster of this version")
 
     return [Log(one["process"], partial(read, one["process"], one.get("node", ""))) for one in status.get("logs", ())]
 
 
-def of_this_machine(url: str) -> list[Log]:
-    """The logs that lie here of a runtime that this user started with `pathways up`."""
-    names = [record.name for record in registry.all_records() if record.url == url and record.name]
+def of_this_machine(url: str, pattern: str = "*") -> list[Log]:
+    """The logs that lie here of a runtime that this user started with `pathways up`.
+
+    Args:
+        pattern: of the names of files, without their end; "operator" is what this user's commands have written.
+    """
     found = []
-    for name in names[:1]:
-        for path in sorted((process_log.folder() / name).glob("*.jsonl")):
+    for name in runtimes_at(url):
+        for path in sorted((process_log.folder() / name).glob(f"{pattern}.jsonl")):
             kind, _, number = path.stem.rpartition("-")
             process = f"{kind} {number}" if number.isdigit() else path.stem.replace("-", " ")
             found.append(Log(process, partial(process_log.read, name, process)))
     return found
 
 
-def last(logs: Sequence[Log], lines: int) -> tuple[list[Entry], dict[str, int]]:
+def runtimes_at(url: str) -> list[str]:
+    """The name of the runtime at a url that this user started here with `pathways up`, if there is one."""
+    return [record.name for record in registry.all_records() if record.url == url and record.name][:1]
+
+
+def last(logs: Sequence[Log], lines: int) -> tuple[list[Entry], dict[str, Place]]:
     """The last events of each log, in the order of time, and where each ended."""
-    ends: dict[str, int] = {}
+    ends: dict[str, Place] = {}
     found: list[Entry] = []
-    for log, (text, end) in _read(logs, dict.fromkeys((log.process for log in logs), -1)):
-        ends[log.process] = end
-        found += entries(text)[-lines:] if lines else []
-    return sorted(found, key=lambda entry: str(entry["time"])), ends
+    for process, part in _read(logs, {log.process: END for log in logs}, {}):
+        ends[process] = part.offset, part.file
+        found += entries(part.text)[-lines:] if lines else []
+    return in_order(found), ends
 
 
 def whole(log: Log) -> Iterator[Entry]:
-    """All events of a log, the rolled files first."""
-    for rolled in range(process_log.KEPT_FILES, -1, -1):
-        end, text = 0, "-"
-        while text:
-            text, end = log.read(end, rolled)
-            yield from entries(text)
+    """All events of a log, those of rolled files first."""
+    part = log.read(*BEGINNING)
+    while part.text:
+        yield from entries(part.text)
+        part = log.read(part.offset, part.file)
 
 
-def following(logs: Sequence[Log], ends: dict[str, int]) -> Iterator[Entry]:
-    """Events from now on; a file that was rolled is read from its beginning."""
-    while True:
-        for log, (text, end) in _read(logs, ends):
-            ends[log.process] = end
-            yield from entries(text)
+def following(listed: Callable[[], Sequence[Log]], ends: dict[str, Place]) -> Iterator[Entry]:
+    """Events from now on. What cannot be read is said once, and looked for again.
+
+    Args:
+        listed: the logs that there are now; of one that is new, all is new.
+    """
+    said: dict[str, str] = {}
+    logs: Sequence[Log] = ()
+    for count in itertools.count():
+        if count % LIST_EVERY == 0 or not logs:
+            try:
+                logs = listed()
+            except PathwaysError as error:
+                _complain({"processes": str(error)}, said)
+        found: list[Entry] = []
+        for process, part in _read(logs, ends, said):
+            ends[process] = part.offset, part.file
+            found += entries(part.text)
+        yield from in_order(found)
         time.sleep(FOLLOW_EVERY_S)
+
+
+def in_order(found: Sequence[Entry]) -> list[Entry]:
+    """Events in the order of time."""
+    return sorted(found, key=lambda entry: str(entry["time"]))
 
 
 def entries(text: str) -> list[Entry]:
@@ -101,18 +140,28 @@ def entries(text: str) -> list[Entry]:
     return found
 
 
-def _read(logs: Sequence[Log], at: dict[str, int]) -> Iterator[tuple[Log, tuple[str, int]]]:
-    """The next part of each log that can be read; of others it is said why not."""
+def _read(logs: Sequence[Log], at: Mapping[str, Place], said: dict[str, str]) -> list[tuple[str, Part]]:
+    """The next part of each log that can be read; of others it is said why not, unless it was."""
 
-    def one(log: Log) -> tuple[str, int] | PathwaysError:
+    def one(log: Log) -> Part | PathwaysError:
         try:
-            return log.read(at.get(log.process, -1), 0)
+            return log.read(*at.get(log.process, BEGINNING))
         except PathwaysError as error:
             return error
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for log, found in zip(logs, pool.map(one, logs), strict=True):
-            if isinstance(found, PathwaysError):
-                click.echo(f"{log.process}: {found}", err=True)
-            else:
-                yield log, found
+        found = dict(zip((log.process for log in logs), pool.map(one, logs), strict=True))
+    _complain({process: str(one) if isinstance(one, PathwaysError) else "" for process, one in found.items()}, said)
+    return [(process, part) for process, part in found.items() if isinstance(part, Part)]
+
+
+def _complain(wrong: Mapping[str, str], said: dict[str, str]) -> None:
+    """Says what is wrong with logs, or with the list of them, unless it was said; "" is nothing."""
+    new: dict[str, list[str]] = defaultdict(list)
+    for name, text in wrong.items():
+        if text and said.get(name) != text:
+            new[text].append(name)
+        said[name] = text
+    for text, names in new.items():
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        click.echo(f"{', '.join(names[:MAX_NAMED])}{more}: {text}", err=True)

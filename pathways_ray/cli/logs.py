@@ -21,13 +21,22 @@ AUDIT = {
     "session opened",
     "session closed",
     "session ended",
+    "session suspended",
+    "session resumed",
     "client gone",
     "slice created",
     "slice released",
+    "slice moved",
+    "slice refused",
     "program refused",
     "request refused",
     "refusal lifted",
     "tenants read",
+    "island added",
+    "island drained",
+    "drain taken back",
+    "island removed",
+    "drill",
     "runtime started",
     "runtime ended",
 }
@@ -56,32 +65,37 @@ def logs(
 ) -> None:
     """Events of processes of a runtime, out of their logs, in the order of time. The operator's."""
     url, token, ca = cluster_meant(url, token, ca)
-    logs = _logs(url, token, ca)
-    if not logs:
+    found, problem = _logs(url, token, ca)
+    if problem:
+        click.echo(f"{problem}; these are the logs of this machine", err=True)
+    if not found:
         raise UsageError("no process is shown to this token: logs are the operator's")
-    named, there = {one.replace(":", " ") for one in wanted}, {log.process for log in logs}
+    named, there = {one.replace(":", " ") for one in wanted}, {log.process for log in found}
     if unknown := sorted(named - there):
         raise UsageError(f"no process named {', '.join(unknown)}; there are {', '.join(sorted(there)) or 'none here'}")
-    chosen = [log for log in logs if not named or log.process in named]
-    found, ends = last(chosen, lines)
-    for entry in found:
+
+    def chosen(logs: list[Log]) -> list[Log]:
+        return [log for log in logs if not named or log.process in named]
+
+    first, ends = last(chosen(found), lines)
+    for entry in first:
         _show(entry, audit, as_json)
     with contextlib.suppress(KeyboardInterrupt):
         if follow:
-            for entry in following(chosen, ends):
+            for entry in following(lambda: chosen(_logs(url, token, ca)[0]), ends):
                 _show(entry, audit, as_json)
 
 
-def _logs(url: str, token: str, ca: str) -> list[Log]:
-    """The logs of a runtime; those of this machine where its controller is away."""
+def _logs(url: str, token: str, ca: str) -> tuple[list[Log], str]:
+    """The logs of a runtime; where its controller is away, those of this machine, and what is wrong."""
     try:
-        return through_controller(url, token, ca, ask(url, token, ca=ca))
+        found = through_controller(url, token, ca, ask(url, token, ca=ca))
+        return found + (of_this_machine(url, "operator") if found else []), ""
     except UsageError as error:
         here = of_this_machine(url)
         if not here:
             raise
-        click.echo(f"{error}; these are the logs of this machine", err=True)
-        return here
+        return here, str(error)
 
 
 @click.command("usage")
@@ -93,6 +107,10 @@ def usage(url: str | None, token: str | None, ca: str | None, since: str, as_jso
     url, token, ca = cluster_meant(url, token, ca)
     begin = since_of(since, datetime.datetime.now(datetime.UTC))
     status = ask(url, token, ca=ca)
+    if "device_seconds" not in status:
+        raise UsageError(
+            "no log is shown to this token: usage is the operator's; 'pathways status' has the tenant's own"
+        )
     entries = [
         entry
         for log in through_controller(url, token, ca, status)
@@ -101,8 +119,8 @@ def usage(url: str | None, token: str | None, ca: str | None, since: str, as_jso
     ]
     now = datetime.datetime.now(datetime.UTC).isoformat()
     entries += [
-        {"time": now, "event": "usage", "detail": one["tenant"], "cause": str(one["device_seconds"])}
-        for one in status["tenants"]
+        {"time": now, "event": "usage", "detail": tenant, "cause": str(seconds)}
+        for tenant, seconds in status["device_seconds"].items()
     ]
     found = readable(used(entries, begin))
     if as_json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from textual.widgets import DataTable, Footer, Header, Static, TabbedContent, Ta
 from textual.worker import get_current_worker
 
 from pathways_ray.cli.status import readable
+from pathways_ray.cli.why import parsed
 from pathways_ray.client.asking import call, look
 from pathways_ray.errors import PathwaysError
 from pathways_ray.observe.diagnosis import findings
@@ -20,7 +22,9 @@ from pathways_ray.observe.tables import tables
 from pathways_ray.observe.why import WHY
 from pathways_ray.transport import messages
 
-TITLES = ("devices", "tenants", "launches", "queue", "programs", "transfers", "memory", "events")
+TITLES = ("devices", "tenants", "sessions", "launches", "queue", "programs", "transfers", "memory", "events")
+
+LAUNCH = re.compile(r"\d+(\.\d+)?")
 
 MAX_FINDINGS = 4
 """Findings that stand above the tables."""
@@ -32,7 +36,7 @@ class TopApp(App[None]):
     Args:
         every: seconds between two looks.
         looking: makes a look; the one of a controller by default.
-        asking: says why a launch is not over, by its number.
+        asking: says why a launch is not over, by its number in the cluster, or as "7.12" by session and number there.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [("q", "quit", "Quit"), ("p", "pause", "Pause")]
@@ -45,7 +49,7 @@ class TopApp(App[None]):
         ca: str,
         every: float,
         looking: Callable[[], dict[str, Any]] | None = None,
-        asking: Callable[[int], str] | None = None,
+        asking: Callable[[str], str] | None = None,
     ) -> None:
         super().__init__()
         self.title = f"pathways top {url}"
@@ -110,11 +114,11 @@ class TopApp(App[None]):
         """Says why a launch is not over."""
         if event.data_table.id in ("launches", "queue"):
             cell = event.data_table.get_row_at(event.cursor_row)[0 if event.data_table.id == "launches" else 5]
-            if str(cell).isdigit():
-                self.ask(int(str(cell)))
+            if LAUNCH.fullmatch(str(cell)):
+                self.ask(str(cell))
 
     @work(thread=True, exclusive=True, group="why")
-    def ask(self, launch: int) -> None:
+    def ask(self, launch: str) -> None:
         try:
             text = self.asking(launch)
         except PathwaysError as error:
@@ -122,8 +126,8 @@ class TopApp(App[None]):
         self.call_from_thread(self.query_one("#why", Static).update, Text(text))
 
 
-def _why(url: str, token: str, ca: str, launch: int) -> str:
-    match call(url, token, messages.Look(0, "launch", launch), ca=ca):
+def _why(url: str, token: str, ca: str, launch: str) -> str:
+    match call(url, token, parsed(launch), ca=ca):
         case messages.StatusReply(text):
             return "\n".join(str(readable(line)) for line in str(WHY.decode(text)).splitlines())
     return "what answers is no cluster of this version"

@@ -187,6 +187,12 @@ class Driver:
             self.suspension, self.forget_saved = suspension, forget
             self.changed.notify_all()
 
+    def hold_text(self) -> str:
+        """The reason for which nothing of the session goes on, for `why`; "" while it does."""
+        if self.suspension is not None:
+            return "the session is suspended, and the array kept outside of the devices until its resume()"
+        return "a slice of the session moves, and reading waits until it is elsewhere" if self.held else ""
+
     def check_not_suspended(self) -> None:
         """Raises `SessionSuspended` while the session is suspended."""
         if (found := self.suspension) is not None:

@@ -142,7 +142,7 @@ class Session(SliceCalls):
             assert isinstance(reply, wire.StatusReply)
             return WHY.decode(reply.text)
 
-        return why(self._core, record, ask)
+        return why(self._core, record, ask, self._driver.hold_text())
 
     def proxy(self, devices: int = 0, name: str = "proxy") -> ProxyProcess:
         """A proxy of the cluster, by which unmodified JAX programs use it, as this session's tenant.

@@ -13,8 +13,12 @@ Ask = Callable[[str, int], Why]
 """Asks the controller about a launch, or an upload, by its number."""
 
 
-def why(core: ClientCore, record: BufferRecord, ask: Ask) -> Why:
-    """The reasons for which a buffer is not ready."""
+def why(core: ClientCore, record: BufferRecord, ask: Ask, hold: str = "") -> Why:
+    """The reasons for which a buffer is not ready.
+
+    Args:
+        hold: why nothing of the session goes on, also with what is ready.
+    """
     subject = f"array {record.id} of session {core.session}"
     if record.failure is not None:
         failure = record.failure
@@ -24,7 +28,7 @@ def why(core: ClientCore, record: BufferRecord, ask: Ask) -> Why:
     if core.ended is not None:
         return Why(subject, (Link(core.ended.message),), core.ended.story)
     if record.state is not PENDING:
-        return Why(subject, (Link(f"{subject} is ready"),))
+        return Why(subject, (Link(f"{subject} is ready"), *([Link(hold)] if hold else [])))
     made_by = core.maker_of(record)
     if not made_by:
         return Why(subject, tuple(_uploads([record], ask)) or (Link(f"{subject} is ready"),))

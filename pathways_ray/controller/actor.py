@@ -290,9 +290,9 @@ class Controller(Inspectable):
             reply = Refused(Failure("UsageError", text))
         self.front.answer(events.AnswerCall(command.call, reply))
 
-    async def _read_log(self, request: ReadLog) -> tuple[str, int]:
-        part = (request.offset, request.rolled)
-        found: tuple[str, int]
+    async def _read_log(self, request: ReadLog) -> process_log.Part:
+        part = (request.offset, request.file)
+        found: process_log.Part
         actor = ray.get_actor(names.process(self.runtime, request.process), names.NAMESPACE)
         try:
             found = await asyncio.wait_for(actor.read_log.remote(*part), READ_LOG_LIMIT_S)

@@ -64,6 +64,10 @@ class Backlog:
     def launches(self) -> list[WaitingLaunch]:
         return [call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)]
 
+    def first(self) -> WaitingLaunch | None:
+        """The launch that was called first."""
+        return next((call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)), None)
+
     @property
     def may_be_passed(self) -> bool:
         """Whether a further call may be looked at: deferred ones are looked at again with every event."""

@@ -106,6 +106,8 @@ def _causes(
         "behind": before[0].message.launch if before else 0,
         "flying": session.in_flight if full else 0,
         "producers": (first,) if first else (),
+        "parts": tuple(whole.flying) if (whole := call.whole) is not None else (),
+        "rounds": whole.course.rounds if whole is not None else 0,
     }
 
 

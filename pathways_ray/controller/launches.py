@@ -138,7 +138,9 @@ class Launches:
 
     def add_slice(self, session: int, placed: PlacedSlice, within: int = 0, instead: int = 0) -> None:
         """Notes a slice of a session; the devices of a part of another one do not count again."""
-        self.sessions[session].suspended = False
+        if self.sessions[session].suspended:
+            self.sessions[session].suspended = False
+            self.story.note(Entry(self.tables.now, "session resumed", session=session))
         if instead:
             self.sessions[session].replacing[placed.mesh.id] = instead
         self.sessions[session].slices[placed.mesh.id] = placed

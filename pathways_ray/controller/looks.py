@@ -67,12 +67,15 @@ class Looks:
 
     Args:
         connected: the islands whose schedulers are connected.
+
+    `leaving` says why slices have to leave an island, see `Moves.leaving`.
     """
 
     def __init__(self, launches: Launches, clients: Clients, connected: Callable[[], set[int]] = set) -> None:
         self.launches = launches
         self.clients = clients
         self.connected = connected
+        self.leaving: Callable[[int], str] = lambda island: ""
         self.overview = Overview(launches)
         self.gatherings: dict[int, Gathering] = {}
         self.told: dict[str, Told] = {}
@@ -216,11 +219,16 @@ class Looks:
         return self._answer(call, Why(name, (Link(f"{name} is over"),), lines))
 
     def _why_session(self, call: int, viewer: str, session: int) -> list[Command]:
-        view = oldest(self.launches, self.clients.turns, session)
-        if session not in self.launches.sessions:
-            return self._answer(call, Why(f"session {session}", (Link(f"session {session} is not open"),)))
+        view, name = oldest(self.launches, self.clients.turns, session), f"session {session}"
+        state = self.launches.sessions.get(session)
+        if state is None:
+            return self._answer(call, Why(name, (Link(f"{name} is not open"),)))
+        if view is None and state.suspended:
+            return self._answer(call, Why(name, (Link(f"{name} is suspended, until its client resumes it"),)))
         if view is None:
-            return self._answer(call, Why(f"session {session}", (Link(f"session {session} waits for nothing"),)))
+            moving = [self._must_move(session, placed) for placed in state.slices.values()]
+            links = tuple(link for found in moving for link in found)
+            return self._answer(call, Why(name, links or (Link(f"{name} waits for nothing"),)))
         return self._explain(call, f"the oldest launch of session {session}", view, viewer, {}, {}, 0)
 
     def _why_upload(self, call: int, request: wire.Look) -> list[Command]:
@@ -244,7 +252,8 @@ class Looks:
         placed = state.slices.get(request.number) if state is not None else None
         name = f"slice {request.of}.{request.number}"
         if placed is None:
-            return self._answer(call, Why(name, (Link(f"session {request.of} has no slice {request.number}"),)))
+            away = " while it is suspended" if state is not None and state.suspended else ""
+            return self._answer(call, Why(name, (Link(f"session {request.of} has no slice {request.number}{away}"),)))
         return self.gather({placed.island: set()}, partial(self._slice_said, call, name, placed, viewer))
 
     def _slice_said(self, call: int, name: str, placed: PlacedSlice, viewer: str, found: Views) -> list[Command]:
@@ -254,20 +263,29 @@ class Looks:
             return self._answer(call, Why(name, (Link(f"the scheduler of island {island} does not answer"),)))
         view = ISLAND_VIEW.decode(found[island])
         links = [Link(f"{name} is on island {island}, devices {' '.join(sorted(devices))}", island=island)]
+        links += self._must_move(0, placed)
         if view.absent:
             links.append(Link(f"island {island} starts nothing until hosts {view.absent} have joined", island=island))
-        for one in view.dispatched:
-            if devices & set(one.devices):
-                whose = one.tenant if not viewer or one.tenant == viewer else "another tenant"
-                text = f"launch {one.sequence} of program {one.program!r}" if whose == one.tenant else "a launch"
-                links.append(Link(f"{text} ({whose}) is on them{for_text(one.age_s)}", one.sequence * (not viewer)))
+        on_them = [one for one in view.dispatched if devices & set(one.devices)]
+        for one in on_them:
+            whose = one.tenant if not viewer or one.tenant == viewer else "another tenant"
+            text = f"launch {one.sequence} of program {one.program!r}" if whose == one.tenant else "a launch"
+            links.append(Link(f"{text} ({whose}) is on them{for_text(one.age_s)}", one.sequence * (not viewer)))
         waiting = [queue for queue in view.queues if devices & set(queue.devices)]
         if waiting:
             text = f"{sum(q.launches for q in waiting)} launches of {len(waiting)} sessions wait for them"
             links.append(Link(text, island=island))
-        elif len(links) == 1:
+        elif not on_them and not view.absent:
             links.append(Link("nothing waits for it and nothing runs on it", island=island))
         return self._answer(call, Why(name, tuple(links)))
+
+    def _must_move(self, session: int, placed: PlacedSlice) -> list[Link]:
+        """The reason for which a slice has to leave its island, if it has. The session is named unless it is 0."""
+        if not (reason := self.leaving(placed.island)):
+            return []
+        name = f"slice {session}.{placed.mesh.id}" if session else "it"
+        text = f"{name} has to leave island {placed.island}, which {reason}: its client moves it when it finds room"
+        return [Link(text, island=placed.island)]
 
     # --- helpers ------------------------------------------------------------------------------------------------------
 

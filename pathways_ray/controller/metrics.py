@@ -7,6 +7,7 @@ session, launch or buffer.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -55,6 +56,8 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     )
     yield GaugeMetricFamily("pathways_buffers", "Live buffers, each counted once.", value=status["buffers"])
     yield GaugeMetricFamily("pathways_sessions", "Open sessions.", value=len(status["sessions"]))
+    suspended = sum(bool(session.get("suspended")) for session in status["sessions"])
+    yield GaugeMetricFamily("pathways_sessions_suspended", "Open sessions that hold no devices.", value=suspended)
     yield GaugeMetricFamily("pathways_slices", "Virtual slices that are held.", value=len(status["slices"]))
     broken = bool(status.get("tenants_file", {}).get("problem"))
     yield GaugeMetricFamily(
@@ -120,4 +123,8 @@ def _of_islands(islands: list[dict[str, Any]]) -> Iterator[Metric]:
         hosts.add_metric(where, len(island["hosts"]))
         up.add_metric(where, len(there))
         devices.add_metric(where, sum(len(host["devices"]) for host in there))
-    yield from (hosts, up, devices)
+    states = GaugeMetricFamily("pathways_islands", "Islands by state: up, away, draining, lost.", labels=("state",))
+    found = Counter(island.get("state", "up") for island in islands)
+    for state in sorted({"up", "away", "draining", "lost"} | found.keys()):
+        states.add_metric((state,), found[state])
+    yield from (hosts, up, devices, states)

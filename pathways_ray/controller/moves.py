@@ -108,9 +108,10 @@ class Moves:
         commands = buffers.free(session, list(session.buffers))
         for number in [number for number in session.slices if number not in session.parts]:
             self.launches.remove_slice(session.id, number)
-        session.suspended = True
         self.launches.admission.memory.changed()
-        self.launches.story.note(Entry(self.launches.tables.now, "session suspended", session=session.id))
+        if not session.suspended:  # else its client begins to resume it
+            session.suspended = True
+            self.launches.story.note(Entry(self.launches.tables.now, "session suspended", session=session.id))
         return commands
 
     # --- slices that have to move -------------------------------------------------------------------------------------
@@ -122,6 +123,14 @@ class Moves:
             self.gone.add(island)
         self.said = -math.inf
         return island not in self.gone
+
+    def leaving(self, island: int) -> str:
+        """The reason for which slices have to leave an island, in words; "" where they may stay."""
+        if island in self.draining:
+            return "is drained"
+        if island in self.gone:
+            return "was removed"
+        return "is lost" if island in self._lost(self.launches.tables.now) else ""
 
     def drained(self, island: int) -> None:
         """An island is to be emptied."""

@@ -8,14 +8,14 @@ at a time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.ir.exchange import exchange
-from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Reshard, Return, Send, Step
+from pathways_ray.ir.plan import Execute, IslandPlan, Receive, Regroup, Reshard, Return, Send, Step
 from pathways_ray.ir.types import item_bytes
 
 MAX_LAUNCHES = 100
@@ -60,11 +60,15 @@ class Details:
         made_by, island, before = self._made_by, plan.island, len(steps)
         while steps:
             match steps[0]:
-                case Execute() | Return() as step:
-                    number = self._node(plan, step)
-                    for slot in step.inputs:
+                case Execute(inputs=inputs, outputs=outputs) | Return(inputs=inputs, outputs=outputs):
+                    number = self._node(island, *_labelled(plan, steps[0]))
+                    for slot in inputs:
                         self._edge(made_by.get((island, slot), -1), number)
-                    made_by.update({(island, slot): number for slot in step.outputs})
+                    made_by.update({(island, slot): number for slot in outputs})
+                case Regroup(gang=gang, sources=sources, target=target):
+                    number = made_by[island, target] = self._node(island, "regroup", gang)
+                    for slot in sources:
+                        self._edge(made_by.get((island, slot), -1), number)
                 case Reshard(sources=sources, targets=targets):
                     for source, target in zip(sources, targets, strict=True):
                         made_by[island, target] = made_by.get((island, source), -1)
@@ -77,13 +81,12 @@ class Details:
             steps.popleft()
         return len(steps) < before
 
-    def _node(self, plan: IslandPlan, step: Execute | Return) -> int:
+    def _node(self, island: int, name: str, gang: int) -> int:
         """The number of a node; -1 for one beyond those that are drawn."""
         number = len(self.nodes)
         if number >= MAX_NODES:
             return -1
-        name = plan.labels[step.node].name if step.node < len(plan.labels) else f"node {step.node}"
-        self.nodes.append({"id": number, "name": name[:80], "island": plan.island, "gang": step.gang})
+        self.nodes.append({"id": number, "name": name[:80], "island": island, "gang": gang})
         return number
 
     def _edge(self, source: int, target: int) -> None:
@@ -143,7 +146,8 @@ class Overview:
                     "islands": sorted(record.pending),
                 }
                 for record in islice(flying, MAX_LAUNCHES)
-            ],
+            ]
+            + list(islice(self._waiting(mine), MAX_LAUNCHES)),
             "transfers": self._transfers(programs),
             "events": [
                 {
@@ -157,6 +161,23 @@ class Overview:
                 for e in islice(events, MAX_EVENTS)
             ],
         }
+
+    def _waiting(self, mine: frozenset[int] | None) -> Iterator[dict[str, Any]]:
+        """The first launch of each session that has not been admitted."""
+        for session in self.launches.sessions.values():
+            backlog = self.launches.admission.backlogs[session.id]
+            call = backlog.first() if mine is None or session.id in mine else None
+            if call is not None:
+                program = session.programs.get(call.message.program)
+                yield {
+                    "sequence": 0,
+                    "session": session.id,
+                    "launch": call.message.launch,
+                    "tenant": session.tenant.name,
+                    "program": program.name if program is not None else "",
+                    "state": f"{call.state}, with {len(backlog) - 1} calls behind it",
+                    "islands": list(program.islands) if program is not None else [],
+                }
 
     def _look_at(self, programs: Iterable[PlannedProgram]) -> None:
         """Finds the details of some programs that have none, and forgets those of programs that are no more."""
@@ -205,6 +226,12 @@ class Overview:
                 for pair, moved in details.moved.items():
                     found[pair] = found.get(pair, 0) + moved * program.launches
         return [(sender, receiver, moved) for (sender, receiver), moved in sorted(found.items())]
+
+
+def _labelled(plan: IslandPlan, step: Execute | Return) -> tuple[str, int]:
+    """Name and gang of a computation, or of a host function."""
+    name = plan.labels[step.node].name if step.node < len(plan.labels) else f"node {step.node}"
+    return f"{name} (Python)" if isinstance(step, Return) else name, step.gang
 
 
 def _elements(shape: tuple[int, ...]) -> int:

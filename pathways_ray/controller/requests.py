@@ -94,6 +94,7 @@ class Requests:
     def __post_init__(self) -> None:
         self.looks = Looks(self.launches, self.clients)
         self.changes = Changes(self.launches, self.data_secret, self._ask_manager)
+        self.looks.leaving = self.changes.moves.leaving
         self.explanations = Explanations(self.launches, self.clients)
 
     def enter(self, caller: Caller) -> str:

@@ -60,15 +60,15 @@ class Report:
         while len(self.moments) > 2 and self.moments[1][0] <= now - SPAN_S:
             self.moments.popleft()
 
-    def note_usage(self, now: float, usages: Iterable[Usage], story: Story) -> None:
+    def note_usage(self, now: float, accounts: Mapping[str, float], story: Story) -> None:
         """Notes the accounts that have changed, once in a while, for `pathways usage`."""
         if now - self.usage_at < usage.PERIOD_S:
             return
         self.usage_at = now
-        for one in usages:
-            if one.device_seconds != self.used.get(one.tenant, 0.0):
-                self.used[one.tenant] = one.device_seconds
-                story.note(Entry(now, usage.EVENT, one.tenant, f"{one.device_seconds:.3f}"))
+        for tenant, seconds in accounts.items():
+            if seconds != self.used.get(tenant, 0.0):
+                self.used[tenant] = seconds
+                story.note(Entry(now, usage.EVENT, tenant, f"{seconds:.3f}"))
 
     def load(self, message: Load) -> None:
         """Notes how many launches of each tenant wait on an island."""
@@ -129,6 +129,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
             for s in sessions.values()
         ],
         "tenants": report.tenants(launches),
+        "device_seconds": launches.ledger.device_seconds(),
         "refusals": refusals(launches),
         "memory": launches.admission.memory.status(),
         "buffers": sum(len(s.buffers) for s in sessions.values()),

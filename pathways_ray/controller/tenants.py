@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from pathways_ray.errors import UsageError
+from pathways_ray.scheduler.policies import ANONYMOUS, OPERATOR, anonymous
 
 MIN_TOKEN_CHARACTERS = 16
 """Characters of a token; a shorter one could be guessed."""
@@ -110,7 +111,7 @@ def difference(old: TenantBook, new: TenantBook) -> str:
 
 def operators(session: int) -> Tenant:
     """The tenant of a session that was opened with the cluster's own token. The operator is trusted."""
-    return Tenant(f"session {session}", trusted=True)
+    return Tenant(anonymous(session), trusted=True)
 
 
 def token_digest(token: str) -> str:
@@ -206,7 +207,7 @@ def _check(tenant: Tenant) -> None:
         raise UsageError(
             f"a tenant's name has 1 to {MAX_NAME_CHARACTERS} printable characters, not {name[:MAX_NAME_CHARACTERS]!r}"
         )
-    if name.startswith("session "):
+    if name.startswith(ANONYMOUS) or name == OPERATOR:
         raise UsageError(f"{name!r} is what sessions of the operator are called; choose another name")
     if not (math.isfinite(tenant.weight) and tenant.weight > 0):
         raise UsageError(f"tenant {name!r} has weight {tenant.weight}; a weight is above 0")

@@ -16,7 +16,7 @@ import msgspec
 from pathways_ray.observe.diagnosis import findings
 from pathways_ray.observe.tables import on_devices, tables
 
-TABLES = ("tenants", "launches", "queue", "memory", "events")
+TABLES = ("tenants", "sessions", "launches", "queue", "memory", "events")
 MAX_SLICES_OF_DEVICE = 8
 
 
@@ -39,7 +39,6 @@ def sections(snapshot: Mapping[str, Any]) -> dict[str, Any]:
         "devices": _devices(snapshot),
         "programs": overview.get("programs", []),
         "transfers": overview.get("transfers", []),
-        "sessions": status.get("sessions", []),
         "logs": [log["process"] for log in status.get("logs", [])],
         **{name: {"columns": made[name].columns, "rows": made[name].rows} for name in TABLES},
     }
@@ -52,6 +51,7 @@ def _devices(snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
         {
             "island": island["island"],
             "state": island.get("state", ""),
+            "reason": island.get("reason", ""),
             "platform": island["platform"],
             "hosts": [
                 {

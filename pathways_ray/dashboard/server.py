@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import re
 import secrets
 from collections.abc import AsyncIterator, Callable
 from importlib import resources
@@ -34,6 +35,8 @@ MAX_BROWSERS = 64
 LOG_LINES = 200
 
 COOKIE = "pathways_page"
+
+LAUNCH = re.compile(r"(?:(\d{1,17})\.)?(\d{1,17})", re.ASCII)
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -217,11 +220,13 @@ class Dashboard:
                     await news.wait()
 
     async def _why(self, request: web.Request) -> web.Response:
-        launch = request.query.get("launch", "")
-        if not (launch.isascii() and launch.isdigit() and len(launch) < 18):
-            return web.Response(status=400, text="give launch=NUMBER\n", headers=HEADERS)
+        launch = LAUNCH.fullmatch(request.query.get("launch", ""))
+        if launch is None:
+            text = "give launch=640, or launch=7.12 for launch 12 of session 7\n"
+            return web.Response(status=400, text=text, headers=HEADERS)
+        look = messages.Look(0, "launch", int(launch[2]), int(launch[1] or 0))
         try:
-            text = await asyncio.to_thread(self.asking, messages.Look(0, "launch", int(launch)))
+            text = await asyncio.to_thread(self.asking, look)
         except PathwaysError as error:
             return web.Response(status=502, text=f"{error}\n", headers=HEADERS)
         return web.Response(text=text, content_type="application/json", headers=HEADERS)

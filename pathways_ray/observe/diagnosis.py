@@ -78,6 +78,20 @@ def _hosts(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("error", "host-down", what, "it comes back by itself where Ray has room; see its log")
 
 
+def _drains(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
+    about = snapshot.get("status") or {}
+    for island in about.get("islands", []):
+        number, reason, left_s = island["island"], island.get("reason", ""), island.get("drain_left_s")
+        held = sum(one["island"] == number for one in about.get("slices", []))
+        if island["state"] == "draining" and held and left_s is not None and left_s < 0:
+            what = f"island {number} still has {held} slices {-left_s:.0f} s after the deadline of its drain"
+            do = f"clients stand still, or nothing has room; 'pathways island remove {number}' ends it all the same"
+            yield Finding("warning", "drain-late", what, do)
+        elif island["state"] == "up" and reason:
+            what = f"island {number} is to be drained, and is the last one that takes slices: {reason}"
+            yield Finding("warning", "drain-refused", what, "'pathways island add' starts another one")
+
+
 def _schedulers(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
     answered = set(snapshot.get("islands", {}))
     for island in (snapshot.get("status") or {}).get("islands", []):
@@ -145,5 +159,5 @@ def _losses(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("warning", "restarts", what + text, "'pathways logs' has what led to it")
 
 
-RULES: tuple[Rule, ...] = (_no_status, _hosts, _schedulers, _launches, _memory, _configuration, _losses)
+RULES: tuple[Rule, ...] = (_no_status, _hosts, _drains, _schedulers, _launches, _memory, _configuration, _losses)
 """The rules; a further one is a function in this list, with a section in the runbook for its kind."""

@@ -23,6 +23,7 @@ def tables(snapshot: Mapping[str, Any]) -> dict[str, Table]:
     made = {
         "devices": _devices(snapshot),
         "tenants": _tenants(snapshot),
+        "sessions": _sessions(snapshot),
         "launches": _launches(snapshot),
         "queue": _queue(snapshot),
         "programs": _programs(snapshot),
@@ -55,7 +56,7 @@ def _devices(snapshot: Mapping[str, Any]) -> Table:
     runs = on_devices(snapshot)
     rows = [
         (
-            f"{island['island']} {island.get('state', '')}".strip(),
+            _named(island),
             str(host["host"]),
             device["device"],
             "up" if host["up"] else "down",
@@ -67,6 +68,31 @@ def _devices(snapshot: Mapping[str, Any]) -> Table:
         for device in (host["devices"] if host["up"] else _NO_DEVICE)
     ]
     return Table(("island", "host", "device", "state", "first on it", "held by"), rows)
+
+
+def _named(island: Mapping[str, Any]) -> str:
+    """An island with its state, and why it is to be drained."""
+    reason = f": {island['reason']}" if island.get("reason") else ""
+    return f"{island['island']} {island.get('state', '')}".strip() + reason
+
+
+def _sessions(snapshot: Mapping[str, Any]) -> Table:
+    rows = [
+        (
+            str(one["session"]),
+            one["name"],
+            one["tenant"],
+            "suspended" if one.get("suspended") else "",
+            str(one["programs"]),
+            str(one["buffers"]),
+            bytes_text(one["bytes"]),
+            str(one["in_flight"]),
+            str(one["waiting"]),
+        )
+        for one in _status(snapshot).get("sessions", [])
+    ]
+    columns = ("session", "name", "tenant", "state", "programs", "buffers", "bytes", "in flight", "waiting")
+    return Table(columns, rows)
 
 
 def _tenants(snapshot: Mapping[str, Any]) -> Table:
@@ -91,7 +117,7 @@ def _tenants(snapshot: Mapping[str, Any]) -> Table:
 def _launches(snapshot: Mapping[str, Any]) -> Table:
     rows = [
         (
-            str(one["sequence"]),
+            str(one["sequence"] or f"{one['session']}.{one['launch']}"),
             one["tenant"],
             f"{one['session']}.{one['launch']}",
             one["program"],

@@ -1,8 +1,8 @@
 """Usage: device time of tenants over a span, out of the controller's log.
 
 The controller notes the account of each tenant that has used devices once in `PERIOD_S` (the event `usage`: the tenant,
-and its device seconds since the controller began). An account that is smaller than the one before is that of another
-life of the controller.
+and its device seconds since the controller began). Those of another life of the controller, which is another process,
+begin at zero.
 """
 
 from __future__ import annotations
@@ -25,12 +25,20 @@ def used(lines: Iterable[Mapping[str, Any]], since: datetime.datetime) -> dict[s
     """
     before: dict[str, float] = {}
     found: dict[str, float] = {}
+    life: Any = None
     for line in lines:
+        if line.get("pid", life) != life:
+            life, before = line["pid"], {}
         if line.get("event") != EVENT:
             continue
-        tenant, seconds = line["detail"], float(line["cause"])
-        last = before.get(tenant, 0.0)
+        try:
+            tenant, seconds = str(line["detail"]), float(line["cause"])
+            counts = datetime.datetime.fromisoformat(line["time"]) >= since
+        except (KeyError, TypeError, ValueError):  # what a process that was killed left of a line
+            continue
+        # One that is smaller is of another life too, whose process got the same number.
+        last = before.get(tenant, 0.0) if seconds >= before.get(tenant, 0.0) else 0.0
         before[tenant] = seconds
-        if datetime.datetime.fromisoformat(line["time"]) >= since:
-            found[tenant] = found.get(tenant, 0.0) + (seconds - last if seconds >= last else seconds)
+        if counts:
+            found[tenant] = found.get(tenant, 0.0) + seconds - last
     return found

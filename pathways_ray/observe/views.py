@@ -164,7 +164,8 @@ class LaunchView(View, frozen=True):
     `LaunchState`, in words. It waits for reports of `islands`, for results of `producers`, for hosts that are `absent`
     or do not hold its program yet (`unready`), for `uploads`, for memory (`lacking`), or for its session's turn:
     `before` calls of its session stand before it, of which the launch `behind` (the client's number) is the first that
-    has to wait; or the session has `flying` launches in flight, as many as it may.
+    has to wait; or the session has `flying` launches in flight, as many as it may. Of one that goes in parts, `parts`
+    are the numbers of those under way, `rounds` the rounds of its loops so far.
     """
 
     session: int
@@ -185,6 +186,8 @@ class LaunchView(View, frozen=True):
     behind: int = 0
     flying: int = 0
     failure: str = ""
+    parts: tuple[int, ...] = ()
+    rounds: int = 0
 
 
 ISLAND_VIEW: msgspec.json.Decoder[IslandView] = msgspec.json.Decoder(IslandView)

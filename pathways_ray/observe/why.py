@@ -175,6 +175,13 @@ class _Walk:
             text = f"waits for {bytes_text(lack.needed)} on {what}, which has {bytes_text(lack.size)}: "
             held = f"{bytes_text(lack.own)} hold this session's buffers, {bytes_text(lack.held - lack.own)} those of "
             self.add(launch, f"{text}{held}others{last}")
+        elif launch.parts:
+            rounds = f", after {launch.rounds} rounds of its loops" if launch.rounds else ""
+            self.add(
+                launch,
+                f"goes on by what a part of it computes, {len(launch.parts)} of which are under way{rounds}{last}",
+            )
+            return self.find(0, launch.parts[0])
         elif launch.behind:
             self.add(launch, f"waits behind {launch.before} calls of its session{last}")
             return self.find(launch.session, launch.behind)

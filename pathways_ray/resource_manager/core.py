@@ -383,5 +383,5 @@ class ManagerCore:
         except PathwaysError as error:
             self.story.note(Entry(now, "slice refused", str(error), session=event.session))
             return Refused(to_failure(error))
-        self.story.note(Entry(now, "slice created", f"slice {placed.mesh.id}", session=event.session))
+        self.story.note(Entry(now, "slice mapped", f"slice {placed.mesh.id}", session=event.session))
         return SliceCreated(placed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,9 +27,11 @@ def _island(
     inventory: Inventory, island: int, hosts: Sequence[HostRecord], holders: Mapping[Device, list[str]]
 ) -> dict[str, Any]:
     """`links` has size, kind and hops of each dimension of the island's links (`ir.links.Dimension`), `place` of each
-    device its coordinates there, and `busy` the part of its time for which it computed lately."""
+    device its coordinates there, and `busy` the part of its time for which it computed lately. `drain_left_s` are the
+    seconds that a drain has left; null without a drain, or where its deadline is not known."""
     links = links_of(hosts)
     places = places_of(hosts, links)
+    left_s = inventory.draining.get(island, math.inf) - inventory.now
     return {
         "island": island,
         "platform": hosts[0].platform,
@@ -36,6 +39,7 @@ def _island(
         "shares": hosts[0].base if hosts[0].tenant else None,
         "state": inventory.state_of(island),
         "reason": inventory.drained_for.get(island, ""),
+        "drain_left_s": left_s if math.isfinite(left_s) else None,
         "generation": hosts[0].hardware.generation,
         "memory": min(host.hardware.memory for host in hosts),
         "links": [(link.size, link.kind, link.hops) for link in links],

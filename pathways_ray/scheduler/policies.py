@@ -41,9 +41,16 @@ class Usage:
     busy: int = 0
 
 
+OPERATOR = "the operator"
+"""The name under which usage has the sessions that were opened with the runtime's own token."""
+
+ANONYMOUS = "session "
+"""The names of their tenants begin so, and those of no others."""
+
+
 def anonymous(session: int) -> str:
     """The tenant of a session that the runtime's own token opened: itself."""
-    return f"session {session}"
+    return f"{ANONYMOUS}{session}"
 
 
 @dataclass(slots=True)
@@ -104,12 +111,14 @@ class Ledger:
     would be rid of that by connecting again.
 
     `clock` is the virtual time of the launch that was started last, `active` the number of tenants with launches.
+    `operators_s` are the device seconds of the operator's sessions that are over.
     """
 
     usages: dict[str, Usage] = field(default_factory=dict)
     tenant_of: dict[int, str] = field(default_factory=dict)
     clock: float = 0.0
     active: int = 0
+    operators_s: float = 0.0
 
     def open(
         self, session: int, tenant: str, weight: float = 1.0, priority: int = 0, launch_limit_s: float = 0.0
@@ -131,7 +140,7 @@ class Ledger:
         if usage.sessions:
             return
         if tenant == anonymous(session):
-            del self.usages[tenant]
+            self.operators_s += self.usages.pop(tenant).device_seconds
         elif len(self.usages) > MAX_ACCOUNTS:
             idle = [one for one in self.usages.values() if not one.sessions and not one.busy]
             if idle:
@@ -144,6 +153,14 @@ class Ledger:
             self.open(session, anonymous(session))
             tenant = self.tenant_of[session]
         return self.usages[tenant]
+
+    def device_seconds(self) -> dict[str, float]:
+        """Device seconds by tenant; those of the operator's sessions together, also of those that are over."""
+        found = {OPERATOR: self.operators_s} if self.operators_s else {}
+        for name, usage in self.usages.items():
+            tenant = OPERATOR if name.startswith(ANONYMOUS) else name
+            found[tenant] = found.get(tenant, 0.0) + usage.device_seconds
+        return found
 
     def enter(self, usage: Usage) -> None:
         """Adds a launch of the tenant."""

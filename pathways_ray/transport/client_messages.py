@@ -310,21 +310,23 @@ class ReadLog(Message, tag=193):
     Args:
         node: Ray's id of the node on which it lies, for a process that does not answer; status has it.
         offset: of the first byte; -1 is the beginning of the last part.
-        rolled: 0 is the file that is written, 1 the one before it.
+        file: the one that the offset is in, as the `LogPart` before named it; 0 is the oldest one.
     """
 
     session: int
     process: str
     node: str = ""
     offset: int = -1
-    rolled: Annotated[int, msgspec.Meta(ge=0)] = 0
+    file: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class LogPart(Message, tag=194):
-    """Whole lines of a log, and the offset behind them; of a file that is not there, nothing and 0."""
+    """Whole lines of a log, and the place behind them: the offset in a file, and the file's number, which it keeps when
+    it is rolled. Of a log that is not there, nothing and zeros."""
 
     text: str
     offset: int
+    file: int = 0
 
 
 class LiftRefusal(Message, tag=170):

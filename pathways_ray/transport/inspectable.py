@@ -22,6 +22,6 @@ class Inspectable:
         """See `clocks.answer`."""
         return answer(address, port, nonce)
 
-    def read_log(self, offset: int, rolled: int) -> tuple[str, int]:
+    def read_log(self, offset: int, file: int) -> process_log.Part:
         """See `process_log.read`."""
-        return process_log.read(self.runtime, self.process, offset, rolled)
+        return process_log.read(self.runtime, self.process, offset, file)

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -87,19 +88,51 @@ def test_a_file_is_rolled_and_old_runtimes_go(place: Path, monkeypatch: pytest.M
     assert not path_of("old", "controller").parent.exists()
 
 
+def file_of(first: bytes) -> int:
+    """The number of a file whose first line this is."""
+    return zlib.crc32(first)
+
+
 def test_a_log_is_read_in_parts_of_whole_lines(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_log, "MAX_PART_BYTES", 10)
     path = path_of("test", "host 3")
     path.parent.mkdir(parents=True)
     path.write_text("one\ntwo\nthree\nhal")
-    path.with_name(f"{path.name}.1").write_text("older\n")
-    assert process_log.read("test", "host 3", 0) == ("one\ntwo\n", 8)
-    assert process_log.read("test", "host 3", 8) == ("three\n", 14)
-    assert process_log.read("test", "host 3", 14) == ("", 14), "half a line has yet to come whole"
-    assert process_log.read("test", "host 3", 99) == ("one\ntwo\n", 8), "it was rolled"
-    assert process_log.read("test", "host 3") == ("three\n", 14), "the last part begins with a whole line"
-    assert process_log.read("test", "host 3", 0, 1) == ("older\n", 6)
-    assert process_log.read("test", "host 4") == ("", 0)
+    here = file_of(b"one\n")
+    assert process_log.read("test", "host 3", 0) == ("one\ntwo\n", 8, here)
+    assert process_log.read("test", "host 3", 8, here) == ("three\n", 14, here)
+    assert process_log.read("test", "host 3", 14, here) == ("", 14, here), "half a line has yet to come whole"
+    assert process_log.read("test", "host 3", 99, here) == ("one\ntwo\n", 8, here), "it was cut"
+    assert process_log.read("test", "host 3") == ("three\n", 14, here), "the last part begins with a whole line"
+    assert process_log.read("test", "host 4") == ("", 0, 0)
+
+
+def test_all_lines_are_read_once_while_files_are_rolled(place: Path) -> None:
+    """1. A file is read to its end, and goes on. 2. It is rolled, and its successor is longer already than what was
+    read. 3. Another one follows, without a line so far. 4. Files are rolled until the one that was read last is gone:
+    all that is left is newer."""
+    path = path_of("test", "host 3")
+    path.parent.mkdir(parents=True)
+    path.write_text("one\n")
+    _, *at = process_log.read("test", "host 3")
+    path.write_text("one\ntwo\n")
+    path.rename(path.with_name(f"{path.name}.1"))
+    path.write_text("three\nfour\nfive\n")
+    found = []
+    for _ in range(3):
+        text, *at = process_log.read("test", "host 3", *at)
+        found.append(text)
+    assert found == ["two\n", "three\nfour\nfive\n", ""]
+    path.with_name(f"{path.name}.1").rename(path.with_name(f"{path.name}.2"))
+    path.rename(path.with_name(f"{path.name}.1"))
+    path.write_text("")
+    assert process_log.read("test", "host 3", *at) == ("", *at)
+    assert process_log.read("test", "host 3", 0) == ("one\ntwo\n", 8, file_of(b"one\n")), "0 is the oldest one"
+    path.write_text("six\n")
+    path.with_name(f"{path.name}.1").write_text("later\n")
+    path.with_name(f"{path.name}.2").unlink()
+    text, *at = process_log.read("test", "host 3", *at)
+    assert (text, process_log.read("test", "host 3", *at)[0]) == ("later\n", "six\n")
 
 
 def test_a_line_without_end_does_not_stop_the_reader(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,5 +140,6 @@ def test_a_line_without_end_does_not_stop_the_reader(place: Path, monkeypatch: p
     path = path_of("test", "host 3")
     path.parent.mkdir(parents=True)
     path.write_text("toolong\n")
-    assert process_log.read("test", "host 3", 0) == ("tool", 4)
-    assert process_log.read("test", "host 3", 4) == ("ong\n", 8)
+    here = file_of(b"tool")
+    assert process_log.read("test", "host 3", 0) == ("tool", 4, here)
+    assert process_log.read("test", "host 3", 4, here) == ("ong\n", 8, here)

@@ -38,7 +38,8 @@ function bytes(count) {
 function devices(islands) {
   const made = islands.map((island) => {
     const box = make("div", undefined, "island");
-    box.append(make("div", `island ${island.island} (${island.platform}) ${island.state}`, `state-${island.state}`));
+    const reason = island.reason ? `: ${island.reason}` : "";
+    box.append(make("div", `island ${island.island} (${island.platform}) ${island.state}${reason}`, `state-${island.state}`));
     for (const host of island.hosts) {
       const frame = make("div", undefined, host.up ? "host" : "host down");
       frame.title = `host ${host.host}${host.up ? "" : " is down"}`;
@@ -110,10 +111,8 @@ const SECTIONS = {
       `${one.launches === undefined || one.launches === null ? "" : `${one.launches} launches, `}` +
       `${one.in_flight} in flight, ${one.buffers} buffers${one.policy ? `, policy ${one.policy}` : ""}`;
   },
-  sessions: (found) => table("sessions", ["session", "name", "tenant", "programs", "buffers", "bytes", "in flight", "waiting"],
-    found.map((s) => [s.session, s.name, s.tenant, s.programs, s.buffers, bytes(s.bytes), s.in_flight, s.waiting])),
 };
-for (const name of ["tenants", "launches", "queue", "memory", "events"]) {
+for (const name of ["tenants", "sessions", "launches", "queue", "memory", "events"]) {
   SECTIONS[name] = (found) => table(name, found.columns, found.rows);
 }
 

@@ -34,14 +34,13 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     found["host 1"].write_text(line(2, "joined", detail="[red]\x1b[2J") + '{"half')
     entries = [{"process": process, "node": "a1", "path": str(path)} for process, path in found.items()]
     entries.append({"process": "host 2", "node": "b2", "path": "/elsewhere"})
-    tenants = [{"tenant": "alice", "device_seconds": 30.0}]
-    monkeypatch.setattr(logs, "ask", lambda url, token, ca: {"logs": entries, "tenants": tenants})
+    monkeypatch.setattr(logs, "ask", lambda url, token, ca: {"logs": entries, "device_seconds": {"alice": 30.0}})
     monkeypatch.setattr(process_log, "path_of", lambda runtime, process: found[process])
 
     def answer(url: str, token: str, request: Any, ca: str) -> messages.LogPart:
         if request.process not in found:
             raise UsageError(f"neither {request.process} nor its machine answers")
-        return messages.LogPart(*process_log.read("see", request.process, request.offset, request.rolled))
+        return messages.LogPart(*process_log.read("see", request.process, request.offset, request.file))
 
     monkeypatch.setattr(log_reading, "call", answer)
     return found
@@ -71,6 +70,20 @@ def test_an_audit_has_what_people_did(files: dict[str, Path]) -> None:
     ]
 
 
+def test_an_audit_has_moves_suspensions_islands_and_this_users_own_commands(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    events = ("session suspended", "slice moved", "island drained", "island removed", "host lost", "session resumed")
+    files["controller"].write_text("".join(line(minute, event) for minute, event in enumerate(events)))
+    files["operator"] = tmp_path / "see" / "operator.jsonl"
+    files["operator"].parent.mkdir()
+    files["operator"].write_text(line(9, "drill", detail="host 1 killed"))
+    monkeypatch.setattr(process_log, "folder", lambda: tmp_path)
+    monkeypatch.setattr(registry, "all_records", lambda: [registry.Record("grpc://here:1", "t", name="see")])
+    texts = [text.split(" p: ")[1] for text in invoke("logs", "--audit").stdout.splitlines()]
+    assert texts == [*(event for event in events if event != "host lost"), "drill: host 1 killed"]
+
+
 def test_a_process_that_is_none_is_refused(files: dict[str, Path]) -> None:
     found = invoke("logs", "--process", "host:9")
     assert found.exit_code == 2
@@ -79,9 +92,10 @@ def test_a_process_that_is_none_is_refused(files: dict[str, Path]) -> None:
 
 def test_a_tenant_is_told_that_logs_are_the_operators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "ask", lambda url, token, ca: {"tenants": []})
-    found = invoke("logs")
-    assert found.exit_code == 2
-    assert "logs are the operator's" in found.output
+    for command in ("logs", "usage"):
+        found = invoke(command)
+        assert found.exit_code == 2
+        assert "the operator's" in found.output
 
 
 def test_a_log_that_cannot_be_read_is_said_and_the_others_are_shown(files: dict[str, Path]) -> None:
@@ -111,23 +125,61 @@ def test_without_a_controller_the_logs_of_this_machine_are_shown(
 
 
 def test_what_is_written_is_followed_over_a_rolled_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """1. Half a line comes, and then its rest. 2. The file is rolled: a new one begins."""
-    path = tmp_path / "a.jsonl"
+    """1. Half a line comes, and then its rest. 2. More comes, and the file is rolled: a new one begins, which is longer
+    already than what was read of the old one. 3. A process comes that was not there before."""
+    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     path.write_text(line(0, "before"))
     whole = line(1, "first")
+
+    def roll() -> None:
+        path.write_text(path.read_text() + line(2, "second"))
+        path.rename(tmp_path / "a.jsonl.1")
+        path.write_text(line(4, "fourth") * 9)
+        other.write_text(line(3, "third"))
+
     steps: list[Any] = [
         lambda: path.write_text(path.read_text() + whole[:10]),
         lambda: path.write_text(path.read_text() + whole[10:]),
-        path.unlink,
-        lambda: path.write_text(line(2, "2")),
+        roll,
+        *[lambda: None] * log_reading.LIST_EVERY,
     ]
     monkeypatch.setattr("time.sleep", lambda _: steps.pop(0)())
-    monkeypatch.setattr(process_log, "path_of", lambda runtime, process: path)
-    log = log_reading.Log("p", partial(process_log.read, "see", "p"))
-    found, ends = log_reading.last([log], 0)
-    following = log_reading.following([log], ends)
+    monkeypatch.setattr(process_log, "path_of", lambda runtime, process: path if process == "p" else other)
+    logs = [log_reading.Log(name, partial(process_log.read, "see", name)) for name in ("p", "q")]
+    found, ends = log_reading.last(logs[:1], 0)
+    following = log_reading.following(lambda: logs if other.exists() else logs[:1], ends)
     assert found == []
-    assert [next(following)["event"] for _ in range(2)] == ["first", "2"]
+    assert [next(following)["event"] for _ in range(12)] == ["first", "second", *["fourth"] * 9, "third"]
+
+
+def test_what_cannot_be_read_while_it_is_followed_is_said_once(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The controller is away for three rounds, and then writes again; all three processes miss it."""
+    away = iter([False, True, True, True, False])
+    log = log_reading.Log("controller", partial(process_log.read, "see", "controller"))
+
+    def read(offset: int, file: int) -> process_log.Part:
+        if next(away):
+            raise UsageError("no cluster answers")
+        return log.read(offset, file)
+
+    steps = iter(range(9))
+    monkeypatch.setattr("time.sleep", lambda _: next(steps))
+    logs = [log_reading.Log("controller", read)]
+    more = [log_reading.Log(f"host {k}", lambda *_: process_log.Part("", 0, 0)) for k in range(9)]
+    _, ends = log_reading.last(logs, 0)
+    files["controller"].write_text(files["controller"].read_text() + line(5, "new"))
+    assert next(log_reading.following(lambda: [*logs, *more], ends))["event"] == "new"
+    assert capsys.readouterr().err == "controller: no cluster answers\n"
+
+
+def test_many_that_cannot_be_read_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def away(offset: int, file: int) -> process_log.Part:
+        raise UsageError("no cluster answers")
+
+    log_reading.last([log_reading.Log(f"host {k}", away) for k in range(9)], 5)
+    assert capsys.readouterr().err == "host 0, host 1, host 2, host 3 and 5 more: no cluster answers\n"
 
 
 def test_usage_is_what_accounts_grew_by_over_restarts() -> None:
@@ -137,6 +189,20 @@ def test_usage_is_what_accounts_grew_by_over_restarts() -> None:
     assert used(lines, NOW) == {"alice": 46.0}
     assert used(lines, NOW + datetime.timedelta(minutes=15)) == {"alice": 31.0}
     assert used([json.loads(line(0, "host lost"))], NOW) == {}
+
+
+def test_usage_of_a_successor_that_used_more_counts_whole_and_broken_lines_do_not() -> None:
+    """The second life of the controller is another process."""
+    lines = [json.loads(line(minute, "usage", detail="alice", cause=str(10.0 * minute))) for minute in (1, 2, 9)]
+    lines[2]["pid"] = 2
+    broken: list[dict[str, Any]] = [
+        {"event": "usage"},
+        {"event": "usage", "detail": "alice", "cause": "?", "time": "1"},
+    ]
+    assert used([*lines, *broken], NOW) == {"alice": 20.0 + 90.0}
+    assert used([*lines, {"event": "usage", "detail": "alice", "cause": "95", "time": lines[2]["time"]}], NOW) == {
+        "alice": 20.0 + 95.0
+    }
 
 
 def test_usage_of_a_span_has_the_account_of_now(files: dict[str, Path]) -> None:

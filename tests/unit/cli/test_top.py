@@ -32,7 +32,7 @@ def text_of(made: TopApp, name: str) -> str:
 
 
 def test_tables_are_filled_and_the_cursor_asks_why() -> None:
-    asked: list[int] = []
+    asked: list[str] = []
 
     async def run() -> None:
         made = app(snapshot, lambda launch: asked.append(launch) or "launch 640 runs")
@@ -45,7 +45,7 @@ def test_tables_are_filled_and_the_cursor_asks_why() -> None:
             await until(pilot, lambda: text_of(made, "why") == "launch 640 runs")
 
     asyncio.run(run())
-    assert asked == [640]
+    assert asked == ["640"]
 
 
 def test_a_controller_that_is_away_is_shown_and_looked_for_again() -> None:

@@ -72,3 +72,13 @@ def test_an_ended_session_says_why() -> None:
     (record,) = core.new_buffers(1)
     core.handle(Disconnected("its stream broke"), 0.0)
     assert "the session ended: " in str(why(core, record, asking()[1]))
+
+
+def test_what_is_ready_says_what_keeps_it_from_being_read() -> None:
+    core = ClientCore(7, 100)
+    (record,) = core.new_buffers(1)
+    record.state = READY
+    assert [link.text for link in why(core, record, asking()[1], "the session is suspended").links] == [
+        "array 1 of session 7 is ready",
+        "the session is suspended",
+    ]

@@ -7,10 +7,12 @@ from typing import NamedTuple
 import pytest
 
 from pathways_ray import limits
+from pathways_ray.controller.inspection import launch_view
 from pathways_ray.controller.planning import PlanRequest, answer
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.turns import Turns
 from pathways_ray.ir.graph import Branch, Graph, Repeat
 from pathways_ray.transport.messages import Cancel, Decided, IslandLaunch, LaunchFailed, encode
 from tests.unit.controller.harness import BOOM, SLICES, Harness, completed, sketch_with_slices, to_client
@@ -228,3 +230,16 @@ def test_a_session_that_closes_forgets_it() -> None:
     front.checked(front.launches.close_session(1))
     assert not front.decided(1, 1)
     assert not [c for c in front.done(SLICES[0].island, 1) if isinstance(c, SendClient)]
+
+
+def test_a_launch_that_decides_says_which_part_it_waits_for() -> None:
+    front = Deciding(looping())
+    front.launch(1, (12,), 20)
+    view = launch_view(front.launches, Turns(), 1, 1)
+    assert view is not None
+    assert (view.sequence, view.parts, view.rounds) == (0, (1,), 0)
+    front.decided(1, 1)
+    view = launch_view(front.launches, Turns(), 1, 1)
+    assert view is not None
+    assert view.rounds == 1
+    assert view.parts == (1, 2)

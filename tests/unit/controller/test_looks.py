@@ -13,6 +13,8 @@ from pathways_ray.observe import views
 from pathways_ray.observe.views import Dispatched, IslandView, Place
 from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport.messages import (
+    Accepted,
+    DrainIsland,
     HostDown,
     Inspect,
     Inspected,
@@ -23,6 +25,8 @@ from pathways_ray.transport.messages import (
     Ready,
     Refused,
     StatusReply,
+    Suspend,
+    encode,
 )
 from tests.unit.controller.core_harness import CoreHarness, of, reply
 from tests.unit.controller.harness import program_over
@@ -179,6 +183,31 @@ def test_a_slice_says_who_is_on_its_devices() -> None:
         "2 launches of 1 sessions wait for them",
     ]
     assert "no slice 99" in str(answer(ask(made, "slice", 99, 1)))
+
+
+def test_a_suspended_session_and_an_island_that_is_drained_are_said() -> None:
+    """1. Alice's session has a slice on island 0, which is drained: the slice has to leave it. 2. The session is
+    suspended: it says so, and has no slice. 3. It is resumed; the log has both."""
+    made = cluster(1)
+    placed = made.core.launches.sessions[1].slices[1]
+    assert str(answer(ask(made, "session", 0, 1))) == "session 1 waits for nothing"
+    made.answered(made.request(None, DrainIsland(0, 0, 60.0)), encode(Accepted()))
+    text = "has to leave island 0, which is drained: its client moves it when it finds room"
+    assert f"slice 1.1 {text}" in str(answer(ask(made, "session", 0, 1)))
+    (inspect,) = asked(ask(made, "slice", 1, 1)).values()
+    found = answer(made.from_island(0, Inspected(inspect.look, 0, views.encode(IslandView(0, (0, 1))))))
+    assert [link.text for link in found.links][1:] == [f"it {text}", "nothing waits for it and nothing runs on it"]
+    for _ in range(2):  # the second time as its client begins to resume it
+        made.answered(made.request(1, Suspend(1)), 1)
+    assert str(answer(ask(made, "session", 0, 1))) == "session 1 is suspended, until its client resumes it"
+    assert "has no slice 1 while it is suspended" in str(answer(ask(made, "slice", 1, 1)))
+    made.core.launches.add_slice(1, placed)
+    assert "waits for nothing" not in str(answer(ask(made, "session", 0, 1)))
+    events = [entry.event for entry in made.core.launches.story.lifecycle if entry.session == 1]
+    assert [event for event in events if event.startswith("session") and event != "session opened"] == [
+        "session suspended",
+        "session resumed",
+    ]
 
 
 def test_an_unknown_subject_is_refused() -> None:

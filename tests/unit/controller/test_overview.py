@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 from pathways_ray.controller.overview import MAX_LAUNCHES, MAX_NEW_PROGRAMS, MAX_NODES, Details, Overview
+from pathways_ray.ir.graph import Ref, Regroup
+from pathways_ray.ir.types import Layout
 from pathways_ray.story import Entry
-from tests.unit.controller.harness import Harness, program_over, sketch_with_slices
+from tests.unit.controller.harness import SLICES, Harness, program_over, sketch_with_slices
 from tests.unit.helpers import VECTOR
 
 
@@ -75,3 +77,37 @@ def test_an_overview_is_bounded_and_finds_details_bit_by_bit() -> None:
     assert sum(bool(program["nodes"]) for program in first["programs"]) == MAX_NEW_PROGRAMS
     assert all(program["nodes"] for program in overview.made()["programs"])
     assert len(first["launches"]) <= MAX_LAUNCHES
+
+
+def test_host_functions_are_drawn_as_such_and_what_is_regrouped_leads_on() -> None:
+    """f goes to Python, and what that gave to g."""
+    sketch = sketch_with_slices("with Python")
+    value = sketch.call("f", sketch.argument(1), slice=1)
+    value = sketch.call("g", sketch.call("reward", value, slice=1, host_limit_ms=1000), slice=1)
+    found = Details(sketch.planned(value))
+    names = {node["id"]: node["name"] for node in found.nodes}
+    assert list(names.values()) == ["f", "reward (Python)", "g"]
+    assert [(names[edge["from"]], names[edge["to"]]) for edge in found.edges] == [
+        ("f", "reward (Python)"),
+        ("reward (Python)", "g"),
+    ]
+    sketch = sketch_with_slices("regrouped")
+    made = sketch.call("f", sketch.argument(1), slice=1)
+    sketch.nodes.append(Regroup((made,), tuple((0, k) for k in range(SLICES[0].mesh.size)), VECTOR, Layout(1, ())))
+    found = Details(sketch.planned(sketch.call("g", Ref(len(sketch.nodes) - 1), slice=1)))
+    assert [node["name"] for node in found.nodes] == ["f", "regroup", "g"]
+    assert [(edge["from"], edge["to"]) for edge in found.edges] == [(0, 1), (1, 2)]
+
+
+def test_launches_that_wait_at_the_controller_are_there_once_for_each_session() -> None:
+    """The second host has not compiled the program: the launch is deferred, and another one waits behind it."""
+    front = Harness(sessions=(1, 2))
+    program = program_over(1, 2)
+    front.launches.register(1, 1, program)
+    front.put(1)
+    front.launch(7, (1,), 100)
+    front.launch(8, (100,), 101)
+    (waits,) = Overview(front.launches).made()["launches"]
+    assert (waits["sequence"], waits["session"], waits["launch"], waits["program"]) == (0, 1, 7, "1-2")
+    assert waits["state"].endswith("with 1 calls behind it")
+    assert Overview(front.launches).made(frozenset({2}))["launches"] == []

@@ -83,6 +83,7 @@ ONE = {"name": "a", "token": TOKEN}
         (file({**ONE, "name": "a\n"}), "has 1 to 64 printable characters"),
         (file({**ONE, "name": " a"}), "has 1 to 64 printable characters"),
         (file({**ONE, "name": "session 3"}), "'session 3' is what sessions of the operator are called"),
+        (file({**ONE, "name": "the operator"}), "'the operator' is what sessions of the operator are called"),
     ],
 )
 def test_a_table_that_is_none(data: bytes, message: str) -> None:

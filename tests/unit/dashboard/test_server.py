@@ -263,7 +263,7 @@ def test_a_browser_that_does_not_read_is_let_go() -> None:
 # --- questions and logs -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("launch", ["", "x", "-1", "1e3", "%C2%B2", "9" * 30])
+@pytest.mark.parametrize("launch", ["", "x", "-1", "1e3", "%C2%B2", "9" * 30, "7.", ".7", "1.2.3", "7.%C2%B2"])
 def test_a_question_about_no_launch_is_refused(launch: str) -> None:
     async def test(served: Served) -> None:
         assert await served.status(f"/why?launch={launch}", headers=SHOWN) == 400
@@ -275,10 +275,12 @@ def test_a_question_is_the_controllers_to_answer() -> None:
     def asking(look: Any) -> str:
         if look.number == 7:
             raise UsageError("no cluster answers")
+        assert (look.number, look.of) in ((640, 0), (12, 3))
         return '{"subject": "launch 640", "links": [{"text": "runs"}]}'
 
     async def test(served: Served) -> None:
         assert WHY.decode(await served.text("/why?launch=640")).links[0].text == "runs"
+        assert await served.status("/why?launch=3.12", headers=SHOWN) == 200
         assert await served.status("/why?launch=7", headers=SHOWN) == 502
 
     run(test, asking=asking)

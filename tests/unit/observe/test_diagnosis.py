@@ -75,3 +75,21 @@ def test_recent_losses_are_told_and_old_ones_are_not() -> None:
 def test_without_a_status_nothing_else_is_said() -> None:
     found: dict = {"status": None, "islands": {}, "overview": {}}
     assert kinds(found) == [("error", "no-status"), ("error", "no-hosts")]
+
+
+def test_a_drain_that_is_late_and_one_that_cannot_be_are_warnings() -> None:
+    held = [{"island": 1, "session": 1, "slice": 2}]
+    islands = [island(0, host(0)), {**island(1, host(1), state="draining"), "drain_left_s": -5.0}]
+    (finding,) = findings(snapshot(islands=islands, slices=held))
+    assert (finding.kind, finding.what) == (
+        "drain-late",
+        "island 1 still has 1 slices 5 s after the deadline of its drain",
+    )
+    assert findings(snapshot(islands=islands)) == [], "it is empty"
+    islands[1]["drain_left_s"] = None  # the resource manager has restarted, and does not know
+    assert findings(snapshot(islands=islands, slices=held)) == []
+    (finding,) = findings(snapshot(islands=[{**island(0, host(0)), "reason": "its node ends"}, island(1, host(1))]))
+    assert (finding.kind, finding.what) == (
+        "drain-refused",
+        "island 0 is to be drained, and is the last one that takes slices: its node ends",
+    )

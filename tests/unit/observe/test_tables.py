@@ -37,3 +37,15 @@ def test_long_tables_are_bounded_and_say_so() -> None:
 
 def test_the_first_launch_of_a_device_is_on_it() -> None:
     assert on_devices(snapshot()) == {"0.0": "640 step", "0.1": "640 step"}
+
+
+def test_what_waits_is_suspended_or_drained_shows() -> None:
+    session = {"session": 3, "name": "a", "tenant": "alice", "programs": 1, "buffers": 0, "bytes": 2048}
+    sessions = [{**session, "in_flight": 0, "waiting": 4, "suspended": True}]
+    drained = {**island(0, host(0, devices=1), state="draining"), "reason": "its node ends"}
+    found = snapshot(sessions=sessions, islands=[drained])
+    found["overview"]["launches"][0].update(sequence=0, state="waiting for memory")
+    made = tables(found)
+    assert made["sessions"].rows == [("3", "a", "alice", "suspended", "1", "0", "2.0 KiB", "0", "4")]
+    assert made["devices"].rows[0][0] == "0 draining: its node ends"
+    assert made["launches"].rows[0][0] == "2.3", "it has no number in the cluster yet"

@@ -169,3 +169,13 @@ def test_the_text_of_a_chain_reads_downward() -> None:
 
 def test_bytes_in_words() -> None:
     assert [bytes_text(n) for n in (0, 2048, 3 << 20, 5 << 30)] == ["0 bytes", "2.0 KiB", "3.0 MiB", "5.0 GiB"]
+
+
+def test_a_launch_that_decides_leads_to_the_part_by_which_it_does() -> None:
+    part = LaunchView(1, "alice", 0, 811, "test", 4, "in flight", 5.0, (0,))
+    here = IslandView(0, (0,), (), (sent(part, 0),), running=(views.Running(0, 811, 4.0),))
+    assert chain(waiting(parts=(811,), rounds=3), here, others=(part,)) == (
+        "launch 1.13 of program 'double' (alice) goes on by what a part of it computes, 1 of which are under way, "
+        "after 3 rounds of its loops, for 9.0 s",
+        "launch 811 of program 'test' (alice) runs on host 0, for 4.0 s",
+    )

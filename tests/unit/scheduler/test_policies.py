@@ -14,6 +14,7 @@ from pathways_ray.scheduler.devices import CONTENDED_WINDOW_S
 from pathways_ray.scheduler.events import ToController, ToHosts
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.scheduler.policies import (
+    OPERATOR,
     POLICIES,
     Candidate,
     Ledger,
@@ -175,6 +176,16 @@ def test_what_failed_is_charged_as_estimated_and_the_account_stays_finite() -> N
     ledger.of(3)
     ledger.close(3)
     assert list(ledger.usages) == ["t"], "a session without a tenant leaves nothing"
+    assert ledger.device_seconds() == {"t": 3.0}
+
+
+def test_the_operators_sessions_count_together_and_are_not_forgotten_with_their_end() -> None:
+    ledger = Ledger()
+    for session, seconds in ((1, 2.0), (2, 3.0)):
+        ledger.settle(ledger.of(session), 0.0, seconds)
+    assert ledger.device_seconds() == {OPERATOR: 5.0}
+    ledger.close(1)
+    assert ledger.device_seconds() == {OPERATOR: 5.0}
 
 
 def test_a_policy_of_ones_own() -> None:
