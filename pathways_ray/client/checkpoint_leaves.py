@@ -34,16 +34,16 @@ class Leaf(NamedTuple):
 def looker(folder: str) -> Callable[[Any], Any]:
     """A function that raises where a folder is not seen."""
 
-    def look(_: Any) -> Any:
+    def see_folder(_: Any) -> Any:
         return np.int32(bool(os.listdir(folder)))
 
-    return look
+    return see_folder
 
 
 def writer(leaves: Sequence[Leaf]) -> Callable[..., Any]:
     """A function of a host's parts, and of the numbers of their blocks, that writes them."""
 
-    def write(parts: Sequence[Any], numbers: Sequence[Any]) -> Any:
+    def write_checkpoint(parts: Sequence[Any], numbers: Sequence[Any]) -> Any:
         import tensorstore as ts
 
         stores = [
@@ -57,13 +57,13 @@ def writer(leaves: Sequence[Leaf]) -> Callable[..., Any]:
             one.result()
         return np.int32(len(written))
 
-    return write
+    return write_checkpoint
 
 
 def reader(leaves: Sequence[Leaf], dtypes: Sequence[Any]) -> Callable[..., Any]:
     """A function of the numbers of a host's blocks that gives its parts, as arrays of these types."""
 
-    def read(numbers: Sequence[Any]) -> Any:
+    def read_checkpoint(numbers: Sequence[Any]) -> Any:
         import tensorstore as ts
 
         stores = [ts.open(ts.Spec(leaf.store), open=True, context=ts.Context(leaf.context)) for leaf in leaves]
@@ -72,4 +72,4 @@ def reader(leaves: Sequence[Leaf], dtypes: Sequence[Any]) -> Callable[..., Any]:
         ]
         return [np.asarray(one.result()).astype(dtype) for one, dtype in zip(coming, dtypes, strict=True)]
 
-    return read
+    return read_checkpoint

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ LIMIT_S = 1800.0
 
 FOLDER_LIMIT_S = 30.0
 """A save waits this long for the checkpoint's folder."""
+
+PART_BYTES = 1 << 26
+"""Bytes of the arrays that one call writes, as far as they are cut: by these calls is known how much is written."""
 
 _COUNT = jax.ShapeDtypeStruct((), np.int32)
 
@@ -54,12 +57,31 @@ def all_see(folder: str, where: VirtualSlice) -> bool:
     return True
 
 
-def save(where: VirtualSlice, arrays: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
+def save(where: VirtualSlice, arrays: Sequence[Array], leaves: Sequence[Leaf]) -> list[tuple[Array, int]]:
     """Has the hosts of a slice write their parts, behind what makes the arrays, and before anything takes their memory.
 
     Returns:
-        A number that is there when all is written.
+        For each call a number that is there when it has written its arrays, and their bytes.
     """
+    found = []
+    for group in groups([array.nbytes for array in arrays]):
+        mine = arrays[group.start : group.stop]
+        found.append((_saved(where, mine, leaves[group.start : group.stop]), sum(array.nbytes for array in mine)))
+    return found
+
+
+def groups(sizes: Sequence[int]) -> Iterator[range]:
+    """Places of arrays that one call writes, one behind the other: until they have `PART_BYTES`, or none is left."""
+    begin = size = 0
+    for end, more in enumerate(sizes, 1):
+        size += more
+        if size >= PART_BYTES or end == len(sizes):
+            yield range(begin, end)
+            begin, size = end, 0
+
+
+def _saved(where: VirtualSlice, arrays: Sequence[Array], leaves: Sequence[Leaf]) -> Array:
+    """A number that is there when the arrays are written, by one call of each host."""
     specs = [array._type.spec for array in arrays]
     in_specs = ([partition_spec(spec) for spec in specs], _specs_of_numbers(leaves, specs))
     run = host(writer(leaves), slice=where, in_specs=in_specs, result=_COUNT, limit_s=LIMIT_S)

@@ -7,6 +7,8 @@ values go through the client.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,7 @@ from pathways_ray.client import checkpoints_on_hosts
 from pathways_ray.client.array import Array
 from pathways_ray.client.checkpoint_leaves import Leaf
 from pathways_ray.client.placement import put_at
+from pathways_ray.client.shown import Work
 from pathways_ray.client.slices import slice_of
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import UsageError
@@ -46,13 +49,13 @@ class Handler(type_handlers.ArrayHandler):
         if others:
             futures += await super().serialize(*_at(others, values, infos, args))
         on_hosts = await self._seen_by_hosts({k: values[k].slice for k in mine}, infos)
+        by_client = [k for k in mine if not any(k in numbers for numbers in on_hosts.values())]
+        work = Work("hosts write a checkpoint", sum(values[k].nbytes for k in mine if k not in by_client))
         for where, numbers in on_hosts.items():
             leaves = [self._written(values[k], infos[k], args[k]) for k in numbers]
-            done = checkpoints_on_hosts.save(where, [values[k] for k in numbers], leaves)
-            futures.append(_Written(done))
-        by_client = [k for k in mine if not any(k in numbers for numbers in on_hosts.values())]
+            futures.append(_Written(checkpoints_on_hosts.save(where, [values[k] for k in numbers], leaves), work))
         if by_client:
-            fetched = await asyncio.to_thread(lambda: [np.asarray(values[k]) for k in by_client])
+            fetched = await asyncio.to_thread(_fetched, [values[k] for k in by_client])
             futures += await self._values.serialize(fetched, *_at(by_client, infos, args))
         return futures
 
@@ -138,13 +141,34 @@ def _context(info: Any) -> dict[str, Any]:
 
 
 class _Written:
-    """Something for Orbax to wait for: hosts write."""
+    """Something for Orbax to wait for: hosts write.
 
-    def __init__(self, done: Array) -> None:
-        self._done = done
+    Args:
+        parts: for each call what says that it has written, and its bytes.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Array, int]], work: Work) -> None:
+        self._parts, self._work = deque(parts), work
 
     def result(self, timeout: float | None = None) -> None:
-        self._done.block_until_ready(timeout)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._work.shown():
+            while self._parts:
+                done, size = self._parts[0]
+                done.block_until_ready(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                self._parts.popleft()
+                self._work.done += size
+
+
+def _fetched(arrays: Sequence[Array]) -> list[np.ndarray[Any, Any]]:
+    """The values of arrays that the client writes."""
+    work = Work("the arrays of a checkpoint are fetched", sum(array.nbytes for array in arrays))
+    found = []
+    with work.shown():
+        for array in arrays:
+            found.append(np.asarray(array))
+            work.done += array.nbytes
+    return found
 
 
 def _check_shape(name: str, shape: tuple[int, ...], argument: Any) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib.metadata
 import re
 import shlex
 import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,8 @@ from typing import Any
 import click
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.scripts.scripts import start as ray_start
 
@@ -21,6 +27,7 @@ from pathways_ray.cli import commands
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 FOLDERS = sorted(path for path in DEPLOY.iterdir() if path.is_dir())
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SCRIPTS = [DEPLOY / "make-files.sh", DEPLOY / "docker" / "serve.sh", DEPLOY / "slurm" / "pathways.sbatch"]
 
 
@@ -114,12 +121,67 @@ def test_the_image() -> None:
     ignored = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().split()
     copied = {part for word, rest in lines if word == "COPY" for part in rest.split()[:-1] if not part.startswith("--")}
     assert copied == {line.removeprefix("!") for line in ignored if line.startswith("!")}
+    (installed,) = [rest for word, rest in lines if word == "RUN" and "pip install" in rest]
+    assert '".${EXTRAS}"' in installed
+    assert set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]) <= copied
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    for package in ("openssh-client", "rsync", "tini", "wget"):
+        assert package in text, f"KubeRay's probes, ray up or the entry point use {package}"
+
+
+def test_the_image_has_what_its_packages_import() -> None:
+    """The modules that are loaded with each file of the image, but for the peers that benchmarks compare with."""
+    text = (DEPLOY / "docker" / "Dockerfile").read_text()
+    (extras,) = re.findall(r'ARG EXTRAS="\[([\w,]+)\]"', text)
+    optional = PROJECT["project"]["optional-dependencies"]
+    there = closure(
+        [*PROJECT["project"]["dependencies"], *(one for extra in extras.split(",") for one in optional[extra])]
+    )
+    own = {*PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"], *sys.stdlib_module_names}
+    files = [path for package in own for path in (ROOT / package).rglob("*.py") if "peers" not in path.parts]
+    loaded = {name: path for path in files for name in re.findall(IMPORT, path.read_text(), re.M)}
+    missing = {
+        (name, str(path.relative_to(ROOT)))
+        for name, path in loaded.items()
+        if name not in own and canonicalize_name(DISTRIBUTIONS.get(name, name)) not in there
+    }
+    assert missing == set()
+
+
+DISTRIBUTIONS = {
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "opentelemetry": "opentelemetry-sdk",
+    "orbax": "orbax-checkpoint",
+}
+"""Those whose names are not that of their module."""
+
+IMPORT = r"^(?:import (?=\w[\w.]*(?: as \w+)?$)|from (?=\w[\w.]* import ))(\w+)"
+
+
+def closure(required: list[str]) -> set[str]:
+    """The names of distributions with all that they require in turn, as far as they are installed."""
+    found: set[tuple[str, str]] = set()
+    left = [Requirement(one) for one in required]
+    while left:
+        one = left.pop()
+        for extra in ("", *one.extras):
+            if (one.name, extra) not in found:
+                found.add((one.name, extra))
+                with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                    more = map(Requirement, importlib.metadata.requires(one.name) or [])
+                    left += [each for each in more if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return {canonicalize_name(name) for name, _ in found}
 
 
 def test_ray_up_takes_the_cluster_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = yaml.safe_load((DEPLOY / "ray-up" / "cluster.yaml").read_text())
     (tmp_path / "files").mkdir()
     monkeypatch.chdir(tmp_path)
+    assert config["auth"].keys() == {"ssh_user", "ssh_private_key"}, "the head starts the others by ssh"
+    page = (DEPLOY / "ray-up" / "README.md").read_text()
+    assert "--build-arg PATHWAYS_UID=" in page, "files are mounted that their owner alone may read"
+    assert "useradd --create-home --uid ${PATHWAYS_UID}" in (DEPLOY / "docker" / "Dockerfile").read_text()
     prepared = prepare_config(config)  # with what the provider leaves to Ray
     validate_config(prepared)
     assert prepared["max_workers"] == len(config["provider"]["worker_ips"])

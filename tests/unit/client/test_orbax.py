@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import orbax_arrays
+from pathways_ray.client import checkpoints_on_hosts, orbax_arrays, shown
 from tests.unit.client.local import LocalSession, opened
 
 
@@ -23,6 +25,48 @@ def session() -> Iterator[LocalSession]:
     orbax_arrays.register()
     yield found
     found.close()
+
+
+def test_a_checkpoint_is_written_by_calls_that_say_how_much_of_it_is_there(
+    session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1. Of five arrays of 64 bytes, two go with each call: three calls. 2. Orbax waits for them one after the other,
+    and `pw.progress()` shows how far they are. 3. So where the client fetches the arrays one by one."""
+    monkeypatch.setattr(checkpoints_on_hosts, "PART_BYTES", 128)
+    shown_at: list[str] = []
+
+    class Waits:
+        why: Any = staticmethod(shown.Work("nothing", 0).why)
+
+        def waiting(self, why: Any) -> Any:
+            self.why = why
+            return contextlib.nullcontext()
+
+    waits = Waits()
+    monkeypatch.setattr(shown, "waits", waits)
+    fetch = session.wait
+
+    def wait(record: Any, timeout: float | None = None) -> None:
+        (link,) = waits.why().links
+        shown_at.append(f"{link.text} ({link.done:.1f})")
+        fetch(record, timeout)
+
+    monkeypatch.setattr(session, "wait", wait)
+    session.trusted = True
+    where = session.virtual_slice((4,), ("x",))
+    state = {f"w{k}": pw.put(np.arange(16, dtype=np.float32), where, P("x")) for k in range(5)}
+    ocp.PyTreeCheckpointer().save(tmp_path / "hosts", state)
+    text = "hosts write a checkpoint"
+    assert [line for line in shown_at if line.startswith(text)] == [
+        f"{text}: 0 bytes of 320 bytes (0.0)",
+        f"{text}: 128 bytes of 320 bytes (0.4)",
+        f"{text}: 256 bytes of 320 bytes (0.8)",
+    ]
+    session.trusted = False
+    ocp.PyTreeCheckpointer().save(tmp_path / "client", state)
+    assert waits.why().links[0].text == "the arrays of a checkpoint are fetched: 320 bytes of 320 bytes"
+    assert list(checkpoints_on_hosts.groups([])) == []
+    assert list(checkpoints_on_hosts.groups([500, 1, 1])) == [range(1), range(1, 3)]
 
 
 # A save that is refused leaves Orbax's own tasks behind.
