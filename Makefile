@@ -7,6 +7,8 @@
 PYTHON ?= python3
 UV ?= uv
 ARGS ?=
+# The tests that `test` runs, by their marks.
+MARKS ?= not long and not slow
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -14,14 +16,14 @@ READY := $(VENV)/.project
 
 # Tests that start no processes of the runtime share the cores; the others run one after the other.
 WORKERS := 2
-PURE = $(PY) -m pytest -q -m "not long" --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
-CLUSTER = $(PY) -m pytest -q -m "not long" tests/integration tests/deploy $(ARGS)
+PURE = $(PY) -m pytest -q -m "$(MARKS)" --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
+CLUSTER = $(PY) -m pytest -q -m "$(MARKS)" tests/integration tests/deploy $(ARGS)
 # What pytest returns when ARGS leave no test of one kind.
 NONE := 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lint check test test-pure test-cluster test-long bench-smoke peers lock clean
+.PHONY: help demo lint check test test-all test-pure test-cluster test-long bench-smoke peers lock clean
 
 # The environment is the lock file's and nothing else's.
 unexport PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
@@ -44,8 +46,11 @@ check: lint  ## lint, then the tests that need no cluster (about three minutes)
 
 # Tests with clusters wait for much of their time. The others fill the gaps: one at a time and with a lower priority, so
 # that they delay nothing whose time is measured. Their output comes when they are through.
-test: $(READY)  ## all tests but those marked long (about a quarter of an hour)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-pure test-cluster
+test: $(READY)  ## all tests but those marked slow or long (about a quarter of an hour)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" test-pure test-cluster
+
+test-all: MARKS = not long
+test-all: test  ## those marked slow as well, as CI does
 
 test-pure: WORKERS := 1
 test-pure: $(READY)

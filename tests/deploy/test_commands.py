@@ -124,6 +124,7 @@ def test_the_container_serves_until_it_is_told_to_stop(python, machine, tmp_path
     assert "runtime 'pathways' is down" in serve.communicate()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_slurm_job_runs_a_command_and_ends(python, machine, tmp_path) -> None:
     """With TLS and a table of tenants, as on several nodes."""

@@ -15,6 +15,7 @@ FLAWED = os.pathsep.join([str(ROOT / "tests" / "integration" / "flawed"), str(RO
 """A path from which the processes of a cluster import `sitecustomize`, which breaks their compilers."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", ["compiling", pytest.param("endless", marks=pytest.mark.long)])
 def test_programs_that_end_hosts_are_refused_and_those_beside_them_are_not(

@@ -40,6 +40,7 @@ def assert_our_actors_are_gone(python, within_s: float = 30.0) -> None:
     assert left == []
 
 
+@pytest.mark.slow
 def test_beside_ray_start(python, apart, head) -> None:
     """1. Somebody starts Ray, with a token. 2. A driver without that token is refused. 3. One that has it runs the
     runtime there, and ends. 4. The cluster is as it was, and works."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts_per_island", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.timeout(180)
 def test_killed_hosts_fail_their_launches_and_come_back(python: Any, hosts_per_island: int) -> None:

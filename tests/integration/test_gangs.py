@@ -45,7 +45,9 @@ def together(python: Scripts, cluster: Cluster, launches: int) -> list[dict[str,
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("launches", [100, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "launches", [25, pytest.param(100, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.long)]
+)
 def test_launches_of_four_clients_together_give_the_bits_of_each_alone(
     python: Scripts, pairs: Cluster, launches: int
 ) -> None:

@@ -83,6 +83,7 @@ def test_an_embedded_cluster_listens_on_loopback_and_asks_for_a_token(
     python.assert_none_left()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_detached_runtime_on_one_machine_listens_on_loopback(python: Scripts) -> None:
     """Ray is told to stay on loopback when it is started, since by itself it listens everywhere."""

@@ -167,6 +167,7 @@ def pathways(python, machines: Machines, environment: dict[str, str], *words: st
     return python.command("-m", "pathways_ray.cli", *words, prefix=machines.inside(0), **environment)
 
 
+@pytest.mark.slow
 def test_a_runtime_on_three_machines_wants_tls_and_tenants(python, machines, environment, nodes) -> None:
     process = pathways(python, machines, environment, "up", "--address", nodes, "--islands", "1")
     out, err = process.communicate(timeout=60.0)

@@ -172,6 +172,7 @@ def over_hosts(pairs: Any) -> Iterator[ProxyProcess]:
         yield started
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_devices_of_two_hosts_compute_as_one(over_hosts: ProxyProcess, plain: Any) -> None:
     assert printed(run(over_hosts.env, str(SCRIPTS / "jax_program.py"))) == plain

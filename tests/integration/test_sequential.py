@@ -15,6 +15,7 @@ def run(python, training: str, **options) -> dict[str, Any]:
     return json.loads(python.run("options_battery", json.dumps(options), training, timeout=110).splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)  # two runs
 @pytest.mark.parametrize(
     ("options", "training"),

@@ -709,6 +709,7 @@ def test_the_table_is_read_again(whole: Cluster) -> None:
 # --- clients that stop ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_stopped_client_loses_all_and_a_busy_one_nothing(whole: Cluster, python) -> None:
     """
     1. A client with slices, arrays and queued launches is stopped; another one holds Python's lock for 12 s.

@@ -131,6 +131,7 @@ def trained(reference: Reference, steps: int) -> tuple[Any, list[float], list[fl
     return params, losses, norms
 
 
+@pytest.mark.slow
 def test_training_at_all_kinds_of_parallelism_equals_a_plain_loop_on_one_device(session, reference) -> None:
     """Two stages on two islands, of 2 replicas × 2 members each, ZeRO-1 and sequence parallelism.
 

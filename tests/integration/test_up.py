@@ -79,6 +79,7 @@ def up(run, *arguments: str) -> dict[str, Any]:
     return json.loads(out)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_up_outlives_its_shell_until_down(python, shared_head, run, tmp_path) -> None:
     """
@@ -275,6 +276,7 @@ def begin(python, shared_head) -> subprocess.Popen[str]:
 # --- the control plane dies -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("kind", ["Controller", pytest.param("ResourceManager", marks=pytest.mark.long)])
 def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, kind: str) -> None:
@@ -313,6 +315,7 @@ def test_a_killed_control_plane_comes_back(python, shared_head, run, tmp_path, k
         assert_nothing_left(python)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_islands_are_changed_by_the_command_and_a_control_plane_that_restarts_knows_them(python, run) -> None:
     """

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from pathways_ray import waits
 
 
+@pytest.mark.slow
 def test_every_wait_is_woken(python) -> None:
     """
     1. A cluster starts whose wait slices and ticks are an hour, client included.
