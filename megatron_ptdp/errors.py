@@ -15,7 +15,7 @@ PathwaysError
 │   └── NothingFits                   every legal plan needs more memory than there is; by how much, and what would fit
 └── TrainingStopped (also RuntimeError)
     ├── NotFinite                     a loss or a gradient is NaN or infinite
-    └── TooManyRestarts               hosts were lost more often than --max-restarts
+    └── TooManyRestarts               hosts were lost more often than --max-restarts, or again and again at one step
 """
 
 from __future__ import annotations
@@ -99,4 +99,4 @@ class NotFinite(TrainingStopped):
 
 
 class TooManyRestarts(TrainingStopped):
-    """Hosts were lost more often than was allowed."""
+    """Hosts were lost more often than was allowed, or again and again at one step."""

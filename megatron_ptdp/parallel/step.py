@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -27,6 +27,9 @@ from megatron_ptdp.parallel.stage import StageMath
 from megatron_ptdp.parallel.step_trace import StepTrace
 from megatron_ptdp.parallel.update import Optimizer, Update
 from megatron_ptdp.schedules import Schedule
+
+Numbers: TypeAlias = Sequence[Sequence[Sequence[Any]]]
+"""The numbers of the microbatches, as arrays on the slice of each pipeline device of each group of replicas."""
 
 
 class State(NamedTuple):
@@ -60,15 +63,19 @@ class Step:
         self.nodes = self._nodes(optimizer)
         scales = "float64" if options.master == "float64" else "float32"
         self.feed = BatchFeed(model, self.sizes, self._wanted(), scales)
-        self.numbers = [
-            [[pw.put(np.int32(k), slice, P()) for k in range(self.sizes.microbatches)] for slice in row]
-            for row in layout.slices
-        ]
+        self.renew()
         self._step = pw.program(self._train, name="training_step")
         self._gradients = pw.program(self._differentiate, name="gradients")
         self._evaluation = pw.program(self._evaluate, name="evaluation")
         self._begin = pw.program(self._first_slots, name="first_slots")
         self._copy = pw.program(self._copied, name="copy_state")
+
+    def renew(self) -> None:
+        """Places the numbers of the microbatches on all slices: at the beginning, and after the loss of a host."""
+        self.numbers = [
+            [[pw.put(np.int32(k), slice, P()) for k in range(self.sizes.microbatches)] for slice in row]
+            for row in self.layout.slices
+        ]
 
     # --- for users ----------------------------------------------------------------------------------------------------
 
@@ -78,17 +85,17 @@ class Step:
         Raises:
             BatchError: the batch has other arrays or shapes than the model and the sizes ask for.
         """
-        made: tuple[State, dict[str, Any]] = self._step(state, *self.feed(batch))
+        made: tuple[State, dict[str, Any]] = self._step(state, self.numbers, *self.feed(batch))
         return made
 
     def gradients(self, state: State, batch: Mapping[str, np.ndarray]) -> tuple[float, Tree]:
         """The loss, and its gradient as the whole model's tree of NumPy arrays. Waits; the state stays."""
-        loss, parts = self._gradients(state, *self.feed(batch))
+        loss, parts = self._gradients(state, self.numbers, *self.feed(batch))
         return float(loss), split.join(self.model, self.layout.stages, jax.tree.map(np.asarray, parts))
 
     def evaluate(self, state: State, batch: Mapping[str, np.ndarray]) -> Any:
         """The loss of a batch of a step's shapes, as a future: forwards only. The state stays."""
-        return self._evaluation(state, *self.feed(batch))
+        return self._evaluation(state, self.numbers, *self.feed(batch))
 
     def initial(self, whole: Tree) -> State:
         """The state to begin with, from NumPy parameters of the whole model, with their padding or without.
@@ -219,9 +226,12 @@ class Step:
 
     # --- traced -------------------------------------------------------------------------------------------------------
 
-    def _traced(self, state: State, batch: Any, scale: Any) -> tuple[list[StepTrace], list[list[Tree]]]:
+    def _traced(
+        self, state: State, numbers: Numbers, batch: Any, scale: Any
+    ) -> tuple[list[StepTrace], list[list[Tree]]]:
         """The trace of each group, and for each group the gradients of each stage, summed over all groups."""
-        traces = [self._trace_of(group, state, batch[group], scale[group]) for group in range(len(self.nodes))]
+        groups = range(len(self.nodes))
+        traces = [self._trace_of(group, state, numbers[group], batch[group], scale[group]) for group in groups]
         gradients: list[list[Tree]] = [[None] * len(self.shapes) for _ in traces]
         crossing: dict[int, list[list[Any]]] = {}
         for action in self.actions:
@@ -244,14 +254,14 @@ class Step:
             self._tie(row, of_row)
         return traces, gradients
 
-    def _trace_of(self, group: int, state: State, batch: Any, scale: Any) -> StepTrace:
+    def _trace_of(self, group: int, state: State, numbers: Any, batch: Any, scale: Any) -> StepTrace:
         row, placement = self.nodes[group], self.schedule.placement
         return StepTrace(
             row,
             self._used(group, state),
             [{name: batch[placement[n.number]][name] for name in n.math.wanted} for n in row],
             scale,
-            [self.numbers[group][device] for device in placement],
+            [numbers[device] for device in placement],
             self.fused_last_stage,
             self.keep_input,
         )
@@ -280,8 +290,8 @@ class Step:
             for row, each in zip(self.nodes, traces, strict=True)
         ]
 
-    def _train(self, state: State, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
-        traces, gradients = self._traced(state, batch, scale)
+    def _train(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
+        traces, gradients = self._traced(state, numbers, batch, scale)
         losses = self._loss(traces)
         found = [nodes.norm(own) for nodes, own in zip(self.nodes[0], gradients[0], strict=True)]
         bad = [counts for _, counts in found]
@@ -299,15 +309,15 @@ class Step:
         )
         return after, {"loss": decided["loss"], "norm": decided["norm"], "applied": decided["applied"], "bad": bad}
 
-    def _differentiate(self, state: State, batch: Any, scale: Any) -> tuple[Any, list[Tree]]:
-        traces, gradients = self._traced(state, batch, scale)
+    def _differentiate(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> tuple[Any, list[Tree]]:
+        traces, gradients = self._traced(state, numbers, batch, scale)
         return self._sum_of_losses(self._loss(traces)), gradients[0]
 
-    def _evaluate(self, state: State, batch: Any, scale: Any) -> Any:
+    def _evaluate(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> Any:
         made = []
         for group, row in enumerate(self.nodes):
             own = self._used(group, state)
-            found = evaluation.losses(row, own, batch[group], self.numbers[group], self.schedule.placement)
+            found = evaluation.losses(row, own, batch[group], numbers[group], self.schedule.placement)
             made.append(row[-1].total_loss()(found, scale[group]))
         return self._sum_of_losses(made)
 

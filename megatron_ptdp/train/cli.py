@@ -88,7 +88,7 @@ def prepare(texts: tuple[Path, ...], output: Path, tokenizer: Path | None) -> No
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="a setting that goes before the file's: pipeline=4"
 )
 @click.option(
-    "--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="how often hosts may be lost"
+    "--max-restarts", type=click.IntRange(0), default=0, show_default=True, help="from checkpoints, without snapshots"
 )
 @click.option("--trace-step", type=click.IntRange(1), help="the number of a step to draw, next to its prediction")
 @click.option(

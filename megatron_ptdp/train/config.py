@@ -51,6 +51,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         placement: "apart" puts the pipeline devices of a replica on islands of their own where there are enough,
             "together" on one
         data_islands: over how many islands the replicas lie
+        min_data: replicas with which training goes on at least, where islands are lost for good; 0: as many as `data`
         pieces: buckets per island in which the gradients of a stage cross to the others
     """
 
@@ -71,6 +72,7 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     join: bool = False
     placement: Literal["apart", "together"] = "apart"
     data_islands: int = 1
+    min_data: int = 0
     pieces: int = 1
 
     def counted(self) -> int:
@@ -142,6 +144,8 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         directory: for checkpoints, metrics and traces
         checkpoint_every: steps; 0: only at the end
         keep: the newest checkpoints that stay
+        snapshot_every: steps between two snapshots of the state in the memory of other islands, from which training
+            goes on after a loss; 0: none are taken
         log_every: steps between two lines where there is no terminal
         in_flight: steps that may be launched before the loss of an earlier one is there
         eval_every: steps between two evaluations on held-out examples, and one at the end; 0: no evaluation
@@ -155,6 +159,7 @@ class Run(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     directory: str = "run"
     checkpoint_every: int = 0
     keep: int = 2
+    snapshot_every: int = 0
     log_every: int = 10
     in_flight: int = 2
     eval_every: int = 0
@@ -168,6 +173,7 @@ class Cluster(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     Attributes:
         islands, hosts_per_island, devices_per_host, platform: of one's own cluster; 0 islands or devices: as many as
             the sizes need
+        lost_after: seconds after which one of its islands that is away counts as lost
         address: of a Ray cluster to start it on; left out, on this machine
         url, token, ca: of a cluster that runs, in place of all these
     """
@@ -176,6 +182,7 @@ class Cluster(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     hosts_per_island: int = 1
     devices_per_host: int = 0
     platform: Literal["auto", "cpu", "gpu", "tpu"] = "auto"
+    lost_after: float = 120.0
     address: str = ""
     url: str = ""
     token: str = ""
@@ -198,7 +205,7 @@ SETTINGS: dict[str, str] = {
 
 _POSITIVE = (
     "pipeline", "tensor", "data", "microbatch", "data_islands", "pieces", "steps", "keep", "log_every", "in_flight",
-    "eval_batches", "hosts_per_island",
+    "eval_batches", "hosts_per_island", "lost_after",
 )  # fmt: skip
 
 
@@ -347,6 +354,11 @@ def _check(config: Config) -> None:
                 raise ConfigError(f"table {section}: {name} is {value}, must be {least}")
     if config.data.held_out >= 1:
         raise ConfigError(f"table data: held_out is {config.data.held_out}, must be below 1: it is a share")
+    if config.parallel.min_data > config.parallel.data:
+        raise ConfigError(
+            f"table parallel: min_data is {config.parallel.min_data}, must be at most data, which is "
+            f"{config.parallel.data}: training never has more replicas"
+        )
     if any(layers < 0 for layers in config.parallel.stage_layers):
         raise ConfigError(f"table parallel: stage_layers is {config.parallel.stage_layers}, each must be 0 or more")
     if config.parallel.schedule not in schedule_names():

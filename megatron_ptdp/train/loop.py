@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,11 +43,25 @@ class InFlight(NamedTuple):
     held_out: tuple[Any, ...] = ()
 
 
+class Guard(Protocol):
+    """The object that looks after the loop (`survivor.Survivor`)."""
+
+    def before(self, state: Any, done: int) -> None:
+        """Another step is about to be launched, from the state after `done` steps."""
+
+    def landed(self, number: int) -> None:
+        """The loss of a step was seen."""
+
+    def pauses(self) -> bool:
+        """Whether the stretch is to end before the next step."""
+
+
 @dataclass
 class Loop:
-    """One stretch of training, from a state to the end, a signal, or an error.
+    """One stretch of training, from a state to the end, a pause, a signal, or an error.
 
     Attributes:
+        guard: hears of each step
         data: the values that the order of the data depends on, for checkpoints
         held_out: the batches of each evaluation
         instead: for the numbers of some steps, the function that runs in place of the step
@@ -61,6 +75,7 @@ class Loop:
     display: Display
     stop: Stop
     peak: Peak
+    guard: Guard
     held_out: Sequence[Mapping[str, np.ndarray]] = ()
     instead: Mapping[int, Traced] = field(default_factory=dict)
     flying: deque[InFlight] = field(default_factory=deque)
@@ -71,12 +86,16 @@ class Loop:
         config = self.training.config
         self._rate = rate(config.optimizer, config.run.steps)
         self._flops = flops_per_token(config.model, config.parallel.recompute)
+        self._devices = self.training.sizes.devices
 
-    def run(self, state: Any, done: int) -> int:
-        """Trains until all steps are done or an end was asked for; returns the steps that are done.
+    def run(self, state: Any, done: int) -> tuple[int, Any]:
+        """Trains until all steps are done, an end was asked for, or the guard has it pause.
 
         Args:
             state: after `done` steps; it is donated.
+
+        Returns:
+            The steps that are done, and, at a pause, the state.
 
         Raises:
             NotFinite: a loss or a gradient is NaN or infinite.
@@ -87,6 +106,10 @@ class Loop:
         coming = self.batches.starting_at(done)
         while done < run.steps and not self.stop.asked:
             self._land(run.in_flight - 1)
+            if self.guard.pauses():
+                self._land(0)
+                return done, state
+            self.guard.before(state, done)
             batch = next(coming)
             launch = self.instead.get(done + 1, step)
             if launch is not step:
@@ -102,7 +125,7 @@ class Loop:
             self._save(state, done)
         self.display.waits(f"the checkpoint of step {self.saved} is being written")
         self.checkpoints.wait()
-        return done
+        return done, None
 
     def _evaluation(self, state: Any, done: int) -> tuple[Any, ...]:
         """The losses on held-out examples, as futures, where an evaluation follows this step."""
@@ -135,8 +158,9 @@ class Loop:
             held_out = self._loss_of_held_out(one)
             self.landed_at = time.perf_counter()  # an evaluation does not count as time of a step
             seen = self._seen(one, loss, norm, seconds)
-            values = {**seen._asdict(), "passes": self.batches.passes(one.number)}
+            values = {**seen._asdict(), "passes": self.batches.passes(one.number), "devices": self._devices}
             self.records.write(one.number, values if held_out is None else {**values, "eval_loss": held_out})
+            self.guard.landed(one.number)
             self.display.step(one.number, seen, held_out)
 
     def _loss_of_held_out(self, one: InFlight) -> float | None:
@@ -157,7 +181,7 @@ class Loop:
 
     def _seen(self, one: InFlight, loss: float, norm: float, seconds: float) -> StepFigures:
         speed = one.tokens / seconds
-        share = Utilization.of(speed, self._flops, self.peak, self.training.sizes.devices)
+        share = Utilization.of(speed, self._flops, self.peak, self._devices)
         learning_rate = float(self._rate(one.number - 1))
         return StepFigures(loss, norm, learning_rate, seconds, speed, share.mfu, share.hardware)
 

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tensorboardX import SummaryWriter
 
 from megatron_ptdp.errors import ConfigError
 
-METRICS, EVENTS, CHECKPOINTS = "metrics.jsonl", "events", "checkpoints"
+METRICS, EVENTS, CHECKPOINTS, RECOVERIES = "metrics.jsonl", "events", "checkpoints", "recoveries.jsonl"
 """Names in the directory of a run."""
 
 
@@ -52,6 +53,12 @@ class Records:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def note_recovery(directory: Path, values: Mapping[str, Any]) -> None:
+    """Adds a line about a loss, or about islands that have come, to `recoveries.jsonl`, with the time (Unix)."""
+    with (directory / RECOVERIES).open("a", encoding="utf-8") as lines:
+        print(json.dumps({"time": time.time(), **values}), file=lines)
 
 
 def cut_after(path: Path, step: int) -> None:

@@ -1,9 +1,8 @@
-"""A whole run: checks everything it can before a cluster starts, then trains, again after a lost host."""
+"""A whole run: checks everything it can before a cluster starts, then trains, in stretches between losses."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from megatron_ptdp.data import Batches
-from megatron_ptdp.errors import ConfigError, TooManyRestarts, TrainingStopped
+from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models import Compute, build
 from megatron_ptdp.parallel import Sizes
 from megatron_ptdp.parallel.layer_split import cut
@@ -34,13 +33,8 @@ from megatron_ptdp.train.setup import (
 )
 from megatron_ptdp.train.speed import Peak, peak_of
 from megatron_ptdp.train.stop import Stop
-from pathways_ray.errors import BufferLost, HostLost, LaunchTimeout
-
-LOST = (HostLost, BufferLost, LaunchTimeout)
-"""After these the cluster is there again, and the state is not."""
-
-HOSTS_LIMIT_S = 120.0
-"""The time in which a lost host must come back."""
+from megatron_ptdp.train.survivor import LOST, Start, Survivor
+from pathways_ray.errors import PathwaysError
 
 
 @dataclass(frozen=True)
@@ -48,7 +42,7 @@ class RunOptions:
     """Options of one run beside its configuration.
 
     Attributes:
-        max_restarts: losses of hosts that training survives
+        max_restarts: restarts from checkpoints after losses of hosts, where no snapshots are taken
         trace_step: the number of a step to be drawn; 0 for none
     """
 
@@ -162,7 +156,7 @@ class Bubbles:
 
 @dataclass
 class Run:
-    """Training on a cluster, with restarts."""
+    """Training on a cluster, in stretches between losses."""
 
     config: Config
     options: RunOptions
@@ -175,6 +169,7 @@ class Run:
     session: Any
     console: Console
     stop: Stop
+    recorded: bool = False
 
     def to_the_end(self, restored: Restored | None) -> int:
         """Trains until all steps are done, or an end was asked for.
@@ -182,43 +177,35 @@ class Run:
         Raises:
             As `train`.
         """
-        training = Training.of(self.config, self.schedule, self.sizes)
-        peak = peak_of(training.layout, self.config.run.peak_flops, self.config.run.dtype)
-        self._describe(training, peak)
-        restarts = 0
+        survivor = self._survivor()
+        start = survivor.begin(restored)
+        peak = peak_of(survivor.training.layout, self.config.run.peak_flops, self.config.run.dtype)
+        self._describe(survivor.training, peak)
         while True:
+            lost: PathwaysError | None = None
             try:
-                return self._stretch(training, restored, peak)
+                done, state = self._stretch(survivor, start, peak)
+                if state is None:
+                    return done
+                start.done, start.state = done, state
+                del state
+                start = survivor.grown(start)
             except LOST as error:
-                self.checkpoints.settle()
-                if restarts == self.options.max_restarts:
-                    raise self._given_up(error, restarts) from error
-                restarts += 1
-                restored = self.checkpoints.latest()
-                self.console.print(
-                    f"{type(error).__name__}: {error}; restart {restarts} of {self.options.max_restarts} from step "
-                    f"{restored.about.step if restored else 0}",
-                    markup=False,
-                    soft_wrap=True,
-                )
-            # What the step holds on its slices is lost as well.
-            training.release()
-            wait_for_hosts(self.session)
-            training = Training.of(self.config, self.schedule, self.sizes)
+                lost = error.with_traceback(None)  # its frames hold the state
+            if lost is not None:
+                start = survivor.recovered(lost)
 
-    def _given_up(self, error: Exception, restarts: int) -> Exception:
-        if restarts:
-            return TooManyRestarts(
-                f"hosts were lost {restarts + 1} times, --max-restarts is {restarts}; the last time: {error}"
-            )
-        return type(error)(f"{error}; run again to go on from the last checkpoint, --max-restarts N does so by itself")
+    def _survivor(self) -> Survivor:
+        def say(text: str) -> None:
+            self.console.print(text, markup=False, soft_wrap=True)
 
-    def _stretch(self, training: Training, restored: Restored | None, peak: Peak) -> int:
-        done = restored.about.step if restored else 0
-        state = training.step.place(restored.state) if restored else training.first_state()
-        if restored:
-            restored.state.clear()  # as large as the model's whole state; after a restart it is read again
-        bubble = f"{simulate(self.schedule).bubble.of_ideal:.1%}"
+        restarts = self.options.max_restarts
+        return Survivor(self.config, self.session, self.checkpoints, self.directory, restarts, say)
+
+    def _stretch(self, survivor: Survivor, start: Start, peak: Peak) -> tuple[int, Any]:
+        training, done = survivor.training, start.done
+        state, start.state = start.state, None
+        bubble = f"{simulate(training.schedule).bubble.of_ideal:.1%}"
         run = self.config.run
         with (
             Records(self.directory, done) as records,
@@ -226,7 +213,16 @@ class Run:
         ):
             held_out = self.batches.held_out(run.eval_batches) if run.eval_every else []
             loop = Loop(
-                training, self.batches, self.data, self.checkpoints, records, display, self.stop, peak, held_out
+                training,
+                self.batches,
+                self.data,
+                self.checkpoints,
+                records,
+                display,
+                self.stop,
+                peak,
+                survivor,
+                held_out,
             )
             display.waits("the first step is compiled")
             if number := self._step_to_record(done):
@@ -235,7 +231,9 @@ class Run:
 
     def _step_to_record(self, done: int) -> int:
         """The number of the step whose actions are timed: the one to be drawn, else the first that does not compile. 0
-        for no step: it is behind us, there is one pipeline device, or the hosts are not this run's own."""
+        for no step: it was timed or is behind us, there is one pipeline device, or the hosts are not this run's own."""
+        if self.recorded:
+            return 0
         if self.options.trace_step:
             return self.options.trace_step if self.options.trace_step > done else 0
         able = self.schedule.devices > 1 and not self.config.cluster.url
@@ -247,11 +245,12 @@ class Run:
         def run(state: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
             made: tuple[Any, dict[str, Any]]
             made, seen = timeline.record(training.step, state, batch)
-            ran = timeline.measured(self.schedule, training.layout.slices[0], seen)
+            self.recorded = True
+            ran = timeline.measured(training.schedule, training.layout.slices[0], seen)
             if not any(map(timeline.is_seen, ran.timeline.started)):
                 display.say(f"step {number}: the times of its actions were not seen")
                 return made
-            model = timeline.predicted(self.schedule, ran.timeline)
+            model = timeline.predicted(training.schedule, ran.timeline)
             self._describe(training, peak, Bubbles.of(number, ran, model))
             text = timeline.prediction(model, training.layout.slices[0])
             (self.directory / "predicted.json").write_text(text, encoding="utf-8")
@@ -289,23 +288,3 @@ class Run:
             markup=False,
             soft_wrap=True,
         )
-
-
-def wait_for_hosts(session: Any, limit_s: float = HOSTS_LIMIT_S) -> None:
-    """Waits until all hosts of the cluster are up.
-
-    Raises:
-        TrainingStopped: one is not within the limit.
-    """
-    deadline = time.monotonic() + limit_s
-    while down := list(_down(session)):
-        if time.monotonic() > deadline:
-            raise TrainingStopped(f"hosts {down} did not come back within {limit_s:.0f} s; look at `pathways status`")
-        time.sleep(0.2)
-
-
-def _down(session: Any) -> Iterator[int]:
-    for island in session.status()["islands"]:
-        for host in island["hosts"]:
-            if not host["up"]:
-                yield host["host"]

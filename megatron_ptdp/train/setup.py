@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,7 @@ def cluster_of(config: Config, sizes: Sizes) -> Iterator[pw.Session]:
         address=asked.address or None,
         platform=asked.platform,
         fusion=False,
+        lost_after_s=asked.lost_after,
     ) as session:
         yield session
 
@@ -121,7 +122,11 @@ def options_of(config: Config) -> Options:
 
 @dataclass
 class Training:
-    """The parts of a training that a loop needs; slices are taken when it is made, and given back by `release`."""
+    """The parts of a training that a loop needs; slices are taken when it is made, and given back by `release`.
+
+    Attributes:
+        islands: on which it was built
+    """
 
     config: Config
     schedule: Schedule
@@ -129,10 +134,12 @@ class Training:
     model: Any
     layout: Layout
     step: Any
+    islands: frozenset[int]
+    released: bool = False
 
     @classmethod
-    def of(cls, config: Config, schedule: Schedule, sizes: Sizes) -> Training:
-        """Builds on the current session.
+    def of(cls, config: Config, schedule: Schedule, sizes: Sizes, islands: Sequence[int] | None = None) -> Training:
+        """Builds on the current session, on these islands or on all.
 
         Raises:
             ConfigError: the model, the sizes and the devices do not fit each other.
@@ -145,10 +152,13 @@ class Training:
             lighter=parallel.lighter,
             counts=parallel.stage_layers or None,
             placement=parallel.placement,
+            islands=islands,
         )
         options = options_of(config)
         optimizer = transformation(config.optimizer, config.run.steps)
-        return cls(config, schedule, sizes, model, layout, build_step(model, optimizer, layout, schedule, options))
+        used = frozenset(slice.island for row in layout.slices for slice in row)
+        step = build_step(model, optimizer, layout, schedule, options)
+        return cls(config, schedule, sizes, model, layout, step, used)
 
     def first_state(self) -> Any:
         """The state before the first step: a function of the seed and the model's sizes."""
@@ -157,6 +167,7 @@ class Training:
         )
 
     def release(self) -> None:
+        self.released = True
         self.layout.release()
 
 

@@ -109,7 +109,7 @@ class Elastic:
 
     def _take(self, state: Any) -> None:
         try:
-            taken = snapshot(state, self._copies)
+            taken = snapshot(state, self._copies, local=True)  # the step may span islands
         except (*LOSSES, Unschedulable):
             if not self._history.calls:
                 raise  # it was never possible; later on, it is tried with each call

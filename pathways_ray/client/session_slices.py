@@ -70,6 +70,8 @@ class SliceCalls:
         """Gives a slice back to the cluster."""
         if not self._core.closed_because and self._driver.suspension is None:
             self._connection.call(wire.ReleaseSlice(self._core.session, released.id))
+            if self.shadows is not None:
+                self.shadows.release(released)
 
     def default_slice(self) -> VirtualSlice:
         """All devices of one island on one axis `x`; made when first needed, once for all threads."""

@@ -3,6 +3,9 @@
 A copy is a launch like any other: transfers from the slice of an array to a *shadow*, a slice on another island, since
 the loss of a host takes the memory of its whole island. Calls after it may donate what it copies. A copy is spread over
 the devices of its shadow where it divides, so that of what is replicated one copy is kept.
+
+A step over several islands donates its state on all of them, and a loss on one ends it on all. Then what is restored is
+the copies elsewhere of what was lost, and copies on their own devices (`local`) of the rest, all of the same moment.
 """
 
 from __future__ import annotations
@@ -12,12 +15,15 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.client.compiled import compiled
 from pathways_ray.client.moving import COPIES
+from pathways_ray.client.program import Program
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import BufferLost, ForeignArray, PathwaysError, Unschedulable, UsageError
@@ -84,18 +90,35 @@ class Snapshot:
             BufferLost: all copies of an array are lost.
             PathwaysError: the snapshot itself has failed.
         """
-        self.wait(timeout)
-        found = [_living(copies) for copies in self._copies]
-        if any(copies and not living for copies, living in zip(self._copies, found, strict=True)):
-            raise BufferLost("the snapshot is gone: the hosts that had its copies were lost after they were made")
-        sources = [living[0] for living in found if living]
+        sources = [living[0] for living in self._found(timeout) if living]
         kinds = [leaf for leaf in self._leaves if isinstance(leaf, ArgumentType)]
         arrays = iter(copied(sources, kinds))
         leaves = [next(arrays) if isinstance(leaf, ArgumentType) else _own(leaf) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, leaves)
 
+    def values(self, timeout: float | None = None) -> Any:
+        """The tree as it was when the snapshot was taken, with NumPy arrays: for a state that is to lie otherwise than
+        before, where its slices were lost for good.
 
-def snapshot(tree: Any, copies: int = 1) -> Snapshot:
+            state = pw.put(snapshot.values(), another_slice)
+
+        Raises:
+            As `restore`.
+        """
+        found = zip(self._leaves, self._found(timeout), strict=True)
+        leaves = [np.asarray(living[0]) if living else _own(leaf) for leaf, living in found]
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def _found(self, timeout: float | None) -> list[list[Array]]:
+        """The copies of each leaf that are there; none of one that is no array."""
+        self.wait(timeout)
+        found = [_living(copies) for copies in self._copies]
+        if any(copies and not living for copies, living in zip(self._copies, found, strict=True)):
+            raise BufferLost("the snapshot is gone: the hosts that had its copies were lost after they were made")
+        return found
+
+
+def snapshot(tree: Any, copies: int = 1, local: bool = False) -> Snapshot:
     """Keeps a copy of each array of a pytree in the memory of other hosts, and gives it back after a loss.
 
         safe = pw.snapshot(state)
@@ -108,6 +131,8 @@ def snapshot(tree: Any, copies: int = 1) -> Snapshot:
     Args:
         tree: a pytree with `pw.Array`s. Other leaves are kept as they are, NumPy arrays copied.
         copies: islands that each array is copied to.
+        local: whether each array is copied on its own devices too. Where a program runs on several islands and donates
+            its state, the loss of one takes the state along on all of them.
 
     Raises:
         Unschedulable: there are fewer other islands that are up.
@@ -122,7 +147,7 @@ def snapshot(tree: Any, copies: int = 1) -> Snapshot:
         raise UsageError("there is no pw.Array in the tree to take a snapshot of")
     shadows = _shadows(arrays)
     places = {where: shadows.of(where, copies) for where in dict.fromkeys(_slice(array._type) for array in arrays)}
-    made: list[list[Array]] = [[] for _ in arrays]
+    made: list[list[Array]] = [[copy] for copy in shadows.beside(arrays)] if local else [[] for _ in arrays]
     for number in range(copies):
         targets = [_spread(array._type, places[_slice(array._type)][number]) for array in arrays]
         for found, copy in zip(made, copied(arrays, targets), strict=True):
@@ -201,6 +226,44 @@ class Shadows:
             )
             self._programs[key] = self.session.register(graph, encode(graph), {})
         return self._programs[key]
+
+    def beside(self, arrays: Sequence[Array]) -> list[Array]:
+        """Copies of arrays on their own devices, in the layouts that they have: one launch."""
+        key = "copy", *(array._type for array in arrays)
+        known = _slice(arrays[0]._type).functions
+        if key not in known:
+            known[key] = _copying(arrays)
+        found: list[Array] = known[key](*arrays)
+        return found
+
+    def release(self, where: VirtualSlice) -> None:
+        """A slice was released: gives back its shadows. Copies there can be fetched while somebody has a handle."""
+        for shadow in self._of.pop(where, ()):
+            shadow.release()
+            self.last.pop(shadow, None)
+        named = {key: {kind.slice for kinds in key for kind in kinds} for key in self._programs}
+        self._programs = {key: number for key, number in self._programs.items() if where not in named[key]}
+
+
+def _copying(arrays: Sequence[Array]) -> Program:
+    """A program that takes arrays of these types, and returns a copy of each where it is."""
+    functions: list[tuple[list[int], Any]] = []
+    for where in dict.fromkeys(_slice(array._type) for array in arrays):
+        places = [k for k, array in enumerate(arrays) if array._type.slice is where]
+        specs = tuple(arrays[k].sharding.spec for k in places)
+        functions.append((places, compiled(_copied, slice=where, in_specs=specs, out_specs=specs)))
+
+    def copies(*given: Any) -> list[Any]:
+        made: dict[int, Any] = {}
+        for places, copy in functions:
+            made.update(zip(places, copy(*[given[k] for k in places]), strict=True))
+        return [made[k] for k in range(len(given))]
+
+    return Program(copies, "copy", check=False, slice=_slice(arrays[0]._type))
+
+
+def _copied(*arrays: Any) -> tuple[Any, ...]:
+    return tuple(map(jnp.copy, arrays))
 
 
 def _shadows(arrays: Sequence[Array]) -> Shadows:

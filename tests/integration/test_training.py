@@ -306,6 +306,21 @@ def test_a_loss_that_is_not_finite_stops_with_step_stage_and_tensor(trainer: Tra
     assert len(before) == 3
 
 
+def test_a_killed_host_costs_the_steps_since_the_last_snapshot(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
+    """Without a checkpoint, and without a restart: the curve has the bits of a run that was not disturbed."""
+    directory = tmp_path / "run"
+    process = trainer.start(directory, "snapshot_every=3", "checkpoint_every=0")
+    wait_until(lambda: steps_done(directory) >= 7, process)
+    _hosts(process)[1].kill()
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert curve(directory) == curve(whole)
+    (recovery,) = map(json.loads, (directory / "recoveries.jsonl").read_text().splitlines())
+    assert (recovery["source"], recovery["data"], recovery["devices"]) == ("snapshot", 1, 2)
+    assert 6 <= recovery["reached"] < STEPS
+    assert recovery["reached"] - recovery["step"] <= 3 + 2, "no more than the steps between snapshots, and in flight"
+
+
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_killed_host_is_an_error_or_a_restart_with_the_same_bits(

@@ -118,7 +118,8 @@ def test_without_a_snapshot_a_loss_is_one(session: LocalSession) -> None:
     loop = Loop()
     loop.go(2)
     for taken in loop.step._snapshots.values():
-        lose(taken._copies[0][0])
+        for copy in taken._copies[0]:
+            lose(copy)
     lose(loop.state)
     with pytest.raises(BufferLost, match="and so is every snapshot from before it"):
         loop.go(1)
@@ -133,7 +134,8 @@ def test_a_lost_snapshot_is_taken_again_and_later_where_there_is_no_island(
 ) -> None:
     loop = Loop(every=100)
     loop.go(1)
-    lose(loop.step._snapshots[0]._copies[0][0])
+    for copy in loop.step._snapshots[0]._copies[0]:
+        lose(copy)
     monkeypatch.setattr(session, "status", lambda: islands("up", "away"))
     loop.go(2)
     assert not loop.step._snapshots
@@ -157,3 +159,15 @@ def test_an_elastic_step_is_refused_where_it_cannot_be_one(
     monkeypatch.setattr(session, "status", lambda: islands("up"))
     with pytest.raises(Unschedulable, match="takes as many other islands"):
         Loop().go(1)
+
+
+def test_a_step_that_spans_islands_survives_the_loss_of_the_island_of_the_copies(session: LocalSession) -> None:
+    """The state went with the step that was lost: it is made again from the copy on its own devices."""
+    loop = Loop()
+    loop.go(2)
+    for taken in loop.step._snapshots.values():
+        lose(taken._copies[0][1])
+    lose(loop.state)
+    loop.go(2)
+    loop.check()
+    assert loop.step.losses == 1

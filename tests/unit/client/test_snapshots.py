@@ -71,6 +71,38 @@ def test_one_of_two_copies_is_enough_and_without_any_the_snapshot_says_so(sessio
         safe.restore()
 
 
+def test_copies_on_their_own_devices_serve_where_the_others_are_lost(session: LocalSession) -> None:
+    a, b = pw.virtual_slice((4,), ("x",), island=0), pw.virtual_slice((2,), ("x",), island=1)
+    tree = {"w": pw.put(np.arange(8.0), a, P("x")), "v": pw.put(np.ones((3, 4)), b), "u": pw.put(np.zeros(2), a)}
+    safe = pw.snapshot(tree, local=True)
+    assert len(session.launched) == 2, "one launch for the copies here, one for those elsewhere"
+    for name, copies in zip(sorted(tree), safe._copies, strict=True):
+        assert (copies[0].slice, copies[0].sharding.spec) == (tree[name].slice, tree[name].sharding.spec)
+        tree[name].delete()
+    lose(safe._copies[0][1])  # u's on island 1, and the others with it
+    lose(safe._copies[2][1])
+    lose(safe._copies[1][0])  # v's on its own devices
+    back = safe.restore()
+    assert (back["v"].slice, back["w"].slice, back["w"].sharding.spec) == (b, a, P("x"))
+    np.testing.assert_array_equal(np.asarray(back["w"]), np.arange(8.0))
+    np.testing.assert_array_equal(np.asarray(back["v"]), np.ones((3, 4)))
+
+
+def test_values_of_a_snapshot_need_no_slice_of_before(session: LocalSession) -> None:
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    safe = pw.snapshot({"w": pw.put(np.arange(8.0), a, P("x")), "step": 3})
+    (shadow,) = [copy.slice for copies in safe._copies for copy in copies]
+    session.shadows.release(a)
+    assert shadow.released, "nobody needs it any more"
+    found = safe.values()
+    assert type(found["w"]) is np.ndarray
+    np.testing.assert_array_equal(found["w"], np.arange(8.0))
+    assert found["step"] == 3
+    lose(safe._copies[1][0])
+    with pytest.raises(BufferLost):
+        safe.values()
+
+
 def test_the_next_snapshot_uses_the_same_slices_until_one_is_lost_or_in_the_wrong_place(
     session: LocalSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,225 @@
+"""What a training goes on with after a loss, and when it gives up. Trainings, clusters and snapshots are stand-ins."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pathways_ray as pw
+from megatron_ptdp.errors import TooManyRestarts, TrainingStopped
+from megatron_ptdp.parallel.step import State
+from megatron_ptdp.train import survivor
+from megatron_ptdp.train.config import load
+from megatron_ptdp.train.survivor import MAX_IN_VAIN, Start, Survivor
+from pathways_ray.errors import BufferLost, HostLost, Unschedulable
+
+
+class Step:
+    """A step of a training; `nodes` is of one group of replicas."""
+
+    nodes: tuple[Any, ...] = ((),)
+    renewed = 0
+
+    def renew(self) -> None:
+        self.renewed += 1
+
+    def gather(self, state: Any) -> Any:
+        return {"whole": state}
+
+    def place(self, whole: Any) -> Any:
+        return ("placed", whole)
+
+
+class Training:
+    def __init__(self, fit: Any) -> None:
+        self.fit, self.step, self.released = fit, Step(), False
+        self.islands = frozenset(fit.islands or (0, 1))
+
+    def first_state(self) -> str:
+        return "first"
+
+    def release(self) -> None:
+        self.released = True
+
+
+class Snapshot:
+    def __init__(self, state: Any) -> None:
+        self.state, self.whole, self.fails = state, True, 0
+
+    def is_ready(self) -> bool:
+        return True
+
+    def is_whole(self) -> bool:
+        return self.whole
+
+    def wait(self, timeout: float | None = None) -> None:
+        pass
+
+    def restore(self, timeout: float | None = None) -> Any:
+        if self.fails:
+            self.fails -= 1
+            raise BufferLost("another host is gone")
+        return self.state
+
+    values = restore
+
+
+class Checkpoints:
+    """There is none."""
+
+    def settle(self) -> None: ...
+
+    def latest(self) -> None: ...
+
+
+class Cluster:
+    """A session, whose islands are in these states one look after the other; the last look goes on."""
+
+    def __init__(self) -> None:
+        self.looks: list[tuple[str, ...]] = [("up", "up")]
+
+    def status(self) -> Any:
+        states = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        hosts = [{"up": True, "devices": [{}]}]
+        return {"islands": [{"island": k, "state": state, "hosts": hosts} for k, state in enumerate(states) if state]}
+
+
+class Story:
+    """A survivor of stand-ins; `said` are the lines that it shows."""
+
+    def __init__(self, directory: Path, *settings: str, restarts: int = 0) -> None:
+        given = ("data=2", "data_islands=2", "min_data=1", "batch=4", *settings)
+        self.said: list[str] = []
+        self.cluster = Cluster()
+        config, said = load(None, ["model=gpt-tiny", *given]), self.said.append
+        self.survivor = Survivor(config, self.cluster, Checkpoints(), directory, restarts, said)  # type: ignore[arg-type]
+        self.records = directory / "recoveries.jsonl"
+
+    def steps(self, first: int, last: int) -> None:
+        for done in range(first, last):
+            self.survivor.before(state_of(done), done)
+            self.survivor.landed(done + 1)
+
+    def lost(self) -> Start:
+        return self.survivor.recovered(HostLost("host 1 is gone"))
+
+
+def state_of(done: int) -> Any:
+    return State(((f"params {done}",),), ((f"slots {done}",),))
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survivor, "_built", Training)
+    monkeypatch.setattr(survivor, "LOOK_S", 0.0)
+    monkeypatch.setattr(survivor, "GROW_LOOK_S", 0.0)
+    monkeypatch.setattr(pw, "snapshot", lambda state, local: Snapshot(state))
+
+
+def test_a_loss_costs_the_steps_since_the_last_snapshot(tmp_path: Path) -> None:
+    """
+    1. Seven steps, with snapshots of steps 0, 3 and 6. A host is lost, and is back at the third look.
+    2. Slices and programs stay; the state is that after step 6.
+    3. The record is written when the next loss is seen.
+    """
+    story = Story(tmp_path, "snapshot_every=3")
+    story.survivor.begin(None)
+    training: Any = story.survivor.training
+    story.steps(0, 7)
+    story.cluster.looks = [("up", "away"), ("up", "away"), ("up", "up")]
+    start = story.lost()
+    assert (start.done, start.state) == (6, state_of(6))
+    assert (story.survivor.training, training.released, training.step.renewed) == (training, False, 1)
+    assert not story.records.exists()
+    story.steps(6, 7)
+    record = json.loads(story.records.read_text())
+    assert (record["reached"], record["step"], record["source"], record["data"]) == (7, 6, "snapshot", 2)
+    assert re.match("HostLost: host 1 is gone; goes on from step 6 .snapshot. with 2 replicas on 2 dev", story.said[0])
+
+
+def test_an_island_that_is_lost_for_good_leaves_fewer_replicas_and_one_that_comes_brings_them_back(
+    tmp_path: Path,
+) -> None:
+    story = Story(tmp_path, "snapshot_every=2")
+    story.survivor.begin(None)
+    first: Any = story.survivor.training
+    story.steps(0, 3)
+    assert not story.survivor.pauses()
+    story.cluster.looks = [("up", "away"), ("up", "lost")]
+    start = story.lost()
+    small: Any = story.survivor.training
+    assert (start.done, start.state) == (2, ("placed", {"whole": state_of(2)}))
+    assert (first.released, small.fit.sizes.data, small.fit.sizes.microbatches, small.islands) == (True, 1, 4, {0})
+    story.steps(2, 4)
+    assert not story.survivor.pauses()
+    story.cluster.looks = [("up", "lost", "up")]
+    assert story.survivor.pauses()
+    start = story.survivor.grown(Start(4, "the state on the devices"))
+    assert (start.done, start.state) == (4, ("placed", {"whole": "the state on the devices"}))
+    grown: Any = story.survivor.training
+    assert (small.released, grown.fit.sizes.data, grown.islands) == (True, 2, {0, 2})
+    story.steps(4, 5)
+    assert [json.loads(line)["data"] for line in story.records.read_text().splitlines()] == [1, 2]
+    assert not story.survivor.pauses()
+
+
+def test_a_loss_during_a_recovery_is_another_one(tmp_path: Path) -> None:
+    story = Story(tmp_path, "snapshot_every=2")
+    story.survivor.begin(None)
+    story.steps(0, 3)
+    snapshot: Any = story.survivor.kept.taken[-1].snapshot
+    snapshot.fails = 2
+    assert story.lost().done == 2
+    snapshot.fails = MAX_IN_VAIN + 1
+    with pytest.raises(TooManyRestarts, match=r"times after step 3 without a further step; .* another host is gone"):
+        story.lost()
+
+
+def test_without_a_whole_snapshot_training_goes_on_from_the_beginning(tmp_path: Path) -> None:
+    story = Story(tmp_path, "snapshot_every=2")
+    story.survivor.begin(None)
+    story.steps(0, 1)
+    story.survivor.kept.taken[0].snapshot.whole = False  # type: ignore[attr-defined]
+    start = story.lost()
+    assert (start.done, start.state) == (0, "first")
+    assert "(beginning)" in story.said[0]
+
+
+def test_without_snapshots_restarts_are_counted(tmp_path: Path) -> None:
+    story = Story(tmp_path, restarts=1)
+    story.survivor.begin(None)
+    story.steps(0, 5)
+    assert story.lost().done == 0
+    assert "restart 1 of 1 from step 0" in story.said[0]
+    with pytest.raises(TooManyRestarts, match="hosts were lost 2 times, --max-restarts is 1"):
+        story.lost()
+    with pytest.raises(HostLost, match=r"--max-restarts N does so by itself, and snapshot_every=10"):
+        Story(tmp_path).lost()
+
+
+def test_what_does_not_come_back_ends_training_with_what_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    story = Story(tmp_path, "snapshot_every=2", "pipeline=2", "data=1", "data_islands=1", "lost_after=1")
+    story.survivor.begin(None)
+    monkeypatch.setattr(survivor, "BACK_LIMIT_S", -1.0)
+    story.cluster.looks = [("up", "lost")]
+    with pytest.raises(
+        TrainingStopped, match=r"from 1 replicas up fits .* island 0 is up, 1 devices, island 1 is lost"
+    ):
+        story.lost()
+
+
+def test_a_cluster_with_no_place_for_snapshots_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(state: Any, local: bool) -> Any:
+        raise Unschedulable("there are 0 beside island 0")
+
+    monkeypatch.setattr(pw, "snapshot", refuse)
+    story = Story(tmp_path, "snapshot_every=1")
+    story.survivor.begin(None)
+    story.steps(0, 4)
+    assert story.said == ["no snapshots for now: there are 0 beside island 0"]
