@@ -312,3 +312,38 @@ def steps(figure: Any, found: Sequence[Record]) -> None:
         title = f"{one['case']}: bubble {last['measured']:.1%} of the ideal time, predicted {last['predicted']:.1%}"
         axes.set_title(title, fontsize=8, loc="left")
     panels[-1].set_xlabel("ms", fontsize=8)
+
+
+# --- recovery ---------------------------------------------------------------------------------------------------------
+
+
+def recovery(result: Record, path: Path) -> None:
+    """Loss and devices over time of each run, with what happened marked."""
+    runs = result["runs"]
+    text = "Grey: devices that training uses, none while it waits. Steps that were run again are shown as they ended."
+    with drawing(path, (10, 1.9 * len(runs) + 0.6), result, text=text) as figure:
+        panels = figure.subplots(len(runs), 1, squeeze=False, sharex=True, sharey=True)[:, 0]
+        marks = {what: COLOURS[1 + k] for k, what in enumerate(dict.fromkeys(row["what"] for row in result["rows"]))}
+        for axes, one in zip(panels, runs, strict=True):
+            seconds, _, losses, _ = zip(*one["curve"], strict=True)
+            axes.plot(seconds, losses, linewidth=1, color=COLOURS[0])
+            axes.set_ylabel("loss", fontsize=8)
+            for event in one["events"]:
+                axes.axvline(event["time"], color=marks[event["what"]], linewidth=1)
+            below = axes.twinx()
+            below.fill_between(*devices_used(one), step="post", color="#bbbbbb", alpha=0.5, linewidth=0)
+            below.set(ylim=(0, 8), yticks=(0, 1, 2))
+            below.set_ylabel("devices", fontsize=8, loc="bottom")
+            axes.set_title(f"losses: {one['kind']}", fontsize=9, loc="left")
+        handles = [panels[0].plot([], [], color=colour, label=what)[0] for what, colour in marks.items()]
+        panels[0].legend(handles=handles, ncols=len(marks), loc="upper right")
+        panels[-1].set_xlabel("seconds", fontsize=8)
+
+
+def devices_used(run: Record) -> tuple[list[float], list[int]]:
+    """Times, and the devices that training uses from each on: none from a loss until it goes on."""
+    points = [(seconds, devices) for seconds, _, _, devices in run["curve"]]
+    stopped = [(one["time"], one["time"] + one["seconds"]) for one in run["events"]]
+    kept = [(at, n) for at, n in points if not any(start <= at < end for start, end in stopped)]
+    times, devices = zip(*sorted([*kept, *((start, 0) for start, _ in stopped)]), strict=True)
+    return list(times), list(devices)

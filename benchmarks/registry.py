@@ -42,6 +42,7 @@ BENCHMARKS = {
     "training": Entry(
         "training.benchmark", "Training: SPMD, pipelines, islands (Tables 1 and 2, Figures 10 and 12)", usual=True
     ),
+    "recovery": Entry("recovery", "Training that goes on after losses"),
     "experts": Entry("experts", "Experts dispatched and dense"),
     "planner_here": Entry("planner_here", "Predictions beside this machine"),
     "paper_tables": Entry("paper_tables.benchmark", "Predictions beside the papers' tables"),

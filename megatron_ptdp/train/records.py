@@ -38,8 +38,8 @@ class Records:
         self._events = SummaryWriter(str(directory / EVENTS), purge_step=after + 1, flush_secs=10)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One step: numbers go to both files, all else to the lines only."""
-        print(json.dumps({"step": step, **values}, allow_nan=False), file=self._lines, flush=True)
+        """One step: numbers go to both files, all else, and the time (Unix), to the lines only."""
+        print(json.dumps({"step": step, "time": time.time(), **values}, allow_nan=False), file=self._lines, flush=True)
         for name, value in values.items():
             if isinstance(value, int | float) and not isinstance(value, bool):
                 self._events.add_scalar(name, value, step)

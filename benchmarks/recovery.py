@@ -1,0 +1,234 @@
+"""Training that goes on: losses of each kind at random, beside a run that is not disturbed.
+
+A small GPT with two replicas on two islands (`data_islands=2`, `min_data=1`, `snapshot_every=10`, a checkpoint every 20
+steps) trains on a cluster of its own, once without losses, and once with some of each kind: *host*, its process is
+killed; *island*, its process is killed and it is removed, and ten steps after training has gone on another one is
+added; *controller*, it is killed. The time to go on is from the kill, or from the command, until the loss of the first
+step after it was seen.
+
+Run it with `python -m benchmarks run recovery --json recovery.json --figure recovery.png`; about four minutes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pydoc_data.topics
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks import measure
+from benchmarks.harness import Benchmark, Output, Progress, Result, drawn_by, option
+from benchmarks.printing import Table, shows
+
+KINDS = ("host", "island", "controller")
+LIMIT_S = 300.0
+"""The longest wait for a step, or for training to go on."""
+
+LOOK_S = 0.01
+APART = 10
+"""Steps that training goes on for with fewer replicas, before an island comes."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = option(300, "of each run")
+    losses: int = option(5, "of each kind")
+    kinds: tuple[str, ...] = option(KINDS, choices=KINDS)
+    sequence: int = option(64, "tokens of an example")
+    seed: int = option(0, "of the steps at which something is lost")
+
+
+SMOKE = Settings(steps=40, losses=1, kinds=("host", "island"), sequence=16)
+
+
+class Lines:
+    """The files that a training writes, as they grow."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """The whole lines of a file; none while it is not there."""
+        path = self.directory / name
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    @property
+    def step(self) -> int:
+        return int(steps[-1]["step"]) if (steps := self.of("metrics.jsonl")) else 0
+
+
+class Losses(threading.Thread):
+    """Has something lost at some steps of a training, and waits each time until it has gone on.
+
+    Args:
+        session: of the process that started the cluster.
+        at: steps.
+    """
+
+    def __init__(self, kind: str, session: Any, directory: Path, at: Iterable[int], seed: int) -> None:
+        super().__init__(name="losses", daemon=True)
+        self.kind, self.session, self.lines, self.at = kind, session, Lines(directory), list(at)
+        self.random = random.Random(seed)
+        self.events: list[dict[str, Any]] = []
+        self.over = threading.Event()
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            for step in self.at:
+                self._until(lambda step=step: self.lines.step >= step)  # type: ignore[misc]
+                getattr(self, f"_{self.kind}")()
+        except Ended:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def _until(self, reached: Callable[[], Any]) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not reached():
+            if self.over.wait(LOOK_S):
+                raise Ended
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"training did not come from step {self.lines.step} within {LIMIT_S:.0f} s")
+
+    def _event(self, what: str, act: Callable[[], None]) -> None:
+        """Does something, and notes when training has gone on after it."""
+        known, began = len(self.lines.of("recoveries.jsonl")), time.time()
+        act()
+        self._until(lambda: len(self.lines.of("recoveries.jsonl")) > known)
+        found = self.lines.of("recoveries.jsonl")[known]
+        again = found["reached"] - found["step"]
+        event = {"what": what, "time": began, "seconds": found["time"] - began, "steps_again": again}
+        self.events.append({**event, "reached": found["reached"], "data": found["data"], "source": found["source"]})
+
+    def _pids(self) -> dict[int, list[int]]:
+        """The processes of the hosts of each island that is up."""
+        islands = self.session.status()["islands"]
+        return {one["island"]: [h["pid"] for h in one["hosts"]] for one in islands if one["state"] == "up"}
+
+    def _host(self) -> None:
+        pids = [pid for of_island in self._pids().values() for pid in of_island]
+        self._event("host killed", lambda: os.kill(self.random.choice(pids), signal.SIGKILL))
+
+    def _controller(self) -> None:
+        pid = measure.runtime_processes()["Controller 0"].pid
+        self._event("controller killed", lambda: os.kill(pid, signal.SIGKILL))
+
+    def _island(self) -> None:
+        pids = self._pids()
+        island = self.random.choice(sorted(pids))
+
+        def lose() -> None:
+            for pid in pids[island]:
+                os.kill(pid, signal.SIGKILL)
+            self.session.drain_island(island, deadline_s=0.0)
+            self.session.remove_island(island)
+
+        self._event("island lost", lose)
+        reached = self.lines.step
+        self._until(lambda: self.lines.step >= reached + APART)
+        self._event("island added", lambda: self.session.add_island(platform="cpu", devices=1))
+
+
+class Ended(Exception):
+    """Training is over."""
+
+
+def trained(settings: Settings, kind: str, folder: Path) -> Result:
+    """One run, with losses of a kind, or of none ("none"): its curve, and what happened to it."""
+    import pathways_ray as pw
+    from megatron_ptdp import data
+    from megatron_ptdp.train.config import load
+    from megatron_ptdp.train.run import RunOptions, train
+
+    tokens, directory = folder / "corpus.tokens", folder / kind
+    if not tokens.exists():
+        data.prepare(tokens, [Path(pydoc_data.topics.__file__)], data.tokens_named(None))
+    given = (
+        "model=gpt-tiny", f"sequence={settings.sequence}", "data=2", "data_islands=2", "min_data=1", "microbatch=2",
+        "batch=8", f"steps={settings.steps}", "learning_rate=1e-3", "snapshot_every=10", "checkpoint_every=20",
+        "keep=1", "peak_flops=1e10", f"path={tokens}", f"directory={directory}",
+    )  # fmt: skip
+    apart = (settings.steps - 20) // settings.losses
+    chosen = random.Random(settings.seed)
+    at = [10 + k * apart + chosen.randrange(max(1, apart // 2)) for k in range(settings.losses)]
+    with pw.init(islands=2, devices_per_host=1) as session:
+        config = load(None, [*given, f"url={session.url}", f"token={session.token}"])
+        losses = Losses(kind, session, directory, at if kind != "none" else [], settings.seed)
+        losses.start()
+        began = time.time()
+        try:
+            train(config, RunOptions(), Console(quiet=True))
+        finally:
+            losses.over.set()
+            losses.join(LIMIT_S)
+        if losses.error is not None:
+            raise losses.error
+        seconds = time.time() - began
+    lines = losses.lines.of("metrics.jsonl")
+    curve = [[round(line["time"] - began, 3), line["step"], line["loss"], line["devices"]] for line in lines]
+    events = [{**event, "time": event["time"] - began} for event in losses.events]
+    return {"kind": kind, "seconds": seconds, "curve": curve, "events": events}
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    """A run without losses, then one for each kind; needs no Ray to be running."""
+    runs: list[Result] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for kind in ("none", *settings.kinds):
+            progress.say(f"training with losses: {kind}")
+            runs.append(trained(settings, kind, Path(folder)))
+    return {"runs": runs, "rows": rows_of(runs), "kinds": kinds_of(runs)}
+
+
+def rows_of(runs: list[Result]) -> list[Result]:
+    """Each kind of event: how long it took to go on, and steps that were run again."""
+    events = [(event["what"], event) for one in runs for event in one["events"]]
+    return [
+        {
+            "what": what,
+            "times": sum(name == what for name, _ in events),
+            "seconds": measure.spread([event["seconds"] for name, event in events if name == what]),
+            "steps_again": measure.spread([event["steps_again"] for name, event in events if name == what]),
+        }
+        for what in dict.fromkeys(name for name, _ in events)
+    ]
+
+
+def kinds_of(runs: list[Result]) -> list[Result]:
+    """Each run beside the one without losses."""
+    calm = runs[0]
+    found = []
+    for one in runs:
+        pairs = list(zip(one["curve"], calm["curve"], strict=True))
+        largest = max(abs(own[2] - other[2]) for own, other in pairs)
+        last = one["curve"][-1]
+        figures = {"seconds": one["seconds"], "steps": last[1], "last_loss": last[2], "largest_difference": largest}
+        found.append({"losses": one["kind"], **figures, "same_bits": largest == 0.0})
+    return found
+
+
+show = shows(
+    Table("to go on after", "rows", "what", "times", "seconds:.1f", "steps_again:.0f"),
+    Table(
+        "whole runs", "kinds", "losses", "seconds:.0f", "steps", "last_loss:.6f", "largest_difference:.2g", "same_bits"
+    ),
+)
+
+BENCHMARK = Benchmark(
+    "recovery", __doc__, Settings, SMOKE, run, show, outputs=(Output("--figure", drawn_by("recovery"), "recovery.png"),)
+)
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.main())
