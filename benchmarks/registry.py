@@ -43,6 +43,7 @@ BENCHMARKS = {
         "training.benchmark", "Training: SPMD, pipelines, islands (Tables 1 and 2, Figures 10 and 12)", usual=True
     ),
     "recovery": Entry("recovery", "Training that goes on after losses"),
+    "snapshots": Entry("snapshots", "The price of snapshots"),
     "experts": Entry("experts", "Experts dispatched and dense"),
     "planner_here": Entry("planner_here", "Predictions beside this machine"),
     "paper_tables": Entry("paper_tables.benchmark", "Predictions beside the papers' tables"),
