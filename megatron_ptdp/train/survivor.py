@@ -128,11 +128,12 @@ class Survivor:
         """The next step is about to be launched: takes a snapshot of its state if it is time."""
 
         def take() -> Taken:
-            return Taken(done, pw.snapshot(of_first_group(state), local=True), self.training)
+            taken = pw.snapshot(of_first_group(state), local=True)
+            self._had_place = True
+            return Taken(done, taken, self.training)
 
         try:
             self.kept.look(done, take)
-            self._had_place = True
         except Unschedulable as error:
             if self._had_place:
                 self.say(f"no snapshots for now: {error}")

@@ -219,7 +219,7 @@ def test_a_cluster_with_no_place_for_snapshots_is_told_of_once(tmp_path: Path, m
         raise Unschedulable("there are 0 beside island 0")
 
     monkeypatch.setattr(pw, "snapshot", refuse)
-    story = Story(tmp_path, "snapshot_every=1")
+    story = Story(tmp_path, "snapshot_every=2")
     story.survivor.begin(None)
-    story.steps(0, 4)
+    story.steps(0, 8)
     assert story.said == ["no snapshots for now: there are 0 beside island 0"]
