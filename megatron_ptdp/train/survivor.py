@@ -186,6 +186,7 @@ class Survivor:
                 start, source = self._start(self._fit_now())
             except LOST as again:
                 error = again
+                time.sleep(LOOK_S * 2**self._in_vain)  # what is lost may not be known to be down yet
                 continue
             self._goes_on(f"{type(error).__name__}: {error}", start.done, source, began)
             self.kept.begin(start.done)
