@@ -56,3 +56,6 @@ def command(endpoint: str | None, sample: float, every: float, address: str | No
     finally:
         ray.shutdown()
         click.echo(f"{sent} launches, {export.lost} spans that the collector did not take")
+        if export.left_out_s:
+            text = "launches were too many to be gathered: look more often (--every), or take a sample"
+            click.echo(f"{export.left_out_s:.1f} s are left out, in which {text}", err=True)

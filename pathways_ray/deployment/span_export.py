@@ -45,11 +45,14 @@ class SpanExport:
         self.done: OrderedDict[Key, None] = OrderedDict()
         self.lost = 0
         """Spans that the collector did not take."""
+        self.left_out_s = 0.0
+        """Time of which the launches were more than can be gathered at once."""
 
     def round(self) -> int:
         """Exports what has ended since the last round; the number of launches."""
         now = time.monotonic()
         records = self.gather(self.since - SETTLED_S)
+        self.left_out_s += records.left_out_s
         launches = [e for e in records.ended if e.end <= now - SETTLED_S and (e.session, e.sequence) not in self.done]
         found = msgspec.structs.replace(records, ended=launches)
         made = [self._made(span, time.time() - now) for span in spans(found, self.sampled)]

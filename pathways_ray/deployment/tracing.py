@@ -68,7 +68,7 @@ def trace(
     known = clocks_of(actors)
     most = share_of(2 * len(known))
     asked = {name: actors[name].traced.remote(since + one.offset_s, most) for name, one in known.items()}
-    said = {name: _answer(reference) for name, reference in asked.items()}
+    said = _answers(asked)
     if said.get("controller") is None:
         raise PathwaysError("the controller does not answer; try again in a few seconds")
     ended, programs, tenants, moved = said["controller"]
@@ -77,12 +77,14 @@ def trace(
     schedulers: dict[int, list[Interval]] = {}
     ran: dict[int, list[Interval]] = {}
     waits: dict[int, list[Interval]] = {}
+    python: dict[int, list[Interval]] = {}
     for name, found in said.items():
         kind, _, number = name.partition(" ")
         if found is not None and kind == "scheduler":
             schedulers[int(number)] = _intervals(found, known[name])
         elif found is not None and kind == "host":
-            ran[int(number)], waits[int(number)] = (_intervals(part, known[name]) for part in found)
+            for table, part in zip((ran, waits, python), found, strict=True):
+                table[int(number)] = _intervals(part, known[name])
     lists: list[Sequence[Ended | Interval]] = [over, *schedulers.values(), *ran.values(), *waits.values()]
     begin = max((found[0].end for found in lists if len(found) >= most), default=since)
     return Records(
@@ -93,6 +95,7 @@ def trace(
         schedulers=_since(schedulers, begin),
         ran=_since(ran, begin),
         waits=_since(waits, begin),
+        python=_since(python, begin),
         client=_since(client or {}, begin),
         clocks=known,
         predictions=list(predictions),
@@ -148,8 +151,8 @@ def clocks_of(actors: Mapping[str, Any]) -> dict[str, Clock]:
     """The clocks of all processes that answer, beside this one's. Processes of one boot of one machine share one, so
     each other machine is compared once."""
     here, _ = clock()
-    asked = {name: actor.clock.remote() for name, actor in actors.items()}
-    boots = {name: answer[0] for name, reference in asked.items() if (answer := _answer(reference)) is not None}
+    said = _answers({name: actor.clock.remote() for name, actor in actors.items()})
+    boots = {name: answer[0] for name, answer in said.items() if answer is not None}
     compared: dict[str, Clock | None] = {here: Clock()} if here else {}
     found = {}
     for name, boot in boots.items():
@@ -184,6 +187,12 @@ def _through_ray(actor: Any) -> Clock | None:
 
 def _intervals(found: Iterable[tuple[int, float, float]], by: Clock) -> list[Interval]:
     return moved_by([Interval(*record) for record in found], by)
+
+
+def _answers(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """The answers to what was asked at once, None where none came: all of them together have the time of one."""
+    deadline = time.monotonic() + ANSWER_LIMIT_S
+    return {name: _answer(one, max(0.0, deadline - time.monotonic())) for name, one in asked.items()}
 
 
 def _answer(reference: Any, limit_s: float = ANSWER_LIMIT_S) -> Any:

@@ -227,12 +227,13 @@ class HostExecutor(Inspectable):
         self.dispatcher.release(trace)
         return list(trace.entries)
 
-    def traced(self, since: float, most: int) -> tuple[list[Any], list[Any]]:
-        """Launches that were on the devices, and waits for data of other hosts; the last that ended since then."""
+    def traced(self, since: float, most: int) -> tuple[list[Any], ...]:
+        """Launches that were on the devices, waits for data of other hosts, and for host functions; the last that ended
+        since then."""
         shift = time.monotonic() - time.perf_counter()
-        ran, waits = self.dispatcher.ran.records(), self.dispatcher.arrivals.waits.records()
-        moved = [[(s, a + shift, b + shift) for s, a, b in newest(f, since - shift, 2, most)] for f in (ran, waits)]
-        return moved[0], moved[1]
+        arrivals = self.dispatcher.arrivals
+        found = [ring.records() for ring in (self.dispatcher.ran, arrivals.waits, arrivals.python)]
+        return tuple([(s, a + shift, b + shift) for s, a, b in newest(one, since - shift, 2, most)] for one in found)
 
     def profile(self, seconds: float) -> bytes | str:
         """Has JAX's profiler run for some seconds; its profile, or the reason for its lack."""

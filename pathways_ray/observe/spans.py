@@ -1,8 +1,8 @@
 """Launches as spans for OpenTelemetry: one trace for each launch, out of the records that processes always keep.
 
 The root is the launch at the controller, from admission to outcome. Below are the time with each island's hosts, the
-time on each host's devices, and its waits for data of other hosts. Numbers of traces and spans follow from those of the
-launch, so that a launch that is exported twice is one.
+time on each host's devices, and its waits for data of other hosts and for host functions. Numbers of traces and spans
+follow from those of the launch, so that a launch that is exported twice is one.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ def spans(records: Records, sampled: float = 1.0) -> Iterator[Span]:
         *((f"island {n}", {"pathways.island": n}, _by_launch(found)) for n, found in records.schedulers.items()),
         *((f"devices of host {n}", {"pathways.host": n}, _by_launch(found)) for n, found in records.ran.items()),
         *((f"data for host {n}", {"pathways.host": n}, _by_launch(found)) for n, found in records.waits.items()),
+        *((f"Python on host {n}", {"pathways.host": n}, _by_launch(found)) for n, found in records.python.items()),
     ]
     for launch in records.ended:
         if not is_sampled(launch.sequence, sampled):

@@ -73,7 +73,8 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Records(msgspec.Struct, frozen=True):
-    """All that was recorded. Hosts are by number, with what ran on their devices and what waited for data."""
+    """All that was recorded. Hosts are by number, with what ran on their devices and what waited for data, or for
+    Python beside them."""
 
     ended: list[Ended] = []
     programs: dict[int, str] = {}
@@ -82,6 +83,7 @@ class Records(msgspec.Struct, frozen=True):
     schedulers: dict[int, list[Interval]] = {}
     ran: dict[int, list[Interval]] = {}
     waits: dict[int, list[Interval]] = {}
+    python: dict[int, list[Interval]] = {}
     client: dict[int, list[Interval]] = {}
     clocks: dict[str, Clock] = {}
     predictions: list[Prediction] = []
@@ -216,10 +218,11 @@ def trace_file(records: Records) -> dict[str, Any]:
         drawing.process(SCHEDULERS + island, f"scheduler {island}", 2 + island)
         drawing.intervals(SCHEDULERS + island, 0, "with the hosts", found, "")
     predicted = drawing.predictions()
-    for host in sorted({*records.ran, *records.waits}):
+    for host in sorted({*records.ran, *records.waits, *records.python}):
         drawing.process(HOSTS + host, f"host {host}", 10_000 + host)
         drawing.intervals(HOSTS + host, 0, "devices", records.ran.get(host, ()), "", "f")
         drawing.intervals(HOSTS + host, 1000, "waits for data", records.waits.get(host, ()), "data for")
+        drawing.intervals(HOSTS + host, 3000, "waits for Python", records.python.get(host, ()), "Python for")
         drawing.spans(HOSTS + host, 2000, "predicted", predicted.get(host, ()))
     clocks = {name: msgspec.to_builtins(clock) for name, clock in records.clocks.items()}
     about = {

@@ -1,4 +1,5 @@
-"""Arrivals: launches that wait at barriers for data of other hosts, and the one thread that looks whether it is there.
+"""Arrivals: launches that wait at barriers for data of other hosts or for Python beside the devices, and the one thread
+that looks whether it is there.
 
 It looks again and again, since data of a peer that falls silent never comes: a thread that blocked on it would wait for
 ever. A launch that is told to give up is simply not looked at any more.
@@ -18,6 +19,10 @@ LONGEST_PAUSE_S = 1e-3
 PAUSE_SHARE = 0.05
 """The pause between two looks, as a part of the time that the youngest launch has waited: so looking makes no wait much
 longer, and costs little while nothing comes."""
+
+
+CALLS = 1 << 14
+"""Waits for host functions that are noted: these take milliseconds, so they are few."""
 
 
 class _Waiting(NamedTuple):
@@ -41,7 +46,9 @@ class Arrivals:
         self._changes: queue.SimpleQueue[tuple[int, _Waiting | None]] = queue.SimpleQueue()
         self._waiting: dict[int, _Waiting] = {}
         self.waits = Ring("qdd")
-        """Waits that are over: number of the launch, start, end."""
+        """Waits for data that are over: number of the launch, start, end."""
+        self.python = Ring("qdd", CALLS)
+        """Those for host functions."""
 
     def add(self, sequence: int, barrier: int, values: list[Any]) -> None:
         """Looks for the values of a launch from now on."""
@@ -64,7 +71,8 @@ class Arrivals:
                     one.left.pop()
                 if not one.left:
                     del self._waiting[sequence]
-                    self.waits.add(sequence, one.since, time.perf_counter())
+                    ring = self.python if any(hasattr(value, "abandon") for value in one.values) else self.waits
+                    ring.add(sequence, one.since, time.perf_counter())
                     self._arrived(sequence, one.barrier, one.values)
 
     def _take_changes(self, pause: float | None) -> None:

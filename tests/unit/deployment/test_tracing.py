@@ -55,22 +55,24 @@ ENDED = ([(640, 2, 5, 10.0, 10.004, 3)], {5: "step"}, {2: "bob"}, {5: 4096})
 
 
 def test_records_of_all_processes_are_by_the_clock_of_this_one(tmp_path: Path) -> None:
-    host = Actor(([(640, 510.001, 510.002)], [(640, 510.0005, 510.001)]), boot="another", ahead=500.0)
+    noted = [(640, 510.001, 510.002)], [(640, 510.0005, 510.001)], [(640, 510.002, 510.003)]
+    host = Actor(noted, boot="another", ahead=500.0)
     actors = {"controller": Actor(ENDED), "scheduler 0": Actor([(640, 10.0005, 10.003)]), "host 3": host}
     found = tracing.trace(actors, 9.0, {2: [Interval(3, 9.999, 10.005)]})
     assert found.clocks["controller"] == found.clocks["scheduler 0"] == Clock()
     assert found.clocks["host 3"].offset_s == pytest.approx(500.0, abs=0.05)
     assert host.asked == pytest.approx(509.0, abs=0.05)
     assert found.schedulers == {0: [Interval(640, 10.0005, 10.003)]}
-    (ran,), (waited,) = found.ran[3], found.waits[3]
+    (ran,), (waited,), (called,) = found.ran[3], found.waits[3], found.python[3]
+    assert called.end == pytest.approx(10.003, abs=0.05)
     assert (ran.start, waited.end) == (pytest.approx(10.001, abs=0.05), pytest.approx(10.001, abs=0.05))
     tracing.write(found, tmp_path / "t.json")
     names = [e["name"] for e in json.loads((tmp_path / "t.json").read_text())["traceEvents"] if e["ph"] == "X"]
-    assert names == ["step 640"] * 4 + ["data for 640"]
+    assert names == ["step 640"] * 4 + ["data for 640", "Python for 640"]
 
 
 def test_a_machine_is_compared_once_and_directly() -> None:
-    hosts = {f"host {n}": Actor(([], []), boot="another", ahead=500.0) for n in range(3)}
+    hosts = {f"host {n}": Actor(([], [], []), boot="another", ahead=500.0) for n in range(3)}
     found = tracing.clocks_of({"controller": Actor(ENDED), **hosts})
     assert sum(len(host.comes) for host in hosts.values()) == 1
     (clock,) = {found[name] for name in hosts}
@@ -79,7 +81,7 @@ def test_a_machine_is_compared_once_and_directly() -> None:
 
 def test_a_machine_that_cannot_come_here_is_asked_through_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pathways_ray.deployment.tracing.ray.util.get_node_ip_address", lambda: "192.0.2.1")
-    host = Actor(([], []), boot="another", ahead=500.0)
+    host = Actor(([], [], []), boot="another", ahead=500.0)
     found = tracing.clocks_of({"host 3": host})["host 3"]
     assert not host.comes
     assert abs(found.offset_s - 500.0) <= found.within_s
@@ -89,7 +91,7 @@ def test_of_a_trace_that_is_too_long_the_last_part_is_kept(monkeypatch: pytest.M
     """Host 3 has more than its share: what ended before its first record is left out everywhere."""
     monkeypatch.setattr("pathways_ray.deployment.tracing.share_of", lambda processes: 2)
     controller = Actor(([(1, 2, 5, 10.0, 10.5, 3)], {5: "step"}, {2: "bob"}, {}))
-    host = Actor(([(8, 10.0, 11.0), (9, 11.0, 12.0)], []))
+    host = Actor(([(8, 10.0, 11.0), (9, 11.0, 12.0)], [], []))
     found = tracing.trace({"controller": controller, "host 3": host}, 9.0)
     assert [one.sequence for one in found.ran[3]] == [8, 9]
     assert found.ended == []
@@ -116,6 +118,20 @@ def test_a_process_that_does_not_answer_is_left_out() -> None:
     found = tracing.trace({"controller": Actor(ENDED), "host 3": Actor(None)}, 0.0)
     assert set(found.clocks) == {"controller"}
     assert found.ran == {}
+
+
+def test_all_that_do_not_answer_together_take_the_time_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    monkeypatch.setattr("pathways_ray.deployment.tracing.ANSWER_LIMIT_S", 0.0)
+
+    def get(call: Any, timeout: float) -> Any:
+        limits.append(timeout)
+        raise ray.exceptions.GetTimeoutError
+
+    monkeypatch.setattr("pathways_ray.deployment.tracing.ray.get", get)
+    with pytest.raises(PathwaysError, match="the controller does not answer"):
+        tracing.trace({"controller": Actor(ENDED), **{f"host {n}": Actor(None) for n in range(9)}}, 0.0)
+    assert limits == [0.0] * 10
 
 
 def test_without_the_controller_there_is_no_trace() -> None:

@@ -18,9 +18,9 @@ def test_a_launch_is_a_root_with_its_islands_and_hosts_below() -> None:
         "pathways.tenant": "bob",
     }
     mine = {one.name: one for one in rest if one.launch == (2, 640)}
-    assert set(mine) == {"island 0", "devices of host 0", "devices of host 5", "data for host 0"}
+    assert set(mine) == {"island 0", "devices of host 0", "devices of host 5", "data for host 0", "Python on host 0"}
     assert mine["devices of host 5"].end == 10.0025
-    assert len({one.id for one in mine.values()} | {ROOT}) == 5
+    assert len({one.id for one in mine.values()} | {ROOT}) == 6
 
 
 def test_a_launch_that_failed_says_so() -> None:

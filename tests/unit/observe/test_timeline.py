@@ -32,6 +32,7 @@ RECORDS = Records(
     schedulers={0: [Interval(640, 10.0005, 10.003)]},
     ran={0: [Interval(640, 10.001, 10.002)], 5: [Interval(640, 10.001, 10.0025), Interval(641, 10.0025, 10.005)]},
     waits={0: [Interval(640, 10.0006, 10.001)]},
+    python={0: [Interval(640, 10.002, 10.003)]},
     client={2: [Interval(3, 9.999, 10.0045)]},
     clocks={"host 5": Clock(0.5, 0.00002)},
 )
@@ -54,8 +55,10 @@ def test_a_launch_is_a_slice_of_each_process_with_one_flow_through_all() -> None
         ("t", timeline.SCHEDULERS),
         ("f", timeline.HOSTS),
         ("t", timeline.HOSTS),
+        ("t", timeline.HOSTS),
         ("f", timeline.HOSTS + 5),
     ]
+    assert ("Python for 640", 3000.0, 1000.0) in slices(found, timeline.HOSTS)
     waits = next(e for e in found["traceEvents"] if e.get("name") == "data for 640")
     assert waits["args"]["bytes of the launch between hosts"] == 4096
     assert found["metadata"]["clocks"]["host 5"] == {"offset_s": 0.5, "within_s": 0.00002}

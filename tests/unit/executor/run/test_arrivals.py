@@ -7,7 +7,10 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
+
 from pathways_ray.errors import Failure
+from pathways_ray.executor.calls.calls import Pending
 from pathways_ray.executor.run.arrivals import LONGEST_PAUSE_S, Arrivals, is_there
 
 
@@ -44,6 +47,16 @@ def test_a_launch_goes_on_when_all_its_values_are_there() -> None:
     assert found.empty()
     values[0].ready = True
     assert found.get(timeout=10) == (7, 2, values)
+
+
+def test_waits_for_python_are_noted_apart_from_those_for_data() -> None:
+    arrivals, found = looking()
+    arrivals.add(7, 2, [np.zeros(1)])
+    call = Pending()
+    call.finish([])
+    arrivals.add(8, 2, [call])
+    assert {found.get(timeout=10)[0], found.get(timeout=10)[0]} == {7, 8}
+    assert [[one[0] for one in ring.records()] for ring in (arrivals.waits, arrivals.python)] == [[7], [8]]
 
 
 def test_values_that_never_come_hold_up_no_others_and_take_no_threads() -> None:
