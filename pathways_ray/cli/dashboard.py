@@ -7,7 +7,7 @@ import contextlib
 import click
 
 from pathways_ray.cli.output import CommandFailed
-from pathways_ray.cli.status import cluster_meant, of_cluster
+from pathways_ray.cli.status import check_token, cluster_meant, of_cluster
 
 
 @click.command("dashboard")
@@ -20,6 +20,7 @@ def command(url: str | None, token: str | None, ca: str | None, port: int) -> No
     tenant's. From elsewhere: ssh -L PORT:127.0.0.1:PORT.
     """
     url, token, ca = cluster_meant(url, token, ca)
+    check_token(url, token, ca)
     from pathways_ray.dashboard.server import serve
 
     try:

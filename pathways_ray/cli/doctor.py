@@ -130,11 +130,37 @@ def _name() -> Check:
 
 def _jax() -> Check:
     import jax
-    from jax.experimental import transfer
 
     devices = jax.devices()
-    del transfer
-    return Check("jax", bool(devices), f"{len(devices)} {devices[0].platform} device(s), with its transfer server")
+    return Check("jax", bool(devices), f"{len(devices)} {devices[0].platform} device(s)")
+
+
+def _transfers() -> Check:
+    """Takes an array from this process's own transfer server, as hosts take them from each other."""
+    import jax
+    import numpy as np
+    from jax.experimental import transfer
+
+    device = jax.local_devices()[0]
+    anywhere = "127.0.0.1:0"
+    server = transfer.start_transfer_server(
+        device.client, anywhere, [anywhere] * 2, transfer_size=1 << 16, max_num_parallel_copies=4
+    )
+    sent = jax.device_put(np.arange(8, dtype=np.float32), device)
+    server.await_pull(1, [sent])
+    kind = jax.ShapeDtypeStruct(sent.shape, sent.dtype, sharding=sent.sharding)
+    (came,) = server.connect(server.address()).pull(1, [kind])
+    ok = bool((np.asarray(came) == np.asarray(sent)).all())
+    do = "hosts cannot send arrays to each other: install the jaxlib of requirements.lock"
+    return Check("transfers", ok, f"an array came through JAX's transfer server on {device.platform}", do)
+
+
+def _gloo() -> Check:
+    from jaxlib import _jax
+
+    there = hasattr(_jax, "make_gloo_tcp_collectives")
+    do = "this jaxlib has no gloo: islands of several CPU hosts cannot start; use one host for each island"
+    return Check("gloo", there, "collectives between CPU hosts" if there else "none", do, error=False)
 
 
 def _clusters() -> Check:
@@ -158,6 +184,8 @@ CHECKS: tuple[Callable[[], Check], ...] = (
     _ports,
     _name,
     _jax,
+    _transfers,
+    _gloo,
     _clusters,
 )
 

@@ -13,7 +13,7 @@ import click
 
 from pathways_ray import os_process
 from pathways_ray.cli.log_reading import runtimes_at
-from pathways_ray.cli.output import CommandFailed
+from pathways_ray.cli.output import CommandFailed, NumberRange
 from pathways_ray.cli.status import ask, cluster_meant, of_cluster
 from pathways_ray.errors import ControllerLost, UsageError
 from pathways_ray.process_log import note_operator
@@ -38,7 +38,7 @@ class Victim:
 
 @click.command("drill")
 @click.option("--kill", "target", required=True, help="host:N, host:any, or island:N for all hosts of an island.")
-@click.option("--every", type=click.FloatRange(min=0), default=30.0, show_default=True, help="Seconds between kills.")
+@click.option("--every", type=NumberRange(min=0), default=30.0, show_default=True, help="Seconds between kills.")
 @click.option("--times", type=click.IntRange(min=0), default=0, help="Kills; left out, until Ctrl-C.")
 @of_cluster
 def command(target: str, every: float, times: int, url: str | None, token: str | None, ca: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from pathways_ray.cli.output import CommandFailed
+from pathways_ray.cli.output import CommandFailed, NumberRange
 from pathways_ray.cli.status import cluster_meant, of_cluster
 from pathways_ray.cli.up import name_option
 from pathways_ray.client.islands import DRAIN_LIMIT_S, drain, remove, undrain
@@ -76,7 +76,7 @@ def _ray(address: str, name: str) -> Iterator[None]:
 @name_option
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=0),
+    type=NumberRange(min=0),
     default=DRAIN_LIMIT_S,
     show_default=True,
     help="Seconds for each island.",
@@ -99,9 +99,7 @@ def spread_command(address: str, name: str, deadline: float) -> None:
 
 @command.command("drain")
 @click.argument("island", type=click.IntRange(min=0))
-@click.option(
-    "--deadline", type=click.FloatRange(min=0), default=DRAIN_LIMIT_S, show_default=True, help="Seconds to wait."
-)
+@click.option("--deadline", type=NumberRange(min=0), default=DRAIN_LIMIT_S, show_default=True, help="Seconds to wait.")
 @of_cluster
 def drain_command(island: int, deadline: float, url: str | None, token: str | None, ca: str | None) -> None:
     """Have an island get no slices any more, and wait until it has none.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -92,11 +92,33 @@ def last(logs: Sequence[Log], lines: int) -> tuple[list[Entry], dict[str, Place]
     return in_order(found), ends
 
 
+def last_of(logs: Sequence[Log], lines: int, wanted: Callable[[Entry], bool]) -> tuple[list[Entry], dict[str, Place]]:
+    """The last of certain events of each log, however many others came since; as `last`."""
+    ends: dict[str, Place] = {}
+    found: list[Entry] = []
+    for log in logs:
+        kept: deque[Entry] = deque(maxlen=lines)
+        try:
+            for part in parts(log):
+                kept.extend(filter(wanted, entries(part.text)))
+                ends[log.process] = part.offset, part.file
+        except PathwaysError as error:
+            _complain({log.process: str(error)}, {})
+        found += kept
+    return in_order(found), ends
+
+
 def whole(log: Log) -> Iterator[Entry]:
     """All events of a log, those of rolled files first."""
+    for part in parts(log):
+        yield from entries(part.text)
+
+
+def parts(log: Log) -> Iterator[Part]:
+    """All parts of a log, those of rolled files first."""
     part = log.read(*BEGINNING)
     while part.text:
-        yield from entries(part.text)
+        yield part
         part = log.read(part.offset, part.file)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from pathways_ray.cli.log_reading import Log, following, last, of_this_machine, through_controller, whole
+from pathways_ray.cli.log_reading import Log, following, last, last_of, of_this_machine, through_controller, whole
 from pathways_ray.cli.output import console_beside
 from pathways_ray.cli.status import ask, cluster_meant, of_cluster, readable
 from pathways_ray.errors import UsageError
@@ -41,6 +41,9 @@ AUDIT = {
     "runtime ended",
 }
 """Events that say who did what."""
+
+AUDITED = ("controller", "resource manager", "operator")
+"""The processes that note them."""
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -75,15 +78,21 @@ def logs(
         raise UsageError(f"no process named {', '.join(unknown)}; there are {', '.join(sorted(there)) or 'none here'}")
 
     def chosen(logs: list[Log]) -> list[Log]:
-        return [log for log in logs if not named or log.process in named]
+        asked = [log for log in logs if not named or log.process in named]
+        return [log for log in asked if log.process in AUDITED] if audit else asked
 
-    first, ends = last(chosen(found), lines)
+    first, ends = last_of(chosen(found), lines, _is_audited) if audit else last(chosen(found), lines)
     for entry in first:
-        _show(entry, audit, as_json)
+        _show(entry, as_json)
     with contextlib.suppress(KeyboardInterrupt):
         if follow:
             for entry in following(lambda: chosen(_logs(url, token, ca)[0]), ends):
-                _show(entry, audit, as_json)
+                if not audit or _is_audited(entry):
+                    _show(entry, as_json)
+
+
+def _is_audited(entry: dict[str, Any]) -> bool:
+    return entry["event"] in AUDIT
 
 
 def _logs(url: str, token: str, ca: str) -> tuple[list[Log], str]:
@@ -144,9 +153,7 @@ def since_of(text: str, now: datetime.datetime) -> datetime.datetime:
     raise UsageError(f"{text!r} is no span such as 30m, 12h or 7d, and no time such as 2026-11-21T12:00:00+00:00")
 
 
-def _show(entry: dict[str, Any], audit: bool, as_json: bool) -> None:
-    if audit and entry["event"] not in AUDIT:
-        return
+def _show(entry: dict[str, Any], as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(entry))
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,16 @@ FOLDER = click.Path(file_okay=False, path_type=Path)
 
 PLAIN_WIDTH = 132
 """Columns of text that goes to no terminal; rich would take 80, in which tables break."""
+
+
+class NumberRange(click.FloatRange):
+    """A number in a range; unlike click's own it refuses what is no number, which is in no range and in every one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return found
 
 
 class CommandFailed(click.ClickException):

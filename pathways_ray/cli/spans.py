@@ -7,7 +7,7 @@ import time
 
 import click
 
-from pathways_ray.cli.output import CommandFailed
+from pathways_ray.cli.output import CommandFailed, NumberRange
 from pathways_ray.cli.up import name_option
 from pathways_ray.client import registry
 from pathways_ray.errors import PathwaysError
@@ -15,8 +15,8 @@ from pathways_ray.errors import PathwaysError
 
 @click.command("spans")
 @click.option("--endpoint", help="http://HOST:4318/v1/traces; else OTEL_EXPORTER_OTLP_ENDPOINT, or this machine.")
-@click.option("--sample", type=click.FloatRange(0.0, 1.0), default=1.0, show_default=True, help="Part of the launches.")
-@click.option("--every", type=click.FloatRange(min=1.0), default=5.0, show_default=True, help="Seconds between looks.")
+@click.option("--sample", type=NumberRange(0.0, 1.0), default=1.0, show_default=True, help="Part of the launches.")
+@click.option("--every", type=NumberRange(min=1.0), default=5.0, show_default=True, help="Seconds between looks.")
 @click.option("--address", help="Of the Ray cluster; left out, where this user started the runtime, else auto.")
 @name_option
 def command(endpoint: str | None, sample: float, every: float, address: str | None, name: str) -> None:

@@ -6,6 +6,7 @@ Ray is loaded.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import time
@@ -112,6 +113,13 @@ def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") ->
     raise UsageError(f"what answers at {url} is no cluster of this version")
 
 
+def check_token(url: str, token: str, ca: str = "") -> None:
+    """Raises `AuthenticationError` for a wrong token, before something begins that lasts. A cluster that does not
+    answer may be on its way back."""
+    with contextlib.suppress(UsageError):
+        ask(url, token, ca=ca)
+
+
 def diagnosis_of(url: str, token: str, ca: str = "") -> dict[str, Any]:
     """The diagnosis of the cluster at `url`; one that does not answer is unhealthy.
 
@@ -168,7 +176,7 @@ def devices_table(islands: Iterable[dict[str, Any]]) -> Table:
         named = f"{island['island']}" if state == "up" and not reason else f"{island['island']} ({state}{reason})"
         for host in island["hosts"]:
             where = (named, island["platform"], str(host["host"]), host["node"][:8])
-            process = str(host["pid"]) if host["up"] else "lost" if island.get("state") == "lost" else "down"
+            process = str(host["pid"] or "up") if host["up"] else "lost" if island.get("state") == "lost" else "down"
             for names, holders in grouped(host["devices"]):
                 table.add_row(*where, process, names, "\n".join(holders) or "nobody")
     return table

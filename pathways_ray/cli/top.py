@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import click
 
-from pathways_ray.cli.output import CommandFailed
-from pathways_ray.cli.status import cluster_meant, of_cluster
+from pathways_ray.cli.output import CommandFailed, NumberRange
+from pathways_ray.cli.status import check_token, cluster_meant, of_cluster
 
 
 @click.command("top")
 @of_cluster
-@click.option("--every", type=click.FloatRange(min=0.5), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--every", type=NumberRange(min=0.5), default=1.0, show_default=True, help="Seconds between looks.")
 def command(url: str | None, token: str | None, ca: str | None, every: float) -> None:
     """Devices, tenants, launches, queue, programs, transfers, memory and events, as they are.
 
     Enter on a launch says why it is not over. Needs the extra `top`.
     """
     url, token, ca = cluster_meant(url, token, ca)
+    check_token(url, token, ca)
     try:
         from pathways_ray.cli.top_app import TopApp
     except ModuleNotFoundError as error:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from pathways_ray.cli.output import FILE, FOLDER, with_folder
+from pathways_ray.cli.output import FILE, FOLDER, NumberRange, with_folder
 from pathways_ray.cli.up import name_option
 from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
 
-SECONDS = click.FloatRange(min=0.1, max=3600.0)
+SECONDS = NumberRange(min=0.1, max=3600.0)
 
 
 @click.command("trace")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from pathways_ray import limits
+from pathways_ray.cli.output import NumberRange
 from pathways_ray.client import registry
 from pathways_ray.errors import AlreadyInitialized, UsageError
 from pathways_ray.liveness import SILENCE_LIMIT_S
@@ -54,7 +55,7 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.option(
     "--launch-limit",
     "launch_limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=limits.LAUNCH_LIMIT_S,
     show_default=True,
     help="Seconds that a launch may keep its devices; tenants may have limits of their own.",
@@ -62,7 +63,7 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.option(
     "--compile-limit",
     "compile_limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=limits.COMPILE_LIMIT_S,
     show_default=True,
     help="Seconds that a host may compile one program.",
@@ -70,7 +71,7 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.option(
     "--silence-limit",
     "silence_limit_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=NumberRange(min=0, min_open=True),
     default=SILENCE_LIMIT_S,
     show_default=True,
     help="Seconds of silence after which a process counts as lost.",
@@ -106,7 +107,7 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
 @click.option("--metrics-bind", default="127.0.0.1", show_default=True, help="At this address.")
 @click.option(
     "--lost-after",
-    type=click.FloatRange(min=1.0),
+    type=NumberRange(min=1.0),
     default=limits.LOST_AFTER_S,
     show_default=True,
     help="Seconds without one of its hosts after which an island gets no slices.",

@@ -15,9 +15,11 @@ ENCRYPTED = "grpcs://"
 
 
 def hint(url: str, details: str | None) -> str:
-    """More about a cluster that hangs up on who does not encrypt."""
+    """More about a cluster that hangs up on who does not encrypt, or that does not know what encryption is."""
     if url.startswith(SCHEME) and "Socket closed" in (details or ""):
         return f". If it has TLS, its address begins with {ENCRYPTED}, and --ca or ca= is its certificate"
+    if url.startswith(ENCRYPTED) and "WRONG_VERSION_NUMBER" in (details or ""):
+        return f". If it has no TLS, its address begins with {SCHEME}"
     return ""
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 PERIOD_S = 600.0
+PERIOD = datetime.timedelta(seconds=PERIOD_S)
 
 EVENT = "usage"
 
@@ -19,26 +20,32 @@ EVENT = "usage"
 def used(lines: Iterable[Mapping[str, Any]], since: datetime.datetime) -> dict[str, float]:
     """Device seconds by tenant.
 
+    What an account has grown by counts as spread evenly over the time since the note before: that is `PERIOD_S`, or
+    less where the controller is younger.
+
     Args:
         lines: of the controller's log, in their order.
-        since: what was noted earlier is where a span begins.
+        since: where the span begins.
     """
     before: dict[str, float] = {}
     found: dict[str, float] = {}
     life: Any = None
+    began: datetime.datetime | None = None
     for line in lines:
-        if line.get("pid", life) != life:
-            life, before = line["pid"], {}
-        if line.get("event") != EVENT:
-            continue
         try:
+            at = datetime.datetime.fromisoformat(line["time"])
+            if line.get("pid", life) != life or began is None:
+                life, began, before = line.get("pid", life), at, {}
+            if line["event"] != EVENT:
+                continue
             tenant, seconds = str(line["detail"]), float(line["cause"])
-            counts = datetime.datetime.fromisoformat(line["time"]) >= since
+            noted = max(at - PERIOD, began)
+            part = 0.0 if at <= since else 1.0 if at == noted else min(1.0, (at - since) / (at - noted))
         except (KeyError, TypeError, ValueError):  # what a process that was killed left of a line
             continue
         # One that is smaller is of another life too, whose process got the same number.
         last = before.get(tenant, 0.0) if seconds >= before.get(tenant, 0.0) else 0.0
         before[tenant] = seconds
-        if counts:
-            found[tenant] = found.get(tenant, 0.0) + seconds - last
+        if part > 0:
+            found[tenant] = found.get(tenant, 0.0) + part * (seconds - last)
     return found

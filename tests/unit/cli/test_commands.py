@@ -129,6 +129,26 @@ def test_client_ports_that_are_none(ports: str) -> None:
     assert "no Ray cluster" not in found.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [("trace", "--seconds"), ("spans", "--every"), ("top", "--every"), ("island", "drain", "0", "--deadline")],
+)
+def test_what_is_no_number_is_in_no_range(arguments: tuple[str, ...]) -> None:
+    found = invoke(*arguments, "nan")
+    assert found.exit_code == 2
+    assert "is not a number" in found.stderr
+
+
+@pytest.mark.parametrize("command", ["dashboard", "top"])
+def test_a_wrong_token_is_refused_before_anything_is_served(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(*_: Any, **__: Any) -> None:
+        raise AuthenticationError("the token is missing or wrong")
+
+    monkeypatch.setattr(status, "ask", ask)
+    found = invoke(command, "--url", "grpc://h:1", "--token", "t")
+    assert (found.exit_code, found.stdout, found.stderr) == (2, "", "pathways: the token is missing or wrong\n")
+
+
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(
         output.CommandFailed, match=r"needs no_such_package, .* pip install 'pathways-ray\[train,bench\]'"

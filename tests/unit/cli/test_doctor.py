@@ -21,6 +21,8 @@ def test_this_machine_is_looked_at() -> None:
     assert checks["python"]["ok"]
     assert checks["packages"]["ok"]
     assert "device(s)" in checks["jax"]["found"]
+    assert checks["transfers"]["ok"]
+    assert checks["gloo"]["ok"]
     assert found.exit_code == int(any(not check["ok"] and check["error"] for check in checks.values()))
 
 

@@ -82,6 +82,10 @@ def test_an_audit_has_moves_suspensions_islands_and_this_users_own_commands(
     monkeypatch.setattr(registry, "all_records", lambda: [registry.Record("grpc://here:1", "t", name="see")])
     texts = [text.split(" p: ")[1] for text in invoke("logs", "--audit").stdout.splitlines()]
     assert texts == [*(event for event in events if event != "host lost"), "drill: host 1 killed"]
+    files["controller"].write_text(files["controller"].read_text() + line(9, "usage") * 5000)
+    files["host 1"].write_text(line(9, "session ended"))  # as the controller says already
+    texts = [text.split(" p: ")[1] for text in invoke("logs", "--audit", "--lines", "2").stdout.splitlines()]
+    assert texts == ["island removed", "session resumed", "drill: host 1 killed"], "however much came since"
 
 
 def test_a_process_that_is_none_is_refused(files: dict[str, Path]) -> None:
@@ -183,11 +187,13 @@ def test_many_that_cannot_be_read_are_one_line(capsys: pytest.CaptureFixture[str
 
 
 def test_usage_is_what_accounts_grew_by_over_restarts() -> None:
-    """The controller restarts between the third and the fourth line: its account begins at zero."""
+    """The controller restarts between the third and the fourth line: its account begins at zero. What is noted in the
+    middle of ten minutes counts for half of it."""
     noted = [(0, 10.0), (10, 15.0), (20, 40.0), (30, 5.0), (40, 6.0)]
     lines = [json.loads(line(minute, "usage", detail="alice", cause=str(seconds))) for minute, seconds in noted]
-    assert used(lines, NOW) == {"alice": 46.0}
-    assert used(lines, NOW + datetime.timedelta(minutes=15)) == {"alice": 31.0}
+    assert used(lines, NOW - datetime.timedelta(days=1)) == {"alice": 46.0}
+    assert used(lines, NOW + datetime.timedelta(minutes=15)) == {"alice": 12.5 + 5.0 + 1.0}
+    assert used(lines, NOW + datetime.timedelta(minutes=40)) == {}
     assert used([json.loads(line(0, "host lost"))], NOW) == {}
 
 
@@ -206,9 +212,14 @@ def test_usage_of_a_successor_that_used_more_counts_whole_and_broken_lines_do_no
 
 
 def test_usage_of_a_span_has_the_account_of_now(files: dict[str, Path]) -> None:
-    files["controller"].with_name("controller.jsonl.1").write_text(line(-60, "usage", detail="alice", cause="20.0"))
-    found = json.loads(invoke("usage", "--since", NOW.isoformat(), "--json").output)
+    now = datetime.datetime.now(datetime.UTC)
+    hours_ago = [(now - datetime.timedelta(hours=hours)).isoformat() for hours in (2, 1)]
+    noted = json.loads(line(0, "usage", detail="alice", cause="20.0")) | {"time": hours_ago[0]}
+    files["controller"].write_text(json.dumps(noted) + "\n")
+    found = json.loads(invoke("usage", "--since", hours_ago[1], "--json").output)
     assert found["device_seconds"] == {"alice": 10.0}
+    just_now = json.loads(invoke("usage", "--since", "0s", "--json").output)["device_seconds"]
+    assert just_now.get("alice", 0.0) < 0.5, "most of the ten minutes was before"
     assert "alice" in invoke("usage", "--since", "7d").output
 
 
