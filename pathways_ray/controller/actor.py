@@ -1,7 +1,7 @@
 """The controller as a Ray actor: a driver of `ControllerCore`, with the islands' streams and the calls of Ray.
 
-Clients come in by its `ClientService`. When its process or the resource manager's dies, Ray starts it again, without
-sessions; schedulers and hosts join again (ADR 0014).
+Clients come in by its `ClientService`. When its process dies, Ray starts it again, without sessions; schedulers and
+hosts join again (ADR 0014). The resource manager's death ends nothing (ADR 0037).
 """
 
 from __future__ import annotations
@@ -46,7 +46,16 @@ from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.inspectable import Inspectable
-from pathways_ray.transport.messages import FROM_ISLAND, IslandUp, LogPart, ReadLog, Refused, Status, StatusReply
+from pathways_ray.transport.messages import (
+    FROM_ISLAND,
+    IslandUp,
+    LogPart,
+    ReadLog,
+    Refused,
+    Status,
+    StatusReply,
+    encode,
+)
 from pathways_ray.waits import tick_s
 
 METRICS_LIMIT_S = 5.0
@@ -55,7 +64,7 @@ READ_LOG_LIMIT_S = 2.0
 """A process, and then its machine, has this long to read a log; a command waits for 5 s."""
 
 RETRY_PAUSE_S = 0.5
-"""Time between two calls to a resource manager that is out of reach."""
+"""Time between two calls of a controller that begins to a resource manager that is out of reach."""
 
 MANAGER_START_LIMIT_S = 120.0
 """A resource manager that Ray starts again answers within this time, also on a busy machine."""
@@ -151,7 +160,7 @@ class Controller(Inspectable):
         )
 
     def _serve(self) -> None:
-        """Serves until the resource manager is gone or something is wrong; then the process ends, and all sessions."""
+        """Serves until something is wrong; then the process ends, and all sessions."""
         try:
             asyncio.run(self._main())
         except BaseException as error:
@@ -164,7 +173,6 @@ class Controller(Inspectable):
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.exit = self.loop.create_future()
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
         self.resource_manager.controller_starts.remote(*self.own_process)
         if self.restarted:
@@ -181,11 +189,7 @@ class Controller(Inspectable):
             silence=links.silence_of(self.silence_limit_s),
         )
         self.client_address = await self.front.serve()
-        clock = asyncio.ensure_future(self._tick())
-        await asyncio.wait({clock, self.exit}, return_when=asyncio.FIRST_COMPLETED)
-        for ended in (clock, self.exit):
-            if ended.done():
-                ended.result()
+        await self._tick()
 
     async def _take_over(self) -> None:
         """After a restart: islands have come and gone since the runtime began. Where the resource manager starts again
@@ -254,8 +258,10 @@ class Controller(Inspectable):
                 self._later(self._plan(command))
             case events.AnswerCall():
                 self.front.answer(command)
-            case events.CallManager():
-                self._call_manager(command)
+            case events.CallManager(method, arguments):
+                self._call_manager(command, method, arguments)
+            case events.TellManager(holdings):
+                self._call_manager(command, "controller_holds", (self.incarnation, encode(holdings)))
             case events.ReportToManager():
                 self._later(self._report_to_manager())
             case events.WantIslands(tenants):
@@ -270,10 +276,6 @@ class Controller(Inspectable):
                 self._later(self._ask_for_log(command))
             case events.KillManager():
                 ray.kill(self.resource_manager, no_restart=False)
-            case events.Exit(reason):
-                if not self.exit.done():
-                    print(reason, flush=True)
-                    self.exit.set_exception(RuntimeError(reason))
             case events.ReportFault(text):
                 print(text, file=sys.stderr, flush=True)
 
@@ -314,9 +316,11 @@ class Controller(Inspectable):
             reply = await asyncio.to_thread(self.planner.plan, command.request)
         self.handle(events.Planned(command.call, reply))
 
-    def _call_manager(self, command: events.CallManager) -> None:
+    def _call_manager(
+        self, command: events.CallManager | events.TellManager, method: str, arguments: tuple[Any, ...]
+    ) -> None:
         # Here and now, and not in a task: Ray keeps the order of calls.
-        result = getattr(self.resource_manager, command.method).remote(*command.arguments)
+        result = getattr(self.resource_manager, method).remote(*arguments)
         self._later(self._manager_answers(command, result))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -324,25 +328,17 @@ class Controller(Inspectable):
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    async def _manager_answers(self, command: events.CallManager, result: Any) -> None:
-        """Waits for a result. A call that did not get through is made again for a while; none does harm if it did."""
-        deadline = time.monotonic() + self.core.watch.manager.limit_s * 2
+    async def _manager_answers(self, command: events.CallManager | events.TellManager, result: Any) -> None:
+        """Waits for a result, which may be an error of the method; a call that went astray has no result."""
         answer: Any
-        while True:
-            try:
-                answer = await result
-                break
-            except Exception as error:
-                answer = error
-                called = isinstance(error, ray.exceptions.RayTaskError) or not isinstance(
-                    error, ray.exceptions.RayError
-                )
-                if called or time.monotonic() > deadline:
-                    traceback.print_exc()
-                    break
-            await asyncio.sleep(RETRY_PAUSE_S)
-            result = getattr(self.resource_manager, command.method).remote(*command.arguments)
-        if command.call:
+        try:
+            answer = await result
+        except ray.exceptions.RayTaskError as error:
+            traceback.print_exc()
+            answer = error
+        except ray.exceptions.RayError:
+            return self.handle(events.ManagerMissed(command))
+        if isinstance(command, events.CallManager) and command.call:
             self.handle(events.ManagerAnswered(command.call, answer))
 
     async def _report_to_manager(self) -> None:

@@ -17,6 +17,7 @@ from pathways_ray.controller import events, status
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.intake import Intake
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.manager_calls import QUESTION_LIMIT_S, ManagerCalls
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import difference
@@ -61,6 +62,7 @@ class ControllerCore:
         self.requests.looks.connected = lambda: set(self.islands)
         self.requests.changes.forget_island = self._island_removed
         self.watch = Watch(self.story, expected, silence_limit_s)
+        self.manager_calls = ManagerCalls(launches.tables)
         self.unseen = dict(islands or {})
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
             events.ClientMessages: self.intake.messages,
@@ -78,8 +80,9 @@ class ControllerCore:
             events.ClientGarbled: clients.garbled,
             events.Requested: self.requests.received,
             events.ManagerAnswered: lambda event, now: self.requests.manager_answered(event.call, event.answer),
-            events.ManagerKnows: self.watch.manager_knows,
+            events.ManagerKnows: self._manager_knows,
             events.ManagerLost: self.watch.manager_lost,
+            events.ManagerMissed: self._manager_missed,
             events.IslandsHeld: self._islands_held,
             events.TenantsRead: self._tenants_read,
             events.Tick: self._tick,
@@ -113,6 +116,8 @@ class ControllerCore:
             ended = self._island_ended(island, "its island's scheduler ended")
             commands += [c for c in ended if not (isinstance(c, SendIsland) and c.island == island)]
         self.islands[island] = event.link
+        self.manager_calls.schedulers[island] = event.hello.address
+        commands.append(events.CallManager("publish", (f"scheduler-{island}", event.hello.address)))
         self.watch.joined(island, now)
         self.story.note(Entry(now, "scheduler joined", f"island {island} at {event.hello.address}"))
         return commands + self.launches.island_up(island)
@@ -127,7 +132,7 @@ class ControllerCore:
 
     def _island_ended(self, island: int, reason: str) -> list[events.Command]:
         """Forgets an island's scheduler; its word for its hosts is worth nothing any more."""
-        del self.islands[island]
+        del self.islands[island], self.manager_calls.schedulers[island]
         self.watch.left(island, self.launches.tables.now)
         self.story.note(Entry(self.launches.tables.now, "scheduler lost", f"island {island}", reason))
         commands: list[events.Command] = []
@@ -167,7 +172,9 @@ class ControllerCore:
                     commands += launches.ready(message)
                 case wire.HostUp():
                     commands += launches.host_up(island, message)
-                    commands.append(events.CallManager("serves", (message.host,)))
+                    if message.info is not None:
+                        known = wire.encode(wire.KnownHost(message.info, message.epoch))
+                        commands.append(events.CallManager("serves", (known,)))
                 case wire.HostDown():
                     commands += launches.host_down(message)
                     commands.append(events.CallManager("leave", (message.host, message.epoch)))
@@ -216,6 +223,21 @@ class ControllerCore:
             tables.away.discard(host)
         return commands
 
+    # --- the resource manager -----------------------------------------------------------------------------------------
+
+    def _manager_knows(self, event: events.ManagerKnows, now: float) -> list[events.Command]:
+        self.watch.manager_knows(now)
+        return self.manager_calls.knows(event)
+
+    def _manager_missed(self, event: events.ManagerMissed, now: float) -> list[events.Command]:
+        self.manager_calls.missed(event, now)
+        return []
+
+    def _give_up_questions(self, now: float) -> list[events.Command]:
+        gone = ConnectionError(f"it could not be reached for {QUESTION_LIMIT_S:.0f} s")
+        over = self.manager_calls.overdue(now)
+        return [c for call in over if call.call for c in self.requests.manager_answered(call.call, gone)]
+
     # --- tenants and time ---------------------------------------------------------------------------------------------
 
     def _tenants_read(self, event: events.TenantsRead, now: float) -> list[events.Command]:
@@ -235,6 +257,7 @@ class ControllerCore:
         commands += self.watch.absent_schedulers(now, event.slowness)
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
+        commands += self._give_up_questions(now)
         commands += self.requests.ask_again(now)
         commands += self.requests.looks.tick(now)
         commands += self._vacate(now)

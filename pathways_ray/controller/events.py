@@ -14,7 +14,7 @@ from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.planning import PlanReply, PlanRequest
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant, TenantBook
-from pathways_ray.transport.messages import FromIsland, IslandUp, ReadLog, Reply, Request, ToController
+from pathways_ray.transport.messages import FromIsland, Holdings, IslandUp, ReadLog, Reply, Request, ToController
 
 Caller: TypeAlias = int | Tenant | None
 """The authenticated origin of a request: a session by its number, a tenant, or, None, the operator."""
@@ -142,6 +142,12 @@ class ManagerLost(Event, frozen=True):
     reason: str
 
 
+class ManagerMissed(Event, frozen=True):
+    """A call did not get through to the resource manager, or it died with the answer."""
+
+    command: CallManager | TellManager
+
+
 class TenantsRead(Event, frozen=True):
     """The table of tenants is another one than before, or cannot be read (`problem`)."""
 
@@ -229,11 +235,21 @@ class KillScheduler(msgspec.Struct, frozen=True):
 
 
 class CallManager(msgspec.Struct, frozen=True):
-    """Call a method of the resource manager; its result comes back as `ManagerAnswered`, unless `call` is 0."""
+    """Call a method of the resource manager; its result comes back as `ManagerAnswered`, unless `call` is 0.
+
+    `since` is when it was made first, where it did not get through then.
+    """
 
     method: str
     arguments: tuple[Any, ...] = ()
     call: int = 0
+    since: float | None = None
+
+
+class TellManager(msgspec.Struct, frozen=True):
+    """Tell the resource manager what this controller knows of the cluster."""
+
+    holdings: Holdings
 
 
 class WantIslands(msgspec.Struct, frozen=True):
@@ -257,12 +273,6 @@ class AskForLog(msgspec.Struct, frozen=True):
     request: ReadLog
 
 
-class Exit(msgspec.Struct, frozen=True):
-    """End this process; Ray starts it again."""
-
-    reason: str
-
-
 class ReportFault(msgspec.Struct, frozen=True):
     """Write down an error of the controller's own, as a traceback."""
 
@@ -283,10 +293,10 @@ Command: TypeAlias = (
     | CloseIsland
     | KillScheduler
     | CallManager
+    | TellManager
     | WantIslands
     | ReportToManager
     | KillManager
     | AskForLog
-    | Exit
     | ReportFault
 )

@@ -49,6 +49,7 @@ class Hosts:
             since=tables.sequence,
             memory=message.memory,
             pool=message.pool,
+            info=message.info,
         )
         tables.away.discard(message.host)
         detail = f"epoch {message.epoch} on island {island}"

@@ -136,7 +136,7 @@ class Launches:
         self.story.note(Entry(self.tables.now, "session closed", session=session))
         return commands
 
-    def add_slice(self, session: int, placed: PlacedSlice, within: int = 0, instead: int = 0) -> None:
+    def add_slice(self, session: int, placed: PlacedSlice, within: int = 0, instead: int = 0, name: str = "") -> None:
         """Notes a slice of a session; the devices of a part of another one do not count again."""
         if self.sessions[session].suspended:
             self.sessions[session].suspended = False
@@ -144,6 +144,9 @@ class Launches:
         if instead:
             self.sessions[session].replacing[placed.mesh.id] = instead
         self.sessions[session].slices[placed.mesh.id] = placed
+        if name:
+            self.sessions[session].names[placed.mesh.id] = name
+        self.tables.last_slice = max(self.tables.last_slice, placed.mesh.id)
         if within:
             self.sessions[session].parts[placed.mesh.id] = within
         self.sessions[session].places[placed.mesh.id] = placed
@@ -156,6 +159,7 @@ class Launches:
         for part in [part for part, whole in found.parts.items() if whole == slice_id]:
             self.remove_slice(session, part)
         found.parts.pop(slice_id, None)
+        found.names.pop(slice_id, None)
         found.replacing.pop(slice_id, None)
         self.story.note(Entry(self.tables.now, "slice released", f"slice {slice_id}", session=session))
         return found.slices.pop(slice_id, None) is not None

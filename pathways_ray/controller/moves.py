@@ -87,6 +87,9 @@ class Moves:
                 del session.programs[key]
                 for part in parts:
                     commands += self.launches.preparation.forget(part)
+        for one, other in pairs:
+            if one not in session.slices and other in session.names:
+                session.names[one] = session.names[other]
         places = {n: session.places[n] for n in renamed}
         for one, other in renamed.items():
             session.places[one] = session.slices[one] = places[other].on_devices_of(places[one].mesh)

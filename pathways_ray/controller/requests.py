@@ -325,7 +325,7 @@ class Requests:
                 quotas.enforce(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))
         except PathwaysError as error:
             return wire.Refused(to_failure(error)), [CallManager("release_slice", (session, placed.mesh.id))]
-        self.launches.add_slice(session, placed, request.within, request.instead)
+        self.launches.add_slice(session, placed, request.within, request.instead, request.name[:256])
         return wire.SliceCreated(placed, slice_tag(self.data_secret, session, placed)), []
 
     # --- refusals -----------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pathways_ray.ir.script import Course
 from pathways_ray.observe.recorder import Recorder
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
-from pathways_ray.transport.messages import Stored, ToClient, ToIsland
+from pathways_ray.transport.messages import HostInfo, Stored, ToClient, ToIsland
 
 MAX_FAILED = 4096
 """Launches that failed lately, of which their programs are remembered."""
@@ -77,14 +77,15 @@ class Arriving:
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them; `parts` has, for slices that are parts of
-    others, those, and `replacing`, for slices that are to take the place of others, those. `arriving` has the buffers
-    that its client uploads and that some hosts have yet to report; `early` what hosts reported of buffers that the
-    client has not named yet; `burnt` numbers of uploads that were dropped before they had arrived (see `buffers`).
-    `held` are the bytes of its buffers on the devices of each slice, `array_bytes` those of the arrays themselves,
-    `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches on islands. `refused`
-    are the last buffers that are not there because they were refused, in the order of their numbers, `donated` those
-    whose memory a launch may take. Buffers between the parts of a launch have negative numbers, from `own_numbers` up.
+    `places` remembers released slices too, since buffers may outlive them; `names` has what users call slices, `parts`,
+    for slices that are parts of others, those, and `replacing`, for slices that are to take the place of others, those.
+    `arriving` has the buffers that its client uploads and that some hosts have yet to report; `early` what hosts
+    reported of buffers that the client has not named yet; `burnt` numbers of uploads that were dropped before they had
+    arrived (see `buffers`). `held` are the bytes of its buffers on the devices of each slice, `array_bytes` those of
+    the arrays themselves, `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches
+    on islands. `refused` are the last buffers that are not there because they were refused, in the order of their
+    numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
+    numbers, from `own_numbers` up.
     While it is `suspended` it has neither slices nor buffers.
     """
 
@@ -93,6 +94,7 @@ class Session:
     usage: Usage
     slices: dict[int, PlacedSlice] = field(default_factory=dict)
     places: dict[int, PlacedSlice] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
     replacing: dict[int, int] = field(default_factory=dict)
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
@@ -266,7 +268,8 @@ class InFlight(msgspec.Struct, eq=False):
 class HostState:
     """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`.
 
-    `memory` are the bytes of each of its devices, or those that all devices of `pool` share; 0 is unknown.
+    `memory` are the bytes of each of its devices, or those that all devices of `pool` share; 0 is unknown. `info` is
+    what it told the resource manager when it joined, None of one that was only expected.
     """
 
     host: int
@@ -280,6 +283,7 @@ class HostState:
     since: int = 0
     memory: int = 0
     pool: str = ""
+    info: HostInfo | None = None
 
 
 @dataclass
@@ -287,8 +291,8 @@ class Tables:
     """The state that admission, dispatch, outcomes and hosts share.
 
     `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
-    down, `sequence` is the number of the last launch of the cluster, `now` the time of the event that is handled, in
-    seconds, `buffers` how many there were at the last tick.
+    down, `sequence` is the number of the last launch of the cluster, `last_slice` the highest one of a slice, `now` the
+    time of the event that is handled, in seconds, `buffers` how many there were at the last tick.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -302,6 +306,7 @@ class Tables:
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     failed: OrderedDict[int, PlannedProgram] = field(default_factory=OrderedDict)
     sequence: int = 0
+    last_slice: int = 0
     now: float = 0.0
     buffers: int = 0
 

@@ -37,9 +37,8 @@ class Watch:
         self.schedulers: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.absent: Liveness[int] = Liveness(max(silence_limit_s, SCHEDULER_ABSENCE_LIMIT_S), TICK_S)
         self.manager: Liveness[str] = Liveness(silence_limit_s / 2, TICK_S)
-        self.incarnation = ""
+        self.is_manager_gone = False
         self.missed = 0
-        self.gone_since: float | None = None
 
     # --- schedulers ---------------------------------------------------------------------------------------------------
 
@@ -74,27 +73,22 @@ class Watch:
 
     # --- the resource manager -----------------------------------------------------------------------------------------
 
-    def manager_knows(self, event: events.ManagerKnows, now: float) -> list[events.Command]:
+    def manager_knows(self, now: float) -> None:
+        """It has answered a report."""
         self.manager.forget(_MANAGER)
         self.missed = 0
-        self.gone_since = None
-        known, self.incarnation = self.incarnation, event.incarnation
-        if known and known != event.incarnation:
-            return self._exit(now, "a new resource manager, which knows of no slice: starting again")
-        return []
+        if self.is_manager_gone:
+            self.is_manager_gone = False
+            self.story.note(Entry(now, "resource manager answers again"))
 
     def manager_lost(self, event: events.ManagerLost, now: float) -> list[events.Command]:
-        """Its successor, or an answer to the next report, may be there within seconds."""
-        if self.gone_since is None:
-            self.gone_since = now
+        """Its successor, or an answer to the next report, may be there within seconds. All goes on meanwhile."""
         self.manager.forget(_MANAGER)
-        if now - self.gone_since <= 2 * self.manager.limit_s:
-            return []
-        return self._exit(now, f"the resource manager is gone: {event.reason}")
-
-    def _exit(self, now: float, reason: str) -> list[events.Command]:
-        self.story.note(Entry(now, "exit", cause=reason))
-        return [events.Exit(reason)]
+        self.missed = 0
+        if not self.is_manager_gone:
+            self.is_manager_gone = True
+            self.story.note(Entry(now, "resource manager lost", cause=event.reason[:200]))
+        return []
 
     def tick(self, now: float, slowness: float) -> list[events.Command]:
         """Reports once a second; asks again where no answer came in time, and has the resource manager killed where
@@ -110,5 +104,8 @@ class Watch:
         if self.missed < 2:
             self.manager.hear(_MANAGER, now)
             return [events.ReportToManager()]
-        reason = f"the resource manager did not answer for {2 * self.manager.limit_s:.0f} s"
-        return [events.KillManager(), *self._exit(now, reason)]
+        self.missed = 0
+        self.manager.forget(_MANAGER)
+        reason = f"it did not answer for {2 * self.manager.limit_s:.0f} s"
+        self.story.note(Entry(now, "resource manager killed", cause=reason))
+        return [events.KillManager()]

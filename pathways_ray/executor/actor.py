@@ -112,7 +112,7 @@ class HostExecutor(Inspectable):
         offer = joined(self.bind, _free_port(self.bind))
         members, pid = tuple(self.members), os.getpid()
         place = (members, self.tenant, self.base)
-        info = HostInfo(
+        self.info = info = HostInfo(
             self.host, self.island, platform, devices, node, pid, offer, *place, started_at(pid), self.hardware
         )
         answer = ray.get(self.resource_manager.join.remote(encode(info)))
@@ -175,6 +175,7 @@ class HostExecutor(Inspectable):
                 self.crash,
                 self.hardware.memory,
                 self.pool,
+                msgspec.structs.replace(self.info, hardware=self.hardware),
             )
         )
         shown = {"authorization": secret}

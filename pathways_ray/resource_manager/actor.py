@@ -1,7 +1,7 @@
 """The resource manager as a Ray actor: calls in, `ManagerCore` decides, answers out.
 
-Arguments and results of its methods are integers, strings and encoded messages. After its own death Ray restarts it,
-empty: the controller sees that and restarts as well, and all others after it (ADR 0014).
+Arguments and results of its methods are integers, strings and encoded messages. After its own death Ray restarts it:
+the controller sees that, and says what it holds (ADR 0037). Nothing else of the runtime notices.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.resource_manager.core import TICK_S, ManagerCore
+from pathways_ray.resource_manager.controllers import TICK_S
+from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.inspectable import Inspectable
-from pathways_ray.transport.messages import HostInfo, Refused, encode
+from pathways_ray.transport.messages import Holdings, HostInfo, KnownHost, Refused, encode
 from pathways_ray.waits import tick_s
 
 KILL_LIMIT_S = 5.0
@@ -47,6 +48,8 @@ GROUPS = {CLIENTS: 64}
 """Calls of a concurrency group that are under way at a time; none of them waits for anything."""
 
 _HOST = msgspec.msgpack.Decoder(HostInfo)
+_KNOWN_HOST = msgspec.msgpack.Decoder(KnownHost)
+_HOLDINGS = msgspec.msgpack.Decoder(Holdings)
 _HARDWARE = msgspec.msgpack.Decoder(Hardware)
 _KEPT = msgspec.msgpack.Decoder(KeptIslands)
 
@@ -72,7 +75,7 @@ class ResourceManager(Inspectable):
         self.runtime, self.process, self.settings = runtime, "resource manager", settings
         self.data_secret = data_secret
         restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        # Hosts from before a restart have lower epochs.
+        # Hosts from before a restart have lower epochs, also those of whom nobody will say so.
         last_epoch = int(time.time()) if restarted else 0
         controller = names.controller(runtime) if restarted else ""
         kept = self._kept() if restarted else None
@@ -103,11 +106,16 @@ class ResourceManager(Inspectable):
             process: its pid, and when it began, see `HostInfo`.
 
         Returns:
-            The incarnation of this resource manager: another one after its own restart, when it knows of no slice.
+            The incarnation of this resource manager: another one after its own restart, when it knows of no slice, and
+            waits for `controller_holds`.
         """
         shares = tuple((Device(host, index), share) for host, index, share in busy)
         self._handle(events.ControllerServes(incarnation, address, name, shares, *process))
         return self.incarnation
+
+    async def controller_holds(self, incarnation: str, holdings: bytes) -> None:
+        """The controller says what it knows of the cluster, by an encoded `Holdings`."""
+        self._handle(events.ControllerHolds(incarnation, _HOLDINGS.decode(holdings)))
 
     async def controller_starts(self, pid: int, started: int) -> None:
         """Called by the controller as soon as its process runs, which may be long before it serves."""
@@ -176,9 +184,9 @@ class ResourceManager(Inspectable):
         """An encoded `Accepted`, or `Refused`. The processes of the island are ended."""
         return encode(await self._answer(lambda token: events.RemoveRequested(token, island)))
 
-    async def serves(self, host: int) -> None:
-        """A host has come to its scheduler."""
-        self._handle(events.HostServes(host))
+    async def serves(self, host: bytes) -> None:
+        """A host has come to its scheduler, an encoded `KnownHost`."""
+        self._handle(events.HostServes(_KNOWN_HOST.decode(host)))
 
     async def leave(self, host: int, epoch: int) -> None:
         """A host is gone that was up under `epoch`."""
@@ -239,12 +247,14 @@ class ResourceManager(Inspectable):
     @ray.method(concurrency_group=CLIENTS)
     async def platforms(self) -> tuple[str, ...]:
         """The platforms of all hosts that have joined."""
+        await self._answer(events.Inquired)
         with self.lock:
             return tuple(sorted({host.platform for host in self.core.inventory.hosts.values()}))
 
     @ray.method(concurrency_group=CLIENTS)
     async def status(self) -> str:
         """JSON: islands with their states, hosts and devices, and the slices on each device."""
+        await self._answer(events.Inquired)
         with self.lock:
             found = status(self.core.inventory)
         return json.dumps(found)

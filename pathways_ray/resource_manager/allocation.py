@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -135,7 +135,7 @@ class Inventory:
 
     def join(self, hosts: Sequence[HostRecord]) -> int:
         """All hosts of an island come up together; returns their epoch, newer than any these hosts had."""
-        epoch = 1 + max((self.hosts[h.host].epoch for h in hosts if h.host in self.hosts), default=self.last_epoch)
+        epoch = 1 + max([self.last_epoch, *(self.hosts[h.host].epoch for h in hosts if h.host in self.hosts)])
         for host in hosts:
             host.epoch = epoch
             if (before := self.hosts.get(host.host)) is not None and host.hardware == Hardware():
@@ -249,6 +249,15 @@ class Inventory:
         self.slices[session, placed.mesh.id] = SliceRecord(session, request.name, placed, request.within)
         self.of_session.setdefault(session, set()).add(placed.mesh.id)
         return placed
+
+    def restore(self, slices: Iterable[SliceRecord]) -> None:
+        """Takes over slices that were mapped before a restart."""
+        for record in slices:
+            key = record.session, record.placed.mesh.id
+            self.slices[key] = record
+            self.of_session.setdefault(record.session, set()).add(record.placed.mesh.id)
+            if not record.within:
+                self.held.update(record.placed.devices)
 
     def fits_now(self, request: SliceRequest) -> bool:
         """Whether an island that is up can hold a slice."""

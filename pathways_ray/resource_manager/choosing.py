@@ -24,6 +24,7 @@ from typing import NamedTuple
 from pathways_ray.ir.links import Hardware, Links, Place, cost, factors, grid_of, hosts_of
 from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager.laying import Laying, lay
+from pathways_ray.transport.messages import HostInfo
 
 MAX_LOOKS = 100_000
 """Devices that are looked at for one slice. On islands on which all sub-grids have more, those are tried that begin at
@@ -49,6 +50,12 @@ class HostRecord:
     base: int = -1
     started: int = 0
     hardware: Hardware = field(default_factory=Hardware)
+
+    @classmethod
+    def of(cls, info: HostInfo, epoch: int = 1) -> HostRecord:
+        """A host that is up, by its own report."""
+        place = (info.host, info.island, info.platform, info.devices, info.node, info.pid)
+        return cls(*place, epoch, True, info.tenant, info.base, info.started, info.hardware)
 
     def has(self, memory: int, generation: str) -> bool:
         """Whether its devices are known to have as many bytes, and to be of a generation; 0 and "" are any."""

@@ -12,12 +12,15 @@ their scheduler, and join its successor; one that does not in time is stopped, a
 may be removed once it has none, or its deadline is over (`islands`). Others are known from the hosts that join: tenants
 may have islands for themselves, which share the devices of the first ones.
 
-*Slices.* A slice is mapped by `Inventory`. After its own restart the resource manager does not know the hosts yet, and
-after the controller's they join again: for some seconds, and for longer if nothing that is up can hold the slice, the
-answer is `NotYet`; the controller asks again, and says when it is to be mapped to what there is.
+*Slices.* A slice is mapped by `Inventory`. After the controller's restart the hosts join again: for some seconds, and
+for longer if nothing that is up can hold the slice, the answer is `NotYet`; the controller asks again, and says when it
+is to be mapped to what there is.
 
 *Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
 again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
+
+*Its own death* ends nothing. The successor knows which islands there are. The controller says to each resource manager
+that it meets what hosts, schedulers and slices there are; until then, questions about them wait here.
 
 No clock, thread or call: time comes with each event, in seconds.
 """
@@ -32,14 +35,13 @@ from pathways_ray import limits
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
-from pathways_ray.resource_manager.allocation import Inventory, IslandState, SliceRequest
+from pathways_ray.resource_manager.addresses import SCHEDULER, Addresses, of_schedulers
+from pathways_ray.resource_manager.allocation import Inventory, IslandState, SliceRecord, SliceRequest
 from pathways_ray.resource_manager.choosing import HostRecord
+from pathways_ray.resource_manager.controllers import TICK_S, Controllers
 from pathways_ray.resource_manager.islands import KeptIslands, SharedIslands, checked_deadline
 from pathways_ray.story import Entry, Story
-from pathways_ray.transport.messages import Accepted, JoinReply, NotYet, Refused, SliceCreated
-
-TICK_S = 1.0
-"""Time between two looks at the controller and at hosts."""
+from pathways_ray.transport.messages import Accepted, JoinReply, KnownHost, NotYet, Refused, SliceCreated
 
 MAX_REJOIN_S = 30.0
 """Time that hosts have to join, or join again. Then one that has not joined its island's new scheduler is killed, and a
@@ -48,14 +50,6 @@ slice that only an island could hold that has never joined is refused."""
 GATHER_S = 5.0
 """Hosts join within about this time of each other. Until then a slice waits for all islands, so that the first one does
 not get all of them."""
-
-MAX_CONTROLLER_SILENCE_S = 30.0
-"""A controller that says nothing for this long is stopped or hangs, and is killed. That is long, since it may be busy
-with a big program; clients of one that is stopped have seen it before, by its missing answers to their pings."""
-
-MAX_CONTROLLER_START_S = 120.0
-"""A controller that does not serve for this long after it began is stuck, and is killed: on a busy machine a start
-takes a minute."""
 
 
 class Joining(NamedTuple):
@@ -95,14 +89,11 @@ class ManagerCore:
         self.states: dict[int, IslandState] = {}
         self.tried: dict[int, float] = {}
         self.gathers_until = 0.0
-        self.addresses: dict[str, str] = {}
-        self.lookups: dict[str, list[events.LookedUp | events.JoinRequested]] = {}
+        self.addresses = Addresses(self.story)
         self.forming: dict[int, dict[int, Joining]] = {}
-        self.controller = events.ControllerServes("", "", controller)
-        self.awaited = bool(controller)
-        self.past_controllers: set[str] = set()
-        self.controllers: Liveness[str] = Liveness(max(silence_limit_s, MAX_CONTROLLER_SILENCE_S), TICK_S)
-        self.controller_starts: Liveness[tuple[int, int]] = Liveness(MAX_CONTROLLER_START_S, TICK_S)
+        self.controllers = Controllers(controller, silence_limit_s, self.story)
+        self.awaited = self.uninformed = bool(controller)
+        self.postponed: list[events.Question] = []
         self.rejoining: Liveness[int] = Liveness(max(silence_limit_s, MAX_REJOIN_S), TICK_S)
         self.starting: Liveness[int] = Liveness(lost_after_s, TICK_S)
         self.schedulers: dict[int, str] = {}
@@ -112,28 +103,27 @@ class ManagerCore:
         self.inventory.now = now
         if self.awaited:
             self._await_all(now)
+        if isinstance(event, events.Question):
+            return self._answer(event, now)
         match event:
             case events.ControllerServes():
                 return self._controller_serves(event, now)
             case events.ControllerStarts():
-                return self._controller_starts(event, now)
-            case events.HostServes(host):
-                self.starting.forget(host)
+                self.controllers.starts(event, now)
                 return []
+            case events.ControllerHolds():
+                return self._controller_holds(event, now)
+            case events.HostServes(known):
+                return self._host_known(known, now)
             case events.Published(name, address):
                 self._expect_hosts(name, address, now)
                 return self._publish(name, address, now)
             case events.Withdrawn(name, address):
-                # A successor may have been quicker.
-                if self.addresses.get(name) == address:
-                    del self.addresses[name]
-                    self.story.note(Entry(now, "address withdrawn", f"{name} at {address}"))
+                self.addresses.withdraw(name, address, now)
                 return []
             case events.LookedUp(token, name):
-                if (found := self.addresses.get(name)) is not None:
-                    return [events.Answer(token, found)]
-                self.lookups.setdefault(name, []).append(event)
-                return []
+                found = self.addresses.find(name, event)
+                return [] if found is None else [events.Answer(token, found)]
             case events.JoinRequested():
                 return self._join(event, now)
             case events.HostDescribed():
@@ -141,8 +131,6 @@ class ManagerCore:
                 return []
             case events.IslandRemoved(island):
                 return self._remove(island, now)
-            case events.IslandAdded() | events.DrainRequested() | events.UndrainRequested() | events.RemoveRequested():
-                return self._change_islands(event, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 if self.inventory.leave(host, epoch):
@@ -153,6 +141,16 @@ class ManagerCore:
                 if record is None or record.epoch != epoch:
                     return []
                 return [self._kill(record, "its scheduler cannot use it", now)]
+            case events.Ticked(slowness):
+                lost = self._look_at_islands(now)
+                return [*lost, *self.controllers.silent(now, slowness), *self._silent_hosts(now, slowness)]
+
+    def _answer(self, event: events.Question, now: float) -> list[events.Command]:
+        """Answers at once, or when the controller has said what it holds."""
+        if self.uninformed:
+            self.postponed.append(event)
+            return []
+        match event:
             case events.SliceRequested():
                 return [events.Answer(event.token, self._slice(event, now))]
             case events.SliceReleased(token, session, slice_id):
@@ -161,14 +159,15 @@ class ManagerCore:
                 return [events.Answer(token, self.inventory.exchange(session, pairs))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
-            case events.Ticked(slowness):
-                lost = self._look_at_islands(now)
-                return [*lost, *self._silent_controller(now, slowness), *self._silent_hosts(now, slowness)]
+            case events.Inquired(token):
+                return [events.Answer(token, True)]
+            case _:
+                return self._change_islands(event, now)
 
     def _await_all(self, now: float) -> None:
         """Watches those who have not said a word: they may be stopped, and never be heard of."""
         self.awaited = False
-        self.controllers.hear("", now)
+        self.controllers.expect(now)
         for members in self.islands.values():
             for host in members:
                 self.rejoining.hear(host, now)
@@ -176,44 +175,44 @@ class ManagerCore:
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
     def _controller_serves(self, event: events.ControllerServes, now: float) -> list[events.Command]:
-        incarnation = event.incarnation
-        if incarnation in self.past_controllers:
+        if self.controllers.is_past(event.incarnation):
             return []  # sent before it died
-        if incarnation != self.controller.incarnation:
-            self.past_controllers.add(self.controller.incarnation)
-            self.controllers.forget(self.controller.incarnation)
-            self.story.note(Entry(now, "new controller", event.address))
+        if self.controllers.serves(event, now):
             self.inventory.start_over()
             self.gathers_until = now + GATHER_S
-            for name in [name for name in self.addresses if name.startswith("scheduler-")]:
-                del self.addresses[name]
-        self.controller = event
+            self.addresses.forget_schedulers()
         self.inventory.busy = dict(event.busy)
-        self.controllers.hear(incarnation, now)
-        self.controller_starts.forget((event.pid, event.started))
-        if self.addresses.get("controller") != event.address:
-            return self._publish("controller", event.address, now)
-        return []
+        known = self.addresses.known.get("controller") == event.address
+        return [] if known else self._publish("controller", event.address, now)
 
-    def _controller_starts(self, event: events.ControllerStarts, now: float) -> list[events.Command]:
-        self.controllers.forget("")  # it is the one that was awaited
-        self.controller_starts.hear((event.pid, event.started), now)
-        return []
+    def _controller_holds(self, event: events.ControllerHolds, now: float) -> list[events.Command]:
+        """Takes over what the controller knows; slices after a restart only, since later they are mapped here."""
+        holdings, commands = event.holdings, list[events.Command]()
+        if event.incarnation != self.controllers.known.incarnation:
+            return []
+        serving = of_schedulers(holdings.schedulers)
+        self.addresses.forget_schedulers(but=serving)
+        if self.uninformed:
+            self.schedulers.update(holdings.schedulers)
+        for name, address in serving.items():
+            self._expect_hosts(name, address, now)
+        for host in holdings.hosts:
+            commands += self._host_known(host, now)
+        for name in [name for name, address in serving.items() if self.addresses.known.get(name) != address]:
+            commands += self._publish(name, serving[name], now)
+        if not self.uninformed:
+            return commands
+        self.uninformed, self.inventory.next_slice = False, holdings.last_slice
+        there = [h for h in holdings.slices if h.placed.island in self.islands]
+        self.inventory.restore(SliceRecord(h.session, h.name, h.placed, h.within) for h in there)
+        self.story.note(Entry(now, "heard what the controller holds", f"{len(there)} slices"))
+        postponed, self.postponed = self.postponed, []
+        return commands + [command for question in postponed for command in self._answer_late(question, now)]
 
-    def _silent_controller(self, now: float, slowness: float) -> list[events.Command]:
-        """Kills a controller that has been silent for too long, or does not come to serve, once: that process, and not
-        one that is about to take its place."""
-        silent: list[tuple[str, int, int]] = []
-        known = self.controller
-        for incarnation in self.controllers.silent(now, slowness):
-            self.controllers.forget(incarnation)
-            silent.append((f"it did not answer for {self.controllers.limit_s:.0f} s", known.pid, known.started))
-        for process in self.controller_starts.silent(now, slowness):
-            self.controller_starts.forget(process)
-            silent.append((f"it did not serve {self.controller_starts.limit_s:.0f} s after its start", *process))
-        for reason, _, _ in silent:
-            self.story.note(Entry(now, "controller killed", reason))
-        return [events.KillController(known.actor, *one) for one in silent]
+    def _answer_late(self, question: events.Question, now: float) -> list[events.Command]:
+        if isinstance(question, events.RemoveRequested) and self.shared.was_removed(question.island, ""):
+            return [events.Answer(question.token, Accepted())]  # by the process before, which died with its answer
+        return self.handle(question, now)
 
     def _silent_hosts(self, now: float, slowness: float) -> list[events.Command]:
         """Kills hosts that have not joined the successor of their scheduler in time, again and again until they do."""
@@ -267,9 +266,8 @@ class ManagerCore:
                 self.rejoining.hear(host.host, now)
 
     def _publish(self, name: str, address: str, now: float) -> list[events.Command]:
-        self.addresses[name] = address
-        self.story.note(Entry(now, "address published", f"{name} at {address}"))
-        return [command for event in self.lookups.pop(name, ()) for command in self.handle(event, now)]
+        waiting = self.addresses.publish(name, address, now)
+        return [command for event in waiting for command in self.handle(event, now)]
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
@@ -279,10 +277,8 @@ class ManagerCore:
             return [events.Answer(event.token, JoinReply(0, "", "", "", ()))]
         self.islands.setdefault(host.island, host.members)
         self.rejoining.forget(host.host)
-        name = f"scheduler-{host.island}"
-        scheduler = self.addresses.get(name)
+        scheduler = self.addresses.find(f"{SCHEDULER}{host.island}", event)
         if scheduler is None:
-            self.lookups.setdefault(name, []).append(event)
             return []
         waiting = self.forming.setdefault(host.island, {})
         # A host that comes twice died while it waited: nobody listens to the answer to its first request.
@@ -303,12 +299,7 @@ class ManagerCore:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [
-            HostRecord(
-                h.host, h.island, h.platform, h.devices, h.node, h.pid, 1, True, h.tenant, h.base, h.started, h.hardware
-            )
-            for h in hosts
-        ]
+        records = [HostRecord.of(host) for host in hosts]
         epoch = self.inventory.join(records)
         if island not in self.inventory.draining:  # what it was to be drained for was its place before
             self.inventory.drained_for.pop(island, None)
@@ -320,6 +311,28 @@ class ManagerCore:
             reply = JoinReply(epoch, joining.scheduler, self.data_secret, coordinator)
             commands.append(events.Answer(joining.request.token, reply))
         return commands
+
+    def _host_known(self, known: KnownHost, now: float) -> list[events.Command]:
+        """A host has come to its scheduler, or is gone again; one that is not known has joined before a restart."""
+        info = known.info
+        if self.shared.was_removed(info.island, info.tenant):  # and its end was cut short
+            return [events.EndIsland(info.island, info.members)]
+        self.islands.setdefault(info.island, info.members)
+        record = self.inventory.hosts.get(info.host)
+        if record is not None and record.epoch > known.epoch:
+            return []
+        if record is None or record.epoch < known.epoch:
+            self.inventory.hosts[info.host] = HostRecord.of(info, known.epoch)
+            self.story.note(Entry(now, "host known", f"epoch {known.epoch}", host=info.host))
+        self.starting.forget(info.host)
+        if known.up:
+            self.inventory.hosts[info.host].up = True
+            self.rejoining.forget(info.host)
+        else:
+            self.inventory.leave(info.host, known.epoch)
+            if self.uninformed:
+                self.rejoining.hear(info.host, now)
+        return []
 
     def _kill(self, record: HostRecord, reason: str, now: float) -> events.KillProcess:
         self.story.note(Entry(now, "host killed", f"epoch {record.epoch}", reason, host=record.host))
@@ -355,7 +368,7 @@ class ManagerCore:
             self.starting.forget(host.host)
         for table in (self.forming, self.schedulers, self.states, self.tried, self.inventory.missed):
             table.pop(island, None)
-        self.addresses.pop(f"scheduler-{island}", None)
+        self.addresses.known.pop(f"{SCHEDULER}{island}", None)
         return [events.Keep(self.shared.kept())] if known else []
 
     # --- slices -------------------------------------------------------------------------------------------------------

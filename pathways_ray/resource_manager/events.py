@@ -12,7 +12,16 @@ from pathways_ray.ir.links import Hardware
 from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.islands import KeptIslands
-from pathways_ray.transport.messages import Accepted, HostInfo, JoinReply, NotYet, Refused, SliceCreated
+from pathways_ray.transport.messages import (
+    Accepted,
+    Holdings,
+    HostInfo,
+    JoinReply,
+    KnownHost,
+    NotYet,
+    Refused,
+    SliceCreated,
+)
 
 Busy = tuple[tuple[Device, float], ...]
 """Devices, and for what part of its time each computed lately, 0 to 1."""
@@ -37,6 +46,13 @@ class ControllerStarts(NamedTuple):
 
     pid: int
     started: int
+
+
+class ControllerHolds(NamedTuple):
+    """An incarnation of the controller says what it knows of the cluster."""
+
+    incarnation: str
+    holdings: Holdings
 
 
 class Published(NamedTuple):
@@ -117,7 +133,7 @@ class RemoveRequested(NamedTuple):
 class HostServes(NamedTuple):
     """A scheduler has taken in a host that had joined."""
 
-    host: int
+    host: KnownHost
 
 
 class HostLeft(NamedTuple):
@@ -167,6 +183,12 @@ class SessionReleased(NamedTuple):
     session: int
 
 
+class Inquired(NamedTuple):
+    """The caller looks at hosts and slices; answered once they are known."""
+
+    token: int
+
+
 class Ticked(NamedTuple):
     """Time has passed; comes every `core.TICK_S`. `slowness` is that of this machine."""
 
@@ -176,6 +198,7 @@ class Ticked(NamedTuple):
 Event = (
     ControllerServes
     | ControllerStarts
+    | ControllerHolds
     | Published
     | Withdrawn
     | LookedUp
@@ -193,10 +216,14 @@ Event = (
     | SliceReleased
     | SlicesExchanged
     | SessionReleased
+    | Inquired
     | Ticked
 )
 
 IslandChange = IslandAdded | DrainRequested | UndrainRequested | RemoveRequested
+
+Question = SliceRequested | SliceReleased | SlicesExchanged | SessionReleased | Inquired | IslandChange
+"""Events whose answers depend on hosts and slices."""
 
 # --- commands ---------------------------------------------------------------------------------------------------------
 

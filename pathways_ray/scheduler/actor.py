@@ -177,8 +177,6 @@ class IslandScheduler(Inspectable):
                     self.resource_manager.kill_host.remote(host, epoch)
                     if (link := self.links.get((host, epoch))) is not None:
                         link.close("this host is taken for lost")
-                case events.Publish(name, address):
-                    self.resource_manager.publish.remote(name, address)
                 case events.Withdraw(name, address):
                     self.resource_manager.withdraw.remote(name, address)
                 # `Refuse` and `Exit` are carried out by the readers of the links, which end.

@@ -95,10 +95,7 @@ class SchedulerCore:
                 return self.restart.lose_host(host, epoch, "its process ended", kill=True)
             case events.ControllerConnected(address):
                 self.story.note(Entry(now, "controller connected"))
-                return [
-                    events.ToController(wire.IslandUp(self.island, address)),
-                    events.Publish(f"scheduler-{self.island}", address),
-                ]
+                return [events.ToController(wire.IslandUp(self.island, address))]
             case events.ControllerDisconnected(address):
                 self.story.note(Entry(now, "controller disconnected", address))
                 # Otherwise the successor might find the old controller; one that lives says every second where it is.

@@ -117,14 +117,6 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
-    """Have the resource manager answer lookups of `name` with `address`."""
-
-    name: str
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
 class Withdraw:
     """Have the resource manager forget that `name` is at `address`."""
 
@@ -140,4 +132,4 @@ class Exit:
     reason: str
 
 
-Command = ToHosts | ToController | Accept | Refuse | ForgetHosts | Kill | Publish | Withdraw | Exit
+Command = ToHosts | ToController | Accept | Refuse | ForgetHosts | Kill | Withdraw | Exit

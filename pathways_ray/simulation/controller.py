@@ -14,6 +14,7 @@ from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.manager_calls import NEWS
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.watch import TICK_S
@@ -28,6 +29,9 @@ from pathways_ray.transport import messages as wire
 
 PLANNING_S = (0.001, 0.05, 1.0)
 """Times that the planner takes for a program."""
+
+MISSED_S = 0.001
+"""After this time Ray says that a call went to a process that is gone."""
 
 PLANNER_DIES = 0.02
 PLANNER_DIED = "the planner died of the program"
@@ -69,6 +73,7 @@ class SimulatedController:
         self.links: dict[int, End] = {}
         self.clients: dict[int, End] = {}
         self.calls: dict[int, Callable[[wire.Reply], None]] = {}
+        self.calling: dict[int, events.CallManager | events.TellManager] = {}
         self.numbers = itertools.count(1)
         world.network.after(self.process, 0.0, self._tick)
 
@@ -98,7 +103,7 @@ class SimulatedController:
                     self._plan(command)
                 case events.CloseIsland(link):
                     self.links[link].close()
-                case events.CallManager():
+                case events.CallManager() | events.TellManager():
                     self._call_manager(command)
                 case events.ReportToManager():
                     self._report_to_manager()
@@ -106,8 +111,6 @@ class SimulatedController:
                     self.world.kill_scheduler(island)
                 case events.KillManager():
                     self.world.kill(self.world.manager.process, "the controller was not answered")
-                case events.Exit(reason):
-                    self.world.kill(self.process, reason)
                 case events.ReportFault(text):
                     raise AssertionError(text)
         self.world.checker.controller_bounded(self.launches)
@@ -129,38 +132,47 @@ class SimulatedController:
 
     # --- the resource manager -----------------------------------------------------------------------------------------
 
-    def _call_manager(self, command: events.CallManager) -> None:
+    def _call_manager(self, command: events.CallManager | events.TellManager) -> None:
+        """Calls the resource manager, and says to the core what became of it. As Ray does: a call to a process that is
+        gone, or dies with it, fails once that is known."""
         manager = self.world.manager
-        match command.method:
-            case "platforms":
-                self.handle(events.ManagerAnswered(command.call, ("cpu",)))
-            case "status":
-                self.handle(events.ManagerAnswered(command.call, '{"islands": [], "slices": []}'))
-            case "create_slice":
-                session, *wanted, final = command.arguments
-                request = SliceRequest(*wanted)
-                answer = partial(self._manager_answered, command.call)
-                manager.create_slice(self.process, session, request, final, lambda reply: answer(wire.encode(reply)))
-            case "release_slice":
-                session, number = command.arguments
-                manager.release_slice(self.process, session, number, partial(self._manager_answered, command.call))
-            case "release_session":
-                answer = partial(self._manager_answered, command.call)
-                (session,) = command.arguments
-                manager.release_session(self.process, session, answer)
-            case "exchange_slices":
-                answer = partial(self._manager_answered, command.call)
-                session, pairs = command.arguments
-                manager.exchange_slices(self.process, session, pairs, answer)
-            case "drain_island" | "undrain_island" | "end_island":
-                answer = partial(self._manager_answered, command.call)
-                ask = getattr(manager, command.method)
-                ask(self.process, *command.arguments, lambda reply: answer(wire.encode(reply)))
-            case _:
-                getattr(manager, command.method)(self.process, *command.arguments)
+        if isinstance(command, events.CallManager) and command.method in ("platforms", "status"):
+            known = ("cpu",) if command.method == "platforms" else '{"islands": [], "slices": []}'
+            return self.handle(events.ManagerAnswered(command.call, known))
+        number = next(self.numbers)
+        self.calling[number] = command
+        if not manager.process.alive:
+            return self.world.network.after(self.process, MISSED_S, self._missed, number)
+        answered = partial(self._manager_answered, number)
+        method, arguments = "controller_holds", tuple[Any, ...]()
+        if isinstance(command, events.TellManager):
+            arguments = (self.incarnation, command.holdings)
+        else:
+            method, arguments = command.method, command.arguments
+        if method == "create_slice":
+            session, *wanted, final = arguments
+            arguments = (session, SliceRequest(*wanted), final)
+        call: Callable[..., None] = getattr(manager, method)
+        if isinstance(command, events.CallManager) and method not in NEWS:
+            return call(self.process, *arguments, answered)
+        call(self.process, *arguments)
+        post = self.world.network.post
+        post(self.process, manager.process, lambda: post(manager.process, self.process, answered, None), in_order=True)
 
-    def _manager_answered(self, call: int, answer: Any) -> None:
-        self.handle(events.ManagerAnswered(call, answer))
+    def _manager_answered(self, number: int, answer: Any) -> None:
+        command = self.calling.pop(number, None)
+        if isinstance(command, events.CallManager) and command.call:
+            found = wire.encode(answer) if isinstance(answer, wire.Message) else answer
+            self.handle(events.ManagerAnswered(command.call, found))
+
+    def _missed(self, number: int) -> None:
+        if (command := self.calling.pop(number, None)) is not None:
+            self.handle(events.ManagerMissed(command))
+
+    def manager_died(self) -> None:
+        """Ray says of the calls that the resource manager had that it died."""
+        for number in list(self.calling):
+            self._missed(number)
 
     def _report_to_manager(self) -> None:
         """There and back, as a call of Ray's goes."""

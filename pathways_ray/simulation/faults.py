@@ -102,6 +102,8 @@ def draw(random: Random, settings: Settings) -> list[Fault]:
         else:
             longest = 25.0 if kind == "part" and random.random() < 0.2 else 8.0
             faults.append(Fault(time, kind, _link(random, nodes), _length(random, longest)))
+    for _ in range(settings.manager_deaths):
+        faults.append(Fault(1.0 + random.random() * FAULT_SPAN_S, "kill manager", "manager", 0.0))
     for _ in range(settings.outages):
         faults.append(Fault(1.0 + random.random() * FAULT_SPAN_S, "outage", random.choice(nodes["host"]), math.inf))
     return sorted(faults, key=lambda fault: (fault.time, fault.kind, fault.where))
@@ -255,7 +257,7 @@ class FaultInjector:
             world.vanish(process, fault.seconds)
         else:
             world.network.pause(process, math.inf)
-            world.losses += 1  # it is as good as lost before it is killed
+            world.losses += process.name != "manager"  # it is as good as lost before it is killed
             self._disturb(world.clock.now + NOTICED_LIMIT_S)
             watcher = world.watcher(process)
             if watcher is not None:

@@ -20,7 +20,7 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Group
 from pathways_ray.simulation.environment import Environment
-from pathways_ray.simulation.manager import SimulatedManager
+from pathways_ray.simulation.manager import SimulatedManager, info_of
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.programs import ARRAY
@@ -121,8 +121,18 @@ class SimulatedHost:
             self._scheduler_gone()
             return
         crash = world.crashes.pop(self.host, "")
+        info = info_of(world.settings, self.island, self.members, self.host, self.process)
         self.end.send(
-            HostUp(self.host, self.epoch, address, address, world.settings.devices, self.process.number, crash)
+            HostUp(
+                self.host,
+                self.epoch,
+                address,
+                address,
+                world.settings.devices,
+                self.process.number,
+                crash,
+                info=info,
+            )
         )
         self._beat()
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+import msgspec
 
 from pathways_ray.ir.links import Hardware
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.resource_manager.core import TICK_S, ManagerCore
+from pathways_ray.resource_manager.controllers import TICK_S
+from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.simulation.environment import Environment, Observer
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.placing import ring
-from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
+from pathways_ray.simulation.settings import Settings
+from pathways_ray.transport.messages import Holdings, HostInfo, JoinReply, KnownHost, NotYet, Refused, SliceCreated
+
+_KNOWN_HOST = msgspec.msgpack.Decoder(KnownHost)
 
 
 class IslandObserver(Observer, Protocol):
@@ -47,6 +53,13 @@ class ManagerEnvironment(Environment, Protocol):
     def checker(self) -> IslandObserver: ...
 
 
+def info_of(settings: Settings, island: int, members: Sequence[int], host: int, process: Process) -> HostInfo:
+    """The report of a host that joins."""
+    hardware = ring(members, host, settings.devices) if settings.rings else Hardware()
+    place = (host, island, "cpu", settings.devices, "node", process.number, "")
+    return HostInfo(*place, tuple(members), hardware=hardware)
+
+
 class SimulatedManager:
     """One incarnation of the resource manager's process; hosts join it under epochs above `last_epoch`."""
 
@@ -69,6 +82,9 @@ class SimulatedManager:
     def controller_serves(self, caller: Process, incarnation: str, busy: events.Busy) -> None:
         self._post(caller, events.ControllerServes(incarnation, incarnation, incarnation, busy))
 
+    def controller_holds(self, caller: Process, incarnation: str, holdings: Holdings) -> None:
+        self._post(caller, events.ControllerHolds(incarnation, holdings), twice=True)
+
     def publish(self, caller: Process, name: str, address: str) -> None:
         self._post(caller, events.Published(name, address), twice=True)
 
@@ -81,13 +97,11 @@ class SimulatedManager:
 
     def join(self, caller: Process, island: int, host: int, answer: Callable[[JoinReply], None]) -> None:
         """Answers once all hosts of the island have come."""
-        settings, members = self.world.settings, self.world.islands[island]
-        hardware = ring(members, host, settings.devices) if settings.rings else Hardware()
-        info = HostInfo(host, island, "cpu", settings.devices, "node", caller.number, "", hardware=hardware)
+        info = info_of(self.world.settings, island, self.world.islands[island], host, caller)
         self._post(caller, events.JoinRequested(self._token(caller, answer), info))
 
-    def serves(self, caller: Process, host: int) -> None:
-        self._post(caller, events.HostServes(host), twice=True)
+    def serves(self, caller: Process, host: bytes) -> None:
+        self._post(caller, events.HostServes(_KNOWN_HOST.decode(host)), twice=True)
 
     def leave(self, caller: Process, host: int, epoch: int) -> None:
         self._post(caller, events.HostLeft(host, epoch), twice=True)

@@ -84,6 +84,27 @@ def remains(world: Cluster, session: int) -> Iterable[tuple[str, str]]:
             yield f"host {host.host}", "results to come"
 
 
+def disagreements(world: Cluster) -> Iterable[str]:
+    """Yields what the resource manager knows otherwise than the controller, while no call between them is under way."""
+    controller, manager = world.controller, world.manager
+    if not (controller.process.alive and manager.process.alive) or controller.calling or manager.core.uninformed:
+        return
+    known = controller.core.manager_calls
+    if known.is_behind or known.again or known.incarnation != str(manager.process.number):
+        return
+    inventory, launches = manager.core.inventory, controller.launches
+    found = {key: record.placed for key, record in inventory.slices.items()}
+    held = {(s.id, n): placed for s in launches.sessions.values() for n, placed in s.slices.items()}
+    there = {key: placed for key, placed in held.items() if placed.island in manager.core.islands}
+    if found != there:
+        yield f"sessions have slices {sorted(there)}, and the resource manager knows {sorted(found)}"
+    for host in launches.hosts.values():
+        record = inventory.hosts.get(host.host)
+        up = host.down_since is None and host.island in manager.core.islands
+        if up and (record is None or not record.up or record.epoch < host.epoch):
+            yield f"host {host.host} serves under epoch {host.epoch}, and the resource manager knows {record}"
+
+
 def cycle(orders: Sequence[Sequence[Identity]]) -> list[Identity]:
     """Gangs that these orders put into a circle; empty when one order agrees with all of them."""
     after: dict[Identity, set[Identity]] = {}

@@ -122,8 +122,6 @@ class SimulatedScheduler:
                     self.world.manager.kill_host(self.process, host, epoch)
                     if (host, epoch) in self.links:
                         self.links.pop((host, epoch)).close()
-                case events.Publish(name, address):
-                    self.world.manager.publish(self.process, name, address)
                 case events.Withdraw(name, address):
                     self.world.manager.withdraw(self.process, name, address)
                 case events.Exit(pause_s, reason):

@@ -25,6 +25,7 @@ from pathways_ray.simulation.log import Log
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Network, Process
 from pathways_ray.simulation.operator import SimulatedOperator
+from pathways_ray.simulation.remains import disagreements
 from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.settings import Result, Settings
 from pathways_ray.simulation.transfer import Transfer
@@ -116,6 +117,8 @@ class World:
             self.quiet_since = self.clock.now
         self.checker.check_freed()
         self.checker.check_over()
+        for difference in disagreements(self):
+            self.checker.report(difference)
         everybody = all(client.over or not client.process.alive for client in self.clients)
         if everybody and self.checker.gone.keys() <= self.checker.freed and not self.checker.has_doubts:
             self._at_rest = True
@@ -154,6 +157,8 @@ class World:
         """Starts the resource manager again, with epochs above all earlier ones. Processes that waited for an answer of
         its predecessor end: Ray tells them that it died."""
         self.manager_lost = True
+        if self.controller.process.alive:
+            self.controller.manager_died()
         self.manager = SimulatedManager(self, round(1000 * self.clock.now), self.controller.incarnation)
         self.restarts[self.manager.process.number] = self._start_manager
         for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
@@ -192,7 +197,7 @@ class World:
         restart = self.restarts.pop(process.number, None)
         if restart is None:
             return
-        self.losses += 1
+        self.losses += process.name != "manager"  # nothing ends with it
         if self.settings.flaws:
             self.quiet_since = self.disturbed_until = max(self.disturbed_until, self.clock.now)
         if self.settings.starved_s and not self.settings.faults:

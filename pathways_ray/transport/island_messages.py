@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from pathways_ray.errors import Failure
-from pathways_ray.ir.links import Hardware
 from pathways_ray.ir.plan import Device
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.observe.views import Arriving, Stopped
+from pathways_ray.transport.joining import HostInfo
 from pathways_ray.transport.message import Codec, Measured, Message
 
 # --- controller → scheduler → hosts -----------------------------------------------------------------------------------
@@ -139,6 +139,7 @@ class HostUp(Message, tag=30):
     one brought on itself, if it did.
 
     `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
+    `info` is what the resource manager knows of it: the successor of one that dies hears that from the controller.
     """
 
     host: int
@@ -150,6 +151,7 @@ class HostUp(Message, tag=30):
     crash: str = ""
     memory: int = 0
     pool: str = ""
+    info: HostInfo | None = None
 
 
 class HostDown(Message, tag=31):
@@ -345,41 +347,6 @@ FromIsland = (
 
 
 # --- resource manager, carried as bytes by Ray calls ------------------------------------------------------------------
-
-
-class HostInfo(Message):
-    """The report of a host that joins. `coordinator` is the address at which it could serve its island's group.
-
-    `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
-    the island whose devices it shares. `started` is when its process began, as the kernel counts: no other process of
-    its machine has the same pid and that. `hardware` is what is known of its devices before JAX runs.
-    """
-
-    host: int
-    island: int
-    platform: str
-    devices: int
-    node: str
-    pid: int
-    coordinator: str
-    members: tuple[int, ...] = ()
-    tenant: str = ""
-    base: int = -1
-    started: int = 0
-    hardware: Hardware = Hardware()
-
-
-class JoinReply(Message):
-    """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host.
-
-    The epoch is 0 when the island did not come together; then `absent` has the hosts that it waited for.
-    """
-
-    epoch: int
-    scheduler_address: str
-    data_secret: str
-    coordinator: str
-    absent: tuple[int, ...] = ()
 
 
 TO_ISLAND: Codec[ToIsland] = Codec(ToIsland)

@@ -12,4 +12,5 @@ The life of a launch, in messages: `Launch` (client → controller), `IslandLaun
 from pathways_ray.transport.client_messages import *
 from pathways_ray.transport.data_messages import *
 from pathways_ray.transport.island_messages import *
+from pathways_ray.transport.joining import *
 from pathways_ray.transport.message import *

@@ -50,6 +50,7 @@ from pathways_ray.ir import plan
 from pathways_ray.ir.passes import plan_islands
 from pathways_ray.liveness import Liveness
 from pathways_ray.resource_manager.allocation import Inventory
+from pathways_ray.resource_manager.controllers import Controllers
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.scheduler import order, restart, withdrawals
 from pathways_ray.scheduler.core import SchedulerCore
@@ -370,7 +371,7 @@ def survivors_of_a_group_are_left_alone(patch: Patch) -> None:
 
 @bug(faults=12, seeds=150, shown=9, **SINGLES)
 def the_resource_manager_waits_for_a_controller_that_is_stopped(patch: Patch) -> None:
-    patch.setattr(ManagerCore, "_silent_controller", lambda self, now, slowness: [])
+    patch.setattr(Controllers, "silent", lambda self, now, slowness: [])
 
 
 @bug(faults=12, seeds=150, shown=1, lost_after_s=math.inf, **SINGLES)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
+
 from pathways_ray.client import moving, suspending
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.renewals import Renewals
-from pathways_ray.controller import moves
+from pathways_ray.controller import manager_calls, moves
 from pathways_ray.controller.core import ControllerCore
+from pathways_ray.controller.manager_calls import ManagerCalls
 from pathways_ray.controller.moves import Moves
 from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager import choosing
+from pathways_ray.resource_manager import events as manager_events
 from pathways_ray.resource_manager.choosing import HostRecord
+from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import SharedIslands
 from pathways_ray.simulation import mover
 from tests.simulation.planted import Original, Patch, bug, wrapped
@@ -105,3 +110,39 @@ def slices_are_made_of_devices_here_and_there(patch: Patch) -> None:
 
 def _every_other(host: HostRecord) -> list[Device]:
     return sorted((Device(host.host, k) for k in range(host.devices)), key=lambda device: device.index % 2)
+
+
+DYING: dict[str, Any] = {
+    "islands": {0: [0], 1: [1, 2]},
+    "clients": 4,
+    "manager_deaths": 3,
+    "flaws": 0.0,
+    "suspends": 0.3,
+}
+"""Nothing but the resource manager dies, again and again, while sessions come and go."""
+
+
+@bug(faults=0, shown=1, **DYING)
+def a_new_resource_manager_hears_of_no_slice(patch: Patch) -> None:
+    def without(original: Original, *known: Any) -> Any:
+        return msgspec.structs.replace(original(*known), slices=())
+
+    wrapped(patch, manager_calls, "holdings", without)
+
+
+@bug(faults=0, shown=31, **DYING)
+def a_new_resource_manager_maps_slices_before_it_knows_the_others(patch: Patch) -> None:
+    patch.setattr(manager_events, "Question", manager_events.Inquired)
+
+
+@bug(faults=0, **DYING)
+def a_new_resource_manager_does_not_know_the_hosts_that_serve(patch: Patch) -> None:
+    def known(original: Original, self: ManagerCore, host: Any, now: float) -> Any:
+        return [] if self.uninformed else original(self, host, now)
+
+    wrapped(patch, ManagerCore, "_host_known", known)
+
+
+@bug(faults=0, **DYING)
+def what_the_resource_manager_died_with_is_not_asked_again(patch: Patch) -> None:
+    patch.setattr(ManagerCalls, "missed", lambda self, event, now: None)

@@ -148,9 +148,9 @@ class Load:
             self.served = begun
 
 
-def serving_since(loads: list[Load], at: float, sessions: int = 1) -> None:
-    """Waits until all programs of all tenants have run since then, in so many sessions each or more."""
-    while any(load.served <= at or load.sessions < sessions for load in loads):
+def serving_since(loads: list[Load], at: float) -> None:
+    """Waits until all programs of all tenants have run since then."""
+    while any(load.served <= at for load in loads):
         strange = [(load.strange, load.wrong, load.hung) for load in loads if load.strange or load.wrong]
         assert not strange, strange
         assert time.monotonic() - max(at, BEGUN) < SERVING_S, [(load.errors, load.right) for load in loads]
@@ -182,14 +182,14 @@ with pw.init(2, hosts_per_island, 2, tenants=table, policy="share") as session:
         there = victims(kind)
         if not there:
             continue
-        sessions = max(load.sessions for load in loads) + (kind == "ResourceManager")
+        sessions = [load.sessions for load in loads]
         before = [len(load.took) for load in loads]
         Load.struck_at = at = time.monotonic()
         choose.choice(there).send_signal(sign)
         struck[f"{kind} {sign.name}"] += 1
-        serving_since(loads, at, sessions if kind == "ResourceManager" else 1)
+        serving_since(loads, at)
         if kind == "ResourceManager":
-            serving_since(loads, time.monotonic())  # what began before the end of the sessions counted so far
+            assert [load.sessions for load in loads] == sessions, "a session ended with the resource manager"
         serving.append(time.monotonic() - at)
         slowest = max((t for load, n in zip(loads, before, strict=True) for t in load.took[n:]), default=0.0)
         name = f"{kind} {sign.name}"
@@ -202,7 +202,7 @@ with pw.init(2, hosts_per_island, 2, tenants=table, policy="share") as session:
         deadline = time.monotonic() + 20
         while ((left := last.status())["in_flight"] or left["buffers"]) and time.monotonic() < deadline:
             time.sleep(0.2)
-    took = [t for load in loads for t in load.took]
+    took = [t for load in loads for t in load.took] or [0.0]
     report = {
         "struck": struck,
         "right": sum(load.right for load in loads),

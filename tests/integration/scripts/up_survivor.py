@@ -1,4 +1,4 @@
-"""A client that outlives the control plane two times."""
+"""A client that outlives the controller two times."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ for _kill in range(2):
             break
         time.sleep(0.01)
     else:
-        raise SystemExit("the session goes on without its control plane")
+        raise SystemExit("the session goes on without its controller")
     known = time.monotonic() - start
     assert known < 10, known
     session.close()

@@ -15,15 +15,16 @@ from pathways_ray.controller.events import (
     ClientMessages,
     CloseChannel,
     CloseIsland,
-    Exit,
     IslandDisconnected,
     KillManager,
     KillScheduler,
     ManagerKnows,
     ManagerLost,
+    ManagerMissed,
     ReportFault,
     ReportToManager,
     StreamOpened,
+    TellManager,
     TenantsRead,
     Tick,
 )
@@ -45,7 +46,10 @@ from pathways_ray.transport.messages import (
     Explained,
     HostAddress,
     HostDown,
+    HostInfo,
+    HostUp,
     IslandLaunch,
+    KnownHost,
     Launch,
     LaunchFailed,
     LiftRefusal,
@@ -68,7 +72,7 @@ from pathways_ray.transport.messages import (
     encode,
 )
 from tests.unit.controller.core_harness import TOKEN, CoreHarness, created, of, reply, sent
-from tests.unit.controller.harness import SLICES, sketch_with_slices
+from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES, sketch_with_slices
 from tests.unit.helpers import VECTOR
 
 ALICE = Tenant("alice", weight=2.0, quota=Quota(devices=3, message_bytes=100_000))
@@ -248,7 +252,8 @@ def test_a_resource_manager_that_twice_does_not_answer_is_killed() -> None:
     assert core.tick(SILENCE_LIMIT_S / 2 + 1.0) == [ReportToManager()], "asked again"
     assert core.tick(SILENCE_LIMIT_S + 1.0) == []
     commands = core.tick(SILENCE_LIMIT_S + 2.0)
-    assert commands == [KillManager(), Exit("the resource manager did not answer for 8 s")]
+    assert commands == [KillManager()]
+    assert core.tick(SILENCE_LIMIT_S + 3.0) == [ReportToManager()], "its successor has as long"
 
 
 def test_a_resource_manager_that_answers_the_second_report_lives() -> None:
@@ -256,35 +261,72 @@ def test_a_resource_manager_that_answers_the_second_report_lives() -> None:
     core.answering = False
     core.handle(Tick())
     core.tick(SILENCE_LIMIT_S / 2 + 1.0)
-    assert core.handle(ManagerKnows("manager 1")) == []
+    assert of(TellManager, core.handle(ManagerKnows("manager 1"))), "it is the first one"
     assert core.tick(SILENCE_LIMIT_S / 2 + 2.0) == [ReportToManager()]
     assert core.tick(SILENCE_LIMIT_S + 2.0) == []
     assert core.tick(SILENCE_LIMIT_S + 3.0) == [ReportToManager()], "the count begins again"
 
 
-def test_a_controller_exits_with_its_resource_manager() -> None:
-    core = CoreHarness()
-    core.handle(Tick())
-    assert core.handle(ManagerKnows("manager 1")) == []
-    assert of(Exit, core.handle(ManagerKnows("manager 2")))[0].reason.startswith("a new resource manager")
-
-
-def test_a_resource_manager_may_be_out_of_reach_for_some_seconds() -> None:
+def test_the_death_of_the_resource_manager_ends_nothing() -> None:
     """
-    1. A report cannot be carried out: the next second it is sent again. It gets through: nothing is remembered.
-    2. From 20 s on no report gets through, until 8 s are over: the controller exits.
+    1. It is away for a minute: the controller reports in vain once a second, and goes on.
+    2. Its successor answers: it is told what there is, once. Another one is told again.
     """
-    core = CoreHarness()
+    core = streaming()
+    core.hold_slices(1)
     core.answering = False
-    core.handle(Tick())
-    assert core.handle(ManagerLost("unavailable")) == []
-    assert core.tick(1.0) == [ReportToManager()]
+    for _ in range(60):
+        for island in core.core.islands:
+            core.from_island(island, Load(island, {}))
+        assert ReportToManager() in core.tick(core.now + 1.0)
+        assert core.handle(ManagerLost("it died")) == []
+    for manager in ("manager 2", "manager 3"):
+        (told,) = of(TellManager, core.handle(ManagerKnows(manager)))
+        assert core.handle(ManagerKnows(manager)) == []
+    found = told.holdings
+    assert [held.placed for held in found.slices] == list(SLICES)
+    assert dict(found.schedulers) == {island: f"scheduler-{island}" for island in set(ISLAND_OF_HOST.values())}
+    assert found.last_slice == max(placed.mesh.id for placed in SLICES)
+    assert 1 in core.core.clients.known
+
+
+def test_a_host_is_made_known_with_what_it_says_of_itself() -> None:
+    """When it comes, and to the successor of a resource manager that knew it, also when it has gone since."""
+    core = CoreHarness(hosts=True)
+    info = HostInfo(0, ISLAND_OF_HOST[0], "cpu", 2, "node", 7, "")
+    commands = core.from_island(ISLAND_OF_HOST[0], HostUp(0, 2, "t", "d", 2, 7, info=info))
+    assert CallManager("serves", (encode(KnownHost(info, 2)),)) in commands
+    core.from_island(ISLAND_OF_HOST[0], HostDown(0, 2, "it ended"))
+    (told,) = core.handle(ManagerKnows("manager 2"))
+    assert isinstance(told, TellManager)
+    assert told.holdings.hosts == (KnownHost(info, 2, up=False),)
+
+
+def test_what_did_not_get_through_to_the_resource_manager_is_said_again() -> None:
+    """
+    1. News did not get through: with the next answer it is told everything. That got lost too: once more.
+    2. A question did not: it is asked again, each time that the resource manager answers, for a minute. Then it has
+       failed.
+    """
+    core = CoreHarness(hosts=True)
+    news = CallManager("leave", (0, 1))
+    assert core.handle(ManagerMissed(news)) == []
+    (told,) = core.handle(ManagerKnows("manager 1"))
+    assert isinstance(told, TellManager)
+    assert core.handle(ManagerMissed(told)) == []
+    assert core.handle(ManagerKnows("manager 1")) == [told]
     assert core.handle(ManagerKnows("manager 1")) == []
-    core.tick(20.0)
-    for second in range(9):
-        assert core.handle(ManagerLost("unavailable")) == []
-        assert core.tick(21.0 + second) == [ReportToManager()]
-    assert core.handle(ManagerLost("it died")) == [Exit("the resource manager is gone: it died")]
+
+    core.answering = False
+    (question,) = of(CallManager, core.request(None, OpenSession(VERSION, "me")))
+    for second in range(59):
+        assert core.handle(ManagerMissed(question)) == []
+        core.tick(float(second))
+        (question,) = of(CallManager, core.handle(ManagerKnows("manager 1")))
+    assert core.handle(ManagerMissed(question)) == []
+    refused = reply(core.tick(60.0))
+    assert isinstance(refused, Refused)
+    assert "could not be reached for 60 s" in refused.failure.message
 
 
 # --- requests ---------------------------------------------------------------------------------------------------------

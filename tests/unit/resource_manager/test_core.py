@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from pathways_ray.limits import LOST_AFTER_S
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.resource_manager.core import GATHER_S, MAX_CONTROLLER_SILENCE_S, MAX_REJOIN_S, ManagerCore
+from pathways_ray.resource_manager.controllers import MAX_CONTROLLER_SILENCE_S
+from pathways_ray.resource_manager.core import GATHER_S, MAX_REJOIN_S, ManagerCore
 from pathways_ray.resource_manager.events import (
     Answer,
     Command,
+    ControllerHolds,
     ControllerServes,
     ControllerStarts,
+    DrainRequested,
+    EndIsland,
     HostLeft,
     HostServes,
+    Inquired,
     IslandRemoved,
     JoinRequested,
     KillController,
@@ -22,13 +29,24 @@ from pathways_ray.resource_manager.events import (
     KillRequested,
     LookedUp,
     Published,
+    RemoveRequested,
     SessionReleased,
     SliceReleased,
     SliceRequested,
     Ticked,
     Withdrawn,
 )
-from pathways_ray.transport.messages import HostInfo, JoinReply, NotYet, Refused, SliceCreated
+from pathways_ray.transport.messages import (
+    Accepted,
+    HeldSlice,
+    Holdings,
+    HostInfo,
+    JoinReply,
+    KnownHost,
+    NotYet,
+    Refused,
+    SliceCreated,
+)
 
 ISLANDS = {0: [0, 1], 1: [2]}
 
@@ -58,7 +76,7 @@ def running() -> ManagerCore:
     for token, host in ((1, 0), (2, 1), (3, 2)):
         core.handle(join(token, host), 0.0)
     for host in (0, 1, 2):
-        core.handle(HostServes(host), 0.0)
+        core.handle(HostServes(KnownHost(join(0, host).host, 1)), 0.0)
     return core
 
 
@@ -373,7 +391,7 @@ def test_a_host_that_joins_and_does_not_serve_is_killed() -> None:
     for token, host in ((1, 0), (2, 1), (3, 2)):
         core.handle(join(token, host), 0.0)
     for host in (0, 1):
-        core.handle(HostServes(host), 1.0)
+        core.handle(HostServes(KnownHost(join(0, host).host, 1)), 1.0)
     assert serving(core, LOST_AFTER_S) == []
     (kill,) = serving(core, LOST_AFTER_S + 1.0, start=LOST_AFTER_S)
     assert kill == KillProcess("node-2", 200, "it joined its island, and does not serve", 2)
@@ -389,6 +407,93 @@ def test_a_restarted_manager_has_those_killed_of_whom_it_never_hears() -> None:
         KillController("controller", "it did not answer for 30 s"),
         *(KillHost(host, "it did not join its new scheduler for 30 s") for host in (0, 1)),
     ]
+
+
+def holding(core: ManagerCore, session: int = 1) -> ControllerHolds:
+    """What the controller of a running core holds, with a slice for a session."""
+    core.handle(request(40, session), 1.0)
+    hosts = tuple(KnownHost(join(0, host).host, record.epoch) for host, record in core.inventory.hosts.items())
+    slices = tuple(HeldSlice(r.session, r.placed, "mine") for r in core.inventory.slices.values())
+    return ControllerHolds("first", Holdings(hosts, ((0, "s0:1"), (1, "s1:1")), slices, 7))
+
+
+def successor(core: ManagerCore) -> ManagerCore:
+    """Another one, after the death of a running core; the controller has found it."""
+    made = ManagerCore(core.shared.kept(), "secret", last_epoch=1000, controller="controller")
+    made.handle(ControllerServes("first", "c:1", "controller"), 10.0)
+    return made
+
+
+def test_a_restarted_manager_knows_what_the_controller_holds_and_kills_nobody() -> None:
+    """
+    1. It dies. Its successor waits with questions about slices until the controller has said what it holds.
+    2. Hosts, schedulers and slices are as before; slices that follow have other numbers. Nobody is killed.
+    3. What comes late of a controller that is over changes nothing.
+    """
+    before = running()
+    told = holding(before)
+    after = successor(before)
+    assert after.handle(request(1, 2), 10.0) == []
+    assert after.handle(SliceReleased(2, 1, told.holdings.slices[0].placed.mesh.id), 10.0) == []
+    assert after.handle(Inquired(3), 10.0) == []
+    assert after.handle(LookedUp(4, "scheduler-0"), 10.0) == []
+    assert after.handle(ControllerHolds("another", told.holdings), 11.0) == []
+    address, created, released, known = after.handle(told, 11.0)
+    assert (address, released, known) == (Answer(4, "s0:1"), Answer(2, True), Answer(3, True))
+    assert isinstance(created, Answer)
+    assert isinstance(created.value, SliceCreated)
+    assert created.value.placed.mesh.id == 8
+    assert {h.host: (h.epoch, h.up) for h in after.inventory.hosts.values()} == {
+        0: (1, True),
+        1: (1, True),
+        2: (1, True),
+    }
+    assert after.inventory.load() == {
+        device: int(device in created.value.placed.devices) for device in before.inventory.load()
+    }
+    assert serving(after, 100.0, start=11.0) == []
+    assert after.handle(told, 100.0) == []
+    assert len(after.inventory.slices) == 1, "slices are mapped here from then on"
+
+
+def test_a_restarted_manager_goes_on_with_hosts_that_come_and_go() -> None:
+    """
+    1. The controller has lost host 2, and knew no host 1: it had joined, and its scheduler had not seen it.
+    2. Host 1 serves. Host 2 is expected, and killed when it does not come; an old word of it changes nothing.
+    3. Host 0 restarts: host 1, which is of its group, is killed, and both get an epoch that is new to everybody.
+    """
+    before = running()
+    told = holding(before).holdings
+    zero, one, two = told.hosts
+    after = successor(before)
+    heard = msgspec.structs.replace(told, hosts=(zero, msgspec.structs.replace(two, up=False)))
+    after.handle(ControllerHolds("first", heard), 11.0)
+    assert after.handle(HostServes(one), 12.0) == []
+    killed = [c for c in serving(after, 60.0, start=12.0) if isinstance(c, KillProcess)]
+    assert [command.host for command in killed] == [2]
+    (answer,) = after.handle(join(5, 2, pid=8), 60.0)
+    assert answer == Answer(5, JoinReply(1001, "s1:1", "secret", ""))
+    assert after.handle(HostServes(two), 61.0) == []
+    assert after.inventory.hosts[2].epoch == 1001
+    (kill,) = after.handle(join(6, 0, pid=8), 61.0)
+    assert kill == KillProcess("node-1", 100, "a member of its group restarted", 1)
+    answers = after.handle(join(7, 1, pid=9), 62.0)
+    assert [c.value.epoch for c in answers if isinstance(c, Answer) and isinstance(c.value, JoinReply)] == [1001, 1001]
+
+
+def test_an_island_whose_end_was_cut_short_is_ended_by_the_successor() -> None:
+    """The answer to its removal was lost as well: the controller asks again."""
+    before = running()
+    told = holding(before, session=1)
+    before.handle(SessionReleased(41, 1), 2.0)
+    before.handle(DrainRequested(42, 1, 0.0), 2.0)
+    before.handle(RemoveRequested(43, 1), 3.0)
+    after = successor(before)
+    assert after.handle(RemoveRequested(44, 1), 10.0) == []
+    commands = after.handle(told, 11.0)
+    assert [type(c) for c in commands] == [EndIsland, Answer]
+    assert commands[-1] == Answer(44, Accepted())
+    assert {record.placed.island for record in after.inventory.slices.values()} <= {0}
 
 
 def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:

@@ -21,7 +21,6 @@ from pathways_ray.scheduler.events import (
     HostDisconnected,
     HostMessage,
     Kill,
-    Publish,
     Refuse,
     Ticked,
     ToController,
@@ -88,12 +87,9 @@ def downs(commands: list[Command]) -> list[HostDown]:
 # --- joining ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_scheduler_names_itself_to_its_controller_and_publishes_its_address() -> None:
+def test_a_scheduler_names_itself_and_its_address_to_its_controller() -> None:
     core = SchedulerCore(3, (0,), 4)
-    assert core.handle(ControllerConnected("here:1"), 0.0) == [
-        ToController(IslandUp(3, "here:1")),
-        Publish("scheduler-3", "here:1"),
-    ]
+    assert core.handle(ControllerConnected("here:1"), 0.0) == [ToController(IslandUp(3, "here:1"))]
 
 
 def test_a_scheduler_without_its_controller_withdraws_the_address_and_ends() -> None:

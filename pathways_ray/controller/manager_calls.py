@@ -1,0 +1,74 @@
+"""Calls of the resource manager that are made again, and news for one that has taken the place of another.
+
+Each resource manager that the controller meets is told once what there is: hosts, schedulers, slices (`Holdings`). So
+is one of whom some news did not get through. Questions that did not get through are asked again once it answers
+reports, for as long as somebody may wait for the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from pathways_ray.controller import events
+from pathways_ray.controller.state import Tables
+from pathways_ray.transport.messages import HeldSlice, Holdings, KnownHost
+
+QUESTION_LIMIT_S = 60.0
+"""A question that does not get through for this long is not asked again, and what waits for its answer fails: a
+resource manager that Ray starts again is there within seconds, on a busy machine within a minute."""
+
+NEWS = frozenset({"publish", "withdraw", "serves", "leave"})
+"""Calls that say what `Holdings` say as well."""
+
+
+class ManagerCalls:
+    """Calls of the resource manager that have to be made again.
+
+    `schedulers` has for each island that is connected the address at which its scheduler serves hosts.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self.schedulers: dict[int, str] = {}
+        self.incarnation = ""
+        self.is_behind = True
+        self.again: list[events.CallManager] = []
+
+    def knows(self, event: events.ManagerKnows) -> list[events.Command]:
+        """It can be reached, and may be another one than before, which knows of nothing."""
+        commands: list[events.Command] = []
+        if self.is_behind or event.incarnation != self.incarnation:
+            self.is_behind, self.incarnation = False, event.incarnation
+            commands.append(events.TellManager(holdings(self.tables, self.schedulers)))
+        again, self.again = self.again, []
+        return [*commands, *again]
+
+    def missed(self, event: events.ManagerMissed, now: float) -> None:
+        """A call did not get through, or its answer did not."""
+        call = event.command
+        if isinstance(call, events.TellManager) or call.method in NEWS:
+            self.is_behind = True
+        else:
+            self.again.append(msgspec.structs.replace(call, since=now if call.since is None else call.since))
+
+    def overdue(self, now: float) -> list[events.CallManager]:
+        """The questions that are not asked again, since it has been away for too long."""
+        over = [call for call in self.again if call.since is not None and now - call.since >= QUESTION_LIMIT_S]
+        self.again = [call for call in self.again if call not in over]
+        return over
+
+
+def holdings(tables: Tables, schedulers: Mapping[int, str]) -> Holdings:
+    """All that the controller knows and a resource manager has to know."""
+    return Holdings(
+        tuple(KnownHost(h.info, h.epoch, h.down_since is None) for h in tables.hosts.values() if h.info is not None),
+        tuple(sorted(schedulers.items())),
+        tuple(
+            HeldSlice(session.id, placed, session.names.get(number, ""), session.parts.get(number, 0))
+            for session in tables.sessions.values()
+            for number, placed in session.slices.items()
+        ),
+        tables.last_slice,
+    )

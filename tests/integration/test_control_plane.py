@@ -1,0 +1,66 @@
+"""Processes of the control plane die under load, and what they do not hold goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.client.api import ClusterSession
+
+X = np.arange(8, dtype=np.float32)
+
+
+def processes(session: ClusterSession) -> dict[str, int]:
+    """The pids of a cluster's actors: what their raylet has started, by title."""
+    raylet = psutil.Process(session.status()["islands"][0]["hosts"][0]["pid"]).parent()
+    assert raylet is not None
+    titles = {child.pid: " ".join(child.cmdline()) for child in raylet.children()}
+    found = [(title, pid) for pid, title in sorted(titles.items()) if title.startswith("ray::") and "IDLE" not in title]
+    return {f"{title} {k}": pid for k, (title, pid) in enumerate(found)}
+
+
+@pytest.mark.timeout(120)
+def test_the_resource_manager_dies_and_nothing_else_does(
+    session: ClusterSession, slices: Any, probe: Callable[[], None]
+) -> None:
+    """
+    1. Twice it gets SIGKILL, while launches over two islands follow each other, each with the result of the one before.
+    2. No launch fails, and values have the bits that they have otherwise. No other process ends.
+    3. The next slice is there beside those that there were, and goes as it came.
+    """
+    here = pw.compiled(lambda v: v * 0.5 + 1.0, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    there = pw.compiled(lambda v: v * 0.25 + 3.0, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
+    program = pw.program(lambda v: there(here(v)), name="goes on")
+    kept = pw.put(X, slices.a4, P("x"))
+    expected = X
+    for _ in range(300):
+        expected = (expected * np.float32(0.5) + np.float32(1.0)) * np.float32(0.25) + np.float32(3.0)
+    before = processes(session)
+    for _ in range(2):
+        y: Any = X
+        (manager,) = [pid for title, pid in processes(session).items() if "ResourceManager" in title]
+        for step in range(300):
+            y = program(y)
+            if step == 100:
+                psutil.Process(manager).kill()
+                struck = time.monotonic()
+        np.testing.assert_array_equal(np.asarray(y), expected)
+        names = {one["slice"]: one["name"] for one in session.status()["slices"]}
+        with session.virtual_slice((2,), ("x",), name="after it") as added:
+            print(f"slices again after {time.monotonic() - struck:.1f} s")
+            now = session.status()["slices"]
+            assert {one["slice"]: one["name"] for one in now} == {**names, added.id: "after it"}
+            assert added.id > max(names)
+            assert np.asarray(pw.compiled(lambda v: v + 1.0, slice=added)(X)).tolist() == (X + 1.0).tolist()
+        assert {one["slice"]: one["name"] for one in session.status()["slices"]} == names
+        assert [island["state"] for island in session.status()["islands"]] == ["up", "up"]
+    np.testing.assert_array_equal(np.asarray(kept), X)
+    ended = set(before.values()) - set(processes(session).values())
+    assert [title.split()[0] for title, pid in before.items() if pid in ended] == ["ray::ResourceManager"]
