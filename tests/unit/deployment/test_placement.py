@@ -21,7 +21,7 @@ def test_what_has_no_room_says_what_matters_of_the_nodes_and_is_given_back(monke
     removed: list[Any] = []
     own = {"node:10.0.0.1": 1.0, "bundle_group_0_abc": 1000.0, "memory": 5e9}
     monkeypatch.setattr(placement, "alive_nodes", lambda: [{"Resources": {"CPU": 2.0, **own}}])
-    monkeypatch.setattr(placement.ray, "available_resources", lambda: {"CPU": 1.0, **own})
+    monkeypatch.setattr("ray.available_resources", lambda: {"CPU": 1.0, **own})
     monkeypatch.setattr(placement, "placement_group", lambda *_, **__: Group())
     monkeypatch.setattr(placement, "remove_placement_group", removed.append)
     with pytest.raises(Unschedulable, match=r"within 0 s; its nodes have 2 CPU, of which 1 CPU is free$"):
