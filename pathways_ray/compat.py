@@ -122,11 +122,19 @@ def module_of(module: bytes) -> Any:
         return _jax.mlir.deserialize_portable_artifact(module)
 
 
-def compiled_module(module: bytes, devices: Sequence[jax.Device], with_end: bool = False) -> Any:
+def compiled_module(
+    module: bytes,
+    devices: Sequence[jax.Device],
+    with_end: bool = False,
+    in_memory: bool = False,
+    overrides: Sequence[tuple[str, Any]] = (),
+) -> Any:
     """A module that brings its own shardings, compiled for devices in the order in which it counts them.
 
     Args:
         with_end: adds a last result, a scalar that depends on nothing, which stands for the computation's end.
+        in_memory: has arguments and results lie in memory as the module says; else all lie in C order.
+        overrides: options of the compiler, by name.
 
     `jax.jit` compiles functions, and would put the module into one of its own. XLA may choose the layouts of those
     arguments and results of which the module says none.
@@ -141,6 +149,8 @@ def compiled_module(module: bytes, devices: Sequence[jax.Device], with_end: bool
         main = next(op for op in read.body.operations if _symbol(op) == "main")
         if with_end:
             _add_end(main)
+        if not in_memory:
+            _in_c_order(main)
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
         free = [
             [not _is_laid_out(main, name, k) for k in range(len(types))]
@@ -152,6 +162,8 @@ def compiled_module(module: bytes, devices: Sequence[jax.Device], with_end: bool
         build = options.executable_build_options
         build.allow_spmd_sharding_propagation_to_parameters = free[0]
         build.allow_spmd_sharding_propagation_to_output = free[1]
+        if overrides:
+            options.env_option_overrides = list(overrides)
         together = xla_client.DeviceList(tuple(devices))
         return compiler.backend_compile_and_load(devices[0].client, read, together, options, [])
 
@@ -172,6 +184,29 @@ def _add_end(main: Any) -> None:
     main.attributes["function_type"] = ir.TypeAttr.get(made)
     if "res_attrs" in main.attributes:
         main.attributes["res_attrs"] = ir.ArrayAttr.get([*main.attributes["res_attrs"], ir.DictAttr.get({})])
+
+
+_LAYOUT = "mhlo.layout_mode"
+
+
+def _in_c_order(main: Any) -> None:
+    """Takes away what a function says of how arguments and results lie in memory."""
+    from jaxlib.mlir import ir
+
+    for name in ("arg_attrs", "res_attrs"):
+        if name in main.attributes and any(_LAYOUT in said for said in main.attributes[name]):
+            kept = [{one.name: one.attr for one in said if one.name != _LAYOUT} for said in main.attributes[name]]
+            main.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(said) for said in kept])
+
+
+def memory_layouts(main: Any) -> tuple[list[str], list[str]]:
+    """The words of a function on how its arguments and its results lie in memory: "default", "auto", or a layout."""
+    return tuple(  # type: ignore[return-value]
+        [said[_LAYOUT].value if _LAYOUT in said else "default" for said in main.attributes[name]]
+        if name in main.attributes
+        else []
+        for name in ("arg_attrs", "res_attrs")
+    )
 
 
 def _symbol(op: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +19,12 @@ from pathways_ray.transport.shared_memory import SharedFile, offsets
 
 
 class Fetching:
-    """Shards on their way to the client, from one host."""
+    """Shards on their way to the client, from one host. `told` is called when they are there, or cannot come, by the
+    thread that reads; without it a thread waits for them."""
 
-    def __init__(self, devices: tuple[int, ...]) -> None:
+    def __init__(self, devices: tuple[int, ...], told: Callable[[], None] | None = None) -> None:
         self.missing = set(devices)
+        self.told = told
         self.parts: dict[int, bytearray] = {}
         self.failure: Failure | None = None
         self.in_file = False

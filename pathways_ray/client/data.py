@@ -101,7 +101,7 @@ class _Link:
                 if fetching is not None:
                     fetching.add(message)
                     if not fetching.missing:
-                        self.owner.wake()
+                        self._tell(fetching)
             case wire.FetchDone(request):
                 if request in self.fetches:
                     self.fetches[request].in_file = True
@@ -121,7 +121,14 @@ class _Link:
                     self._uploaded(request, failure)
                 elif request in self.fetches:
                     self.fetches[request].failure = failure
-                    self.owner.wake()
+                    self._tell(self.fetches[request])
+
+    def _tell(self, fetching: Fetching) -> None:
+        """Has those who asked look at what has come, or cannot come."""
+        if fetching.told is not None:
+            fetching.told()
+        else:
+            self.owner.wake()
 
     def _uploaded(self, request: int, failure: Failure | None) -> None:
         sent = self.uploads.pop(request, None)
@@ -142,6 +149,8 @@ class _Link:
             self._uploaded(request, self.dead)
         for fetching in list(self.fetches.values()):
             fetching.failure = fetching.failure or self.dead
+            if fetching.told is not None:
+                fetching.told()
         self.owner.wake()
 
     def _take_local(self, data: bytes) -> None:
@@ -230,6 +239,15 @@ class DataLinks:
             if link is None or link.dead is not None:
                 link = self._links[host] = _Link(self, address)
             return link
+
+    def link_of(self, host: int) -> _Link | None:
+        """The stream to a host, where there is one that is alive."""
+        link = self._links.get(host)
+        return link if link is not None and link.dead is None else None
+
+    def new_request(self) -> int:
+        """The number of a further question or upload."""
+        return next(self._requests)
 
     def _address(self, host: int) -> str:
         known = self._addresses.get(host)

@@ -159,10 +159,22 @@ class Driver:
         try:
             yield
         finally:
-            with self.changed:
-                self.readers -= 1
-                if self.held:
-                    self.changed.notify_all()
+            self.end_read()
+
+    def begin_read(self) -> bool:
+        """Has arrays stay where they are until `end_read`; False where that would need a wait."""
+        with self.changed:
+            if self.held or self.suspension is not None or self.core.ended is not None:
+                return False
+            self.readers += 1
+            return True
+
+    def end_read(self) -> None:
+        """Ends what `begin_read` began."""
+        with self.changed:
+            self.readers -= 1
+            if self.held:
+                self.changed.notify_all()
 
     def hold_readers(self, deadline: float) -> None:
         """Lets no fetch begin, and waits for those that have. Raises `WaitTimeout` after `deadline`."""

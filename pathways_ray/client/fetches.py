@@ -12,6 +12,7 @@ from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.driver import Driver
+from pathways_ray.client.questions import Done, Question, ask
 from pathways_ray.client.siblings import Results
 from pathways_ray.errors import PathwaysError, from_failure
 
@@ -46,8 +47,30 @@ class Fetches:
 
     def shard(self, record: BufferRecord, kind: ArgumentType, place: int) -> np.ndarray[Any, Any]:
         """The shard of an array on device number `place` of its slice."""
-        assert kind.slice is not None
-        return self._fetch(record, FetchPlan.of_shard(kind.array, kind.spec, kind.slice.placed, place))
+        return self._fetch(record, _plan_of_shard(kind, place))
+
+    def ask_for_shard(self, record: BufferRecord, kind: ArgumentType, place: int, done: Done) -> Question | None:
+        """Asks for the shard on device number `place`, without a wait; None where that is not possible, or where a
+        fetch would have to wait before it asks."""
+        driver = self._driver
+        if self._core.queue or record.failure is not None or not driver.begin_read():
+            return None
+
+        def answered(value: np.ndarray[Any, Any] | None) -> None:
+            driver.end_read()
+            done(value)
+
+        question = ask(self._data, record.id, _plan_of_shard(kind, place), answered)
+        if question is None:
+            driver.end_read()
+        return question
+
+    def take_back(self, question: Question) -> bool:
+        """Gives a question up; False when it has been answered."""
+        if not question.take_back():
+            return False
+        self._driver.end_read()
+        return True
 
     def _fetch(self, record: BufferRecord, plan: FetchPlan, *along: Any) -> np.ndarray[Any, Any]:
         try:
@@ -70,6 +93,13 @@ class Fetches:
                 if one.by_host == plan.by_host:
                     found[number] = one
         return found
+
+
+def _plan_of_shard(kind: ArgumentType, place: int) -> FetchPlan:
+    """The way in which a shard is fetched; an only one is the array, and may come in a file."""
+    assert kind.slice is not None
+    placed = kind.slice.placed
+    return _plan_of(kind) if len(placed.devices) == 1 else FetchPlan.of_shard(kind.array, kind.spec, placed, place)
 
 
 def _plan_of(kind: ArgumentType) -> FetchPlan:

@@ -27,15 +27,15 @@ class LocalReader:
         self.leading = threading.Lock()
         self._leader = 0
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll = select.poll()
-        self._poll.register(self._wake, select.POLLIN)
+        self._poll = select.epoll()
+        self._poll.register(self._wake, select.EPOLLIN)
         self._sockets: dict[int, tuple[socket.socket, Take]] = {}
         self._received: deque[tuple[socket.socket, Take, bytes]] = deque()
 
     def add(self, connection: socket.socket, take: Take) -> None:
         """Reads a socket from now on; `take` gets each batch that comes."""
         self._sockets[connection.fileno()] = connection, take
-        self._poll.register(connection, select.POLLIN)
+        self._poll.register(connection, select.EPOLLIN)
         self.wake()
 
     def remove(self, connection: socket.socket) -> None:
@@ -44,7 +44,7 @@ class LocalReader:
 
     def _forget(self, number: int) -> None:
         if self._sockets.pop(number, None) is not None:
-            with contextlib.suppress(KeyError):
+            with contextlib.suppress(OSError):
                 self._poll.unregister(number)
 
     def wake(self) -> None:
@@ -60,25 +60,47 @@ class LocalReader:
         self._leader = threading.get_ident()
         try:
             while True:
-                while self._received:
-                    connection, take, data = self._received[0]
-                    if data:
-                        take(data)
-                    else:
-                        self.remove(connection)
-                    self._received.popleft()
+                self._take_received()
                 if is_over():
                     return
-                for number, _ in self._poll.poll(1000 * limit_s) or ((-1, 0),):
-                    if number in self._sockets:
-                        self._read(number)
-                        continue
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wake)
-                    if not self._received:
-                        return
+                if not self._receive(limit_s):
+                    return
         finally:
             self._leader = 0
+
+    def fileno(self) -> int:
+        """The number of a file that a loop polls, which then calls `read`."""
+        return self._poll.fileno()
+
+    def read(self) -> None:
+        """Reads what is there. The caller has `leading`."""
+        self._leader = threading.get_ident()
+        try:
+            self._receive(0.0)
+            self._take_received()
+        finally:
+            self._leader = 0
+
+    def _receive(self, limit_s: float) -> bool:
+        """Reads a batch of each socket that has one; False when nothing came before the limit, or a wake."""
+        for number, _ in self._poll.poll(limit_s) or ((-1, 0),):
+            if number in self._sockets:
+                self._read(number)
+                continue
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._wake)
+            if not self._received:
+                return False
+        return True
+
+    def _take_received(self) -> None:
+        while self._received:
+            connection, take, data = self._received[0]
+            if data:
+                take(data)
+            else:
+                self.remove(connection)
+            self._received.popleft()
 
     def _read(self, number: int) -> None:
         """Reads a batch. `extend` calls `recv` and notes what came without a step in between."""

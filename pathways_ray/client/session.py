@@ -35,11 +35,12 @@ from pathways_ray.client.events import Closing, Forked, Registered, Renewing
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.proxy_process import ProxyProcess
+from pathways_ray.client.questions import Done, Question, read
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.uploads import upload
-from pathways_ray.client.why import EXPLAIN_WITHIN_S, why
+from pathways_ray.client.why import why
 from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
@@ -57,6 +58,9 @@ _CLOSE_LIMIT_S = 5.0
 
 EXPLAINED_FROM_S = 1.0
 """A wait that ends by its timeout says why from this long on: shorter ones are looks, of which there may be many."""
+
+EXPLAIN_WITHIN_S = 3.0
+"""The controller has this long to say why."""
 
 _EXPLAIN_LIMIT_S = 180.0
 """Explaining a registered program waits this long for it to be compiled."""
@@ -269,19 +273,15 @@ class Session(SliceCalls):
     def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
         """Waits until a buffer has an outcome; raises its failure. A timeout of a second or more says why."""
         try:
-            with self.lasting(record):
+            with self._lasting(record):
                 self._driver.wait(record, timeout)
         except WaitTimeout as error:
-            self.explain_timeout(error, record, timeout)
+            if timeout is not None and timeout >= EXPLAINED_FROM_S:
+                with contextlib.suppress(PathwaysError):
+                    error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
             raise
 
-    def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None:
-        """Adds to the end of a wait of a second or more why it was not over."""
-        if timeout is not None and timeout >= EXPLAINED_FROM_S:
-            with contextlib.suppress(PathwaysError):
-                error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
-
-    def lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
+    def _lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
         """A wait for a buffer, as `pw.progress()` shows it."""
         if shown.waits is None or record.state is not PENDING:
             return _NOTHING
@@ -294,7 +294,7 @@ class Session(SliceCalls):
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
         self._before_fetch()
-        with self.lasting(array._buffer.record), self._driver.reading():
+        with self._lasting(array._buffer.record), self._driver.reading():
             return self._fetches.value(array._buffer.record, array._type)
 
     def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
@@ -302,6 +302,24 @@ class Session(SliceCalls):
         self._before_fetch()
         with self._driver.reading():
             return self._fetches.shard(array._buffer.record, array._type, place)
+
+    def ask_for_shard(self, array: Array, place: int, done: Done) -> Question | None:
+        """The same for a loop that does not wait: `done` gets the shard, from the thread that reads. The loop polls
+        `answers` and calls `read_answers`. None where it has to be fetched."""
+        return self._fetches.ask_for_shard(array._buffer.record, array._type, place, done)
+
+    @property
+    def answers(self) -> int:
+        """The number of a file that can be read when answers have come."""
+        return self._data.reader.fileno()
+
+    def read_answers(self) -> None:
+        """Takes the answers that have come."""
+        read(self._data)
+
+    def take_back(self, question: Question) -> bool:
+        """Gives a question up, such as that for an array that has failed; False when it has been answered."""
+        return self._fetches.take_back(question)
 
     def _before_fetch(self) -> None:
         self._driver.check_not_ended()

@@ -55,7 +55,8 @@ class ArrayRequests:
         number = self.arrays.buffer_of(array)
         if number:
             found = self.arrays.buffers[number]
-            if found.type == kind and (found.sharding is sharding or found.sharding.is_same_but_memory(sharding)):
+            same = found.type is kind or found.type == kind
+            if same and (found.sharding is sharding or found.sharding.is_same_but_memory(sharding)):
                 return number
         shard = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
         if array.sharding.devices != sharding.devices or array.shard_type != shard:
@@ -128,7 +129,7 @@ class ArrayRequests:
     ) -> None:
         sharding.shard_shape(kind.shape)
         buffer = self.arrays.new(kind, sharding)
-        self.arrays.name(handle, Array(kind, sharding, self.arrays.whole(buffer)))
+        self.arrays.name(handle, self.arrays.alone(buffer))
         commands.append(do.Upload(buffer, kind, sharding, pieces))
 
     def _failed(self, body: Any, commands: list[Command]) -> Any:
@@ -244,7 +245,7 @@ class ArrayRequests:
         self.arrays.buffers[source].shared = True
         number = self.arrays.new(array.type, target, shared=True)
         commands.append(do.Move(number, array.type, target, source))
-        self.arrays.name(result, Array(array.type, target, self.arrays.whole(number)))
+        self.arrays.name(result, self.arrays.alone(number))
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -282,6 +283,12 @@ _HANDLERS: dict[str, Callable[[ArrayRequests, Any, list[Command]], Any]] = {
 }
 
 ARRAY_REQUESTS = frozenset(_HANDLERS)
+
+QUESTIONS = frozenset(("get_default_layout_request", "get_default_device_assignment_request"))
+"""Those whose answers the client waits for."""
+
+BRING_BYTES = frozenset(("make_array_from_host_buffer_request", "make_arrays_from_host_buffer_shards_request"))
+"""Requests that may have to wait for bytes."""
 
 _NAMED = {
     "make_array_from_host_buffer_request": "array_handle",

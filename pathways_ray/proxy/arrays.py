@@ -33,9 +33,11 @@ class Code:
     DEADLINE_EXCEEDED = 4
     NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
     UNIMPLEMENTED = 12
     INTERNAL = 13
     UNAVAILABLE = 14
+    DATA_LOSS = 15
     UNAUTHENTICATED = 16
 
 
@@ -110,13 +112,15 @@ Place = tuple[int, int]
 
 @dataclass
 class Array:
-    """An array of the client. `failure` is what went wrong with it; `deleted` ones have no shards any more."""
+    """An array of the client. `failure` is what went wrong with it; `deleted` ones have no shards any more. `buffer` is
+    the number of the one that was made for it, 0 where none was."""
 
     type: ArrayType
     sharding: Sharding
     shards: tuple[Place, ...]
     failure: Status | None = None
     deleted: bool = False
+    buffer: int = 0
 
     @property
     def shard_type(self) -> ArrayType:
@@ -165,7 +169,7 @@ class Arrays:
         return found
 
     def failure_of(self, array: Array) -> Status | None:
-        if array.failure is not None:
+        if array.failure is not None or (array.buffer and self.buffers[array.buffer].failure is None):
             return array.failure
         return next((failure for b, _ in array.shards if (failure := self.buffers[b].failure) is not None), None)
 
@@ -183,7 +187,7 @@ class Arrays:
 
     def delete(self, array: Array) -> None:
         self._let_go(array.shards)
-        array.shards, array.deleted = (), True
+        array.shards, array.deleted, array.buffer = (), True, 0
 
     def forget(self, handle: int) -> None:
         found = self.arrays.pop(handle, None)
@@ -193,7 +197,7 @@ class Arrays:
     def move(self, array: Array, buffer: int) -> None:
         """Has an array lie in a buffer of its own, shard by shard."""
         before = array.shards
-        array.shards = self.whole(buffer)
+        array.shards, array.buffer = self.whole(buffer), buffer
         self.buffers[buffer].uses += len(array.shards)
         self._let_go(before)
 
@@ -213,14 +217,19 @@ class Arrays:
         self.buffers[self.made] = Buffer(kind, sharding, shared=shared)
         return self.made
 
+    def alone(self, buffer: int) -> Array:
+        """An array that is just a buffer."""
+        found = self.buffers[buffer]
+        return Array(found.type, found.sharding, self.whole(buffer), buffer=buffer)
+
     def whole(self, buffer: int) -> tuple[Place, ...]:
         """All places of a buffer, in the order of its devices."""
         return tuple((buffer, place) for place in range(len(self.buffers[buffer].sharding.devices)))
 
     def buffer_of(self, array: Array) -> int:
         """The buffer that is just this array; 0 where no buffer is."""
-        if not array.shards:
-            return 0
+        if array.buffer or not array.shards:
+            return array.buffer
         number = array.shards[0][0]
         found = self.buffers[number]
         same = found.sharding is array.sharding or found.sharding.is_same_but_memory(array.sharding)

@@ -7,8 +7,10 @@ reading programs and values, is done by a few threads beside it.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,19 +18,20 @@ import numpy as np
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING
+from pathways_ray.client.questions import Question
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.tilings import axis_names
-from pathways_ray.ir.types import ArrayType, item_bytes
-from pathways_ray.jax_types import dtype_named
+from pathways_ray.ir.types import ArrayType
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy import programs
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.codec import Writer
-from pathways_ray.proxy.core import status_of
+from pathways_ray.proxy.statuses import status_of
+from pathways_ray.proxy.strides import viewed, written
 from pathways_ray.transport.messages import encode
 
 FETCHERS = 16
@@ -63,6 +66,7 @@ class Carrier:
         wholes: slices of the session; the client's devices are theirs, counted through.
         host_buffers: bytes of the client by their names.
         tell: takes an event to the core; called by threads of the carrier's own.
+        look: has somebody call `settled` soon; called by any thread.
     """
 
     def __init__(
@@ -72,18 +76,21 @@ class Carrier:
         messages: Any,
         host_buffers: Any,
         tell: Callable[[do.Event], None],
+        look: Callable[[], None],
     ) -> None:
         self.session = session
         self.messages = messages
         self.writer = Writer(messages)
         self.host_buffers = host_buffers
-        self.tell = tell
+        self.tell, self.look = tell, look
         self.origins = [(whole, place) for whole in wholes for place in range(whole.size)]
         self.slices: dict[Any, VirtualSlice] = {}
         self.buffers: dict[int, tuple[Array, Sharding]] = {}
         self.loaded: dict[int, Loaded] = {}
         self.graphs: dict[Any, int] = {}
         self.waiting: dict[int, tuple[Array, ...]] = {}
+        self.asked: dict[int, tuple[Question, do.Fetch, Array]] = {}
+        self._answers: deque[tuple[do.Fetch, Array, do.Event | None]] = deque()
         self._slicing = threading.Lock()
         self._fetchers = ThreadPoolExecutor(FETCHERS, "pathways-proxy-fetch")
         self._compilers = ThreadPoolExecutor(COMPILERS, "pathways-proxy-compile")
@@ -111,7 +118,9 @@ class Carrier:
                 return [do.Broken((command.buffer,), status)]
             case do.Execute():
                 return [do.Broken(command.results, status)]
-            case do.Fetch() | do.Await() | do.Inspect():
+            case do.Fetch():
+                return [self._missed(command, status)]
+            case do.Await() | do.Inspect():
                 return [do.Settled(command.ticket, status)]
             case do.Compile():
                 return [do.Compiled(command.executable, status)]
@@ -149,7 +158,7 @@ class Carrier:
             boxes = shard_boxes(kind, sharding.spec, sharding.slice_type)
             found = None
             for piece in command.pieces:
-                array = _viewed(self.host_buffers.bytes_of(piece.handle), shard, piece.strides)
+                array = viewed(self.host_buffers.bytes_of(piece.handle), shard, piece.strides)
                 if shard == kind:
                     found = array
                     break
@@ -239,8 +248,8 @@ class Carrier:
 
     def settled(self) -> list[do.Event]:
         """The events of all that was waited for and has come; with a failure once the session has ended."""
-        events: list[do.Event] = []
         reason = self.session.closed_because
+        events = self._asked(bool(reason)) if self.asked or self._answers else []
         for ticket, arrays in list(self.waiting.items()):
             found = _outcome(arrays)
             if found is None and reason:
@@ -252,19 +261,60 @@ class Carrier:
 
     def _fetch(self, command: do.Fetch) -> None:
         array = self.buffers[command.buffer][0]
+        self.host_buffers.expect(command.handle)
+        question = self.session.ask_for_shard(array, command.place, partial(self._answered, command, array))
+        if question is None:
+            self._fetchers.submit(self._fetched, command, array)
+        else:
+            self.asked[command.ticket] = question, command, array
 
-        def fetch() -> None:
+    def _answered(self, command: do.Fetch, array: Array, value: np.ndarray[Any, Any] | None) -> None:
+        """Takes the answer to a question; called by any thread."""
+        event: do.Event | None = None
+        if value is not None:
             try:
-                value = self.session.fetch_shard(array, command.place)
-                self.host_buffers.keep(command.handle, _written(value, command.strides))
+                self.host_buffers.arrived(command.handle, written(value, command.strides))
                 event = do.Settled(command.ticket)
-            except PathwaysError as error:
-                event = do.Settled(command.ticket, status_of(error.failure or to_failure(error)))
             except Refused as refused:
-                event = do.Settled(command.ticket, refused.status)
-            self.tell(event)
+                event = self._missed(command, refused.status)
+        self._answers.append((command, array, event))
+        self.look()
 
-        self._fetchers.submit(fetch)
+    def _asked(self, ended: bool) -> list[do.Event]:
+        """The events of questions that were answered. What cannot be answered is fetched: that says why."""
+        events: list[do.Event] = []
+        for question, command, array in list(self.asked.values()):
+            record = array._buffer.record
+            if (ended or record.failure is not None or record.state is DELETED) and self.session.take_back(question):
+                self._answers.append((command, array, None))
+        while self._answers:
+            command, array, event = self._answers.popleft()
+            self.asked.pop(command.ticket, None)
+            if event is not None:
+                events.append(event)
+            else:
+                self._fetchers.submit(self._fetched, command, array)
+        return events
+
+    def _fetched(self, command: do.Fetch, array: Array) -> None:
+        try:
+            value = self.session.fetch_shard(array, command.place)
+            self.host_buffers.arrived(command.handle, written(value, command.strides))
+            event = do.Settled(command.ticket)
+        except PathwaysError as error:
+            event = self._missed(command, status_of(error.failure or to_failure(error)))
+        except Refused as refused:
+            event = self._missed(command, refused.status)
+        except Exception as error:  # lest the client waits without end
+            event = self._missed(command, Status(Code.INTERNAL, f"{type(error).__name__}: {error}"))
+        self.tell(event)
+
+    def _missed(self, command: do.Fetch, status: Status) -> do.Settled:
+        """The event of a fetch that failed."""
+        self.host_buffers.arrived(command.handle, status)
+        if not command.early:  # its answer says so
+            self.host_buffers.drop(command.handle)
+        return do.Settled(command.ticket, status)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -273,11 +323,11 @@ class Carrier:
 
     def _compiled(self, command: do.Compile) -> None:
         try:
-            devices = programs.devices_of(self.messages, command.options)
+            devices, overrides = programs.devices_of(self.messages, command.options)
             if unknown := [device for device in devices if not 0 <= device < len(self.origins)]:
                 text = f"the program is for devices {unknown}; there are 0 to {len(self.origins) - 1}"
                 raise Refused(Code.INVALID_ARGUMENT, text)
-            program = programs.read_program(self.messages, command.program, devices, self.session.platforms)
+            program = programs.read_program(self.messages, command.program, devices, self.session.platforms, overrides)
             loaded = Loaded(program, self.slice_of(program.place))
             if loaded.results:
                 number = self._register(loaded, ())
@@ -329,45 +379,6 @@ def _outcome(arrays: Sequence[Array]) -> Status | tuple[()] | None:
             return status_of(record.failure or Failure("InternalError", "it failed"))
         pending = pending or record.state is PENDING or (record.state is DELETED and record.donated is PENDING)
     return None if pending else ()
-
-
-def _viewed(data: Any, kind: ArrayType, strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Bytes of the client as an array.
-
-    Raises:
-        Refused: they are too few.
-    """
-    dtype = dtype_named(kind.dtype)
-    if strides and len(strides) != len(kind.shape):
-        raise Refused(Code.INVALID_ARGUMENT, f"{len(strides)} strides for an array of {len(kind.shape)} dimensions")
-    needed = kind.nbytes
-    if strides:
-        empty = not needed
-        spread = sum((size - 1) * stride for size, stride in zip(kind.shape, strides, strict=True))
-        needed = 0 if empty else spread + item_bytes(kind.dtype)
-    if len(data) < needed or any(stride < 0 for stride in strides):
-        raise Refused(
-            Code.INVALID_ARGUMENT, f"{len(data)} bytes with strides {strides} for an array {kind} of {needed} bytes"
-        )
-    if not kind.nbytes:
-        return np.empty(kind.shape, dtype)
-    if not strides:
-        return np.frombuffer(data, dtype, kind.nbytes // dtype.itemsize).reshape(kind.shape)
-    return np.ndarray(kind.shape, dtype, data, strides=strides)
-
-
-def _written(value: np.ndarray[Any, Any], strides: tuple[int, ...]) -> Any:
-    """The bytes of an array, with other strides than those of C order where they are given."""
-    if not strides or not value.size:
-        return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.size else b""
-    if len(strides) != value.ndim or any(stride < 0 for stride in strides):
-        raise Refused(Code.INVALID_ARGUMENT, f"strides {strides} for an array of shape {value.shape}")
-    spread = sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True)) + value.itemsize
-    if spread > 2 * value.nbytes + value.itemsize:
-        raise Refused(Code.INVALID_ARGUMENT, f"strides {strides} spread {value.nbytes} bytes over {spread}")
-    room = np.zeros(spread, np.uint8)
-    np.ndarray(value.shape, value.dtype, room.data, strides=strides)[...] = value
-    return room.data
 
 
 _CARRIED: dict[type, Callable[[Carrier, Any], list[do.Event] | None]] = {

@@ -169,29 +169,45 @@ class Writer:
 
     def __init__(self, messages: Any) -> None:
         self.messages = messages
+        self._head = messages.IfrtResponse()
+        self._about = self._head.response_metadata
+        self._empty: dict[str, bytes] = {}
 
-    def response(self, reply: Reply, number: int) -> Any:
-        """The message of a reply; `number` is its place among those the client counts."""
-        made = self.messages.IfrtResponse()
-        made.response_metadata.op_id = reply.op
-        made.response_metadata.seq_num = number
+    def response(self, reply: Reply, number: int) -> bytes:
+        """The bytes of a reply; `number` is its place among those the client counts."""
+        kind, body = reply.kind, reply.body
+        about = self._about
+        about.op_id, about.seq_num = reply.op, number
+        del about.destroyed_user_context_ids[:]
         if reply.context:
-            made.response_metadata.destroyed_user_context_ids.append(reply.context)
+            about.destroyed_user_context_ids.append(reply.context)
         if reply.status is not None:
+            made = self.messages.IfrtResponse()
+            made.CopyFrom(self._head)
             self._set_status(made.response_metadata.status, reply.status)
-            return made
-        body = getattr(made, reply.kind)
+            return bytes(made.SerializeToString())
+        # The fields of a message may follow each other in any order, so its parts are written one by one.
+        head: bytes = self._head.SerializeToString()
+        if body is None:
+            if kind not in self._empty:
+                self._empty[kind] = self._body(kind, None)
+            return head + self._empty[kind]
+        return head + self._body(kind, body)
+
+    def _body(self, kind: str, found: Any) -> bytes:
+        made = self.messages.IfrtResponse()
+        body = getattr(made, kind)
         body.SetInParent()
-        special = _SPECIAL.get(reply.kind)
-        if special is not None:
-            special(self, body, reply.body)
-        elif reply.body:
-            for name, value in reply.body.items():
+        special = _SPECIAL.get(kind)
+        if special is not None and found is not None:
+            special(self, body, found)
+        elif found:
+            for name, value in found.items():
                 if isinstance(value, (list, tuple)):
                     getattr(body, name).extend(value)
                 else:
                     setattr(body, name, value)
-        return made
+        return bytes(made.SerializeToString())
 
     def _set_status(self, proto: Any, status: Status) -> None:
         proto.code, proto.message = status
@@ -266,11 +282,15 @@ class Writer:
                 listed.SetInParent()
                 for kind, sharding in zip(kinds, shardings, strict=True):
                     listed.shardings.append(self.op_sharding(sharding, len(kind.shape)))
-        for name, kinds in (("parameter_layouts_list", program.inputs), ("output_layouts_list", program.outputs)):
+        for name, kinds, orders in (
+            ("parameter_layouts_list", program.inputs, program.input_orders),
+            ("output_layouts_list", program.outputs, program.output_orders),
+        ):
             layouts = getattr(made, name)
             layouts.SetInParent()
-            for kind in kinds:
-                layouts.layouts.add().minor_to_major.extend(reversed(range(len(kind.shape))))
+            for k, kind in enumerate(kinds):
+                order = orders[k] if orders else reversed(range(len(kind.shape)))
+                layouts.layouts.add().minor_to_major.extend(order)
         kinds_of_memory = made.output_memory_kinds.memory_kind_lists.add()
         kinds_of_memory.memory_kinds.extend(sharding.memory or memory for sharding in program.output_shardings)
         made.donated_input_indices.SetInParent()

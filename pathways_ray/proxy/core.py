@@ -21,43 +21,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pathways_ray.errors import Failure
 from pathways_ray.proxy import events as do
-from pathways_ray.proxy.array_requests import ARRAY_REQUESTS, ArrayRequests
+from pathways_ray.proxy.array_requests import ARRAY_REQUESTS, BRING_BYTES, QUESTIONS, ArrayRequests
 from pathways_ray.proxy.arrays import Array, Arrays, Code, Refused, Status
 from pathways_ray.proxy.events import Command, Event, Pending, Signature
 
 FIRST_HANDLE = 1 << 62
 """Names given here; the client counts its own from 1."""
 
-MAX_PARKED = 4096
-"""Requests behind one that waits for bytes; beyond them nothing more is read."""
-
-_CODES = {
-    "AuthenticationError": Code.UNAUTHENTICATED,
-    "BufferDeleted": Code.INVALID_ARGUMENT,
-    "BufferLost": Code.UNAVAILABLE,
-    "Cancelled": Code.CANCELLED,
-    "ControllerLost": Code.UNAVAILABLE,
-    "GraphError": Code.INVALID_ARGUMENT,
-    "HostLost": Code.UNAVAILABLE,
-    "InvalidArray": Code.INVALID_ARGUMENT,
-    "LaunchTimeout": Code.DEADLINE_EXCEEDED,
-    "OutOfMemory": Code.RESOURCE_EXHAUSTED,
-    "ProgramRefused": Code.INVALID_ARGUMENT,
-    "QuotaExceeded": Code.RESOURCE_EXHAUSTED,
-    "SessionClosed": Code.UNAVAILABLE,
-    "SpecError": Code.INVALID_ARGUMENT,
-    "TooLarge": Code.RESOURCE_EXHAUSTED,
-    "Unschedulable": Code.RESOURCE_EXHAUSTED,
-    "UsageError": Code.INVALID_ARGUMENT,
-    "WaitTimeout": Code.DEADLINE_EXCEEDED,
-}
-
-
-def status_of(failure: Failure) -> Status:
-    """A failure of the runtime as the protocol says it."""
-    return Status(_CODES.get(failure.kind, Code.INTERNAL), f"{failure.kind}: {failure.message}")
+MAX_EARLY = 16
+"""Fetches that are answered before the value is there. The client then asks for the bytes, and has a thread wait for
+each, while they are on their way; so a value that somebody waits for takes one round trip less."""
 
 
 class ProxyCore:
@@ -78,17 +52,16 @@ class ProxyCore:
         self.futures: dict[int, Status | None] = {}
         self.statuses: dict[int, tuple[int, ...] | Status] = {}
         self.pending: dict[int, Pending] = {}
+        self.fetching: dict[int, int] = {}
+        """The buffer of each fetch under way, by its ticket."""
         self.uncounted: set[int] = set()
         self._made = 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more should be read from the client."""
-        return len(self.parked) >= MAX_PARKED
 
     def handle(self, event: Event) -> list[Command]:
         """The commands that follow from an event."""
         match event:
+            case do.Requested() if event.kind not in BRING_BYTES and not self.parked:
+                commands = self._carry_out(event)
             case do.Requested():
                 self.parked.append(event)
                 commands = self._advance() if len(self.parked) == 1 else []
@@ -122,13 +95,14 @@ class ProxyCore:
             commands += self._carry_out(request, tuple(needed))
         return commands
 
-    def _carry_out(self, request: do.Requested, taken: tuple[int, ...]) -> list[Command]:
+    def _carry_out(self, request: do.Requested, taken: tuple[int, ...] = ()) -> list[Command]:
         handler = _HANDLERS.get(request.kind)
         commands: list[Command] = []
         try:
             if request.kind in ARRAY_REQUESTS:
                 kind, body = self.requests.carry_out(request, commands)
-                commands.append(do.Reply(request.op, request.context, kind, body))
+                awaited = request.kind in QUESTIONS
+                commands.append(do.Reply(request.op, request.context, kind, body, awaited=awaited))
             elif handler is not None:
                 commands += handler(self, request)
             else:
@@ -199,9 +173,13 @@ class ProxyCore:
                 f"array {body.array_handle} is split over devices {array.sharding.devices}; read its shards one by one",
             )
         strides = tuple(body.byte_strides.strides) if body.HasField("byte_strides") else ()
-        ticket = self._wait(request, "copy_to_host_buffer_response")
         buffer, place = array.shards[0]
-        return [do.Fetch(ticket, buffer, place, body.host_buffer_handle, strides)]
+        kind = "copy_to_host_buffer_response"
+        early = len(self.fetching) < MAX_EARLY
+        ticket = self.new_handle() if early else self._wait(request, kind)
+        self.fetching[ticket] = buffer
+        fetch = do.Fetch(ticket, buffer, place, body.host_buffer_handle, strides, early)
+        return [fetch, do.Reply(request.op, request.context, kind)] if early else [fetch]
 
     def _delete(self, request: do.Requested) -> list[Command]:
         for handle in request.body.array_handle:
@@ -217,7 +195,7 @@ class ProxyCore:
         for handle in request.body.array_handle:
             self.arrays.forget(handle)
             self.statuses.pop(handle, None)
-        return [do.Reply(request.op, request.context, "destruct_array_response", counted=False)]
+        return [do.Reply(request.op, request.context, "destruct_array_response", counted=False, awaited=False)]
 
     def _is_deleted(self, request: do.Requested) -> list[Command]:
         body = {"deleted": self.arrays.find(request.body.array_handle).deleted}
@@ -261,10 +239,11 @@ class ProxyCore:
 
     def _execute(self, request: do.Requested) -> list[Command]:
         body = request.body
-        program = self._executable(body.loaded_executable_handle)
-        given = list(body.args_handles)
-        if len(given) != len(program.inputs):
-            text = f"{program.name} takes {len(program.inputs)} arguments, not {len(given)}"
+        number, options = body.loaded_executable_handle, body.execute_options
+        program = self._executable(number)
+        arrays = [self.arrays.find(handle) for handle in body.args_handles]
+        if len(arrays) != len(program.inputs):
+            text = f"{program.name} takes {len(program.inputs)} arguments, not {len(arrays)}"
             raise Refused(Code.INVALID_ARGUMENT, text)
         names = list(body.result_array_handle)
         named_here = not names
@@ -273,23 +252,29 @@ class ProxyCore:
         if len(names) != len(program.outputs):
             text = f"{program.name} gives {len(program.outputs)} results, not {len(names)}"
             raise Refused(Code.INVALID_ARGUMENT, text)
-        arrays = [self.arrays.find(handle) for handle in given]
-        spared = set(body.execute_options.non_donatable_input_indices)
-        donated = [k for k in sorted(program.donated) if k not in spared]
-        commands, made = self._launch(body.loaded_executable_handle, program, arrays, donated)
-        failure = made if isinstance(made, Status) else None
-        for k, name in enumerate(names):
-            shards = self.arrays.whole(made[k]) if not isinstance(made, Status) else ()
-            self.arrays.name(name, Array(program.outputs[k], program.output_shardings[k], shards, failure))
+        donated: list[int] = []
+        if program.donated:
+            donated = sorted(program.donated.difference(options.non_donatable_input_indices))
+        commands, made = self._launch(number, program, arrays, donated)
+        if isinstance(made, Status):
+            for k, name in enumerate(names):
+                self.arrays.name(name, Array(program.outputs[k], program.output_shardings[k], (), made))
+        else:
+            for name, buffer in zip(names, made, strict=True):
+                self.arrays.name(name, self.arrays.alone(buffer))
         for k in donated:
             if not arrays[k].deleted:
                 self.arrays.delete(arrays[k])
-        status = 0
-        if body.execute_options.fill_status or body.result_status_handle:
-            status = body.result_status_handle or self.new_handle()
+        status = body.result_status_handle
+        if options.fill_status or status:
+            status = status or self.new_handle()
             self.statuses[status] = made
-        reply = {"status_handle": status, "program": program, "handles": names if named_here else None}
-        return [*commands, do.Reply(request.op, request.context, "loaded_executable_execute_response", reply)]
+        reply = None
+        if status or named_here:
+            reply = {"status_handle": status, "program": program, "handles": names if named_here else None}
+        kind = "loaded_executable_execute_response"
+        commands.append(do.Reply(request.op, request.context, kind, reply, awaited=named_here))
+        return commands
 
     def _launch(
         self, number: int, program: Signature, arrays: list[Array], donated: list[int]
@@ -305,11 +290,7 @@ class ProxyCore:
                 return commands, failure
             if program.outputs:  # what has none is not run
                 arguments.append(self.requests.as_buffer(array, kind, sharding, commands))
-        given_away = tuple(
-            k
-            for k in donated
-            if arguments and self.arrays.is_alone_in(arrays[k], arguments[k]) and arguments.count(arguments[k]) == 1
-        )
+        given_away = self._given_away(arrays, arguments, donated) if donated and arguments else ()
         made = tuple(
             self.arrays.new(kind, sharding)
             for kind, sharding in zip(program.outputs, program.output_shardings, strict=True)
@@ -317,6 +298,16 @@ class ProxyCore:
         if made:
             commands.append(do.Execute(number, tuple(arguments), made, given_away))
         return commands, made
+
+    def _given_away(self, arrays: list[Array], arguments: list[int], donated: list[int]) -> tuple[int, ...]:
+        """The donated arguments whose memory nothing else has, and nobody is about to read."""
+        return tuple(
+            k
+            for k in donated
+            if self.arrays.is_alone_in(arrays[k], arguments[k])
+            and arguments.count(arguments[k]) == 1
+            and arguments[k] not in self.fetching.values()
+        )
 
     def _fetch_result(self, request: do.Requested) -> list[Command]:
         handle = request.body.result_status_handle
@@ -356,6 +347,7 @@ class ProxyCore:
     # --- what was waited for ------------------------------------------------------------------------------------------
 
     def _settled(self, event: do.Settled) -> list[Command]:
+        self.fetching.pop(event.ticket, None)
         waiting = self.pending.pop(event.ticket, None)
         if waiting is None:
             return []

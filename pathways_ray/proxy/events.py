@@ -27,9 +27,14 @@ class Stored(NamedTuple):
     handle: int
 
 
+Orders = tuple[tuple[int, ...], ...]
+"""The dimensions of some arrays in memory, of each from the fastest to the slowest."""
+
+
 @dataclass(frozen=True)
 class Signature:
-    """A compiled program, as far as its calls go."""
+    """A compiled program, as far as its calls go. How arguments and results lie in memory is a label here, for they lie
+    in C order; left out where the client asks for nothing else."""
 
     name: str
     inputs: tuple[ArrayType, ...]
@@ -39,6 +44,8 @@ class Signature:
     donated: frozenset[int]
     devices: tuple[int, ...]
     fingerprint: bytes
+    input_orders: Orders = ()
+    output_orders: Orders = ()
 
 
 class Compiled(NamedTuple):
@@ -69,7 +76,8 @@ Event = Requested | Stored | Compiled | Settled | Broken
 
 
 class Reply(NamedTuple):
-    """Answer a request. `kind` names the message, "" for one without a body; `counted` replies are numbered."""
+    """Answer a request. `kind` names the message, "" for one without a body; `counted` replies are numbered, and the
+    client waits for `awaited` ones."""
 
     op: int
     context: int
@@ -77,6 +85,7 @@ class Reply(NamedTuple):
     body: Any = None
     status: Status | None = None
     counted: bool = True
+    awaited: bool = True
 
 
 class Piece(NamedTuple):
@@ -137,13 +146,15 @@ class Discard(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """Have a shard of a buffer as a host buffer, then say that it is settled."""
+    """Have a shard of a buffer as a host buffer, then say that it is settled. The client asks for an `early` one before
+    it is there, and hears of a failure then."""
 
     ticket: int
     buffer: int
     place: int
     handle: int
     strides: tuple[int, ...]
+    early: bool = False
 
 
 class Await(NamedTuple):

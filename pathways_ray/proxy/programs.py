@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,14 +19,14 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways_ray.compat import compiled_module, exported_module, module_of
+from pathways_ray.compat import compiled_module, exported_module, memory_layouts, module_of
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Regroup, Result, Transfer
 from pathways_ray.ir.tilings import axis_names, refined
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.codec import laid_out, mlir_dtype
-from pathways_ray.proxy.events import Signature
+from pathways_ray.proxy.events import Orders, Signature
 
 PROGRAM, OPTIONS = "xla::ifrt::XlaProgram", "xla::ifrt::XlaCompileOptions"
 
@@ -49,8 +50,12 @@ class Program:
         return Sharding.copies(self.signature.devices)
 
 
-def devices_of(messages: Any, options: Any) -> tuple[int, ...]:
-    """The devices that a program is for, in the order in which it counts them.
+Overrides = tuple[tuple[str, Any], ...]
+"""Options of the compiler by name."""
+
+
+def devices_of(messages: Any, options: Any) -> tuple[tuple[int, ...], Overrides]:
+    """The devices that a program is for, in the order in which it counts them; and options of the compiler.
 
     Raises:
         Refused: the options are others than XLA's, or ask for replicas.
@@ -64,14 +69,21 @@ def devices_of(messages: Any, options: Any) -> tuple[int, ...]:
     assignment = found.executable_build_options.device_assignment
     if assignment.replica_count > 1:
         raise Refused(Code.UNIMPLEMENTED, f"a program of {assignment.replica_count} replicas; use partitions")
-    return tuple(part.replica_device_ids[0] for part in assignment.computation_devices) or (0,)
+    devices = tuple(part.replica_device_ids[0] for part in assignment.computation_devices) or (0,)
+    return devices, tuple((key, getattr(said, said.WhichOneof("value"))) for key, said in _options(found))
 
 
-def read_program(messages: Any, serialized: Any, devices: tuple[int, ...], platforms: tuple[str, ...]) -> Program:
-    """A program as the client sent it.
+def _options(found: Any) -> list[tuple[str, Any]]:
+    return [(key, said) for key, said in sorted(found.env_option_overrides.items()) if said.WhichOneof("value")]
+
+
+def read_program(
+    messages: Any, serialized: Any, devices: tuple[int, ...], platforms: tuple[str, ...], overrides: Overrides = ()
+) -> Program:
+    """A program as the client sent it. Hosts compile it without the options; XLA sees here whether there are such.
 
     Raises:
-        Refused: it is of another kind, or cannot be read.
+        Refused: it is of another kind, or cannot be read, or XLA refuses it.
     """
     if serialized.type_name != PROGRAM:
         raise Refused(Code.UNIMPLEMENTED, f"programs of type {serialized.type_name!r} are not supported")
@@ -82,12 +94,31 @@ def read_program(messages: Any, serialized: Any, devices: tuple[int, ...], platf
         raise Refused(Code.INVALID_ARGUMENT, f"the program's StableHLO cannot be read: {error}") from None
     with module.context:
         name, meshes, inputs, outputs, donated = _interface(module)
+        asked = memory_layouts(_main(module))
     shardings = _shardings(messages, data, devices, meshes, inputs, outputs)
+    layouts: tuple[Orders, Orders] = (), ()
+    if overrides or any(one != "default" for listed in asked for one in listed):
+        compiled = compiled_here(data, len(devices), in_memory=True, overrides=overrides)
+        layouts = _orders(compiled.get_parameter_layouts()), _orders(compiled.get_output_layouts())
     exported = exported_module(name, data, _typed(inputs), _typed(outputs), len(devices), platforms)
     blob = bytes(exported.serialize())
     digest = hashlib.sha256(blob).hexdigest()
-    signature = Signature(name, inputs, outputs, *shardings, frozenset(donated), devices, hashlib.sha256(data).digest())
+    fingerprint = hashlib.sha256(data).digest()
+    signature = Signature(name, inputs, outputs, *shardings, frozenset(donated), devices, fingerprint, *layouts)
     return Program(signature, data, digest, blob)
+
+
+def _orders(layouts: Sequence[Any]) -> Orders:
+    """The dimensions of arrays from the fastest to the slowest, of layouts such as `{0,1:T(8)}`."""
+    return tuple(tuple(map(int, re.findall(r"\d+", str(layout).partition(":")[0]))) for layout in layouts)
+
+
+def _main(module: Any) -> Any:
+    """Raises `Refused` where a module has no main function."""
+    for op in module.body.operations:
+        if op.operation.name == "func.func" and op.operation.attributes["sym_name"].value == "main":
+            return op
+    raise Refused(Code.INVALID_ARGUMENT, "the program has no main function")
 
 
 def _interface(
@@ -95,15 +126,11 @@ def _interface(
 ) -> tuple[str, list[tuple[int, ...]], tuple[ArrayType, ...], tuple[ArrayType, ...], list[int]]:
     """The name of a module, the sizes of its meshes, the types of its main function, and which arguments it takes."""
     name = str(module.operation.attributes["sym_name"].value) if "sym_name" in module.operation.attributes else "main"
-    meshes, main = [], None
+    meshes, main = [], _main(module)
     for op in module.body.operations:
         if op.operation.name == "sdy.mesh":
             sizes = [sdy.MeshAxisAttr(axis).size for axis in sdy.MeshAttr(op.operation.attributes["mesh"]).axes]
             meshes.append(tuple(sizes))
-        elif op.operation.name == "func.func" and op.operation.attributes["sym_name"].value == "main":
-            main = op
-    if main is None:
-        raise Refused(Code.INVALID_ARGUMENT, "the program has no main function")
     kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
     donated = []
     if "arg_attrs" in main.attributes:
@@ -162,8 +189,8 @@ def _typed(kinds: Sequence[ArrayType]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(kind.shape, dtype_named(kind.dtype)) for kind in kinds]
 
 
-def compiled_here(module: bytes, devices: int) -> Any:
-    """A module compiled for CPU devices of this process, only to be looked at.
+def compiled_here(module: bytes, devices: int, in_memory: bool = False, overrides: Overrides = ()) -> Any:
+    """A module compiled for CPU devices of this process, only to be looked at; see `compat.compiled_module`.
 
     Raises:
         Refused: this process has too few, or XLA refuses it.
@@ -172,7 +199,7 @@ def compiled_here(module: bytes, devices: int) -> Any:
     if len(local) < devices:
         raise Refused(Code.INTERNAL, f"the proxy has {len(local)} devices to look at a program for {devices}")
     try:
-        return compiled_module(module, local[:devices])
+        return compiled_module(module, local[:devices], in_memory=in_memory, overrides=overrides)
     except Exception as error:
         raise Refused(Code.INVALID_ARGUMENT, f"XLA refuses the program: {error}") from None
 

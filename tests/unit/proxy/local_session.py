@@ -6,6 +6,7 @@ So a proxy can be tested with JAX's own client and no Ray: everything but the co
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -68,6 +69,16 @@ class LocalSession:
         self._numbers = itertools.count(1)
         self._watchers: list[Callable[[], None]] = []
         self.watch = self._watchers.append
+        self.answers = os.eventfd(0)  # which never has any
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.answers)
+
+    def read_answers(self) -> None:
+        """There are none."""
+
+    def ask_for_shard(self, array: Array, place: int, done: Any) -> None:
+        """Not possible: it is to be fetched."""
 
     # --- slices -------------------------------------------------------------------------------------------------------
 

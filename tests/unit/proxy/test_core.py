@@ -12,8 +12,9 @@ from pathways_ray.ir.types import ArrayType
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Code, Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer, laid_out
-from pathways_ray.proxy.core import FIRST_HANDLE, ProxyCore, status_of
+from pathways_ray.proxy.core import FIRST_HANDLE, MAX_EARLY, ProxyCore
 from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.statuses import status_of
 
 M = messages()
 F32 = M.DTypeProto(kind=11)
@@ -105,7 +106,7 @@ def test_the_first_results_are_named_here_and_later_ones_by_the_client() -> None
     (first,) = reply.body["handles"]
     assert first > FIRST_HANDLE
     reply, (launch,) = client.execute(program, first, results=(77,))
-    assert reply.body["handles"] is None
+    assert reply.body is None
     assert client.core.arrays.find(77).shards == tuple((launch.results[0], k) for k in range(4))  # type: ignore[union-attr]
 
 
@@ -198,6 +199,36 @@ def test_waiting_is_answered_when_it_is_over() -> None:
     assert isinstance(reply, do.Reply)
     assert (reply.kind, reply.context) == ("check_value_ready_response", 1000 + reply.op)
     assert client.core.handle(do.Settled(wait.ticket)) == []
+
+
+def test_values_are_fetched_before_they_are_there_and_their_memory_is_not_given_away_meanwhile() -> None:
+    """1. A shard is fetched again and again: the first questions are answered at once, one beyond the limit when it is
+    settled. 2. A program that donates is to take the array: it is spared.
+    3. All values have come: the next one is taken."""
+    client = Client()
+    client.put(1)
+    shards = [11, 12, 13, 14]
+    client.ask("disassemble_into_single_device_arrays_request", array_handle=1, result_handles=shards)
+    tickets = []
+    for k in range(MAX_EARLY):
+        _, (fetch,) = client.ask("copy_to_host_buffer_request", array_handle=12, host_buffer_handle=100 + k)
+        assert isinstance(fetch, do.Fetch)
+        assert (fetch.place, fetch.handle, fetch.early) == (1, 100 + k, True)
+        tickets.append(fetch.ticket)
+    (late,) = client.send("copy_to_host_buffer_request", array_handle=12, host_buffer_handle=99)
+    assert isinstance(late, do.Fetch)
+    assert not late.early
+    client.send("destruct_array_request", array_handle=shards)
+    program = client.program(donated=(0,))
+    _, (launch, _) = client.execute(program, 1)
+    assert launch.donated == ()  # type: ignore[union-attr]
+    assert [client.core.handle(do.Settled(ticket)) for ticket in tickets] == [[]] * MAX_EARLY
+    (reply,) = client.core.handle(do.Settled(late.ticket))
+    assert isinstance(reply, do.Reply)
+    assert reply.kind == "copy_to_host_buffer_response"
+    client.put(2)
+    _, commands = client.execute(program, 2, results=(3,))
+    assert commands[0].donated == (0,)  # type: ignore[union-attr]
 
 
 def test_a_future_is_asked_for_once_and_those_of_deletions_are_not_counted() -> None:

@@ -61,6 +61,23 @@ def callback(v):
 found["callback"] = text(lambda: jax.jit(callback)(x))[:34]
 """
 
+OPTIONS = """
+from jax.experimental.layout import Format, Layout
+x = jnp.arange(6.0).reshape(2, 3)
+one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+turned = jax.jit(lambda v: v + 1, out_shardings=Format(Layout((1, 0)), one))
+y = turned(x)
+found["turned"] = [y.format.layout.major_to_minor, np.asarray(y).tolist(), float(jax.jit(lambda v: v[1, 2])(y))]
+auto = jax.jit(lambda v: v.T, in_shardings=Format(Layout.AUTO, one), out_shardings=Format(Layout.AUTO, one))
+formats = auto.lower(jax.ShapeDtypeStruct((2, 3), np.float32)).compile()
+found["auto"] = formats.input_formats[0][0].layout.major_to_minor == formats.output_formats.layout.major_to_minor[::-1]
+try:
+    jax.jit(lambda v: v, compiler_options={"no_such_option": True})(x)
+except Exception as error:
+    found["option"] = str(error)[:60]
+found["known"] = float(jax.jit(lambda v: v.sum(), compiler_options={"xla_embed_ir_in_executable": True})(x))
+"""
+
 LOST = """
 from jax.extend import backend
 def lose(v):
@@ -110,6 +127,15 @@ def test_shards_are_named_put_together_moved_and_given_away(env: dict[str, str])
         "text": True,
         "cost": True,
         "memory": 64,
+    }
+
+
+def test_layouts_in_memory_are_said_as_asked_for_and_options_of_the_compiler_are_checked(env: dict[str, str]) -> None:
+    assert run(env, OPTIONS) == {
+        "turned": [[1, 0], [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], 6.0],
+        "auto": True,
+        "option": "INVALID_ARGUMENT: XLA refuses the program: INVALID_ARGUMENT:",
+        "known": 15.0,
     }
 
 

@@ -15,8 +15,9 @@ import grpc
 import jax
 import pytest
 
+from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE
 from pathways_ray.proxy.descriptors import messages
-from pathways_ray.proxy.server import FIRST_VERSION, LAST_VERSION, SERVICE, ProxyServer
+from pathways_ray.proxy.server import ProxyServer
 from tests.unit.proxy.local_session import LocalSession
 
 jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
@@ -24,6 +25,7 @@ jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do
 M = messages()
 FREED_WITHIN_S = 10.0
 ANSWER_LIMIT_S = 20.0
+POOLS = {f"pathways-proxy-{what}_0" for what in ("fetch", "compile")} | {"pathways-proxy-close"}
 STORE_METADATA = "ifrt-proxy-grpc-host-buffer-store-metadata-bin"
 
 
@@ -168,6 +170,7 @@ def test_bytes_that_do_not_belong_to_a_client_or_are_not_as_announced_are_refuse
 def test_a_client_that_dies_in_the_middle_of_anything_leaves_nothing(door: Door) -> None:
     """1. A client has stored bytes that no array is made of, and waits for an array whose bytes never come. 2. It is
     gone. 3. So are its session and its threads."""
+    threads = set(threading.enumerate())
     stream = Stream(door)
     number = stream.ask("init_request").init_response.session_id
     session, before = door.sessions[-1], door.server.clients
@@ -178,7 +181,7 @@ def test_a_client_that_dies_in_the_middle_of_anything_leaves_nothing(door: Door)
     stream.send(request.SerializeToString())
     stream.call.cancel()
     deadline = time.monotonic() + FREED_WITHIN_S
-    while not session.closed_because or f"pathways-proxy-read-{number}" in [t.name for t in threading.enumerate()]:
+    while not session.closed_because or {t.name for t in threading.enumerate() if t not in threads} & POOLS:
         assert time.monotonic() < deadline, "the session of a client that is gone is still there"
         time.sleep(0.01)
     assert door.server.clients == before - 1

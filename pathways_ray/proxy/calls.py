@@ -1,0 +1,311 @@
+"""The calls of the protocol: the stream of requests, and those that bring and fetch bytes beside it.
+
+They come on a connection of the client's (`wire`), and are worked off by its reader in the order in which they come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import mmap
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pathways_ray.errors import PathwaysError
+from pathways_ray.proxy import events as do
+from pathways_ray.proxy.arrays import Code, Refused, Status
+from pathways_ray.proxy.connection import Connection, Opened, Write
+from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.http2 import Called, Event, Finished, Gone, Message
+from pathways_ray.proxy.wire import Wire
+
+SERVICE = "xla.ifrt.proxy.GrpcIfrtService"
+
+FIRST_VERSION, LAST_VERSION = 16, 25
+"""Versions of the protocol that are known here; JAX 0.8 to 0.10 speak them."""
+
+LAST_FORMAT = 3
+"""The last version of the serialised parts."""
+
+CHUNK_BYTES = 1 << 20
+"""Bytes of one message of a transfer, as the client's own."""
+
+MAX_MESSAGE_BYTES, MAX_QUESTION_BYTES = 1 << 30, 1 << 14
+"""Of a request, which may be a program with its constants, or a part of a transfer; and of a call that only asks."""
+
+TOKEN = "token"
+"""The key of the client's data under which it may show its right to attach."""
+
+_STORE_METADATA, _SESSION_METADATA = (
+    "ifrt-proxy-grpc-host-buffer-store-metadata-bin",
+    "ifrt-proxy-grpc-ifrt-session-metadata-bin",
+)
+
+
+class Attached:
+    """The clients of a proxy.
+
+    Args:
+        open_session, token, shared: see `server.ProxyServer`.
+    """
+
+    def __init__(self, open_session: Callable[[], Opened], token: str, shared: Path | None) -> None:
+        self.open_session, self.shared = open_session, shared
+        self._token = token.encode()
+        self.connections: dict[int, Connection] = {}
+        self._closed = False
+        self._numbers = iter(lambda: secrets.randbits(63), 0)  # who knows one may bring and fetch bytes
+
+    def attach(self, shown: bytes, write: Write, write_later: Write, end: Callable[[], None]) -> Connection:
+        """A further client; see `Connection`.
+
+        Raises:
+            Refused: it did not show the token, or the cluster has no session for it.
+        """
+        if self._token and not hmac.compare_digest(shown, self._token):
+            raise Refused(Code.UNAUTHENTICATED, "the token of this proxy is missing or wrong")
+        try:
+            connection = Connection(next(self._numbers), self.open_session(), write, write_later, end)
+        except PathwaysError as error:
+            raise Refused(Code.RESOURCE_EXHAUSTED, f"{type(error).__name__}: {error}") from None
+        self.connections[connection.number] = connection
+        if self._closed:
+            self.close()
+        return connection
+
+    def find(self, number: int) -> Connection:
+        """Raises `Refused` for a client that is not attached."""
+        found = self.connections.get(number)
+        if found is None:
+            raise Refused(Code.NOT_FOUND, f"there is no client with session {number}")
+        return found
+
+    def leave(self, connection: Connection) -> None:
+        """Ends a client's session. That may take some seconds, so another thread does it."""
+        if self.connections.pop(connection.number, None) is not None:
+            threading.Thread(target=connection.close, name="pathways-proxy-close", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends all sessions, and those that are still to come."""
+        self._closed = True
+        while self.connections:
+            with contextlib.suppress(KeyError):
+                self.connections.popitem()[1].close()
+
+
+class _Store:
+    """Bytes of a host buffer that are coming."""
+
+    def __init__(self, said: Any, connection: Connection) -> None:
+        self.said, self.connection = said, connection
+        self.data = bytearray()
+
+    def check(self, over: bool) -> None:
+        came, announced = len(self.data), self.said.buffer_size
+        if came > announced or (over and came < announced):
+            raise Refused(Code.DATA_LOSS, f"{came} bytes came, and {announced} were announced")
+
+
+class Calls:
+    """The calls of one client's connection."""
+
+    def __init__(self, attached: Attached, connection: socket.socket, ended: Callable[[], None]) -> None:
+        self._attached = attached
+        self._messages = messages()
+        self._closed = ended
+        self.wire = Wire(connection, _LIMITS, self._take, self._ended)
+        self._clients: dict[int, Connection] = {}
+        self._stores: dict[int, _Store] = {}
+        self._questions: dict[int, Callable[[Calls, int, bytes], None]] = {}
+
+    def _take(self, events: Sequence[Event]) -> None:
+        at, count = 0, len(events)
+        while at < count:
+            event = events[at]
+            at += 1
+            stream = event.stream
+            if type(event) is Message and stream in self._clients:
+                found = [event.data]
+                while at < count and type(other := events[at]) is Message and other.stream == stream:
+                    found.append(other.data)
+                    at += 1
+                self._requests(stream, found)
+                continue
+            try:
+                _TAKEN[type(event)](self, event)
+            except Refused as refused:
+                self.wire.finish(stream, *refused.status)
+                self._forget(stream)
+
+    def _requests(self, stream: int, found: Sequence[bytes]) -> None:
+        try:
+            self._clients[stream].requests(found)
+        except Exception as error:  # of bytes that are no request
+            self.wire.finish(stream, Code.INTERNAL, f"a request cannot be read: {error}")
+            self._forget(stream)
+
+    def _called(self, event: Called) -> None:
+        stream, name = event.stream, event.path.rpartition("/")[2]
+        if name in _QUESTIONS:
+            self._questions[stream] = _QUESTIONS[name]
+        elif name == "IfrtSession":
+            shown = b""
+            with contextlib.suppress(Exception):  # whatever bytes those are
+                data = event.metadata.get(_SESSION_METADATA, b"")
+                said = self._messages.GrpcIfrtSessionMetadata.FromString(data).initialization_data.attributes
+                shown = said[TOKEN].string_value if TOKEN in said else b""
+            client = self._clients[stream] = self._attached.attach(
+                shown,
+                partial(self.wire.send, stream),
+                partial(self.wire.send_later, stream),
+                partial(self._end, stream),
+            )
+            session = client.carrier.session
+            self.wire.watch(session.answers, session.read_answers)
+        else:
+            try:
+                said = self._messages.GrpcHostBufferStoreMetadata.FromString(event.metadata[_STORE_METADATA])
+            except Exception as error:
+                raise Refused(Code.INVALID_ARGUMENT, f"the metadata cannot be read: {error}") from None
+            self._stores[stream] = _Store(said, self._attached.find(said.session_id))
+
+    def _came(self, event: Message) -> None:
+        if store := self._stores.get(event.stream):
+            try:
+                store.data += self._messages.GrpcHostBufferStoreRequest.FromString(event.data).data
+            except Exception as error:
+                raise Refused(Code.INVALID_ARGUMENT, f"a part of a host buffer cannot be read: {error}") from None
+            store.check(over=False)
+        elif question := self._questions.pop(event.stream, None):
+            try:
+                question(self, event.stream, event.data)
+            except Refused:
+                raise
+            except Exception as error:
+                raise Refused(Code.INVALID_ARGUMENT, f"the call failed: {type(error).__name__}: {error}") from None
+
+    def _finished(self, event: Finished) -> None:
+        stream = event.stream
+        if store := self._stores.pop(stream, None):
+            store.check(over=True)
+            store.connection.host_buffers.keep(store.said.handle, store.data)
+            store.connection.handle(do.Stored(store.said.handle))
+            self._answer(stream, self._messages.GrpcHostBufferStoreResponse())
+        elif stream in self._clients:
+            self._end(stream)
+
+    def _gone(self, event: Gone) -> None:
+        self._forget(event.stream)
+
+    def _forget(self, stream: int) -> None:
+        self._stores.pop(stream, None)
+        self._questions.pop(stream, None)
+        if client := self._clients.pop(stream, None):
+            self.wire.unwatch(client.carrier.session.answers)
+            self._attached.leave(client)
+
+    def _end(self, stream: int) -> None:
+        """Ends the stream of a client whose session is over; any thread may call it."""
+        self.wire.finish(stream)
+        self._forget(stream)
+
+    def _ended(self) -> None:
+        """Ends the sessions of the connection; any thread may call it."""
+        for client in list(self._clients.values()):
+            self._attached.leave(client)
+        self._closed()
+
+    def _answer(self, stream: int, message: Any) -> None:
+        self.wire.send(stream, message.SerializeToString())
+        self.wire.finish(stream)
+
+    # --- calls with one message ---------------------------------------------------------------------------------------
+
+    def _version(self, stream: int, data: bytes) -> None:
+        request = self._messages.GrpcGetVersionRequest.FromString(data)
+        first, last = request.min_version, request.max_version
+        version = min(last.protocol_version, LAST_VERSION)
+        if version < max(first.protocol_version, FIRST_VERSION) or first.ifrt_serdes_version_number > LAST_FORMAT:
+            raise Refused(
+                Code.FAILED_PRECONDITION,
+                f"the client speaks versions {first.protocol_version} to {last.protocol_version} of the protocol, this "
+                f"proxy {FIRST_VERSION} to {LAST_VERSION}, which are those of JAX 0.8 to 0.10",
+            )
+        made = self._messages.GrpcGetVersionResponse()
+        made.version.protocol_version = version
+        made.version.ifrt_serdes_version_number = min(last.ifrt_serdes_version_number, LAST_FORMAT)
+        self._answer(stream, made)
+
+    def _read_from_disk(self, stream: int, data: bytes) -> None:
+        """Takes bytes that the client has left in a file, whose name follows from that of the host buffer."""
+        said = self._messages.GrpcHostBufferReadFromDiskRequest.FromString(data).metadata
+        connection, shared = self._attached.find(said.session_id), self._attached.shared
+        if shared is None:
+            raise Refused(Code.UNIMPLEMENTED, "this proxy shares no folder with its clients")
+        path = shared / f"lt_{said.handle}"
+        try:
+            with path.open("rb") as file:
+                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            path.unlink()
+            if len(found) != said.buffer_size:
+                raise ValueError(f"it has {len(found)} bytes, and {said.buffer_size} were announced")
+            connection.host_buffers.keep(said.handle, found)
+        except (OSError, ValueError, Refused) as error:
+            raise Refused(Code.DATA_LOSS, f"{path} cannot be taken: {error}") from None
+        connection.handle(do.Stored(said.handle))
+        self._answer(stream, self._messages.GrpcHostBufferReadFromDiskResponse())
+
+    def _look_up(self, stream: int, data: bytes) -> None:
+        request = self._messages.GrpcHostBufferLookupRequest.FromString(data)
+        field = self._messages.GrpcHostBufferLookupResponse.DESCRIPTOR.fields_by_name["data"].number
+
+        def serve(found: Any) -> None:
+            if isinstance(found, Status):
+                self.wire.finish(stream, *found)
+                return
+            view = memoryview(found)
+            for start in range(0, len(view), CHUNK_BYTES):
+                part = view[start : start + CHUNK_BYTES]  # as it lies: copied by the kernel alone
+                self.wire.send(stream, _head(field, len(part)), part)
+            self.wire.finish(stream)
+
+        self._attached.find(request.session_id).host_buffers.look_up(request.handle, serve)
+
+    def _delete(self, stream: int, data: bytes) -> None:
+        request = self._messages.GrpcHostBufferDeleteRequest.FromString(data)
+        self._attached.find(request.session_id).host_buffers.drop(request.handle)
+        self._answer(stream, self._messages.GrpcHostBufferDeleteResponse())
+
+
+def _head(field: int, size: int) -> bytes:
+    """The beginning of a message that consists of bytes."""
+    found = bytearray((field << 3 | 2,))
+    while size >= 0x80:
+        found.append(size & 0x7F | 0x80)
+        size >>= 7
+    found.append(size)
+    return bytes(found)
+
+
+_TAKEN: Mapping[type, Callable[[Calls, Any], None]] = {
+    Called: Calls._called,
+    Message: Calls._came,
+    Finished: Calls._finished,
+    Gone: Calls._gone,
+}
+
+_QUESTIONS: Mapping[str, Callable[[Calls, int, bytes], None]] = {
+    "GetVersion": Calls._version,
+    "HostBufferReadFromDisk": Calls._read_from_disk,
+    "HostBufferLookup": Calls._look_up,
+    "HostBufferDelete": Calls._delete,
+}
+
+_LIMITS = {f"/{SERVICE}/{name}": MAX_QUESTION_BYTES for name in _QUESTIONS} | {
+    f"/{SERVICE}/{name}": MAX_MESSAGE_BYTES for name in ("IfrtSession", "HostBufferStore")
+}

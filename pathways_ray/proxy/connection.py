@@ -1,0 +1,171 @@
+"""A client of the proxy: its core, the carrier to the runtime, and the answers on their way."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pathways_ray.client.session import Session
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.proxy import events as do
+from pathways_ray.proxy.arrays import Code, Status
+from pathways_ray.proxy.carrier import MEMORY_KINDS, Carrier
+from pathways_ray.proxy.codec import Reader
+from pathways_ray.proxy.core import ProxyCore
+from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.host_buffers import HostBuffers
+
+_log = logging.getLogger(__name__)
+
+Opened = tuple[Session, list[VirtualSlice]]
+Write = Callable[[bytes], None]
+
+UNCOUNTED = 1 << 60
+"""The number of answers that the client does not count: it never comes, so that it is not waited for."""
+
+
+class Connection:
+    """One client.
+
+    Args:
+        write, write_later: send it an answer that it waits for, or does not; called by any thread.
+        end: tells it that the session is over.
+    """
+
+    def __init__(self, number: int, opened: Opened, write: Write, write_later: Write, end: Callable[[], None]) -> None:
+        self.number = number
+        session, wholes = opened
+        self.messages = messages()
+        self.host_buffers = HostBuffers()
+        self.carrier = Carrier(session, wholes, self.messages, self.host_buffers, self.handle, self._changed)
+        self.core = ProxyCore(Reader(self.messages), range(len(self.carrier.origins)))
+        self._write, self._write_later, self._end = write, write_later, end
+        self._ended = False
+        self._lock = threading.Lock()
+        self._look = False
+        self._numbers = itertools.count()
+        self._read = self.messages.IfrtRequest.FromString
+        session.watch(self._changed)
+
+    def handle(self, event: do.Event) -> None:
+        """Takes an event to the core, and carries out what it decides."""
+        with self._lock:
+            self._carry_out(event)
+        self._sweep()
+
+    def requests(self, found: Sequence[bytes]) -> None:
+        """Takes requests in their order. One that trips over a mistake of ours gets that for an answer, and others go
+        on.
+
+        Raises:
+            DecodeError: one of them is no request; those before it were taken.
+        """
+        with self._lock:
+            for data in found:
+                request = self._read(data)
+                kind = request.WhichOneof("request") or ""
+                about = request.request_metadata
+                body = getattr(request, kind) if kind else None
+                self._request(do.Requested(about.op_id, about.user_context_id, kind, body))
+                if self._look:
+                    self._settle()
+        self._sweep()
+
+    def _request(self, request: do.Requested) -> None:
+        try:
+            self._carry_out(request)
+        except Exception as error:
+            _log.exception("request %s failed", request.kind)
+            text = f"{request.kind} failed in the proxy: {type(error).__name__}: {error}"
+            self._answer(do.Reply(request.op, request.context, status=Status(Code.INTERNAL, text)))
+
+    def _carry_out(self, event: do.Event) -> None:
+        following = [event]
+        for one in following:  # it grows meanwhile
+            for command in self.core.handle(one):
+                if type(command) is do.Reply:
+                    self._answer(command)
+                elif found := self.carrier.carry_out(command):
+                    following += found
+
+    def _answer(self, reply: do.Reply) -> None:
+        if reply.kind == "init_response":
+            reply = reply._replace(body=self._introduction())
+        number = next(self._numbers) if reply.counted else UNCOUNTED
+        write = self._write if reply.awaited else self._write_later
+        write(self.carrier.writer.response(reply, number))
+
+    def _changed(self) -> None:
+        """Notes that arrays may have got their outcomes. Called by threads of the session, so it does not wait: the
+        holder of the lock looks when done."""
+        self._look = True
+        self._sweep()
+
+    def _sweep(self) -> None:
+        while self._look and self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
+
+    def _settle(self) -> None:
+        self._look = False
+        for event in self.carrier.settled():
+            self._carry_out(event)
+        if self.carrier.session.closed_because:
+            self._end()  # the client sees it, and may attach again
+
+    def close(self) -> None:
+        """Ends the session, and the answers."""
+        if not self._ended:
+            self._ended = True
+            self._end()
+            self.carrier.close()
+
+    def _introduction(self) -> Any:
+        """The devices and memories of the client."""
+        made = self.messages.InitResponse(
+            session_id=self.number,
+            platform_name=self.carrier.session.platforms[0],
+            platform_version="pathways-ray",
+            platform_id=1,
+            process_index=0,
+            runtime_type="pathways-ray",
+        )
+        islands: list[VirtualSlice] = []
+        for number, (whole, place) in enumerate(self.carrier.origins):
+            if whole not in islands:
+                islands.append(whole)
+            text = f"PathwaysDevice(id={number}, at={whole.devices[place]})"
+            device = made.all_devices.add(
+                id=number,
+                local_device_id=number,
+                local_hardware_id=number,
+                platform_name=made.platform_name,
+                device_kind=made.platform_name,
+                default_memory_id=number * len(MEMORY_KINDS),
+                debug_string=text,
+                to_string=text,
+            )
+            if self.carrier.origins[-1][0] is not self.carrier.origins[0][0]:
+                device.attributes.attributes["slice_index"].int64_value = len(islands) - 1
+            made.primary_device_ids.append(number)
+            made.addressable_device_ids.append(number)
+            for k, kind in enumerate(MEMORY_KINDS):
+                memory = number * len(MEMORY_KINDS) + k
+                device.memory_ids.append(memory)
+                text = f"{kind} of device {number}"
+                made.memories.add(
+                    id=memory,
+                    memory_space_kind=kind,
+                    kind_id=k,
+                    device_ids=[number],
+                    debug_string=text,
+                    to_string=text,
+                )
+        for key, said in (("supports_executable_serialization", False), ("serialize_with_sdy", True)):
+            made.client_attributes.attributes[key].bool_value = said
+        return made
