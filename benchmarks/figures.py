@@ -341,9 +341,10 @@ def recovery(result: Record, path: Path) -> None:
 
 
 def devices_used(run: Record) -> tuple[list[float], list[int]]:
-    """Times, and the devices that training uses from each on: none from a loss until it goes on."""
+    """Times, and the devices that training uses from each on: none from a loss until it goes on. While an island is
+    added it goes on."""
     points = [(seconds, devices) for seconds, _, _, devices in run["curve"]]
-    stopped = [(one["time"], one["time"] + one["seconds"]) for one in run["events"]]
+    stopped = [(one["time"], one["time"] + one["seconds"]) for one in run["events"] if one["source"] != "devices"]
     kept = [(at, n) for at, n in points if not any(start <= at < end for start, end in stopped)]
     times, devices = zip(*sorted([*kept, *((start, 0) for start, _ in stopped)]), strict=True)
     return list(times), list(devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 
@@ -16,7 +17,9 @@ SECONDS = NumberRange(min=0.1, max=3600.0)
 
 
 @click.command("trace")
-@click.option("--seconds", type=SECONDS, default=5.0, show_default=True, help="Trace from now on for this long.")
+@click.option(
+    "--seconds", type=SECONDS, default=5.0, show_default=True, help="Trace from now on for this long, or until Ctrl-C."
+)
 @click.option("--last", type=SECONDS, help="In place of that, what ran in the last seconds.")
 @click.option(
     "--output", type=FILE, callback=with_folder, help="The file; trace.json, with --xprof beside the profiles."
@@ -72,7 +75,8 @@ def command(
                 click.echo(f"no profile of {process}: {reason}", err=True)
             output = output or session / "trace.json"
         else:
-            time.sleep(seconds)
+            with contextlib.suppress(KeyboardInterrupt):  # what there is so far
+                time.sleep(seconds)
         found = tracing.trace(actors, since, predictions=predictions)
         output = output or Path("trace.json")
         tracing.write(found, output)

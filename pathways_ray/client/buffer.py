@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -116,6 +117,10 @@ class BufferOwner(Protocol):
     def delete(self, record: BufferRecord) -> None: ...
 
     def wait(self, record: BufferRecord, timeout: float | None = None) -> None: ...
+
+    def lasting(self, record: BufferRecord) -> AbstractContextManager[None]: ...
+
+    def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None: ...
 
     def fetch(self, array: Any) -> Any: ...
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import PENDING
+from pathways_ray.client.buffer import PENDING, Buffer, BufferRecord
 from pathways_ray.errors import UsageError, WaitTimeout
 
 SLICE_S = 0.5
@@ -25,11 +26,19 @@ def _arrays(item: Any) -> list[Array]:
     return [leaf for leaf in jax.tree.leaves(item) if isinstance(leaf, Array)]
 
 
+def _first(items: Sequence[Any]) -> Buffer:
+    """The first array of some items that is not there."""
+    buffers = [array._buffer for item in items for array in _arrays(item)]
+    return next((one for one in buffers if one.record.state is PENDING), buffers[0])
+
+
 class _Bell:
     """A bell that rings when something has changed in one of the sessions of arrays."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.rung = threading.Event()
+        self._showing = contextlib.ExitStack()
+        self._shown: BufferRecord | None = None
         self.sessions = list({id(s): s for i in items for a in _arrays(i) for s in (a._buffer.session,)}.values())
 
     def __enter__(self) -> _Bell:
@@ -38,11 +47,18 @@ class _Bell:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._showing.close()
         for session in self.sessions:
             session.unwatch(self.rung.set)
 
-    def wait(self, left: float | None) -> None:
-        self.rung.wait(SLICE_S if left is None else min(left, SLICE_S))
+    def wait(self, left_s: float | None, items: Sequence[Any]) -> None:
+        """Waits until it rings; `pw.progress()` shows why the first of the items is not there."""
+        first = _first(items)
+        if first.record is not self._shown:  # else that wait goes on
+            self._showing.close()
+            self._showing.enter_context(first.session.lasting(first.record))
+            self._shown = first.record
+        self.rung.wait(SLICE_S if left_s is None else min(left_s, SLICE_S))
         self.rung.clear()
 
 
@@ -73,8 +89,11 @@ def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterato
             if left and not done:
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
-                    raise WaitTimeout(f"{len(left)} of {total} were not computed within {timeout} s")
-                bell.wait(rest)
+                    error = WaitTimeout(f"{len(left)} of {total} were not computed within {timeout} s")
+                    first = _first(left)
+                    first.session.explain_timeout(error, first.record, timeout)
+                    raise error
+                bell.wait(rest, left)
 
 
 def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None = None) -> tuple[list[Any], list[Any]]:
@@ -101,7 +120,7 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
             if sum(done) >= wanted or (rest is not None and rest <= 0):
                 pairs = list(zip(items, done, strict=True))
                 return [item for item, there in pairs if there], [item for item, there in pairs if not there]
-            bell.wait(rest)
+            bell.wait(rest, [item for item, there in zip(items, done, strict=True) if not there])
 
 
 def _checked(arrays: Iterable[Any]) -> list[Any]:

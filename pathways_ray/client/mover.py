@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -37,7 +38,9 @@ from pathways_ray.client.moving import (
 from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspending import resume, suspend
+from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import BufferLost, PathwaysError, UsageError, WaitTimeout
+from pathways_ray.observe.why import WHY
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 
@@ -182,11 +185,21 @@ class Mover:
         while not is_quiet(self._core):
             driver.check_open()
             if time.monotonic() > deadline:
-                raise WaitTimeout(f"{what}: the session had calls under way for {QUIET_LIMIT_S:.0f} s")
+                error = WaitTimeout(f"{what}: the session had calls under way for {QUIET_LIMIT_S:.0f} s")
+                self._explain(error)
+                raise error
             driver.release_queue()
             # Nobody else releases the queue while `sending` is taken.
             driver.wait_until(lambda: is_quiet(self._core) or self._core.may_leave, WAIT_SLICE_S)
         driver.hold_readers(deadline)
+
+    def _explain(self, error: WaitTimeout) -> None:
+        """Adds what the oldest call of the session waits for."""
+        with contextlib.suppress(PathwaysError):
+            session = self._core.session
+            reply = self._connection.call(wire.Look(session, "session", 0, session), EXPLAIN_WITHIN_S)
+            if isinstance(reply, wire.StatusReply):
+                error.add_note(str(WHY.decode(reply.text)))
 
     def _do(self, step: Step, slices: Mapping[int, VirtualSlice]) -> Any:
         match step:

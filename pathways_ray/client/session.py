@@ -40,7 +40,7 @@ from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.uploads import upload
-from pathways_ray.client.why import why
+from pathways_ray.client.why import EXPLAIN_WITHIN_S, why
 from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
@@ -58,9 +58,6 @@ _CLOSE_LIMIT_S = 5.0
 
 EXPLAINED_FROM_S = 1.0
 """A wait that ends by its timeout says why from this long on: shorter ones are looks, of which there may be many."""
-
-EXPLAIN_WITHIN_S = 3.0
-"""The controller has this long to say why."""
 
 _EXPLAIN_LIMIT_S = 180.0
 """Explaining a registered program waits this long for it to be compiled."""
@@ -273,15 +270,19 @@ class Session(SliceCalls):
     def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
         """Waits until a buffer has an outcome; raises its failure. A timeout of a second or more says why."""
         try:
-            with self._lasting(record):
+            with self.lasting(record):
                 self._driver.wait(record, timeout)
         except WaitTimeout as error:
-            if timeout is not None and timeout >= EXPLAINED_FROM_S:
-                with contextlib.suppress(PathwaysError):
-                    error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
+            self.explain_timeout(error, record, timeout)
             raise
 
-    def _lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
+    def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None:
+        """Adds to the end of a wait of a second or more why it was not over."""
+        if timeout is not None and timeout >= EXPLAINED_FROM_S:
+            with contextlib.suppress(PathwaysError):
+                error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
+
+    def lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
         """A wait for a buffer, as `pw.progress()` shows it."""
         if shown.waits is None or record.state is not PENDING:
             return _NOTHING
@@ -294,7 +295,7 @@ class Session(SliceCalls):
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
         self._before_fetch()
-        with self._lasting(array._buffer.record), self._driver.reading():
+        with self.lasting(array._buffer.record), self._driver.reading():
             return self._fetches.value(array._buffer.record, array._type)
 
     def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:

@@ -74,7 +74,7 @@ def place(
             if not group.wait(max(0.0, deadline - time.monotonic())):
                 raise Unschedulable(
                     f"Ray has no room for island {number}, {islands[number]}, within {limit_s:.0f} s; "
-                    f"its nodes have {_text(there)}, of which {ray.available_resources()} is free"
+                    f"its nodes have {_text(there)}, of which {_text([ray.available_resources()])} is free"
                 )
         return groups
     except BaseException:

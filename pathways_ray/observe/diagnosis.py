@@ -126,6 +126,21 @@ def _launches(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
                 yield Finding("warning", "queue-long", what, f"'pathways why {queue['head']}' says behind what")
 
 
+def _host_functions(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
+    for view in snapshot.get("islands", {}).values():
+        owner = {one["sequence"]: one for one in view.get("dispatched", [])}
+        for on_host in view.get("stopped", []):
+            sequence, *_, calls = on_host["launch"]
+            launch = owner.get(sequence)
+            if calls and launch is not None and launch["age_s"] > WAITS_LONG_S:
+                name = f"launch {sequence} of {launch['program']!r} ({launch['tenant']})"
+                since = f"it was sent there {launch['age_s']:.0f} s ago"
+                what = f"{name} waits on host {on_host['host']} for Python, {calls[0]!r}; {since}"
+                yield Finding(
+                    "warning", "python-long", what, "its own limit ends it; its host's log has what it prints"
+                )
+
+
 def _memory(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
     for pool in (snapshot.get("status") or {}).get("memory", []):
         if pool["bytes"] and pool["held"] > NEARLY_FULL * pool["bytes"]:
@@ -159,5 +174,15 @@ def _losses(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("warning", "restarts", what + text, "'pathways logs' has what led to it")
 
 
-RULES: tuple[Rule, ...] = (_no_status, _hosts, _drains, _schedulers, _launches, _memory, _configuration, _losses)
+RULES: tuple[Rule, ...] = (
+    _no_status,
+    _hosts,
+    _drains,
+    _schedulers,
+    _launches,
+    _host_functions,
+    _memory,
+    _configuration,
+    _losses,
+)
 """The rules; a further one is a function in this list, with a section in the runbook for its kind."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from typing import Any
 
 import pytest
 
 import pathways_ray as pw
+from pathways_ray.client import completion
+from pathways_ray.client import session as session_module
 from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, UsageError, WaitTimeout
 from pathways_ray.transport.messages import Completed, LaunchFailed
 from tests.unit.client.offline import LIMIT_S, Background, Offline, eventually
@@ -53,6 +56,25 @@ def test_waiting_returns_what_there_is_at_its_limit(offline: Offline) -> None:
     assert (done[0] is b, left[0] is a, len(done), len(left)) == (True, True, 1, 1)
     with pytest.raises(WaitTimeout, match=r"1 of 1 were not computed within 0\.01 s"):
         list(pw.as_completed([a], timeout=0.01))
+
+
+def test_a_limit_of_a_second_says_why_and_a_wait_is_shown_once(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pw.progress()` has one wait for the first array while that is not there, and then one for the next."""
+    a, b = launched(offline, 2)
+    shown_for: list[Any] = []
+    monkeypatch.setattr(type(offline.session), "lasting", lambda _, r: shown_for.append(r) or contextlib.nullcontext())
+    monkeypatch.setattr(type(offline.session), "why", lambda *_: "host 0 compiles 'f'")
+    monkeypatch.setattr(completion, "SLICE_S", 0.01)
+    monkeypatch.setattr(session_module, "EXPLAINED_FROM_S", 0.05)
+    with pytest.raises(WaitTimeout) as caught:
+        list(pw.as_completed([a, b], timeout=0.1))
+    assert caught.value.__notes__ == ["host 0 compiles 'f'"]
+    assert shown_for == [a._buffer.record]
+    offline.say(Completed((1,)))
+    assert pw.wait([a, b], timeout=0.05)[0][0] is a
+    assert shown_for == [a._buffer.record, b._buffer.record]
 
 
 def test_what_cannot_be_waited_for(offline: Offline) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_ray.client import driver
+from pathways_ray.client import driver, mover
 from pathways_ray.client.core import _Queued
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.session import Session
@@ -33,6 +33,8 @@ from pathways_ray.errors import (
     WaitTimeout,
     from_failure,
 )
+from pathways_ray.observe import views
+from pathways_ray.observe.why import Link, Why
 from pathways_ray.transport.messages import (
     BuffersLost,
     CloseSession,
@@ -44,6 +46,7 @@ from pathways_ray.transport.messages import (
     HostAddress,
     Launch,
     LaunchFailed,
+    Look,
     Put,
     ReleaseSlice,
     SessionEnded,
@@ -589,3 +592,16 @@ def test_a_fork_leaves_the_session_to_its_parent(
     monkeypatch.setattr(os, "getpid", lambda: -1)
     offline.session.close()
     assert (offline.controller.calls, offline.controller.closed, offline.controller.take()) == ([], False, [])
+
+
+def test_a_move_that_has_to_wait_for_too_long_says_for_what(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of the session is under way, and the controller knows why."""
+    why = Why("session 7", (Link("launch 640 runs on host 0, for 9.0 s"),))
+    offline.controller.answers[Look] = StatusReply(views.encode(why).decode())
+    monkeypatch.setattr(mover, "QUIET_LIMIT_S", 0.0)
+    pending = offline.session.launch(3, [], (offline.kind,))
+    with pytest.raises(WaitTimeout, match=r"was not moved: the session had calls under way for 0 s") as caught:
+        offline.where.move()
+    assert caught.value.__notes__ == ["launch 640 runs on host 0, for 9.0 s"]
+    assert Look(7, "session", 0, 7) in offline.controller.calls
+    del pending

@@ -51,6 +51,19 @@ def test_a_launch_near_its_limit_and_a_long_queue_are_warnings() -> None:
     assert ("warning", "launch-long") not in kinds(found)
 
 
+def test_python_beside_the_devices_that_takes_long_is_a_warning() -> None:
+    found = snapshot()
+    sent = views.Dispatched(640, 2, "bob", "step", 45.0, (0,), ("0.0",))
+    stands = views.StoppedOn(0, views.Stopped(640, "AT_BARRIER", calls=("reward",)))
+    data = views.StoppedOn(0, views.Stopped(641, "AT_BARRIER", (), (5,)))
+    found["islands"]["0"] = view(island=0, hosts=(0,), dispatched=(sent,), stopped=(stands, data))
+    (finding,) = findings(found)
+    assert (finding.kind, finding.what) == (
+        "python-long",
+        "launch 640 of 'step' (bob) waits on host 0 for Python, 'reward'; it was sent there 45 s ago",
+    )
+
+
 @pytest.mark.parametrize(
     ("status", "kind"),
     [

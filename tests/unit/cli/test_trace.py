@@ -1,0 +1,69 @@
+"""`pathways trace`: from when on it gathers, what it writes where, and what it says is missing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from pathways_ray.cli import commands
+from pathways_ray.deployment import ray_connection, tracing
+from pathways_ray.observe.timeline import Clock, Ended, Records
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The ages of the times from which on records were gathered, of a runtime whose host 1 does not answer."""
+    ages: list[float] = []
+
+    def trace(actors: Any, since: float, predictions: Any) -> Records:
+        ages.append(time.monotonic() - since)
+        known = {"controller": Clock(), "host 0": Clock(0.5, 9.5e-6)}
+        return Records(ended=[Ended(640, 2, 5, 10.0, 10.004, 3)], clocks=known, left_out_s=1.5)
+
+    monkeypatch.setattr(ray_connection, "connect_ray", lambda *_: None)
+    monkeypatch.setattr(tracing, "processes", lambda name: dict.fromkeys(("controller", "host 0", "host 1")))
+    monkeypatch.setattr(tracing, "trace", trace)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    return ages
+
+
+def test_what_is_over_is_gathered_at_once_and_what_is_missing_is_said(gathered: list[float], tmp_path: Path) -> None:
+    found = CliRunner().invoke(commands, ["trace", "--last", "60", "--output", str(tmp_path / "t.json")])
+    assert found.exit_code == 0
+    assert gathered == [pytest.approx(60.0, abs=5.0)]
+    assert "t.json: 1 launches on 0 hosts; clocks agree within 10 us" in found.stdout
+    assert found.stderr.splitlines() == [
+        "the first 1.5 s are left out: a file holds no more launches",
+        "left out, since they did not answer: host 1",
+    ]
+    assert json.loads((tmp_path / "t.json").read_text())["metadata"]["clocks"]["host 0"]["within_s"] == 9.5e-6
+
+
+def test_an_hour_is_ended_by_ctrl_c_with_what_there_is(
+    gathered: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(seconds: float) -> None:
+        assert seconds == 3600.0
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(time, "sleep", interrupted)
+    found = CliRunner().invoke(commands, ["trace", "--seconds", "3600", "--output", str(tmp_path / "t.json")])
+    assert found.exit_code == 0
+    assert (tmp_path / "t.json").exists()
+
+
+def test_profiles_lie_in_one_session_with_the_timeline(
+    gathered: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = tmp_path / "plugins" / "profile" / "now"
+    session.mkdir(parents=True)
+    monkeypatch.setattr(tracing, "profile", lambda actors, seconds, folder: (session, {"host 1": "it is too large"}))
+    found = CliRunner().invoke(commands, ["trace", "--seconds", "1", "--xprof", str(tmp_path)])
+    assert found.exit_code == 0
+    assert (session / "trace.json").exists()
+    assert "no profile of host 1: it is too large" in found.stderr
