@@ -26,7 +26,7 @@ from pathways_ray.controller.metrics_server import metrics_url
 from pathways_ray.deployment import detached, growing, keeper, placement, tracing
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
 from pathways_ray.deployment.options import Options, usable_port
-from pathways_ray.deployment.ray_connection import Leave, connect_ray
+from pathways_ray.deployment.ray_connection import Leave, cause_text, connect_ray
 from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import Island, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
@@ -314,8 +314,9 @@ def _await(refs: Any, what: str, deadline: float) -> Any:
     try:
         return ray.get(refs, timeout=max(0.0, deadline - time.monotonic()))
     except ray.exceptions.GetTimeoutError as error:
-        raise PathwaysError(f"{what} in time; the cluster has {ray.cluster_resources()}") from error
+        there = placement.resources_text([ray.cluster_resources()])
+        raise PathwaysError(f"{what} in time; Ray's nodes have {there}") from error
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, PathwaysError) else PathwaysError(f"{what}: {error}")) from error
     except ray.exceptions.RayError as error:
-        raise PathwaysError(f"{what}: {error}") from error
+        raise PathwaysError(f"{what}: {cause_text(error)}") from error

@@ -15,6 +15,7 @@ from pathways_ray import names
 from pathways_ray.deployment import placement
 from pathways_ray.deployment.islands import IslandActors, Processes, kill, start_island
 from pathways_ray.deployment.options import START_LIMIT_S
+from pathways_ray.deployment.ray_connection import cause_text
 from pathways_ray.deployment.topology import ACCELERATORS, Island, platform_of
 from pathways_ray.errors import PathwaysError, Unschedulable, UsageError, from_failure
 from pathways_ray.transport.messages import Refused
@@ -98,7 +99,7 @@ def _await(answers: list[Any], what: str, limit_s: float) -> None:
     except ray.exceptions.GetTimeoutError as error:
         raise PathwaysError(f"{what} did not start within {limit_s:.0f} s") from error
     except ray.exceptions.RayError as error:
-        raise PathwaysError(f"{what} did not start: {error}") from error
+        raise PathwaysError(f"{what} did not start: {cause_text(error)}") from error
 
 
 def _answer(asked: Any) -> Any:

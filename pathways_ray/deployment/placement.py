@@ -72,9 +72,10 @@ def place(
                 groups[number] = _group(runtime, number, island, "PACK", detached)
         for number, group in groups.items():
             if not group.wait(max(0.0, deadline - time.monotonic())):
+                free_now = resources_text([ray.available_resources()])
                 raise Unschedulable(
                     f"Ray has no room for island {number}, {islands[number]}, within {limit_s:.0f} s; "
-                    f"its nodes have {_text(there)}, of which {_text([ray.available_resources()])} is free"
+                    f"its nodes have {resources_text(there)}, of which {free_now} is free"
                 )
         return groups
     except BaseException:
@@ -101,7 +102,7 @@ def _group(
     )
 
 
-def _text(nodes: list[dict[str, float]]) -> str:
+def resources_text(nodes: list[dict[str, float]]) -> str:
     """The resources that matter here, node by node."""
     wanted = ("CPU", "GPU", "TPU")
     return "; ".join(

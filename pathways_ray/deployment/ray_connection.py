@@ -162,3 +162,11 @@ def _is_about_tokens(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def cause_text(error: BaseException) -> str:
+    """The cause that Ray names for the end of a process, in a line: the last one of a traceback, which Ray logs."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) < 2:
+        return str(error)
+    return f"{lines[-1]} (Ray's session folder, /tmp/ray/session_latest/logs, has more)"

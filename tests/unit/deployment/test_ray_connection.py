@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pathways_ray.deployment.ray_connection import connect_ray
+from pathways_ray.deployment.ray_connection import cause_text, connect_ray
 from pathways_ray.errors import UsageError
 
 
@@ -24,3 +24,11 @@ def test_a_ray_cluster_that_is_gone(said_by: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(UsageError, match=r"no Ray cluster at .*refused.*; start one with 'ray start --head'"):
         connect_ray(there if said_by == "address" else "auto", {})
     assert time.monotonic() - start < 10
+
+
+def test_the_end_of_a_process_is_told_in_a_line() -> None:
+    raw = 'The actor died:\n  File "actor.py", line 89\n    ^^^^^^\nTypeError: too many positional arguments\n'
+    found = cause_text(RuntimeError(raw))
+    assert found.startswith("TypeError: too many positional arguments (")
+    assert "line 89" not in found
+    assert cause_text(RuntimeError("it was killed")) == "it was killed"
