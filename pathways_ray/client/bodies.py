@@ -20,7 +20,7 @@ from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, ext
 from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import inner_equations
 from pathways_ray.client.outlines import Outline, Outliner, Place, without_code
-from pathways_ray.client.rounds import unrolled, while_of
+from pathways_ray.client.rounds import nothing_yet, unrolled, while_of
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import call_p, capture_p
 from pathways_ray.errors import GraphError
@@ -180,6 +180,10 @@ class _Control:
         return self._add(Branch(self._title, index, self._refs(inputs), bodies, outputs, tuple(layouts), self.where))
 
     def _loop_node(self) -> list[Value]:
+        params = self.equation.params
+        if self.name == "scan" and not params["length"]:  # nothing runs
+            first, count = params["num_consts"], params["num_carry"]
+            return [*self.inputs[first : first + count], *map(nothing_yet, self.equation.outvars[count:])]
         loop = unrolled(self.equation, self.inputs) if self.name == "scan" else while_of(self.equation, self.inputs)
         given = [self._place(value) for value in loop.constants]
         outline, carry = self._carried(loop.body, given, [self._place(value) for value in loop.carry])

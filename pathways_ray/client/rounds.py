@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
+from pathways_ray.client import prng
 from pathways_ray.client.graph_builder import Value
 from pathways_ray.client.jaxprs import used_equations
 
@@ -74,7 +75,7 @@ def unrolled(equation: Any, inputs: list[Value]) -> Loop:
         return [number + 1, *found[:carried], *kept]
 
     first = [Value(constant=np.zeros((), np.int32))]
-    empty = [Value(constant=np.zeros(v.aval.shape, v.aval.dtype)) for v in stacked]
+    empty = [nothing_yet(v) for v in stacked]
     avals = [v.aval for v in equation.invars]
     kinds = [*avals[:constants], *avals[constants + carried :], _NUMBER, *avals[constants : constants + carried]]
     body = jax.make_jaxpr(step)(*kinds, *(v.aval for v in stacked))
@@ -83,6 +84,12 @@ def unrolled(equation: Any, inputs: list[Value]) -> Loop:
     return _without_unused(
         Loop(body, [*inputs[:constants], *inputs[constants + carried :]], carry, results, line, length)
     )
+
+
+def nothing_yet(variable: Any) -> Value:
+    """The empty array that the first round of a scan writes into."""
+    data = prng.data_type(variable.aval)
+    return Value(constant=prng.from_data(np.zeros(data.shape, data.dtype), variable.aval))
 
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.int32)

@@ -14,18 +14,16 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
 from tests.integration.conftest import Slices
-from tests.unit.control_programs import PLAIN, SIZE, expected, random_program
+from tests.integration.test_decisions import check_random
+from tests.unit.control_programs import HELD, compiled_functions
 
 Equal = Callable[[Any, Any], None]
 
 
 @pytest.mark.parametrize("seed", range(100, 103))
 def test_random_programs_are_equal_to_the_bit(session: ClusterSession, slices: Slices, equal: Equal, seed: int) -> None:
-    code = random_program(seed)
-    functions = [pw.compiled(f, slice=slices.a4, in_specs=P("x"), out_specs=P("x")) for f in PLAIN]
-    program = pw.program(lambda x, y: code(pw, functions, x, y))
-    x, y = np.arange(SIZE, dtype=np.int32) * 7 - seed, np.arange(SIZE, dtype=np.int32) + seed
-    equal(program(x, y), expected(code, x, y))
+    held = pw.put(HELD, slices.a4, P("x"))
+    check_random(equal, seed, 3, compiled_functions([slices.a4], P("x"), held))
 
 
 def test_a_predicate_of_one_island_decides_on_another(session: ClusterSession, slices: Slices, equal: Equal) -> None:

@@ -14,7 +14,14 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
 from tests.integration.conftest import Slices
-from tests.unit.control_programs import PLAIN, SIZE, expected, random_program
+from tests.unit.control_programs import (
+    HELD,
+    Functions,
+    arguments,
+    compiled_functions,
+    expected,
+    random_program,
+)
 
 Equal = Callable[[Any, Any], None]
 
@@ -23,15 +30,29 @@ def on(where: pw.VirtualSlice, fun: Callable[..., Any], **options: Any) -> Any:
     return pw.compiled(fun, slice=where, in_specs=P("x"), out_specs=P("x"), **options)
 
 
+def check_random(equal: Equal, seed: int, depth: int, functions: Functions) -> None:
+    """Runs the random program of a seed on these functions, and compares it with `jax.lax`."""
+    code = random_program(seed, depth)
+    x, y = arguments(seed)
+    equal(pw.program(lambda x, y: code(pw, functions, x, y))(x, y), expected(code, x, y))
+
+
 @pytest.mark.parametrize("seed", [1, 4, 26])
 def test_random_programs_over_two_islands_are_equal_to_the_bit(
     session: ClusterSession, slices: Slices, equal: Equal, seed: int
 ) -> None:
-    code = random_program(seed, depth=2)
-    functions = [on((slices.a4, slices.b4)[k % 2], f) for k, f in enumerate(PLAIN)]
-    program = pw.program(lambda x, y: code(pw, functions, x, y))
-    x, y = np.arange(SIZE, dtype=np.int32) * 7 - seed, np.arange(SIZE, dtype=np.int32) + seed
-    equal(program(x, y), expected(code, x, y))
+    held = pw.put(HELD, slices.b4, P("x"))
+    check_random(equal, seed, 2, compiled_functions([slices.a4, slices.b4], P("x"), held))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_many_random_programs_are_equal_to_the_bit(session: ClusterSession, slices: Slices, equal: Equal) -> None:
+    held = pw.put(HELD, slices.b4, P("x"))
+    for seed in range(2000, 2040):
+        for where, depth in (([slices.a4], 3), ([slices.a4, slices.b4], 2), ([slices.b2, slices.a22, slices.a1], 2)):
+            functions = compiled_functions(where, P("x") if len(where) < 3 else P(), held)
+            check_random(equal, seed, depth, functions)
 
 
 def counting(slices: Slices) -> Any:

@@ -6,28 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import context, prng
+from pathways_ray.client import context
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
 from pathways_ray.errors import GraphError, TraceError, UsageError
-from pathways_ray.ir.evaluate import evaluate_control
-from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Ref, Repeat, Result, inputs_of
-from tests.unit.client.test_graph_size import NoCluster
-from tests.unit.control_programs import PLAIN, SIZE, expected, random_program
-
-
-class Nowhere(NoCluster):
-    """A session whose default slice is one device."""
-
-    def default_slice(self) -> VirtualSlice:
-        return self.slice(1, 99)
+from pathways_ray.ir.graph import Argument, Compute
+from tests.unit.control_runs import Nowhere, compare, run
 
 
 @pytest.fixture
@@ -45,35 +34,6 @@ def a(session: Nowhere) -> VirtualSlice:
 @pytest.fixture
 def b(session: Nowhere) -> VirtualSlice:
     return session.slice(1, 2)
-
-
-def run(lowered: Lowered, *leaves: Any) -> list[np.ndarray]:
-    """The results of a program's graph, node by node on this process's device."""
-    program: Any = lowered.program
-    built = program._built
-    given = [leaves[source.leaf] if source.leaf >= 0 else source.held for source in built.sources]
-    found = run_graph(built.graph, [prng.to_data(jnp.asarray(value)) for value in given], built.functions)
-    return [np.asarray(value) for value in found]
-
-
-def run_graph(graph: Graph, arguments: Sequence[Any], functions: dict[str, bytes]) -> list[Any]:
-    values: dict[Ref, Any] = {}
-    for index, node in enumerate(graph.nodes):
-        match node:
-            case Argument():
-                values[Ref(index)] = arguments[node.index]
-            case Compute():
-                (part,) = graph.recipes[node.recipe].parts
-                called = export.deserialize(bytearray(functions[part.function])).call  # type: ignore[union-attr]
-                made = called(*[values[ref] for ref in node.inputs])
-                values.update({Ref(index, k): value for k, value in enumerate(made)})
-            case Branch() | Repeat():
-                taken = [values[ref] for ref in inputs_of(node)]
-                made = evaluate_control(graph, node, taken, lambda g, given: run_graph(g, given, functions), int)
-                values.update({Ref(index, k): value for k, value in enumerate(made)})
-            case Result():
-                return [values[ref] for ref in node.inputs]
-    raise AssertionError("no result")
 
 
 def names(lowered: Lowered) -> list[str]:
@@ -97,24 +57,20 @@ def total(where: VirtualSlice) -> Any:
 V = np.arange(4, dtype=np.float32)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_programs_compute_what_jax_computes(a: VirtualSlice, seed: int) -> None:
-    code = random_program(seed)
-    functions = [pw.compiled(f, slice=a) for f in PLAIN]
-    x, y = np.arange(SIZE, dtype=np.int32) * 5 - seed, np.arange(SIZE, dtype=np.int32) + 2 * seed
-    (found,) = run(pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, y), x, y)
-    wanted = np.asarray(expected(code, x, y))
-    assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes())
+@pytest.mark.parametrize(("slices", "depth", "seeds"), [(1, 3, range(6)), (2, 2, (1, 4, 25)), (3, 2, (2, 5))])
+def test_random_programs_compute_what_jax_computes(
+    session: Nowhere, slices: int, depth: int, seeds: Sequence[int]
+) -> None:
+    for seed in seeds:
+        compare(session, seed, slices, depth)
 
 
-@pytest.mark.parametrize("seed", [1, 4, 7, 9])
-def test_random_programs_over_two_slices_compute_what_jax_computes(a: VirtualSlice, b: VirtualSlice, seed: int) -> None:
-    code = random_program(seed, depth=2)
-    functions = [pw.compiled(f, slice=(a, b)[k % 2]) for k, f in enumerate(PLAIN)]
-    x, y = np.arange(SIZE, dtype=np.int32) * 5 - seed, np.arange(SIZE, dtype=np.int32) + 2 * seed
-    (found,) = run(pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, y), x, y)
-    wanted = np.asarray(expected(code, x, y))
-    assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes())
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("slices", [1, 2, 3])
+def test_many_random_programs_compute_what_jax_computes(session: Nowhere, slices: int) -> None:
+    for seed in range(1000, 1150):
+        compare(session, seed, slices, depth=2 + (slices == 1))
 
 
 def test_a_loop_on_one_slice_is_one_computation(a: VirtualSlice) -> None:

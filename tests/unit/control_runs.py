@@ -1,0 +1,153 @@
+"""Programs with branches and loops, run in this process without a cluster: their graphs, and the scripts that come of
+these.
+
+    python -m tests.unit.control_runs 0 200     # random programs 0 to 199 beside jax.lax, on one, two and three slices
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.client import context, prng
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.stages import Lowered
+from pathways_ray.ir.evaluate import evaluate_control
+from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Ref, Repeat, Result, Transfer, inputs_of
+from pathways_ray.ir.passes.split import split
+from pathways_ray.ir.script import Await, Course, Launch, has_control
+from pathways_ray.ir.verify import verify
+from tests.unit.client.test_graph_size import NoCluster
+from tests.unit.control_programs import arguments, compiled_functions, expected, random_program
+
+MAX_ROUNDS = 10_000
+Code = dict[str, Any]
+
+
+class Nowhere(NoCluster):
+    """A session whose default slice is one device."""
+
+    def default_slice(self) -> VirtualSlice:
+        return self.slice(1, 99)
+
+
+def run(lowered: Lowered, *leaves: Any) -> list[np.ndarray[Any, Any]]:
+    """The results of a program's graph, node by node on this process's device."""
+    graph, given, code = _opened(lowered, leaves)
+    return [np.asarray(value) for value in run_graph(graph, given, code)]
+
+
+def run_script(lowered: Lowered, *leaves: Any, late: random.Random) -> list[np.ndarray[Any, Any]]:
+    """The same by the script of the program: segment by segment, as a controller launches them. Decisions come as late
+    as they may; a buffer that is used after it was freed or given away is an error."""
+    graph, given, code = _opened(lowered, leaves)
+    script, segments = split(verify(graph))
+    for segment in segments:
+        verify(segment)
+        assert not has_control(segment)
+    memory = dict(enumerate(given))
+    course = Course(script, list(memory))
+    told: list[tuple[int, list[int]]] = []
+    results: list[Any] = []
+    first = 0
+    while (step := course.now) is not None:
+        assert course.rounds < MAX_ROUNDS
+        if isinstance(step, Await):
+            assert told, "it waits for a value that no segment says"
+            course.decide(*told.pop(0))
+            continue
+        assert isinstance(step, Launch)
+        segment = segments[step.segment]
+        made = run_graph(segment, [memory[buffer] for buffer in step.arguments], code)
+        for number in segment.donated_arguments:
+            memory.pop(step.arguments[number], None)
+        if step.last:
+            results = made
+            course.launched(())
+        else:
+            first -= len(made)
+            memory.update(zip(range(first, first + len(made)), made, strict=True))
+            course.launched(range(first, first + len(made)))
+            if segment.decides:
+                told.append((step.segment, [int(made[k]) for k in segment.decides]))
+        while told and late.random() < 0.5:
+            course.decide(*told.pop(0))
+        for buffer in course.freed:
+            memory.pop(buffer, None)
+        course.freed.clear()
+    assert not [buffer for buffer in memory if buffer < 0], "buffers were never freed"
+    return [np.asarray(value) for value in results]
+
+
+def _opened(lowered: Lowered, leaves: Sequence[Any]) -> tuple[Graph, list[Any], Code]:
+    program: Any = lowered.program
+    built = program._built
+    given = [leaves[source.leaf] if source.leaf >= 0 else source.held for source in built.sources]
+    code = {name: export.deserialize(bytearray(blob)).call for name, blob in built.functions.items()}
+    return built.graph, [prng.to_data(jnp.asarray(value)) for value in given], code
+
+
+def run_graph(graph: Graph, arguments: Sequence[Any], code: Code) -> list[Any]:
+    """The results of a graph. What was donated is gone: a later use is a KeyError."""
+    values: dict[Ref, Any] = {}
+    for index, node in enumerate(graph.nodes):
+        match node:
+            case Argument():
+                values[Ref(index)] = arguments[node.index]
+            case Transfer():
+                values[Ref(index)] = values[node.input]
+            case Compute():
+                (part,) = graph.recipes[node.recipe].parts
+                made = code[part.function](*[values[ref] for ref in node.inputs])  # type: ignore[union-attr]
+                for k in node.donated:
+                    del values[node.inputs[k]]
+                values.update({Ref(index, k): value for k, value in enumerate(made)})
+            case Branch() | Repeat():
+                taken = [values[ref] for ref in inputs_of(node)]
+                made = evaluate_control(graph, node, taken, lambda g, given: run_graph(g, given, code), int)
+                values.update({Ref(index, k): value for k, value in enumerate(made)})
+            case Result():
+                return [values[ref] for ref in node.inputs]
+    raise AssertionError("no result")
+
+
+def compare(session: NoCluster, seed: int, slices: int, depth: int) -> None:
+    """Compares the random program of a seed, over some slices, with `jax.lax`: by its graph and by its script.
+
+    Raises:
+        AssertionError: a bit is different.
+    """
+    code = random_program(seed, depth)
+    functions = compiled_functions([session.slice(1, k + 1) for k in range(slices)], P())
+    x, y = arguments(seed)
+    lowered = pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, y)
+    wanted = np.asarray(expected(code, x, y))
+    for found in (*run(lowered, x, y), *run_script(lowered, x, y, late=random.Random(seed))):
+        assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes()), f"seed {seed}: {found}, not {wanted}"
+
+
+def main(first: int, last: int) -> int:
+    session = Nowhere()
+    context.sessions.append(session)  # type: ignore[arg-type]
+    failed = 0
+    for seed in range(first, last):
+        for slices in (1, 2, 3):
+            try:
+                compare(session, seed, slices, depth=2 + (slices == 1))
+            except Exception as error:
+                failed += 1
+                print(f"seed {seed} on {slices} slices: {type(error).__name__}: {error}", flush=True)
+    print(f"programs {first} to {last - 1} on one, two and three slices: {failed} differ or fail")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(int(sys.argv[1]), int(sys.argv[2])))
