@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.padding import padded as padded
     from pathways_ray.client.placement import put as put
     from pathways_ray.client.placement import reshard as reshard
+    from pathways_ray.client.priorities import priority as priority
     from pathways_ray.client.program import program as program
     from pathways_ray.client.retrying import retry as retry
     from pathways_ray.client.routing import combine as combine
@@ -90,6 +91,7 @@ _HOMES = {
     "jit": "client.jit",
     "like": "client.warmup",
     "padded": "client.padding",
+    "priority": "client.priorities",
     "program": "client.program",
     "progress": "client.progress",
     "put": "client.placement",

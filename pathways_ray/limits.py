@@ -136,6 +136,10 @@ a client be busy; the controller reports sessions and hosts that have ended."""
 LINK_SILENCE_S = 60.0
 """The same for a client's direct link to the controller: the keepalive stream beside it shows a lost client."""
 
+MAX_PRIORITY = 100
+"""Levels above and below 0 that the priority of a launch may have: seconds for which others may pass it, see
+`scheduler.priorities`."""
+
 MAX_BACKLOG_CALLS = 8192
 """Calls of one session that wait at the controller; beyond them nothing more is read from it."""
 

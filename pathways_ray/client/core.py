@@ -119,6 +119,7 @@ class ClientCore:
         results: Sequence[BufferRecord],
         donated: Sequence[BufferRecord] = (),
         why: str = "",
+        priority: int = 0,
     ) -> wire.Launch | None:
         """Takes a launch of a registered program whose results are to be `results`, from `new_buffers`.
 
@@ -126,9 +127,8 @@ class ClientCore:
             donated: those of the arguments whose memory it may take. They count as deleted from here on, with the
                 reason `why`, and live again if the launch fails before it takes them.
 
-        Returns:
-            The message to send. None when it entered the queue, which is to be released; or when it failed at once, for
-            an argument that has failed or with the session.
+        Returns: the message to send. None when it entered the queue, which is to be released; or when it failed at
+            once, for an argument that has failed or with the session.
         """
         failure: Failure | None = None
         uploading = False
@@ -147,7 +147,7 @@ class ClientCore:
         if self.trace is not None:
             self.trace.called(number)
         names = tuple([buffer.id for buffer in arguments])
-        message = wire.Launch(number, program, names, results[0].id if results else 0)
+        message = wire.launch_of(number, program, names, results[0].id if results else 0, priority)
         if donated:
             self.donations.give(number, donated, why)
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
@@ -192,7 +192,7 @@ class ClientCore:
         launch = self.maker_of(event.buffer)
         if not launch:
             return ()
-        if any(type(m := queued.message) is wire.Launch and m.launch == launch for queued in list(self.queue)):
+        if any(isinstance(m := queued.message, wire.Launch) and m.launch == launch for queued in list(self.queue)):
             return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)
         return (wire.Cancel(launch),)
 
@@ -244,7 +244,7 @@ class ClientCore:
                 if not buffer.upload.done:
                     return None
                 failure = failure or buffer.upload.failure
-        if type(message) is wire.Launch:
+        if isinstance(message, wire.Launch):
             if message.launch not in self.pending:
                 return ()  # it was cancelled
             failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)

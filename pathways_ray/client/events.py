@@ -11,7 +11,7 @@ import msgspec
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Graph
-from pathways_ray.transport.messages import Cancel, Free, HostAddress, Launch, Put, Register
+from pathways_ray.transport.messages import Cancel, Free, HostAddress, Launch, PrioritizedLaunch, Put, Register
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -97,7 +97,7 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
     failure: Failure
 
 
-Call = Register | Launch | Put | Free | Cancel
+Call = Register | Launch | PrioritizedLaunch | Put | Free | Cancel
 """A message for the controller, which is the command to send it."""
 
 Command = Call | Wake | ReleaseQueue | MoveHost | MoveSlices | CloseData

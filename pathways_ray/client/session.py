@@ -34,6 +34,7 @@ from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Closing, Forked, Registered, Renewing
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.mover import Mover
+from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.proxy_process import ProxyProcess
 from pathways_ray.client.questions import Done, Question, read
 from pathways_ray.client.session_slices import SliceCalls
@@ -219,7 +220,7 @@ class Session(SliceCalls):
                 core.trace.now = time.monotonic()
             made = core.new_buffers(len(results))
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
-            message = core.launch(program, arguments, made, donated, why)
+            message = core.launch(program, arguments, made, donated, why, PRIORITY.get())
             if message is not None:
                 self._connection.outbox.send(message)
             else:

@@ -1,7 +1,8 @@
 """Admission: whether the next launch of a session may go to its islands.
 
-A session's calls are worked off in the order in which it made them, but for those that pass a deferred one
-(`Backlog`). So each island sees a session's launches in the order of its calls.
+A session's calls are worked off in the order in which it made them, but for those that pass a deferred one, and
+launches that pass others by their priority (`Backlog`). So each island sees the other launches of a session in the
+order of its calls.
 
 Launches over several islands need room on each of them (`CrossIslandWindow`). `lifecycle.LAUNCH_LIFE` has the states of
 a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is where further rules plug in.
@@ -86,7 +87,7 @@ class Admission:
         else:
             call = message
         if backlog.waiting or not backlog.may_be_passed:
-            backlog.waiting.append(call)
+            backlog.enter(call, session.programs)
             return []
         commands = self._step(session, backlog, call)
         if commands is None:
@@ -166,7 +167,7 @@ class Admission:
             return self.refuse(session, launch, Failure("WireError", text))
         # Before it may have to wait for others, so that hosts compile meanwhile.
         asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
-        if backlog.deferred and backlog.blocks(session, message, program):
+        if backlog.deferred and backlog.blocks(session, launch, program):
             if (failure := failed_argument(session, message)) is not None:
                 return asked + self.refuse(session, launch, failure)
             backlog.defer(launch, program)

@@ -2,13 +2,16 @@
 
 A launch whose hosts are away, or have not compiled its program, or lack an argument that was uploaded, is *deferred*:
 what the session called later may pass it where it has nothing to do with it, on other islands, with other buffers. A
+launch of a higher priority passes those that wait (`scheduler.priorities`), and deferred ones on its islands too. A
 buffer is freed after the last launch that was called with it.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -17,7 +20,15 @@ import msgspec
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session, Whole
-from pathways_ray.transport.messages import Free, Launch, Put
+from pathways_ray.scheduler.priorities import Accesses, Fixed, passes, place_of, rank_of
+from pathways_ray.transport.messages import (
+    Free,
+    IslandLaunch,
+    Launch,
+    PrioritizedIslandLaunch,
+    PrioritizedLaunch,
+    Put,
+)
 
 MAX_DEFERRED_CALLS = 64
 """Deferred launches beyond which nothing passes them: they are looked at again with every event."""
@@ -38,6 +49,21 @@ class WaitingLaunch(msgspec.Struct, eq=False):
     def move(self, event: LaunchEvent) -> None:
         self.state = after(self.state, event)
 
+    @property
+    def rank(self) -> float:
+        """The time at which it counts as called."""
+        return rank_of(self.since, priority_of(self.message))
+
+
+def priority_of(launch: Launch) -> int:
+    """The priority of a launch within its session."""
+    return launch.priority if isinstance(launch, PrioritizedLaunch) else 0
+
+
+def prioritized(launch: Launch, message: IslandLaunch) -> IslandLaunch | PrioritizedIslandLaunch:
+    """The message of a launch for an island, with its priority if it has one."""
+    return PrioritizedIslandLaunch(message, priority) if (priority := priority_of(launch)) else message
+
 
 Call: TypeAlias = WaitingLaunch | Put | Free
 
@@ -49,6 +75,7 @@ class Backlog:
     `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
     passed; `islands` and `numbers` (of buffers) are what they lay claim to. When it is `stuck`, the first deferred one
     has to wait, and all behind it; when it is `full`, nothing more is taken from the client until half of it is gone.
+    Some of those that wait may be `prioritized`.
     """
 
     waiting: deque[Call] = field(default_factory=deque)
@@ -57,6 +84,7 @@ class Backlog:
     numbers: set[int] = field(default_factory=set)
     stuck: bool = False
     full: bool = False
+    prioritized: bool = False
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.deferred)
@@ -67,6 +95,17 @@ class Backlog:
     def first(self) -> WaitingLaunch | None:
         """The launch that was called first."""
         return next((call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)), None)
+
+    def enter(self, call: Call, programs: Mapping[int, PlannedProgram]) -> None:
+        """Has a call wait: behind the others, or, with its priority, before those that it passes."""
+        self.prioritized = bool(self.waiting) and self.prioritized
+        if isinstance(call, WaitingLaunch) and (self.prioritized or priority_of(call.message)):
+            self.prioritized = True
+            own = _accesses_of(programs, call)
+            if isinstance(own, Accesses):
+                place = place_of(own, self.waiting, functools.partial(_accesses_of, programs))
+                return self.waiting.insert(place, call)
+        return self.waiting.append(call)
 
     @property
     def may_be_passed(self) -> bool:
@@ -100,12 +139,18 @@ class Backlog:
             and self.numbers.isdisjoint(range(launch.results, launch.results + results))
         )
 
-    def blocks(self, session: Session, launch: Launch, program: PlannedProgram) -> bool:
+    def blocks(self, session: Session, waiting: WaitingLaunch, program: PlannedProgram) -> bool:
         """Whether a launch has to do with a deferred one, and has to wait behind it."""
+        launch = waiting.message
         # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
         known = all(
             n in session.buffers or n in self.numbers or session.why_refused(n) is not None for n in launch.arguments
         )
+        if known and priority_of(launch):
+            own = _accesses(waiting, program)
+            ahead = [one for one in self.deferred if isinstance(one, WaitingLaunch)]
+            programs = [session.programs.get(one.message.program) for one in ahead]
+            return not all(p and passes(own, _accesses(one, p)) for one, p in zip(ahead, programs, strict=True))
         return known and self.claims(launch, program.islands, program.result_count)
 
     def may_free(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
@@ -115,3 +160,22 @@ class Backlog:
             return numbers
         self.deferred.append(Free(claimed))
         return tuple(n for n in numbers if n not in self.numbers)
+
+
+def _accesses_of(programs: Mapping[int, PlannedProgram], call: Call) -> Accesses | Fixed:
+    """The accesses of a call, which decide its place. Nothing passes one that is queued already for room elsewhere."""
+    match call:
+        case Free():
+            return Fixed.FOLLOWS
+        case Put():
+            return Accesses(math.inf, (), range(call.buffer, call.buffer + 1))
+    program = programs.get(call.message.program)
+    if program is None or call.whole is not None or call.state is not LaunchState.WAITING:
+        return Fixed.BARRIER
+    return _accesses(call, program)
+
+
+def _accesses(call: WaitingLaunch, program: PlannedProgram) -> Accesses:
+    message = call.message
+    given, results = message.arguments, range(message.results, message.results + program.result_count)
+    return Accesses(call.rank, given, results, [given[k] for k in program.donated if k < len(given)])

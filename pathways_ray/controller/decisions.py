@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
-from pathways_ray.controller.backlog import Backlog, WaitingLaunch
+from pathways_ray.controller.backlog import Backlog, WaitingLaunch, priority_of
 from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.programs import PlannedProgram
@@ -23,7 +23,7 @@ from pathways_ray.controller.refusals import REFUSALS
 from pathways_ray.controller.state import InFlight, Send, Session, Tables, Whole
 from pathways_ray.errors import Failure
 from pathways_ray.ir import script
-from pathways_ray.transport.messages import Decided, Launch
+from pathways_ray.transport.messages import Decided, Launch, launch_of
 
 MAX_AHEAD = 32
 """Parts of a launch that are under way at once: of a long loop, more would only wait in the schedulers."""
@@ -80,7 +80,7 @@ class Decisions:
         whole.segment = part.segment
         first = launch.message.results if part.last else session.own_numbers - len(segment.results)
         number = whole.launch if part.last else 0
-        message = Launch(number, segment.number, part.arguments, first)
+        message = launch_of(number, segment.number, part.arguments, first, priority_of(launch.message))
         for refusal in REFUSALS:
             if (failure := refusal(self.tables, session, segment, message)) is not None:
                 return [], failure

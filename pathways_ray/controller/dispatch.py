@@ -6,6 +6,7 @@ islands keep it for all launches that run on several of them.
 
 from __future__ import annotations
 
+from pathways_ray.controller.backlog import prioritized
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
@@ -66,7 +67,7 @@ class Dispatch:
         if self.sequential is not None:
             return record, self.sequential.start(record) if program.islands else []
         message = IslandLaunch(sequence, session.id, program.key, launch.arguments, launch.results)
-        return record, [SendIsland(island, message) for island in program.islands]
+        return record, [SendIsland(island, prioritized(launch, message)) for island in program.islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:
         """Takes back what the surviving islands of a failed launch made or will make."""

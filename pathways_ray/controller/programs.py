@@ -173,6 +173,8 @@ class PlannedProgram:
                 computations=part.computations,
                 trusted=trusted,
                 calls=any(one.calls for one in lowered.islands.values()),
+                results=len(lowered.results),
+                donated=lowered.donated,
             )
             for island, part in lowered.islands.items()
         }

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from pathways_ray import limits
 from pathways_ray.errors import TooLarge
-from pathways_ray.transport.messages import Cancel, Free, Launch, Register, ToController
+from pathways_ray.transport.messages import Cancel, Free, Launch, PrioritizedLaunch, Register, ToController
 
 TURN_WORK = 256
 """Units of work in one turn: less than 5 ms. A launch of a few buffers is one, and takes 10 to 15 us."""
@@ -23,6 +23,9 @@ PROGRAM_WORK = TURN_WORK // 2
 
 CANCEL_WORK = TURN_WORK // 8
 """The units of a cancelled launch: it is looked for among all that wait or run."""
+
+PASSING_WORK = TURN_WORK // 16
+"""The units of a launch with a priority, which looks for its place among those that wait."""
 
 NUMBERS_PER_UNIT = 16
 """Buffers that a message names, or results that it makes, for one further unit of work."""
@@ -41,7 +44,8 @@ class Hold(StrEnum):
 def work_of(message: ToController, results: int) -> int:
     """Units of work that a message makes; `results` are those of its program."""
     if isinstance(message, Launch):
-        return 1 + (len(message.arguments) + results) // NUMBERS_PER_UNIT
+        work = PASSING_WORK if isinstance(message, PrioritizedLaunch) else 1
+        return work + (len(message.arguments) + results) // NUMBERS_PER_UNIT
     if isinstance(message, Free):
         return 1 + len(message.buffers) // NUMBERS_PER_UNIT
     if isinstance(message, Cancel):

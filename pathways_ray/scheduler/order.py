@@ -1,7 +1,8 @@
 """The order of one island: which launch goes to its devices next, and when.
 
 Four rules. All hosts of the island get the same launches in the same order, so that no two devices see two gangs in
-different orders. Launches of one session keep their order, since later ones may consume what earlier ones make.
+different orders. Launches of one session keep their order, since later ones may consume what earlier ones make, but
+for those of a higher priority, which pass what they have nothing to do with (`priorities`).
 Launches that run on other islands as well (*cross-island* ones) keep the order of the controller's sequence on every
 island; between them, launches of this island only go in as the policy likes. And the hosts have a bounded amount of
 work at a time: a launch in a device's queue cannot be taken back, so it is out of the policy's hands.
@@ -71,6 +72,7 @@ class IslandOrder:
     def from_controller(
         self,
         message: wire.IslandLaunch
+        | wire.PrioritizedIslandLaunch
         | wire.Program
         | wire.Drop
         | wire.DropProgram
@@ -83,6 +85,8 @@ class IslandOrder:
         match message:
             case wire.IslandLaunch():
                 return self._enter(message)
+            case wire.PrioritizedIslandLaunch():
+                return self._enter(message.launch, message.priority)
             case wire.Drop() | wire.DropProgram():
                 queue = self.waiting.get(message.session)
                 if queue is not None:
@@ -100,6 +104,8 @@ class IslandOrder:
                     known.seconds,
                     message.computations,
                     message.calls,
+                    message.results,
+                    message.donated,
                 )
                 return [ToHosts(message)]
             case wire.DropSession() | wire.Abort() | wire.CancelLaunch():
@@ -110,14 +116,14 @@ class IslandOrder:
                 )
                 return []
 
-    def _enter(self, launch: wire.IslandLaunch) -> list[Command]:
+    def _enter(self, launch: wire.IslandLaunch, priority: int = 0) -> list[Command]:
         if launch.sequence in self.outstanding:
             # A further gang: behind launches that wait for room it would wait for itself.
             return [ToHosts(launch)]
         if not self.members.agreed:
             # The controller did not know of the hosts' loss when it sent this; now it does, and has failed the launch.
             return []
-        self.queues.put(launch, self.now)
+        self.queues.put(launch, self.now, priority)
         return self.advance() if launch.first == 0 else []
 
     # --- dispatch -----------------------------------------------------------------------------------------------------
@@ -177,6 +183,7 @@ class IslandOrder:
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
         assert isinstance(launch, wire.IslandLaunch)
+        queue.ranks.pop(launch.sequence, None)
         program = self._program_of(launch)
         estimate, charge = program.seconds.estimate, program.seconds.seconds * program.width
         if program.cross_island:

@@ -6,11 +6,13 @@ messages before one are sent as soon as they come to the head.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Mapping
 
 from pathways_ray.scheduler.events import Command, ToHosts
 from pathways_ray.scheduler.policies import Candidate, Ledger
+from pathways_ray.scheduler.priorities import Accesses, Fixed, place_of, rank_of
 from pathways_ray.scheduler.state import Outstanding, ProgramState, SessionQueue
 from pathways_ray.transport import messages as wire
 
@@ -39,7 +41,7 @@ class Queues:
             program = self.programs[launch.program] = ProgramState()
         return program
 
-    def put(self, launch: wire.IslandLaunch, now: float) -> None:
+    def put(self, launch: wire.IslandLaunch, now: float, priority: int = 0) -> None:
         """Queues a launch. A further gang of one goes behind those that wait; without any, the launch is over here."""
         queue = self.sessions.get(launch.session)
         if launch.first != 0:
@@ -50,12 +52,42 @@ class Queues:
             usage = self.ledger.of(launch.session)
             queue = self.sessions[launch.session] = SessionQueue(launch.session, usage, Candidate(usage, 0, 0.0))
         self.ledger.enter(queue.usage)
-        if self.program_of(launch).cross_island:
+        cross_island = self.program_of(launch).cross_island
+        if cross_island:
             self.cross_island.append((launch.sequence, launch.session))
-        queue.items.append(launch)
-        if len(queue.items) == 1:
+        if not queue.items:
+            queue.items.append(launch)
             queue.lead(launch, now)
             self.waiting[launch.session] = queue
+            if priority:
+                queue.ranks[launch.sequence], queue.prioritized = rank_of(now, priority), True
+        elif (priority or queue.prioritized) and not cross_island:
+            self._pass(queue, launch, rank_of(now, priority))
+        else:
+            queue.items.append(launch)
+            queue.ranks[launch.sequence] = now
+
+    def _pass(self, queue: SessionQueue, launch: wire.IslandLaunch, rank: float) -> None:
+        """Queues a launch before those that it passes. As the head it has the place of the one before it, which the
+        session has waited for."""
+        queue.prioritized = True
+        place = place_of(self._accesses(launch, rank), queue.items, functools.partial(self._accesses_of, queue))
+        queue.items.insert(place, launch)
+        queue.ranks[launch.sequence] = rank
+
+    def _accesses_of(
+        self, queue: SessionQueue, item: wire.IslandLaunch | wire.Drop | wire.DropProgram
+    ) -> Accesses | Fixed:
+        if not isinstance(item, wire.IslandLaunch) or item.first:
+            return Fixed.FOLLOWS
+        if self.program_of(item).cross_island:
+            return Fixed.BARRIER
+        return self._accesses(item, queue.ranks.get(item.sequence, queue.candidate.since))
+
+    def _accesses(self, launch: wire.IslandLaunch, rank: float) -> Accesses:
+        program, arguments = self.program_of(launch), launch.arguments
+        results = range(launch.results, launch.results + program.results)
+        return Accesses(rank, arguments, results, [arguments[k] for k in program.donated])
 
     def flush(self, queue: SessionQueue, commands: list[Command], now: float) -> None:
         """Sends the messages before the next launch of a session."""
@@ -74,6 +106,8 @@ class Queues:
                 commands.append(ToHosts(head))
             items.popleft()
         del self.waiting[queue.session]
+        queue.ranks.clear()
+        queue.prioritized = False
         if queue.ended:
             self.sessions.pop(queue.session, None)
 
@@ -86,6 +120,8 @@ class Queues:
                 elif isinstance(item, wire.DropProgram):
                     self.programs.pop(item.program, None)
             queue.items.clear()
+            queue.ranks.clear()
+            queue.prioritized = False
         for number in [number for number, queue in self.sessions.items() if queue.ended]:
             del self.sessions[number]
         self.waiting.clear()

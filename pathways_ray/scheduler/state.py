@@ -34,7 +34,8 @@ Decision = Command | RestartIsland
 @dataclass(slots=True)
 class ProgramState:
     """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices. One that `calls`
-    host functions waits for them beside the devices."""
+    host functions waits for them beside the devices. A launch has so many `results`, and may take the memory of the
+    `donated` arguments."""
 
     name: str = ""
     devices: DeviceSet = field(default_factory=DeviceSet)
@@ -42,6 +43,8 @@ class ProgramState:
     seconds: MovingAverage = field(default_factory=MovingAverage)
     computations: int = 1
     calls: bool = False
+    results: int = 0
+    donated: tuple[int, ...] = ()
 
     @property
     def counts(self) -> bool:
@@ -63,13 +66,15 @@ class ProgramState:
 @dataclass(slots=True)
 class SessionQueue:
     """Messages of a session that wait; `candidate` describes the launch at the head. It goes with the last one once the
-    session has `ended`."""
+    session has `ended`. `ranks` are when launches behind others count as called; some are `prioritized`."""
 
     session: int
     usage: Usage
     candidate: Candidate
     items: deque[IslandLaunch | Drop | DropProgram] = field(default_factory=deque)
     ended: bool = False
+    ranks: dict[int, float] = field(default_factory=dict)
+    prioritized: bool = False
 
     @property
     def head(self) -> IslandLaunch:

@@ -192,6 +192,7 @@ class SimulatedClient:
             records,
             [handle.record for handle in donated],
             "it was donated",
+            self.world.settings.priority(self.random),
         )
         launch = next(reversed(self.core.pending), 0)
         if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed

@@ -20,7 +20,8 @@ class Settings:
     of them for good, `manager_deaths` those in which the resource manager alone ends. `changes` are islands that are
     added or drained, `moves` the chance that a user moves a slice, `suspends` that it suspends its session. `rings`
     says that the devices of each island are linked to a ring, `divergent` is the chance that a program has collectives
-    that one of its hosts does not enter, `calls` that hosts run a function beside their devices.
+    that one of its hosts does not enter, `calls` that hosts run a function beside their devices, `priorities` that a
+    launch has a priority.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -58,6 +59,7 @@ class Settings:
     suspends: float = 0.0
     calls: float = 0.0
     rings: bool = False
+    priorities: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -102,8 +104,13 @@ class Settings:
             suspends=Random(f"suspends {seed}").choice([0.0, 0.0, 0.0, 0.2]),
             changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),
             rings=Random(f"rings {seed}").choice([False, True]),
+            priorities=Random(f"priorities {seed}").choice([0.0, 0.0, 0.3]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )
+
+    def priority(self, random: Random) -> int:
+        """The priority of a launch; nothing is drawn where none has one."""
+        return random.choice([-2, 1, 5, 50]) if self.priorities and random.random() < self.priorities else 0
 
 
 @dataclass

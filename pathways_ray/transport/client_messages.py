@@ -10,6 +10,7 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.launch_messages import Launch, PrioritizedLaunch
 from pathways_ray.transport.message import Codec, Counted, Message
 
 # --- client → controller, hot stream ----------------------------------------------------------------------------------
@@ -21,16 +22,6 @@ class Register(Message, tag=1):
     program: int
     graph: Annotated[bytes, msgspec.Meta(max_length=limits.MAX_GRAPH_BYTES)]
     functions: Annotated[dict[str, bytes], msgspec.Meta(max_length=limits.MAX_NODES)]
-
-
-class Launch(Message, tag=2):
-    """One call. Result k becomes buffer `results + k`; both ids are made by the client. No number of a buffer is
-    negative: those are the controller's own."""
-
-    launch: int
-    program: int
-    arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
-    results: Counted
 
 
 class Put(Message, tag=3):
@@ -63,7 +54,7 @@ class Cancel(Message, tag=91):
     launch: int
 
 
-ToController = Register | Launch | Put | Free | Upgrade | Cancel
+ToController = Register | Launch | PrioritizedLaunch | Put | Free | Upgrade | Cancel
 
 
 # --- controller → client ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from pathways_ray.ir.plan import Device
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.observe.views import Arriving, Stopped
 from pathways_ray.transport.joining import HostInfo
+from pathways_ray.transport.launch_messages import IslandLaunch, PrioritizedIslandLaunch
 from pathways_ray.transport.message import Codec, Measured, Message
 
 # --- controller → scheduler → hosts -----------------------------------------------------------------------------------
@@ -34,8 +35,9 @@ class Program(Message, tag=21):
 
     `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
     The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
-    on other islands too, the computations that a launch puts on one device's queue (`computations`), and whether it
-    `calls` host functions there, for which it leaves its devices to others.
+    on other islands too, the computations that a launch puts on one device's queue (`computations`), whether it `calls`
+    host functions there, for which it leaves its devices to others; how many `results` its launches have, and of which
+    of their arguments they may take the memory (`donated`).
     """
 
     program: int
@@ -48,20 +50,8 @@ class Program(Message, tag=21):
     tenant: str = ""
     trusted: bool = False
     calls: bool = False
-
-
-class IslandLaunch(Message, tag=22):
-    """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
-    `cancelled` computes nothing: its values are that failure."""
-
-    sequence: int
-    session: int
-    program: int
-    arguments: tuple[int, ...]
-    results: int
-    first: int = 0
-    gangs: int = 0
-    cancelled: Failure | None = None
+    results: int = 0
+    donated: tuple[int, ...] = ()
 
 
 class Drop(Message, tag=23):
@@ -128,7 +118,19 @@ class Inspect(Message, tag=190):
 
 
 ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort
-ToIsland = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort | Inspect
+ToIsland = (
+    Peers
+    | Program
+    | IslandLaunch
+    | PrioritizedIslandLaunch
+    | Drop
+    | DropSession
+    | DropProgram
+    | Account
+    | CancelLaunch
+    | Abort
+    | Inspect
+)
 
 
 # --- hosts → scheduler → controller -----------------------------------------------------------------------------------

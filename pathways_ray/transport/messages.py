@@ -13,4 +13,5 @@ from pathways_ray.transport.client_messages import *
 from pathways_ray.transport.data_messages import *
 from pathways_ray.transport.island_messages import *
 from pathways_ray.transport.joining import *
+from pathways_ray.transport.launch_messages import *
 from pathways_ray.transport.message import *

@@ -63,6 +63,7 @@ PURE = {
     "pathways_ray/transport/data_messages.py",
     "pathways_ray/transport/island_messages.py",
     "pathways_ray/transport/joining.py",
+    "pathways_ray/transport/launch_messages.py",
     "pathways_ray/transport/message.py",
     "pathways_ray/transport/messages.py",
 }

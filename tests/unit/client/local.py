@@ -60,6 +60,9 @@ class LocalSession(Session):
         placed = PlacedSlice.on(mesh, options.get("island") or 0, [Device(0, k) for k in range(mesh.size)])
         return VirtualSlice(self, placed, options.get("name", ""))
 
+    def status(self) -> dict[str, Any]:
+        return {"islands": [{"island": 0, "hosts": [{"host": 0, "devices": list(range(DEVICES))}]}]}
+
     def put(self, value: Any, where: VirtualSlice, spec: Any) -> Any:
         found = super().put(value, where, spec)
         hosts: Any = self._data

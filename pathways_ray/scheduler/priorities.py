@@ -1,0 +1,75 @@
+"""Priorities of launches within a session: which of those that wait a later one passes.
+
+A launch counts as called one second earlier for each level of its priority (`AGEING_S`, as between tenants under the
+policy "priority"), and goes before those that count as called later. So what waits is passed for as many seconds as
+there are levels between them, and then by none: nothing starves.
+
+It passes only what it has nothing to do with: not what makes or uploads its arguments, nor what reads an array whose
+memory it takes. And never, at an island's scheduler, a launch that runs on other islands too: its place in the
+controller's sequence is that of all islands and all tenants. The controller applies the rule before it numbers them. A
+drop stays behind the launches that were called before it, as these only go forward. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from enum import Enum
+from typing import NamedTuple, TypeVar
+
+from pathways_ray.scheduler.policies import AGEING_S
+
+MAX_PASSED = 1024
+"""Calls that a launch looks at to find its place: as many launches as a session may have without an outcome."""
+
+T = TypeVar("T")
+
+
+class Accesses(NamedTuple):
+    """The rank of a call, in seconds, and the buffers that it takes, makes, and takes the memory of: they decide its
+    place."""
+
+    rank: float
+    arguments: Collection[int]
+    results: range
+    donated: Collection[int] = ()
+
+
+class Fixed(Enum):
+    """Calls whose place others do not change: one that nothing passes, and one that follows what it stands behind."""
+
+    BARRIER = "barrier"
+    FOLLOWS = "follows"
+
+
+def rank_of(called: float, priority: int) -> float:
+    """The time at which a launch counts as called, in seconds."""
+    return called - priority * AGEING_S
+
+
+def passes(later: Accesses, ahead: Accesses) -> bool:
+    """Whether a launch goes before one that was called before it."""
+    return later.rank < ahead.rank and not depends(later, ahead)
+
+
+def depends(later: Accesses, ahead: Accesses) -> bool:
+    """Whether a launch takes what an earlier one makes, or the memory of what that reads."""
+    reads = any(number in ahead.results for number in later.arguments)
+    return reads or not set(later.donated).isdisjoint(ahead.arguments)
+
+
+def place_of(later: Accesses, waiting: Sequence[T], accesses_of: Callable[[T], Accesses | Fixed]) -> int:
+    """The index at which a launch enters the calls that wait: just before the first of those that it passes.
+
+    Args:
+        waiting: in their order. Calls behind a launch that follow it stay there.
+    """
+    place = len(waiting)
+    for index in range(len(waiting) - 1, max(-1, len(waiting) - 1 - MAX_PASSED), -1):
+        ahead = accesses_of(waiting[index])
+        if ahead is Fixed.BARRIER:
+            break
+        if isinstance(ahead, Accesses):
+            if not passes(later, ahead):
+                break
+            place = index
+    return place
