@@ -66,6 +66,13 @@ class StageNodes:
             Signature((master, slots), (master, slots)),
         )
 
+    @cached_property
+    def renew(self) -> Any:
+        """The update, which leaves the parameters before it: backwards may still need them."""
+        master, slots = self.shapes.master_specs, self.update.slot_specs
+        signature = Signature((master, slots, master, P(), P()), (master, slots))
+        return self._compiled("update", self.update.apply, signature, donate=(1, 2))
+
     def backward(self, recompute: bool, weights: bool, inputs: bool) -> Any:
         """The node of `StageMath.backward`. Sums are donated; residuals too, unless a W after this takes them."""
         key = (recompute, weights, inputs)

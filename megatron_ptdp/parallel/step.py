@@ -15,7 +15,7 @@ import pathways_ray as pw
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
-from megatron_ptdp.parallel import action_order, canonical, evaluation, transfer_bytes
+from megatron_ptdp.parallel import action_order, canonical, evaluation, stale, transfer_bytes
 from megatron_ptdp.parallel.batch_feed import BatchFeed
 from megatron_ptdp.parallel.layout import Layout
 from megatron_ptdp.parallel.nodes import StageNodes
@@ -64,7 +64,9 @@ class Step:
         scales = "float64" if options.master == "float64" else "float32"
         self.feed = BatchFeed(model, self.sizes, self._wanted(), scales)
         self.renew()
-        self._step = pw.program(self._train, name="training_step")
+        stale.check(schedule, self.sizes, options, list(self.tied))
+        train = self._train if schedule.updates is None else self._train_on_the_way
+        self._step = pw.program(train, name="training_step")
         self._gradients = pw.program(self._differentiate, name="gradients")
         self._evaluation = pw.program(self._evaluate, name="evaluation")
         self._begin = pw.program(self._first_slots, name="first_slots")
@@ -159,9 +161,7 @@ class Step:
         placement = self.schedule.placement
         moves = [here != there for here, there in pairwise(placement)]
         stages = self.layout.stages
-        return [
-            StageShapes.of(self.model, stages, number, self.sizes, self.options, moves) for number in range(len(stages))
-        ]
+        return [StageShapes.of(self.model, stages, k, self.sizes, self.options, moves) for k in range(len(stages))]
 
     def _tied(self) -> dict[tuple[str, ...], tuple[int, ...]]:
         """The stages that hold each tied parameter, by its path."""
@@ -308,6 +308,13 @@ class Step:
             tuple(tuple(slots for _, slots in row) for row in new),
         )
         return after, {"loss": decided["loss"], "norm": decided["norm"], "applied": decided["applied"], "bad": bad}
+
+    def _train_on_the_way(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
+        """As `_train`, with updates between the actions. Norm and what was not finite are those of the last ones."""
+        trace = self._trace_of(0, state, numbers[0], batch[0], scale[0])
+        weights = stale.Versions(self.schedule, self.nodes[0], state.params[0], state.slots[0], trace.params)
+        metrics = weights.train(trace, self.actions, lambda: self._loss([trace]))
+        return State((tuple(weights.params),), (tuple(weights.slots),)), metrics
 
     def _differentiate(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> tuple[Any, list[Tree]]:
         traces, gradients = self._traced(state, numbers, batch, scale)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
@@ -28,7 +28,9 @@ KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 _OVERLAP = re.compile(rf"\(({_ACTION.pattern});({_ACTION.pattern})\)OVERLAP_F_B")
-_HEADER = re.compile(r"(\S+): (\d+) microbatches, stages on devices ([\d ]+)")
+_HEADER = re.compile(
+    r"(\S+): (\d+) microbatches, stages on devices ([\d ]+)(?:; an update every (\d+)(?:, (\d+) behind)?)?"
+)
 
 
 class ScheduleError(ValueError):
@@ -96,6 +98,22 @@ def vee(devices: int) -> tuple[int, ...]:
     return there + there[::-1]
 
 
+class Updates(NamedTuple):
+    """Updates of stages while microbatches are under way, and the versions that these see; `stale` has the rules.
+
+    Attributes:
+        every: backwards of a stage between two of its updates
+        behind: updates by which a microbatch's version is before the one that its gradient is for; left out, it sees on
+            each stage the newest there is
+    """
+
+    every: int
+    behind: int | None = None
+
+    def __str__(self) -> str:
+        return f"an update every {self.every}" + (f", {self.behind} behind" if self.behind is not None else "")
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The actions of one training step.
@@ -105,12 +123,14 @@ class Schedule:
         microbatches: how many there are in a step, on each stage.
         placement: the device of each stage; `loop` and `vee` are the usual ones.
         rows: for each device its actions, in order.
+        updates: left out, one at the end
     """
 
     name: str
     microbatches: int
     placement: tuple[int, ...]
     rows: tuple[tuple[Entry, ...], ...]
+    updates: Updates | None = None
 
     @classmethod
     def of(
@@ -135,12 +155,18 @@ class Schedule:
         found = _HEADER.fullmatch(header)
         if not found:
             raise ScheduleError(f"the first line is {header!r}, not like '1f1b: 8 microbatches, stages on devices 0 1'")
-        return cls.of(found[1], int(found[2]), [int(device) for device in found[3].split()], map(str.split, lines))
+        placement = [int(device) for device in found[3].split()]
+        made = cls.of(found[1], int(found[2]), placement, map(str.split, lines))
+        if found[4] is None:
+            return made
+        return replace(made, updates=Updates(int(found[4]), None if found[5] is None else int(found[5])))
 
     def as_text(self) -> str:
         """A line about the whole, then a line of actions for each device."""
         places = " ".join(map(str, self.placement))
         header = f"{self.name}: {self.microbatches} microbatches, stages on devices {places}"
+        if self.updates is not None:
+            header += f"; {self.updates}"
         return "\n".join([header, *(" ".join(row) for row in self.texts())])
 
     def texts(self) -> list[list[str]]:

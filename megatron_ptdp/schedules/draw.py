@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -91,12 +92,26 @@ def _spans(axes: Axes, timeline: Timeline, unit: float, numbers: bool) -> None:
                     axes.text(*middle, text, ha="center", va="center_baseline", fontsize=_FONT_POINTS, color=ink)
             if len(span.entry.parts) > 1:
                 frames.append(_corners(span.device, span.start, span.end))
+    for device, end in _update_ends(timeline):
+        axes.plot([end, end], [device - 0.46, device + 0.46], color="black", linewidth=1.4, solid_capstyle="butt")
     wide = average * unit > _EDGED_POINTS
     spans = PolyCollection(corners, facecolors=colours, edgecolors="white", linewidths=0.4 if wide else 0.0)
     spans.set_antialiased(wide)  # narrow ones would pale
     axes.add_collection(spans)
     if wide:
         axes.add_collection(PolyCollection(frames, facecolors="none", edgecolors="black", linewidths=0.8))
+
+
+def _update_ends(timeline: Timeline) -> list[tuple[int, float]]:
+    """The device and the end of each backward behind which a stage updates, where stages do so on the way."""
+    updates, ended, found = timeline.schedule.updates, Counter[int](), []
+    for span in (span for row in timeline.rows for span in row) if updates is not None else ():
+        for part, _, right in _boxes(span):
+            if part.kind in "BW":
+                ended[part.stage] += 1
+                if updates is not None and ended[part.stage] % updates.every == 0:
+                    found.append((span.device, right))
+    return found
 
 
 def _corners(device: int, left: float, right: float) -> list[tuple[float, float]]:
@@ -137,4 +152,6 @@ def _legend(figure: Figure, timeline: Timeline) -> None:
         patches.append(Patch(color="lightgrey", label="lighter: later chunks"))
     if any(len(entry.parts) > 1 for row in schedule.rows for entry in row):
         patches.append(Patch(facecolor="white", edgecolor="black", label="framed: run together"))
+    if schedule.updates is not None:
+        patches.append(Patch(color="black", label="line: the stage updates"))
     figure.legend(handles=patches, ncols=6, frameon=False, fontsize=7, loc="outside lower center")
