@@ -36,6 +36,7 @@ BENCHMARKS = {
     "parity": Entry("parity", "Smallest computation at parity with JAX (Figure 6)"),
     "gradients": Entry("gradients", "Derivatives over two slices"),
     "pipeline": Entry("pipeline", "Parallel and sequential dispatch (Figure 7)"),
+    "decisions": Entry("decisions", "Decisions of programs"),
     "metg": Entry("metg", "Smallest task at half the efficiency (Task Bench)"),
     "tenants": Entry("tenants.benchmark", "Tenants on the same devices (Figures 8, 9 and 11)", usual=True),
     "scale": Entry("scale.benchmark", "Controller and schedulers beyond this machine", usual=True),
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "recovery": Entry("recovery", "Training that goes on after losses"),
     "snapshots": Entry("snapshots", "The price of snapshots"),
     "experts": Entry("experts", "Experts dispatched and dense"),
+    "rl": Entry("rl", "Reinforcement learning over two islands"),
     "planner_here": Entry("planner_here", "Predictions beside this machine"),
     "paper_tables": Entry("paper_tables.benchmark", "Predictions beside the papers' tables"),
 }

@@ -1,0 +1,232 @@
+"""Reinforcement learning over two islands: modes, two jobs at once, and the way of the weights.
+
+The program of `examples/rl`, with sampler and learner on an island of one device each, and each device with a core of
+its own where there are two. *Modes*: the time of a step, and the share of the time in which each island's device
+computed. *Two jobs*: each in a process of its own, as a tenant of its own, on the same devices; steps in a second of
+both at once, divided by those of one after the other. Losses, rewards and parameters have to have the bits of the job
+alone. *Weights*: a tree of so many bytes is pushed by `pw.versioned`, until it is there; bytes in a second, divided by
+those of a raw socket, in turn; and the bytes that the controller sends and receives for it over TCP, without those of
+as much idle time.
+
+Run it with `python -m benchmarks run rl --json rl.json`; it takes about three minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure
+from benchmarks.bytes import MIB, Raw
+from benchmarks.cores import devices_apart
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
+from benchmarks.workers import Worker, ask_all
+
+LIMIT_S = 240.0
+WARM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = option(30, "of each run")
+    sizes: tuple[int, ...] = option((4, 64), "of the weights that are pushed, in MiB")
+    pushes: int = option(10, "of each size in each round")
+    rounds: int = option(3, "of everything")
+
+
+SMOKE = Settings(steps=2, sizes=(1,), pushes=2, rounds=1)
+
+
+class Client:
+    """A job in a process of its own, on one device of each of two islands."""
+
+    def __init__(self, url: str, token: str, seed: int) -> None:
+        import pathways_ray as pw
+        from examples.rl import loops
+
+        self.session = pw.connect(url, token, name=f"rl {seed}")
+        self.sampler, self.learner = (pw.virtual_slice((1,), (axis,), island=k) for k, axis in enumerate("xt"))
+        self.loops, self.seed = loops, seed
+        self.job = loops.Job(self.sampler, self.learner, seed=seed)
+
+    def run(self, mode: str, steps: int) -> dict[str, Any]:
+        """Runs from the start: seconds of each step, in all, and a digest of what came of it."""
+        self._begin_again()
+        begun = time.perf_counter()
+        found = self.loops.run(self.job, mode, steps)
+        seconds = time.perf_counter() - begun
+        leaves = [np.asarray([step[:3] for step in found.steps]), *_leaves(found.params)]
+        digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+        return {"seconds": seconds, "steps": [step.seconds for step in found.steps], "digest": digest}
+
+    def _begin_again(self) -> None:
+        import jax
+
+        import pathways_ray as pw
+        from examples.rl import grpo, model
+
+        start = jax.device_get(grpo.start(model.init(self.seed)))
+        self.job.state = pw.put(start, self.learner, self.loops.STATE)
+        self.job.weights = pw.versioned(self.job.state.params, slice=self.sampler, spec=jax.P(), max_lag=0)
+
+    def close(self) -> None:
+        self.session.close()
+
+
+def _leaves(tree: Any) -> list[Any]:
+    import jax
+
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures on a cluster of its own."""
+    import pathways_ray as pw
+
+    with (
+        devices_apart(hosts=2) as apart,
+        pw.init(islands=2, devices_per_host=1) as session,
+        contextlib.ExitStack() as s,
+    ):
+        clients = [Worker(Client, session.url, session.token, seed, daemon=False) for seed in (0, 1)]
+        for client in clients:
+            s.callback(client.close, 20.0)
+        for client in clients:
+            client.answer()
+        ask_all(clients, "run", "on-policy", WARM_STEPS, limit_s=LIMIT_S)
+        modes = [one_mode(clients[0], mode, settings, progress) for mode in ("on-policy", "one-step-off", "streaming")]
+        jobs = two_jobs(clients, settings, progress)
+        weights = [pushed(mib, settings, progress) for mib in settings.sizes]
+    return {
+        "devices_apart": apart,
+        "rows": modes,
+        "jobs": [jobs],
+        "weights": weights,
+        "figures": [
+            {"name": "two jobs at once / one after the other", "unit": "x", **jobs["ratio"]},
+            *({"name": f"weights of {w['mib']} MiB / raw socket", "unit": "x", **w["ratio"]} for w in weights),
+            *(
+                {"name": f"bytes through the controller, {w['mib']} MiB", "unit": "bytes", "median": w["through"]}
+                for w in weights
+            ),
+        ],
+    }
+
+
+def one_mode(client: Worker, mode: str, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Milliseconds of a step of one job, and the duty of both islands."""
+    import pathways_ray as pw
+
+    progress.say(mode)
+    client.ask("run", mode, WARM_STEPS)
+    medians, busy = [], []
+    for _ in range(settings.rounds):
+        pw.utilization()
+        found = client.ask("run", mode, settings.steps)
+        busy.append(list(pw.utilization().values()))
+        medians.append(1e3 * statistics.median(found["steps"]))
+    sampler, learner = zip(*busy, strict=True)
+    return {
+        "mode": mode,
+        "ms": measure.spread(medians),
+        "sampler": measure.spread(sampler),
+        "learner": measure.spread(learner),
+    }
+
+
+def two_jobs(clients: list[Worker], settings: Settings, progress: Progress) -> dict[str, Any]:
+    """Steps in a second of two jobs, one after the other and at once.
+
+    Raises:
+        AssertionError: a job does not have the bits that it has alone.
+    """
+    apart, together = [], []
+    for number in range(settings.rounds):
+        progress.say(f"two jobs, round {number + 1}")
+        alone = [client.ask("run", "on-policy", settings.steps) for client in clients]
+        apart.append(2 * settings.steps / sum(one["seconds"] for one in alone))
+        begun = time.perf_counter()
+        both = ask_all(clients, "run", "on-policy", settings.steps, limit_s=LIMIT_S)
+        together.append(2 * settings.steps / (time.perf_counter() - begun))
+        assert [one["digest"] for one in both] == [one["digest"] for one in alone], "a job has other bits than alone"
+    return {
+        "apart": measure.spread(apart),
+        "together": measure.spread(together),
+        "ratio": measure.paired_ratios(together, apart),
+    }
+
+
+def pushed(mib: int, settings: Settings, progress: Progress) -> dict[str, Any]:
+    """MiB in a second of weights and of a raw socket, and bytes of the controller for each push."""
+    import jax
+    from jax.sharding import PartitionSpec as P
+
+    import pathways_ray as pw
+
+    progress.say(f"weights of {mib} MiB")
+    sampler, learner = (pw.virtual_slice((1,), (axis,), island=k) for k, axis in enumerate("xt"))
+    tree = [np.full((mib * MIB // 16, 1), k, np.float32) for k in range(4)]
+    change = pw.compiled(lambda leaves: [leaf + 1 for leaf in leaves], slice=learner, in_specs=P("t"), out_specs=P("t"))
+    value = pw.put(tree, learner, P("t"))
+    weights = pw.versioned(value, slice=sampler, spec=P(), max_lag=0)
+    controller = measure.runtime_processes()["Controller 0"].pid
+    rates: dict[str, list[float]] = {"weights": [], "raw": []}
+    through = []
+    with contextlib.closing(Raw(mib * MIB)) as raw:
+        for _ in range(settings.rounds + 1):
+            value = jax.block_until_ready(change(value))
+            before, begun = tcp_bytes(controller), time.perf_counter()
+            for _ in range(settings.pushes):
+                weights.push(value)
+                jax.block_until_ready(weights.latest().tree)
+            took = time.perf_counter() - begun
+            after = tcp_bytes(controller)
+            time.sleep(took)
+            through.append((2 * after - before - tcp_bytes(controller)) / settings.pushes)
+            rates["weights"].append(settings.pushes * mib / took)
+            rates["raw"].append(settings.pushes * mib / seconds(lambda: raw.receive(mib * MIB), settings.pushes))
+    np.testing.assert_array_equal(np.asarray(weights.latest().tree[3]), np.asarray(value[3]))
+    counted = {way: found[1:] for way, found in rates.items()}
+    kinds = {way: measure.spread(found) for way, found in counted.items()}
+    ratio = measure.paired_ratios(counted["weights"], counted["raw"])
+    return {"mib": mib, **kinds, "ratio": ratio, "through": statistics.median(through[1:])}
+
+
+def seconds(work: Callable[[], Any], times: int) -> float:
+    begun = time.perf_counter()
+    for _ in range(times):
+        work()
+    return time.perf_counter() - begun
+
+
+def tcp_bytes(process: int) -> int:
+    """Bytes that a process has sent and received by TCP connections that are open, as the kernel counts them."""
+    text = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True).stdout
+    lines = [line for line in text.splitlines() if f"pid={process}," in line]
+    return sum(int(n) for line in lines for n in re.findall(r"bytes_(?:acked|received):(\d+)", line))
+
+
+show = shows(
+    Table("one job, ms of a step, and the duty of each device", "rows", "mode", "ms:.0f", "sampler:.2f", "learner:.2f"),
+    Table("two jobs on the same devices, steps a second", "jobs", "apart:.2f", "together:.2f", "ratio:.2f"),
+    Table(
+        "weights to the other island, MiB a second, and bytes of the controller for each push",
+        "weights",
+        *("mib", "weights:.0f", "raw:.0f", "ratio:.2f", "through:.0f"),
+    ),
+)
+
+BENCHMARK = Benchmark("rl", __doc__, Settings, SMOKE, run, show)
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.main())
