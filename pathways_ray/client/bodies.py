@@ -100,6 +100,7 @@ class _Control:
         if found is None or (self.single and found[0] is not self.home):
             return None
         self.builder._use_slice(found[0])
+        self.known.setdefault(found[0].id, found[0])
         return Layout(found[0].id, found[1])
 
     def _branches(self) -> tuple[list[Outline], list[Place]]:

@@ -22,13 +22,11 @@ from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
 from pathways_ray.ir.evaluate import evaluate_control
 from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Ref, Repeat, Result, Transfer, inputs_of
-from pathways_ray.ir.passes.split import split
-from pathways_ray.ir.script import Await, Course, Launch, has_control
 from pathways_ray.ir.verify import verify
 from tests.unit.client.test_graph_size import NoCluster
 from tests.unit.control_programs import arguments, compiled_functions, expected, random_program
+from tests.unit.courses import run_course
 
-MAX_ROUNDS = 10_000
 Code = dict[str, Any]
 
 
@@ -46,44 +44,10 @@ def run(lowered: Lowered, *leaves: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def run_script(lowered: Lowered, *leaves: Any, late: random.Random) -> list[np.ndarray[Any, Any]]:
-    """The same by the script of the program: segment by segment, as a controller launches them. Decisions come as late
-    as they may; a buffer that is used after it was freed or given away is an error."""
+    """The same by the script of the program, segment by segment."""
     graph, given, code = _opened(lowered, leaves)
-    script, segments = split(verify(graph))
-    for segment in segments:
-        verify(segment)
-        assert not has_control(segment)
-    memory = dict(enumerate(given))
-    course = Course(script, list(memory))
-    told: list[tuple[int, list[int]]] = []
-    results: list[Any] = []
-    first = 0
-    while (step := course.now) is not None:
-        assert course.rounds < MAX_ROUNDS
-        if isinstance(step, Await):
-            assert told, "it waits for a value that no segment says"
-            course.decide(*told.pop(0))
-            continue
-        assert isinstance(step, Launch)
-        segment = segments[step.segment]
-        made = run_graph(segment, [memory[buffer] for buffer in step.arguments], code)
-        for number in segment.donated_arguments:
-            memory.pop(step.arguments[number], None)
-        if step.last:
-            results = made
-            course.launched(())
-        else:
-            first -= len(made)
-            memory.update(zip(range(first, first + len(made)), made, strict=True))
-            course.launched(range(first, first + len(made)))
-            if segment.decides:
-                told.append((step.segment, [int(made[k]) for k in segment.decides]))
-        while told and late.random() < 0.5:
-            course.decide(*told.pop(0))
-        for buffer in course.freed:
-            memory.pop(buffer, None)
-        course.freed.clear()
-    assert not [buffer for buffer in memory if buffer < 0], "buffers were never freed"
+    results, left = run_course(verify(graph), given, late, lambda segment, taken: run_graph(segment, taken, code))
+    assert not left, "buffers were never freed"
     return [np.asarray(value) for value in results]
 
 
@@ -126,9 +90,11 @@ def compare(session: NoCluster, seed: int, slices: int, depth: int) -> None:
         AssertionError: a bit is different.
     """
     code = random_program(seed, depth)
-    functions = compiled_functions([session.slice(1, k + 1) for k in range(slices)], P())
+    places = [session.slice(1, k + 1) for k in range(slices)]
+    functions = compiled_functions(places, P())
     x, y = arguments(seed)
-    lowered = pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, y)
+    given = pw.like(y, places[-1], P()) if seed % 2 else y  # on a slice, or still with the client
+    lowered = pw.program(lambda x, y: code(pw, functions, x, y)).lower(x, given)
     wanted = np.asarray(expected(code, x, y))
     for found in (*run(lowered, x, y), *run_script(lowered, x, y, late=random.Random(seed))):
         assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes()), f"seed {seed}: {found}, not {wanted}"

@@ -91,6 +91,14 @@ def test_a_branch_on_one_slice_is_one_computation_wherever_its_predicate_lies(a:
     np.testing.assert_array_equal(run(lowered, V * 0)[0], V * 0 + 1)
 
 
+def test_an_operand_may_lie_on_a_slice_that_nothing_has_used_before(a: VirtualSlice, b: VirtualSlice) -> None:
+    t, f, g = total(a), double(a), double(b)
+    program = pw.program(lambda v, w: pw.cond(t(v) > 3, g, lambda w: g(f(w)), w))
+    lowered = program.lower(V, pw.like(V, b, P()))
+    np.testing.assert_array_equal(run(lowered, V, V)[0], V * 2)
+    np.testing.assert_array_equal(run(lowered, V * 0, V)[0], V * 4)
+
+
 def test_the_trip_count_may_lie_on_another_slice(a: VirtualSlice, b: VirtualSlice) -> None:
     f, t = double(a), total(b)
     program = pw.program(lambda n, v: pw.fori_loop(0, t(n), lambda i, c: f(c) + i, v))

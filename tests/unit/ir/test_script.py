@@ -16,50 +16,16 @@ from pathways_ray.ir.text import graph_text
 from pathways_ray.ir.verify import verify
 from pathways_ray.simulation.decisions import drawn_decisions
 from pathways_ray.simulation.values import run_alone
+from tests.unit.courses import run_course
 from tests.unit.helpers import SCALAR, VECTOR, Sketch, calls, placed
 
 SLICES = [placed(1, ["0.0", "0.1"]), placed(2, ["1.0", "1.1"], island=1), placed(3, ["1.0", "1.1"], island=1)]
-MAX_ROUNDS = 300
 
 
 def run(graph: Graph, arguments: Sequence[int], late: random.Random) -> tuple[list[int], list[int]]:
-    """The results by the script, and the buffers that were never freed. Decisions come as late as they may."""
-    script, segments = split(graph)
-    for segment in segments:
-        verify(segment)
-        assert not has_control(segment)
-    memory = dict(enumerate(arguments))
-    course = Course(script, list(memory))
-    told: list[tuple[int, list[int]]] = []
-    results: list[int] = []
-    first = 0
-    while (step := course.now) is not None:
-        assert course.rounds < MAX_ROUNDS
-        if isinstance(step, Await):
-            assert told, "it waits for a value that no segment says"
-            course.decide(*told.pop(0))
-            continue
-        assert isinstance(step, Launch)
-        assert all(buffer in memory for buffer in step.arguments), "a buffer was freed too early"
-        segment = segments[step.segment]
-        made = run_alone(segment, [memory[buffer] for buffer in step.arguments])
-        values = [int(made[k]) for k in segment.decides]  # type: ignore[arg-type]
-        if step.last:
-            results = [int(value) for value in made]  # type: ignore[arg-type]
-            course.launched(())
-        else:
-            first -= len(made)
-            numbers = range(first, first + len(made))
-            memory.update(zip(numbers, made, strict=True))  # type: ignore[arg-type]
-            course.launched(numbers)
-            if values:
-                told.append((step.segment, values))
-        while told and late.random() < 0.5:
-            course.decide(*told.pop(0))
-        for buffer in course.freed:
-            del memory[buffer]
-        course.freed.clear()
-    return results, sorted(set(memory) - set(range(len(arguments))))
+    """The results by the script, and the buffers that were never freed."""
+    results, left = run_course(graph, arguments, late, lambda segment, given: run_alone(segment, given))
+    return [int(value) for value in results], left
 
 
 def test_courses_compute_what_graphs_say() -> None:
