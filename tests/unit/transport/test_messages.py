@@ -56,9 +56,10 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
     if origin in (types.UnionType, typing.Union):
         return st.one_of([strategy(arg) for arg in args])
     if origin is typing.Annotated:
-        return strategy(args[0])
+        meta = args[1]
+        return st.integers(meta.ge, meta.le) if getattr(meta, "le", None) is not None else strategy(args[0])
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-        hints = typing.get_type_hints(hint)
+        hints = typing.get_type_hints(hint, include_extras=True)
         return st.builds(hint, **{name: strategy(hints[name]) for name in hint.__struct_fields__})
     simple = {int: IDS, str: st.text(max_size=8), bytes: st.binary(max_size=8), bool: st.booleans()}
     simple[float] = st.floats(0.0, allow_nan=False)

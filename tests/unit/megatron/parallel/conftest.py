@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import jax
 import pytest
 
+from tests.unit.client.local import LocalSession, opened
+
 jax.config.update("jax_num_cpu_devices", 8)  # before a backend starts, which no test module does when it is imported
 
 
@@ -17,3 +19,13 @@ def quick_compilation() -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def session() -> Iterator[LocalSession]:
+    """A session in this process, for float64."""
+    made = opened()
+    jax.config.update("jax_enable_x64", True)
+    yield made
+    jax.config.update("jax_enable_x64", False)
+    made.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -15,19 +15,10 @@ from megatron_ptdp.models import Compute, Gpt, ModelConfig, initialise, split, w
 from megatron_ptdp.models.reference import reference_loss
 from megatron_ptdp.parallel import Layout, Options, Sizes, Step, build_step
 from megatron_ptdp.schedules import Schedule, build, pipedream, pipedream_2bw
-from tests.unit.client.local import LocalSession, opened
+from tests.unit.client.local import LocalSession
 
 CONFIG = ModelConfig("gpt", layers=2, hidden=8, heads=2, sequence=6, vocabulary=13, tied=False)
 MICROBATCHES, EXAMPLES, RATE, BOUND = 6, 2, 0.1, 1e-12
-
-
-@pytest.fixture
-def session() -> Iterator[LocalSession]:
-    made = opened()
-    jax.config.update("jax_enable_x64", True)
-    yield made
-    jax.config.update("jax_enable_x64", False)
-    made.close()
 
 
 def sgd(decay: Any) -> optax.GradientTransformation:

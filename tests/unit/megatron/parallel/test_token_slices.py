@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ import pytest
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.parallel.token_slices import SliceGradients, SliceStage
 from megatron_ptdp.schedules import Schedule, ScheduleError, check_slices, simulate, terapipe
-from tests.unit.client.local import LocalSession, opened
+from tests.unit.client.local import LocalSession
 
 STAGES, MICROBATCHES, EXAMPLES, TOKENS, WIDE, VOCABULARY = 2, 2, 2, 12, 8, 11
 BOUND = 1e-12
@@ -49,15 +48,6 @@ def parameters() -> list[dict[str, np.ndarray[Any, Any]]]:
     sizes |= {"up": (WIDE, 2 * WIDE), "down": (2 * WIDE, WIDE)}
     ends = [{"embedding": (VOCABULARY, WIDE)}, {"head": (WIDE, VOCABULARY)}]
     return [{name: 0.4 * draw.standard_normal(shape) for name, shape in {**sizes, **end}.items()} for end in ends]
-
-
-@pytest.fixture
-def session() -> Iterator[LocalSession]:
-    made = opened()
-    jax.config.update("jax_enable_x64", True)
-    yield made
-    jax.config.update("jax_enable_x64", False)
-    made.close()
 
 
 def stages(session: LocalSession) -> list[SliceStage]:
