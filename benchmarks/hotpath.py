@@ -9,7 +9,7 @@ floor: 40 bytes through three relay processes and back (`benchmarks/relays.py`).
 clock: the client's, and the host's trace of what ran. The stream is as many launches as `launches` says, none waited
 for but the last; each process's CPU time is divided by their number. Once as users have it, where hosts execute runs
 of small launches as one computation, and once without (`fusion=False, coalesce=False`), where each is a message and one
-call of JAX.
+call of JAX. The same for a loop of three programs, launched in turn (`x = f(x); x = g(x); x = h(x)`).
 
 Run it with `python -m benchmarks.hotpath --json hotpath.json`; it takes about a minute.
 """
@@ -38,6 +38,9 @@ PROCESSES = {
     "scheduler": "IslandScheduler 0",
     "host": "HostExecutor 0",
 }
+TURNS = (lambda v: v + 2, lambda v: v - 1, lambda v: v * 1 + 2)
+"""Programs of a loop that adds 1 for each of them."""
+
 TRACED = 300
 """Round trips that are divided into parts."""
 
@@ -97,15 +100,20 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
         where = pw.virtual_slice((devices,), ("x",))
         step = pw.compiled(lambda v: v + 1, slice=where, in_specs=P("x"), out_specs=P("x"))
         start = pw.put(np.zeros(devices, np.float32), slice=where, spec=P("x"))
-        stream(step, start, min(settings.launches, 2000), devices)  # everything is compiled, runs of launches too
-        trips, streams = [], []
+        turns = [pw.compiled(made, slice=where, in_specs=P("x"), out_specs=P("x")) for made in TURNS]
+        for warm in ([step], turns):
+            stream(warm, start, min(settings.launches, 3000), devices)  # everything is compiled, loops of launches too
+        trips, streams, in_turn = [], [], []
         for _ in range(settings.rounds):
             trips.append(round_trips(step, start, relays, settings.round_trips))
             with cpu() as used:
                 began = time.perf_counter()
-                stream(step, start, settings.launches, devices)
+                stream([step], start, settings.launches, devices)
                 elapsed = time.perf_counter() - began
             streams.append({"elapsed": elapsed, **used})
+            began = time.perf_counter()
+            stream(turns, start, settings.launches, devices)
+            in_turn.append(1e6 * (time.perf_counter() - began) / settings.launches)
         parts = traced(session, step, start, min(TRACED, settings.round_trips))
     per_launch = {name: measure.spread([1e6 * one[name] / settings.launches for one in streams]) for name in streams[0]}
     known, value, floor = ([one[k] for one in trips] for k in (0, 1, 2))
@@ -115,6 +123,7 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
         "of_floor": measure.spread(ratios),
         "parts_us": parts,
         "stream_us_per_launch": per_launch,
+        "in_turn_us_per_launch": measure.spread(in_turn),
     }
 
 
@@ -140,11 +149,12 @@ def round_trips(step: Any, start: Any, relays: Relays, count: int) -> tuple[list
     return known, valued, floor
 
 
-def stream(step: Any, start: Any, count: int, devices: int) -> None:
-    """Launches, each with the result of the one before; waits for the last, which must be right."""
-    value = start
-    for _ in range(count):
-        value = step(value)
+def stream(steps: Sequence[Any], start: Any, count: int, devices: int) -> None:
+    """Launches in turn, each with the result of the one before; waits for the last, which must be right."""
+    value, count = start, count - count % len(steps)
+    for _ in range(count // len(steps)):
+        for step in steps:
+            value = step(value)
     found = np.asarray(value)
     if found.tolist() != [float(count)] * devices:
         raise AssertionError(f"after {count} launches the value is {found}")
@@ -201,6 +211,7 @@ show = shows(
         "stream of launches: us per launch, CPU by process",
         "rows",
         *("devices", "fusion", *(f"stream_us_per_launch.{name}.median:.1f" for name in ("elapsed", *PROCESSES))),
+        "in_turn_us_per_launch:.1f",
     ),
 )
 

@@ -1,10 +1,10 @@
 """Coalescing of repeated small launches: `y = f(y)` called again and again, each value dropped after its use.
 
-Launches that gather while earlier ones are under way leave the client in one batch. They form a chain where each takes
-what the one before it gave, and no handle to that is left (its `Free` is in the same batch) or it was donated. A
-segment of a chain leaves as one launch of a composed program: the same calls one after the other, as in a
-`@pw.program`. So a chain costs controller, scheduler and hosts what one launch costs, and hosts may execute it as one
-computation.
+Launches that gather while earlier ones are under way leave the client in one batch. They form a loop where each round,
+of one program or of several in turn, takes what the one before it gave (`launch_loops`), and no handle to that is left
+(its `Free` is in the same batch) or it was donated. A segment of a loop leaves as one launch of a composed program: the
+same calls one after the other, as in a `@pw.program`. So it costs controller, scheduler and hosts what one launch
+costs, and hosts may execute it as one computation.
 
 Composed programs are registered while launches go on one by one, and used once the cluster has prepared them. Messages
 in, messages out; no thread, no clock.
@@ -12,25 +12,26 @@ in, messages out; no thread, no clock.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop
 from pathways_ray.errors import GraphError, TooLarge
-from pathways_ray.ir.graph import Graph
-from pathways_ray.ir.repeat import Feeds, repeated
+from pathways_ray.ir.graph import Graph, Ref
+from pathways_ray.ir.repeat import joined, repeated
 from pathways_ray.transport.messages import Free, Launch, Message, Register, encode
 
 LENGTHS = (128, 32, 8)
-"""Launches of a segment, longest first. Hosts compile each, and more to choose from would win little. Shorter segments
-measure longer, for each launch: next to a limit they would stay."""
+"""Launches of a segment, longest first; with several launches in a round, as many whole rounds. Hosts compile each, and
+more to choose from would win little. Shorter segments measure longer, for each launch: next to a limit they would
+stay."""
 
 MIN_OCCURRENCES = 8
 """A length is registered after this many segments that could have had it."""
 
 SAMPLE_EVERY = 8
-"""Launches that leave one by one, for each one whose time is measured."""
+"""Rounds that leave one by one, for each one whose time is measured."""
 
 MAX_UNCONTENDED_US = 100_000
 """A segment may take this long on its devices while no other session has launches under way: half of what the scheduler
@@ -40,7 +41,7 @@ MAX_CONTENDED_US = 5_000
 """The same while others have: they wait behind it."""
 
 WEIGHT_DOWN, WEIGHT_UP = 0.5, 0.01
-"""Weights of a new measurement in the estimate of a launch's time, when it is shorter; and, for each launch that it is
+"""Weights of a new measurement in the estimate of a round's time, when it is shorter; and, for each round that it is
 the mean of, when it is longer: those are of cold caches, or of hosts that compile at the same time."""
 
 MAX_NODES = 512
@@ -52,32 +53,43 @@ MAX_PROGRAMS = 256
 
 @dataclass
 class Repetition:
-    """A program called again and again with the same feeds.
+    """A round of launches that is repeated, of which the results `given` are kept in the end.
 
-    `occurrences` counts segments by length, `composed` has the prepared programs by length. `device_us` is the time of
-    one launch on its devices; 0 while unknown.
+    `occurrences` counts segments by their rounds, `composed` has the prepared programs by theirs. `device_us` is the
+    time of a round on its devices; 0 while unknown. `sampled` has the times of the launches of one that is measured.
     """
 
-    program: int
-    feeds: Feeds
+    shape: Shape
+    given: tuple[Ref, ...]
     occurrences: dict[int, int] = field(default_factory=dict)
     composed: dict[int, int] = field(default_factory=dict)
     device_us: float = 0.0
+    sampled: dict[int, int] = field(default_factory=dict)
 
-    def measure(self, device_us: float, launches: int) -> None:
-        """Updates the estimate with the mean time of `launches` launches."""
+    def measure(self, device_us: float, rounds: int) -> None:
+        """Updates the estimate with the mean time of `rounds` rounds."""
         if not self.device_us:
             self.device_us = device_us
             return
-        weight = WEIGHT_DOWN if device_us < self.device_us else min(WEIGHT_UP * launches, WEIGHT_DOWN)
+        weight = WEIGHT_DOWN if device_us < self.device_us else min(WEIGHT_UP * rounds, WEIGHT_DOWN)
         self.device_us += weight * (min(device_us, 2 * self.device_us) - self.device_us)
+
+    def sample(self, place: int, device_us: int) -> None:
+        """Notes the time of a launch that left by itself, by its place in its round."""
+        self.sampled[place] = device_us
+        if len(self.sampled) == self.shape.period:
+            self.measure(sum(self.sampled.values()), 1)
+            self.sampled.clear()
 
 
 class CoalescedLaunch(NamedTuple):
-    """A launch that left for others too (`covered`), or a single one that is measured."""
+    """A launch that left for others too (`covered`), as so many `rounds`; or one by itself that is measured, with its
+    place in its round."""
 
     covered: tuple[int, ...]
     repetition: Repetition
+    rounds: int
+    place: int = 0
 
 
 class Coalescer:
@@ -106,7 +118,8 @@ class Coalescer:
         self._fusion = fusion
         self._graphs: dict[int, Graph] = {}
         self._donated: dict[int, tuple[int, ...]] = {}
-        self._repetitions: dict[tuple[int, Feeds], Repetition] = {}
+        self._outputs: dict[int, int] = {}
+        self._repetitions: dict[tuple[Shape, tuple[Ref, ...]], Repetition] = {}
         self._registered: dict[int, tuple[Repetition, int]] = {}
         self._coalesced: dict[int, CoalescedLaunch] = {}
         self._max_us = MAX_UNCONTENDED_US
@@ -117,18 +130,19 @@ class Coalescer:
         if len(graph.slices) == 1:
             self._graphs[number] = graph
             self._donated[number] = graph.donated_arguments
+            self._outputs[number] = len(graph.result.inputs)
 
     def moved(self, slices: Container[int]) -> None:
         """Slices have other devices: the controller has forgotten the programs on them, composed ones too."""
         there = {number for number, graph in self._graphs.items() if graph.slices[0].id in slices}
         for repetition in self._repetitions.values():
-            if repetition.program in there:
+            if repetition.shape.programs[0] in there:
                 self._made -= len(repetition.composed)
                 repetition.composed.clear()
                 repetition.occurrences.clear()
                 repetition.device_us = 0.0
         for number, (repetition, _) in list(self._registered.items()):
-            if repetition.program in there:
+            if repetition.shape.programs[0] in there:
                 del self._registered[number]
 
     def prepared(self, program: int) -> None:
@@ -143,8 +157,10 @@ class Coalescer:
         self._max_us = MAX_CONTENDED_US if contended else MAX_UNCONTENDED_US
         for launch, taken in zip(launches, device_us, strict=False):
             if (coalesced := self._coalesced.get(launch)) is not None:
-                length = 1 + len(coalesced.covered)
-                coalesced.repetition.measure(taken / length, length)
+                if coalesced.rounds:
+                    coalesced.repetition.measure(taken / coalesced.rounds, coalesced.rounds)
+                else:
+                    coalesced.repetition.sample(coalesced.place, taken)
 
     def take_covered(self, launch: int) -> tuple[int, ...]:
         """The other launches that left as this one, and have their outcome with it. A second call returns ()."""
@@ -157,131 +173,161 @@ class Coalescer:
         return next((number for number, coalesced in covering if launch in coalesced.covered), launch)
 
     def coalesce(self, messages: list[Message]) -> list[Message]:
-        """The same batch with segments of chains as one launch each, in an order with the same effect."""
+        """The same batch with segments of loops as one launch each, in an order with the same effect."""
         if len(messages) < self._lengths[-1] or not self._enabled:
             return messages
         found: list[Message] = []
         at = 0
         while at < len(messages):
-            first = messages[at]
-            graph = self._graphs.get(first.program) if type(first) is Launch else None
-            if graph is None:
-                found.append(first)
-                at += 1
-                continue
-            assert isinstance(first, Launch)
-            outputs = len(graph.result.inputs)
-            chain = _chain_from(messages, at, first, outputs)
-            at = chain.end
-            absorbed: set[int] = set()
-            donated = {launch.arguments[k] for launch in chain.launches for k in self._donated[first.program]}
-            for launches in _unobserved(chain.launches, donated.union(chain.freed), outputs):
-                found += self._segments(launches, chain.feeds, outputs, absorbed)
-            if freed := tuple(buffer for buffer in chain.freed if buffer not in absorbed):
-                found.append(Free(freed))
+            end = self._stretch_end(messages, at)
+            found += self._stretch(messages[at:end])
+            at = end
         return found
 
-    def _segments(self, chain: Sequence[Launch], feeds: Feeds, outputs: int, absorbed: set[int]) -> Iterator[Message]:
-        """A chain as launches of the longest segments that are prepared. Adds results that are never made to
-        `absorbed`."""
-        shortest = self._lengths[-1]
-        if len(chain) < shortest:
-            yield from chain
-            return
-        repetition = self._repetitions.get((chain[0].program, feeds))
-        if repetition is None:
-            repetition = Repetition(chain[0].program, feeds)
-            self._repetitions[chain[0].program, feeds] = repetition
-        while len(chain) >= shortest:
-            length, registrations = self._choose_length(repetition, len(chain))
-            yield from registrations
-            if not length:
-                break
-            segment, chain = chain[:length], chain[length:]
-            last = segment[-1]
-            covered = tuple(launch.launch for launch in segment[:-1])
-            self._coalesced[last.launch] = CoalescedLaunch(covered, repetition)
-            absorbed.update(launch.results + k for launch in segment[:-1] for k in range(outputs))
-            yield Launch(last.launch, repetition.composed[length], segment[0].arguments, last.results)
-        sampled = chain[SAMPLE_EVERY - 1 :: SAMPLE_EVERY]
-        self._coalesced.update((launch.launch, CoalescedLaunch((), repetition)) for launch in sampled)
-        yield from chain
+    def _stretch_end(self, messages: Sequence[Message], at: int) -> int:
+        """The end of the launches on one slice, and frees between them, that begin at a message; or the next one."""
+        slice_id = -1
+        for number in range(at, len(messages)):
+            message = messages[number]
+            if type(message) is Launch and (graph := self._graphs.get(message.program)) is not None:
+                if slice_id not in (-1, graph.slices[0].id):
+                    return number
+                slice_id = graph.slices[0].id
+            elif type(message) is not Free:
+                return max(number, at + 1)
+        return len(messages)
 
-    def _choose_length(self, repetition: Repetition, longest: int) -> tuple[int, list[Message]]:
-        """The longest segment of at most `longest` launches that may leave now, 0 for none; and registrations of longer
-        ones."""
+    def _stretch(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Launches on one slice and frees, with their loops as segments."""
+        places = [k for k, message in enumerate(messages) if type(message) is Launch]
+        fewest = self._lengths[-1]
+        if len(places) < fewest:
+            yield from messages
+            return
+        launches = [message for message in messages if type(message) is Launch]
+        programs = [launch.program for launch in launches]
+        places.append(len(messages))
+        yield from messages[: places[0]]
+        at = 0
+        while at < len(launches):
+            loop = find_loop(launches, programs, at, self._outputs, fewest)
+            if loop is None:
+                yield from messages[places[at] : places[at + 1]]
+                at += 1
+                continue
+            end = at + loop.rounds * loop.shape.period
+            between = messages[places[at] : places[end]]
+            yield from self._loop(loop.shape, launches[at:end], [m for m in between if type(m) is Free])
+            at = end
+
+    def _loop(self, shape: Shape, launches: Sequence[Launch], frees: Sequence[Free]) -> Iterator[Message]:
+        """The whole rounds of a loop as segments, and what is freed between them behind it."""
+        freed = [buffer for free in frees for buffer in free.buffers]
+        gone = set(freed)
+        gone.update(launch.arguments[k] for launch in launches for k in self._donated[launch.program])
+        absorbed: set[int] = set()
+        start, period = 0, shape.period
+        for end in range(period, len(launches) + 1, period):
+            kept = self._kept(launches[end - period : end], gone)
+            if kept or end == len(launches):  # within a part, only what the last round gives is kept
+                yield from self._part(shape, launches[start:end], kept, absorbed)
+                start = end
+        if left := tuple(buffer for buffer in freed if buffer not in absorbed):
+            yield Free(left)
+
+    def _kept(self, launches: Sequence[Launch], gone: Container[int]) -> list[Ref]:
+        """The results of a round to which a handle is left."""
+        outputs = self._outputs
+        return [
+            Ref(place, k)
+            for place, launch in enumerate(launches)
+            for k in range(outputs[launch.program])
+            if launch.results + k not in gone
+        ]
+
+    def _given(self, shape: Shape, last: Sequence[Launch], kept: Sequence[Ref]) -> tuple[Ref, ...]:
+        """The results that a segment gives: those that are kept or that the next round takes, with all between them;
+        empty where these have no consecutive numbers. A round of one launch gives all that it makes."""
+        every = [Ref(place, k) for place, launch in enumerate(last) for k in range(self._outputs[launch.program])]
+        if shape.period == 1:
+            return tuple(every)
+        needed = [every.index(ref) for ref in (*kept, *(ref for _, ref in shape.fed))]
+        given = every[min(needed) : max(needed) + 1]
+        numbers = [last[ref.node].results + ref.output for ref in given]
+        return tuple(given) if numbers == list(range(numbers[0], numbers[0] + len(given))) else ()
+
+    def _part(
+        self, shape: Shape, launches: Sequence[Launch], kept: Sequence[Ref], absorbed: set[int]
+    ) -> Iterator[Message]:
+        """Rounds of which only the last one's results are kept, as launches of the longest segments that are prepared.
+        Adds results that are never made to `absorbed`."""
+        period = shape.period
+        given = self._given(shape, launches[-period:], kept) if len(launches) >= self._lengths[-1] else ()
+        if not given:
+            yield from launches
+            return
+        repetition = self._repetitions.get((shape, given))
+        if repetition is None:
+            repetition = self._repetitions[shape, given] = Repetition(shape, given)
+        while launches:
+            rounds, registrations = self._choose_rounds(repetition, len(launches) // period)
+            yield from registrations
+            if not rounds:
+                break
+            segment, launches = launches[: rounds * period], launches[rounds * period :]
+            yield self._segment(repetition, segment, rounds, absorbed)
+        skipped = min((SAMPLE_EVERY - 1) * period, len(launches) - period)
+        sampled = range(skipped, len(launches), SAMPLE_EVERY * period) if len(launches) >= self._lengths[-1] else ()
+        for first in sampled:
+            for place, launch in enumerate(launches[first : first + period]):
+                self._coalesced[launch.launch] = CoalescedLaunch((), repetition, 0, place)
+        yield from launches
+
+    def _segment(self, repetition: Repetition, segment: Sequence[Launch], rounds: int, absorbed: set[int]) -> Launch:
+        """Rounds as one launch, which gives what the last one gives."""
+        shape, given, outputs = repetition.shape, repetition.given, self._outputs
+        last, end = segment[-shape.period :], segment[-1]
+        covered = tuple(launch.launch for launch in segment[:-1])
+        self._coalesced[end.launch] = CoalescedLaunch(covered, repetition, rounds)
+        made = {last[ref.node].results + ref.output for ref in given}
+        all_results = (launch.results + k for launch in segment for k in range(outputs[launch.program]))
+        absorbed.update(buffer for buffer in all_results if buffer not in made)
+        places = shape.places
+        arguments = [segment[number].arguments[place] for number, place in places]
+        for first in range(shape.period, len(segment), shape.period) if shape.varied else ():
+            arguments += [segment[first + places[k][0]].arguments[places[k][1]] for k in shape.varied]
+        return Launch(end.launch, repetition.composed[rounds], tuple(arguments), min(made))
+
+    def _choose_rounds(self, repetition: Repetition, longest: int) -> tuple[int, list[Message]]:
+        """The rounds of the longest segment, of at most `longest`, that may leave now, 0 for none; and registrations
+        of longer ones."""
         registrations: list[Message] = []
+        period = repetition.shape.period
         for length in self._lengths:
-            if length <= longest and 0 < length * repetition.device_us <= self._max_us:
-                if length in repetition.composed:
-                    return length, registrations
-                before = repetition.occurrences.get(length, 0)
-                after = repetition.occurrences[length] = before + longest // length
+            rounds = length if period == 1 else max(length // period, MIN_ROUNDS)
+            if rounds <= longest and 0 < rounds * repetition.device_us <= self._max_us:
+                if rounds in repetition.composed:
+                    return rounds, registrations
+                before = repetition.occurrences.get(rounds, 0)
+                after = repetition.occurrences[rounds] = before + longest // rounds
                 if before < self._min_occurrences <= after:
-                    registrations += self._compose(repetition, length)
+                    registrations += self._compose(repetition, rounds)
         return 0, registrations
 
-    def _compose(self, repetition: Repetition, length: int) -> list[Message]:
+    def _compose(self, repetition: Repetition, rounds: int) -> list[Message]:
         """The registration of a composed program; empty when it would exceed the limits or cannot be composed."""
-        graph = self._graphs[repetition.program]
-        if self._made == MAX_PROGRAMS or length * len(graph.nodes) > MAX_NODES:
+        shape = repetition.shape
+        graphs = [self._graphs[program] for program in shape.programs]
+        if self._made == MAX_PROGRAMS or rounds * sum(len(graph.nodes) for graph in graphs) > MAX_NODES:
             return []
+        results = {ref: k for k, ref in enumerate(repetition.given)}
+        feeds = tuple((argument, results[ref]) for argument, ref in shape.fed)
         try:
-            encoded = encode(repeated(graph, length, repetition.feeds, self._fusion))
+            one = graphs[0] if shape.period == 1 else joined(graphs, shape.taken, repetition.given)
+            encoded = encode(repeated(one, rounds, feeds, self._fusion, shape.varied))
         except (GraphError, TooLarge):  # coalescing only saves time: launches go on one by one
             return []
         self._made += 1
         number = self._new_program()
-        self._registered[number] = (repetition, length)
+        self._registered[number] = (repetition, rounds)
         return [Register(number, encoded, {})]
-
-
-class _Chain(NamedTuple):
-    """Launches of one program that feed each other, the buffers freed between them, and the index of the first message
-    after them."""
-
-    launches: list[Launch]
-    freed: list[int]
-    feeds: Feeds
-    end: int
-
-
-def _chain_from(messages: Sequence[Message], at: int, first: Launch, outputs: int) -> _Chain:
-    launches = [first]
-    freed: list[int] = []
-    feeds: Feeds = ()
-    for message in itertools.islice(messages, at + 1, None):
-        at += 1
-        if type(message) is Free:
-            freed += message.buffers
-            continue
-        if type(message) is not Launch or message.program != first.program:
-            return _Chain(launches, freed, feeds, at)
-        found = _feeds_between(launches[-1], message, outputs)
-        if not found or (feeds and found != feeds):
-            return _Chain(launches, freed, feeds, at)
-        feeds = found
-        launches.append(message)
-    return _Chain(launches, freed, feeds, at + 1)
-
-
-def _feeds_between(before: Launch, launch: Launch, outputs: int) -> Feeds:
-    """The results of `before` that `launch` takes; empty when it does not repeat it."""
-    found = []
-    for position, (buffer, previous) in enumerate(zip(launch.arguments, before.arguments, strict=True)):
-        if before.results <= buffer < before.results + outputs:
-            found.append((position, buffer - before.results))
-        elif buffer != previous:
-            return ()
-    return tuple(found)
-
-
-def _unobserved(launches: Sequence[Launch], freed: set[int], outputs: int) -> Iterator[Sequence[Launch]]:
-    """The launches, split where a handle to a result is left: within a part, only the last one's results are kept."""
-    start = 0
-    for number, launch in enumerate(launches, 1):
-        if any(launch.results + k not in freed for k in range(outputs)):
-            yield launches[start:number]
-            start = number
-    if start < len(launches):
-        yield launches[start:]

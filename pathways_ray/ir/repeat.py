@@ -1,10 +1,12 @@
 """The graph of a program called again and again, each time with what the call before gave: one graph for all calls.
 
 A program that is one computation becomes one node with a loop. Another one becomes as many copies of its nodes as there
-are calls, which the passes fuse as far as they can.
+are calls, which the passes fuse as far as they can. Several programs that are called in turn are joined to one first.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -29,11 +31,65 @@ Feeds = tuple[tuple[int, int], ...]
 """(argument, result of the call before) pairs; all other arguments are the same for all calls."""
 
 
-def repeated(graph: Graph, times: int, feeds: Feeds, fusion: bool = True) -> Graph:
+def joined(graphs: Sequence[Graph], taken: Sequence[Sequence[Ref]], given: Sequence[Ref]) -> Graph:
+    """Calls of programs on one slice, one behind the other, as one.
+
+    Args:
+        taken: for each program its arguments: `Ref(-1, k)` is argument k of the whole, `Ref(j, k)` result k of program
+            j before it.
+        given: the results of the whole, as `Ref(j, k)`.
+
+    Raises:
+        GraphError: one program gives another type or layout than another one takes, uses what another one has donated,
+            or has nodes that are no computations.
+    """
+    arguments: dict[int, Node] = {}
+    for graph, sources in zip(graphs, taken, strict=True):
+        for argument in graph.arguments:
+            if (source := sources[argument.index]).node < 0:
+                arguments.setdefault(source.output, msgspec.structs.replace(argument, index=source.output))
+    if arguments.keys() != set(range(len(arguments))):
+        raise GraphError(f"only the arguments {sorted(arguments)} are used by programs called in turn")
+    made = [arguments[k] for k in range(len(arguments))]
+    recipes: list[Recipe] = []
+    results: list[list[Ref]] = []
+    for graph, sources in zip(graphs, taken, strict=True):
+        place: dict[Ref, Ref] = {}
+        for number, node in enumerate(graph.nodes[:-1]):
+            if isinstance(node, Argument):
+                source = sources[node.index]
+                place[Ref(number)] = Ref(source.output) if source.node < 0 else results[source.node][source.output]
+                _check_fits(made, place[Ref(number)], node)
+                continue
+            if not isinstance(node, Compute) or graph.decides:
+                raise GraphError(f"program {graph.name!r} is not made of computations alone")
+            place.update((Ref(number, k), Ref(len(made), k)) for k in range(len(node.outputs)))
+            moved = with_inputs(node, tuple(place[ref] for ref in node.inputs))
+            made.append(msgspec.structs.replace(moved, recipe=len(recipes) + node.recipe))
+        recipes += graph.recipes
+        results.append([place[ref] for ref in graph.result.inputs])
+    made.append(Result(tuple(results[ref.node][ref.output] for ref in given)))
+    return verify(Graph("; ".join(graph.name for graph in graphs), graphs[0].slices, tuple(recipes), tuple(made)))
+
+
+def _check_fits(nodes: Sequence[Node], given: Ref, argument: Argument) -> None:
+    node = nodes[given.node]
+    assert isinstance(node, Argument | Compute)
+    if isinstance(node, Argument):
+        found = node.type, node.layout
+    else:
+        found = node.outputs[given.output], node.output_layouts[given.output]
+    if found != (argument.type, argument.layout):
+        raise GraphError(f"{given} is {found}; argument {argument.index}, its next place, {argument}")
+
+
+def repeated(graph: Graph, times: int, feeds: Feeds, fusion: bool = True, varied: Sequence[int] = ()) -> Graph:
     """`times` calls of a program as one. It takes what the first call takes and gives what the last one gives.
 
     Args:
         fusion: whether the nodes of a program may be composed into one computation.
+        varied: arguments that are others in each call: behind those of the first call come, for each further one, its
+            own.
 
     Raises:
         GraphError: a result has another type or layout than the argument that it is fed to, or what all calls take is
@@ -46,8 +102,8 @@ def repeated(graph: Graph, times: int, feeds: Feeds, fusion: bool = True) -> Gra
         for of in (graph.type_of, graph.layout_of):
             if of(taken) != of(given):
                 raise GraphError(f"result {result} is {of(given)}; argument {argument}, its next place, {of(taken)}")
-    looped = _looped(graph, times, fed) if fusion and times > 1 else None
-    return verify(looped if looped is not None else _copied(graph, times, fed))
+    looped = _looped(graph, times, fed) if fusion and times > 1 and not varied else None
+    return verify(looped if looped is not None else _copied(graph, times, fed, varied))
 
 
 def _looped(graph: Graph, times: int, fed: dict[int, int]) -> Graph | None:
@@ -86,12 +142,13 @@ def _looped(graph: Graph, times: int, fed: dict[int, int]) -> Graph | None:
     )
 
 
-def _copied(graph: Graph, times: int, fed: dict[int, int]) -> Graph:
+def _copied(graph: Graph, times: int, fed: dict[int, int], varied: Sequence[int]) -> Graph:
     """The calls as copies of the program's nodes, one behind the other."""
     nodes: list[Node] = []
     shared: dict[int, Ref] = {}
     before: tuple[Ref, ...] = ()
-    for _ in range(times):
+    arguments = len(graph.arguments)
+    for call in range(times):
         new: dict[int, int] = {}
 
         def moved(ref: Ref, new: dict[int, int] = new, before: tuple[Ref, ...] = before) -> Ref:
@@ -102,9 +159,12 @@ def _copied(graph: Graph, times: int, fed: dict[int, int]) -> Graph:
 
         for number, node in enumerate(graph.nodes[:-1]):
             if isinstance(node, Argument):
-                if node.index not in shared:
-                    shared[node.index] = Ref(len(nodes))
-                    nodes.append(node)
+                further = arguments + (call - 1) * len(varied)
+                if call and node.index not in varied:
+                    continue
+                shared[node.index] = Ref(len(nodes))
+                own = further + varied.index(node.index) if call else node.index
+                nodes.append(msgspec.structs.replace(node, index=own))
                 continue
             new[number] = len(nodes)
             nodes.append(with_inputs(node, tuple(map(moved, inputs_of(node)))))

@@ -31,6 +31,7 @@ PURE = {
     "pathways_ray/client/events.py",
     "pathways_ray/client/moving.py",
     "pathways_ray/client/renewals.py",
+    "pathways_ray/client/launch_loops.py",
     "pathways_ray/client/siblings.py",
     "pathways_ray/client/versions.py",
     "pathways_ray/client/suspending.py",

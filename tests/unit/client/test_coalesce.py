@@ -245,6 +245,60 @@ def test_an_argument_that_stays_the_same_is_no_hindrance() -> None:
     assert len([m for m in client.sends(*changed) if isinstance(m, Launch)]) > 1
 
 
+def training(first: int, rounds: int, weights: int, batches: tuple[int, ...] = ()) -> list[Message]:
+    """`loss, grads = f(weights, batch); weights = g(weights, grads)`, by a program that gives two results and one that
+    takes two. Names of Python are let go of when they are assigned again."""
+    made: list[Message] = []
+    freed: tuple[int, ...] = ()
+    for turn in range(rounds):
+        number = first + 3 * turn
+        batch = batches[turn] if batches else 777
+        made += [Launch(number, 3, (weights, batch), number), *map(Free, ((b,) for b in freed))]
+        made += [Launch(number + 1, 2, (weights, number + 1), number + 2), Free((weights,))]
+        weights, freed = number + 2, (number, number + 1)
+    return made
+
+
+@pytest.mark.parametrize("varied", [False, True])
+def test_a_round_of_several_programs_leaves_as_one_launch(varied: bool) -> None:
+    """
+    1. A training step of two programs, of which the second takes what the first gave; eight steps leave together.
+    2. Once it is compiled, they are two launches: the last round's loss is held, and leaves with other results.
+    3. Arguments that are others in each round go along.
+    """
+    client = Client(lengths=(8, 4))
+    batches = tuple(range(700, 708)) if varied else ()
+    for first in (10_000, 20_000, 30_000):
+        for message in client.sends(*training(first, 8, 5, batches)):
+            client.ends(message)
+        client.prepare()
+    launch, second, *rest = client.sends(*training(1_000, 8, 5, batches))
+    assert isinstance(launch, Launch)
+    assert isinstance(second, Launch)
+    assert (launch.launch, second.launch) == (1_010, 1_022)
+    assert (launch.results, second.results) == (1_009, 1_021), "the loss, the gradients and the weights of a last round"
+    assert second.arguments == ((1_011, 704, 705, 706, 707) if varied else (1_011, 777))
+    assert client.ends(second)[-2:] == (1_021, 1_022)
+    assert [m for m in rest if not isinstance(m, Free)] == []
+    assert {b for m in rest if isinstance(m, Free) for b in m.buffers} == {5, 1_009, 1_010, 1_011}
+
+
+def test_results_that_have_no_consecutive_numbers_leave_one_by_one() -> None:
+    """Of a round both programs' results go on, and another array got its number in between."""
+    client = Client(lengths=(8, 4))
+    for first in (10_000, 20_000, 30_000, 40_000):
+        made: list[Message] = []
+        x, y = 1, 2
+        for number in range(first, first + 80, 10):
+            made += [Launch(number, 1, (x,), number), Free((x,)), Launch(number + 1, 4, (y,), number + 5), Free((y,))]
+            x, y = number, number + 5
+        sent = client.sends(*made)
+        assert [m for m in sent if isinstance(m, Launch)] == [m for m in made if isinstance(m, Launch)]
+        for message in sent:
+            client.ends(message)
+    assert not client.registered
+
+
 def test_a_program_that_cannot_be_repeated_is_not_coalesced() -> None:
     """Its argument is donated by one launch and taken by the next."""
     client = Client()
@@ -338,6 +392,59 @@ def histories(draw: st.DrawFn) -> list[list[Message]]:
     cuts = sorted(draw(st.lists(st.integers(0, len(messages)), max_size=2)))
     bounds = [0, *cuts, len(messages)]
     return [messages[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> list[list[Message]]:
+    """Rounds of up to three programs: what each takes is drawn once for all rounds, and now and then differs."""
+    programs = draw(st.lists(st.sampled_from(sorted(PROGRAMS)), min_size=1, max_size=3))
+    template = [[draw(st.integers(-4, 5)) for _ in range(PROGRAMS[program][0])] for program in programs]
+    odd = draw(st.integers(0, 60))
+    made, free_of, messages, launch = [0, 1], 10, list[Message](), 0
+    keep = draw(st.integers(2, 6))
+    for _ in range(draw(st.integers(2, 12))):
+        for program, sources in zip(programs, template, strict=True):
+            launch += 1
+            outputs = PROGRAMS[program][1]
+            # A source below zero is a result from so far back, any other one an array from before the loop.
+            back = [made[max(s, -len(made))] if s < 0 else s % 2 for s in sources]
+            if launch == odd:
+                back = [0] * len(back)
+            messages.append(Launch(launch, program, tuple(back), free_of))
+            made += range(free_of, free_of + outputs)
+            free_of += outputs
+            while len(made) > 2 + keep:
+                messages.append(Free((made.pop(2),)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(messages)), max_size=2)))
+    return [messages[a:b] for a, b in itertools.pairwise([0, *cuts, len(messages)])]
+
+
+@repeatable(400)
+@given(loops())
+def test_rounds_that_leave_as_one_have_the_effect_of_single_launches(batches: list[list[Message]]) -> None:
+    plain, composed = Cluster(Client()), Cluster(Client(lengths=(8, 4)))
+    for again in range(4):  # measured, registered, prepared, and used: the same with other numbers
+        shift = 1000 * again
+        for batch in batches:
+            moved = [_moved(message, shift) for message in batch]
+            plain.do(moved)
+            composed.do(composed.client.sends(*moved))
+            composed.client.prepare()
+    assert composed.store == plain.store
+    assert composed.ended == plain.ended
+
+
+def _moved(message: Message, shift: int) -> Message:
+    """The same with other numbers for what it makes; arrays 0 and 1 are there from the beginning."""
+
+    def number(buffer: int) -> int:
+        return buffer + shift if buffer > 1 else buffer
+
+    if isinstance(message, Free):
+        return Free(tuple(map(number, message.buffers)))
+    assert isinstance(message, Launch)
+    taken = tuple(map(number, message.arguments))
+    return Launch(message.launch + shift, message.program, taken, number(message.results))
 
 
 @repeatable(250)

@@ -7,7 +7,7 @@ import pytest
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result
 from pathways_ray.ir.passes import lower
-from pathways_ray.ir.repeat import Feeds, repeated
+from pathways_ray.ir.repeat import Feeds, joined, repeated
 from pathways_ray.ir.text import graph_text
 from pathways_ray.simulation.values import run_alone
 from pathways_ray.transport.messages import encode
@@ -96,3 +96,52 @@ def test_more_nodes_than_a_program_may_have_are_refused_and_rounds_of_a_loop_are
     with pytest.raises(TooLarge, match="8192"):
         repeated(step(no_fusion=True), 5000, ((0, 0),))
     assert computes(repeated(step(), 5000, ((0, 0),))) == 1
+
+
+def two_in_turn(donated: tuple[int, ...] = ()) -> tuple[Graph, Graph]:
+    """f(v, w) with two results, and g(a, b)."""
+    graphs = []
+    for name, outputs in (("f", 2), ("g", 1)):
+        sketch = Sketch(name)
+        where = sketch.slice("0.0", "0.1")
+        a, b = sketch.argument(where), sketch.argument(where)
+        made = sketch.call(name, a, b, slice=where, outputs=(VECTOR,) * outputs, donated=donated)
+        graphs.append(sketch.graph(*(Ref(made.node, k) for k in range(outputs))))
+    return graphs[0], graphs[1]
+
+
+def test_programs_in_turn_are_one_that_gives_what_they_give() -> None:
+    """x, y = f(a, b); z = g(y, a)."""
+    f, g = two_in_turn()
+    taken = ((Ref(-1, 0), Ref(-1, 1)), (Ref(0, 1), Ref(-1, 0)))
+    made = joined((f, g), taken, (Ref(0, 0), Ref(1, 0)))
+    x, y = run_alone(f, [3, 5])
+    (z,) = run_alone(g, [y, 3])
+    assert run_alone(made, [3, 5]) == [x, z]
+    assert computes(made) == 2
+    assert "fused=32 as 16 x (f; g)" in graph_text(repeated(made, 16, ((0, 1),)))
+
+
+def test_programs_in_turn_that_do_not_fit_are_refused() -> None:
+    """A value that was donated is used again; results of another type; an argument that nobody takes."""
+    f, g = two_in_turn(donated=(0,))
+    with pytest.raises(GraphError, match="uses it afterwards"):
+        joined((f, g), ((Ref(-1, 0), Ref(-1, 1)), (Ref(0, 1), Ref(-1, 0))), (Ref(1, 0),))
+    sketch = Sketch("small")
+    where = sketch.slice("0.0", "0.1")
+    small = sketch.graph(sketch.call("s", sketch.argument(where), slice=where, outputs=(SCALAR,)))
+    with pytest.raises(GraphError, match="argument 1, its next place"):
+        joined((small, g), ((Ref(-1, 0),), (Ref(-1, 0), Ref(0, 0))), (Ref(1, 0),))
+    with pytest.raises(GraphError, match=r"only the arguments \[0, 2\]"):
+        joined((g,), ((Ref(-1, 0), Ref(-1, 2)),), (Ref(0, 0),))
+
+
+@pytest.mark.parametrize("fusion", [True, False])
+def test_arguments_that_vary_come_behind_those_of_the_first_call(fusion: bool) -> None:
+    graph = step()
+    made = repeated(graph, 3, ((0, 0),), fusion, varied=(1,))
+    value = 3
+    for w in (5, 7, 9):
+        (value,) = run_alone(graph, [value, w])  # type: ignore[assignment]
+    assert run_alone(lower(made, fusion=fusion), [3, 5, 7, 9]) == [value]
+    assert [node.index for node in made.arguments] == [0, 1, 2, 3]

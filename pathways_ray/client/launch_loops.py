@@ -1,0 +1,142 @@
+"""Loops in a stream of launches: the same programs again and again, each round fed by the one before it. Pure.
+
+A round is one launch of each program, in order: one for `y = f(y)`, three for a training step of three programs. What a
+launch takes is made in its round, was made in the round before, is the same in all rounds, or is another value in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pathways_ray.ir.graph import Ref
+from pathways_ray.transport.messages import Launch
+
+MAX_ROUND = 8
+"""Launches of one round, at most."""
+
+MIN_ROUNDS = 2
+"""Rounds that show a loop of several programs."""
+
+
+class Shape(NamedTuple):
+    """The form that all rounds of a loop have in common.
+
+    `taken` has for each program what its arguments are: `Ref(-1, k)` is argument k of the round, `Ref(j, k)` result k
+    of program j in the same round. `fed` pairs an argument of the round with the result of the round before that it is;
+    `varied` are the arguments that are others in each round. All the rest stay the same.
+    """
+
+    programs: tuple[int, ...]
+    taken: tuple[tuple[Ref, ...], ...]
+    fed: tuple[tuple[int, Ref], ...]
+    varied: tuple[int, ...]
+
+    @property
+    def period(self) -> int:
+        """Launches of a round."""
+        return len(self.programs)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """For each argument of the round, the first launch that takes it, and its place there."""
+        found: dict[int, tuple[int, int]] = {}
+        for number, sources in enumerate(self.taken):
+            for place, source in enumerate(sources):
+                if source.node < 0:
+                    found.setdefault(source.output, (number, place))
+        return [found[k] for k in range(len(found))]
+
+
+class LaunchLoop(NamedTuple):
+    """A loop of launches: its shape, and how many rounds there are."""
+
+    shape: Shape
+    rounds: int
+
+
+def find_loop(
+    launches: Sequence[Launch], programs: Sequence[int], at: int, outputs: Mapping[int, int], fewest: int
+) -> LaunchLoop | None:
+    """The loop with the shortest rounds that begins at launch number `at`; None where no loop begins.
+
+    Args:
+        programs: those of the launches.
+        outputs: the results of each program.
+        fewest: launches that make a loop worth its while.
+    """
+    for period in range(1, min(MAX_ROUND, (len(launches) - at) // MIN_ROUNDS) + 1):
+        middle = at + period
+        if programs[at] != programs[middle] or programs[at:middle] != programs[middle : middle + period]:
+            continue
+        shape = _shape(launches[at:middle], launches[middle : middle + period], outputs)
+        if shape is not None:
+            rounds = _count(shape, launches, programs, at)
+            if rounds * period >= fewest:
+                return LaunchLoop(shape, rounds)
+        if period == 1 and len(set(programs[at : at + 2 * MAX_ROUND])) == 1:
+            return None  # of one program, whose launches do not feed each other
+    return None
+
+
+def _shape(first: Sequence[Launch], second: Sequence[Launch], outputs: Mapping[int, int]) -> Shape | None:
+    """The shape of a loop whose first two rounds are these; None where they differ or do not feed each other."""
+    made: dict[int, Ref] = {}
+    before: dict[int, Ref] = {}
+    numbers: dict[tuple[Ref | None, int, int, int], int] = {}
+    alone = len(first) == 1
+    taken: list[tuple[Ref, ...]] = []
+    fed: dict[int, Ref] = {}
+    varied: list[int] = []
+    for place, launch in enumerate(first):
+        before.update((launch.results + k, Ref(place, k)) for k in range(outputs[launch.program]))
+    known: dict[int, Ref] = {}
+    for place, (launch, again) in enumerate(zip(first, second, strict=True)):
+        sources: list[Ref] = []
+        for number, (buffer, following) in enumerate(zip(launch.arguments, again.arguments, strict=True)):
+            inside, source = made.get(following), before.get(following)
+            if inside != known.get(buffer) or (inside is None and buffer in before):
+                return None  # the rounds differ, or the first one takes what comes after it
+            if inside is not None:
+                sources.append(inside)
+                continue
+            # One program keeps its arguments as they are. Of several, what is the same array is the same argument.
+            number = numbers.setdefault((source, buffer, following, number if alone else 0), len(numbers))
+            sources.append(Ref(-1, number))
+            if source is not None:
+                fed[number] = source
+            elif buffer != following and number not in varied:
+                varied.append(number)
+        taken.append(tuple(sources))
+        count = outputs[launch.program]
+        known.update((launch.results + k, Ref(place, k)) for k in range(count))
+        made.update((again.results + k, Ref(place, k)) for k in range(count))
+    programs = tuple(launch.program for launch in first)
+    return Shape(programs, tuple(taken), tuple(sorted(fed.items())), tuple(varied)) if fed else None
+
+
+def _count(shape: Shape, launches: Sequence[Launch], programs: Sequence[int], at: int) -> int:
+    """The rounds of a loop whose first two are known."""
+    period = shape.period
+    wanted, fed, varied = list(shape.programs), dict(shape.fed), set(shape.varied)
+    born = min(launch.results for launch in launches[at : at + period] if launch.results)
+    rounds, start = MIN_ROUNDS, at + MIN_ROUNDS * period
+    while programs[start : start + period] == wanted:
+        arguments: dict[int, int] = {}
+        for place, sources in enumerate(shape.taken):
+            launch, earlier = launches[start + place], launches[start + place - period]
+            for source, buffer, previous in zip(sources, launch.arguments, earlier.arguments, strict=True):
+                number = source.output
+                if source.node >= 0:
+                    same = buffer == launches[start + source.node].results + number
+                elif number in fed:
+                    result = fed[number]
+                    same = buffer == launches[start - period + result.node].results + result.output
+                elif number in varied:
+                    same = buffer < born and arguments.setdefault(number, buffer) == buffer
+                else:
+                    same = buffer == previous
+                if not same:
+                    return rounds
+        rounds, start = rounds + 1, start + period
+    return rounds
