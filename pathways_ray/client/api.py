@@ -222,6 +222,8 @@ class ClusterSession(Session):
     ) -> int:
         """Starts another island, waits until its hosts have joined, and returns its number.
 
+            number = session.add_island("cpu", hosts=1, devices=4)
+
         Args:
             platform, hosts, devices, memory: see `pw.Island`; `further` are the other fields that it has.
 
@@ -238,6 +240,9 @@ class ClusterSession(Session):
         """Replaces islands that share a Ray node while another one has fewer, such as one that has come back: another
         island like each of them is started there, takes its slices within `deadline_s` seconds, and it is removed.
 
+            for before, after in session.spread_islands():
+                print(f"island {after} is in the place of {before}")
+
         Returns:
             The number of each island that was replaced, and of its successor.
 
@@ -251,6 +256,9 @@ class ClusterSession(Session):
     def drain_island(self, island: int, deadline_s: float = changing.DRAIN_LIMIT_S) -> list[dict[str, Any]]:
         """Has an island get no slices any more, and waits until it has none, for at most `deadline_s` seconds.
 
+            if not session.drain_island(2):
+                session.remove_island(2)
+
         Returns:
             The slices that it still has, as status shows them; none once it is empty.
 
@@ -263,6 +271,8 @@ class ClusterSession(Session):
     def undrain_island(self, island: int) -> None:
         """Has a drained island get slices again. Those that have left it stay where they are.
 
+            session.undrain_island(2)
+
         Raises:
             UsageError: the island is not draining.
         """
@@ -271,6 +281,9 @@ class ClusterSession(Session):
 
     def remove_island(self, island: int) -> None:
         """Ends an island for good.
+
+            session.drain_island(2)
+            session.remove_island(2)
 
         Raises:
             UsageError: there is no such island; it is the last one that takes slices; or it has slices, and the

@@ -43,6 +43,8 @@ class Array(SliceArray):
     def is_ready(self) -> bool:
         """Whether a wait would return (or raise) at once.
 
+            done = [y for y in results if y.is_ready()]
+
         Raises:
             BufferDeleted: the array was deleted or donated.
         """
@@ -54,6 +56,8 @@ class Array(SliceArray):
 
     def block_until_ready(self, timeout: float | None = None) -> Array:
         """Waits until the array is computed; returns itself.
+
+            y = step(x).block_until_ready(timeout=60.0)
 
         Args:
             timeout: seconds; None waits as long as the launch may take, which the runtime bounds when processes die.
@@ -103,6 +107,8 @@ class Array(SliceArray):
     def add_done_callback(self, call: Callable[[Array], Any]) -> None:
         """Has `call` called with this array once it is computed or has failed; at once where it has.
 
+            y.add_done_callback(lambda array: queue.put(array))
+
         It is called in the thread that hears of it, so it must not wait for anything; what it raises is logged.
 
         Raises:
@@ -118,6 +124,9 @@ class Array(SliceArray):
 
     def cancel(self) -> bool:
         """Cancels the launch that makes the array, with all its other results.
+
+            if not y.cancel():
+                print("it had begun")
 
         A launch that waits, in this process, at the controller or in its island's scheduler, ends at once with
         `Cancelled`, and so does what depends on it. One that hosts have cannot be stopped: its results count as
@@ -136,6 +145,8 @@ class Array(SliceArray):
     def why(self) -> Why:
         """The reasons for which the array is not ready: the chain from it to what holds it, to be printed.
 
+            print(y.why())
+
         Where it stands in this process's queue, at the controller, in its island's order, on its hosts; behind whose
         launch, upload, compilation or memory. For one that failed, the story until then. A tenant learns no names of
         others. It asks the controller once its launch has left, and takes some milliseconds.
@@ -146,7 +157,12 @@ class Array(SliceArray):
         return self._buffer.session.why(self._buffer.record)
 
     def delete(self) -> None:
-        """Frees the array on its devices now. Any later use raises `BufferDeleted`."""
+        """Frees the array on its devices now.
+
+            y.delete()
+
+        Any later use raises `BufferDeleted`.
+        """
         self._buffer.delete("it was deleted")
 
     def _check_not_deleted(self) -> None:

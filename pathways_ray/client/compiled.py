@@ -313,6 +313,11 @@ def compiled(
     }
     if fun is None:
         return lambda f: CompiledFunction(f, **options)
+    if isinstance(fun, CompiledFunction | Program):
+        raise UsageError(
+            f"{fun!r} is one node, or several, already; pw.compiled decorates a plain function, which its attribute "
+            "'fun' is"
+        )
     if inspect.isclass(fun) or not callable(fun):
         raise UsageError(f"pw.compiled decorates a function, not {fun!r}")
     return CompiledFunction(fun, **options)

@@ -78,7 +78,7 @@ def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterato
         WaitTimeout: some were not computed in time.
         UsageError: an entry holds no `pw.Array`.
     """
-    left = _checked(arrays)
+    left = _checked(arrays, timeout)
     total = len(left)
     deadline = None if timeout is None else time.monotonic() + timeout
     with _Bell(left) as bell:
@@ -108,10 +108,10 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
     Returns:
         Those that are done and those that are not, each in the order given.
     """
-    items = _checked(arrays)
+    items = _checked(arrays, timeout)
     wanted = len(items) if count is None else count
-    if not 0 <= wanted <= len(items):
-        raise UsageError(f"count= is a number from 0 to that of the arrays, {len(items)}; not {count}")
+    if not isinstance(wanted, int) or not 0 <= wanted <= len(items):
+        raise UsageError(f"count= is a number from 0 to that of the arrays, {len(items)}; not {count!r}")
     deadline = None if timeout is None else time.monotonic() + timeout
     with _Bell(items) as bell:
         while True:
@@ -123,7 +123,11 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
             bell.wait(rest, [item for item, there in zip(items, done, strict=True) if not there])
 
 
-def _checked(arrays: Iterable[Any]) -> list[Any]:
+def _checked(arrays: Iterable[Any], timeout: Any) -> list[Any]:
+    if timeout is not None and not isinstance(timeout, int | float):
+        raise UsageError(f"timeout= is seconds, or None for no limit; not {timeout!r}")
+    if not isinstance(arrays, Iterable):
+        raise UsageError(f"several pw.Arrays are waited for, in a list; not {arrays!r}")
     items = list(arrays)
     for item in items:
         if not _arrays(item):

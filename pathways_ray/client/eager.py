@@ -143,6 +143,11 @@ class Holding:
         """The types of the results, given those of the arguments."""
         return self._program.output_kinds([*(array._type for array in self._captured), *kinds])
 
+    @property
+    def donated_leaves(self) -> tuple[int, ...]:
+        """The leaves of the arguments that a call donates."""
+        return tuple(k - len(self._captured) for k in self._program.donated_leaves)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)
 

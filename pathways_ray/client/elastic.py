@@ -62,6 +62,8 @@ class Elastic:
     def __init__(self, step: Callable[..., Any], snapshot_every: int, copies: int) -> None:
         if not callable(step):
             raise UsageError(f"pw.elastic decorates a function, not {step!r}")
+        if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
+            raise UsageError(f"copies= is a number of islands from 1 up, not {copies!r}")
         self.losses = self.replayed = 0
         self._step, self._copies = step, copies
         self._every = snapshot_every

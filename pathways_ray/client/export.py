@@ -161,6 +161,11 @@ def _check_layouts(types: Iterable[ArrayType], specs: Sequence[Spec], where: Vir
         check_layout(array, spec, where.type, f"{what} {k}")
 
 
+def stablehlo(blob: bytes) -> str:
+    """The code of an exported function, as text."""
+    return str(export.deserialize(bytearray(blob)).mlir_module())
+
+
 def type_of(value: Any) -> jax.ShapeDtypeStruct:
     """The type that a trace depends on, of a value that JAX traces."""
     return prng.logical(jax.typeof(value))

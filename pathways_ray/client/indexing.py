@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
@@ -17,6 +18,8 @@ _TAKEN = object()
 
 def take(array: Any, index: Any) -> Any:
     """`array[index]` as one operation: numbers and arrays in an index are its arguments, the rest is part of it."""
+    if isinstance(index, list):
+        raise TypeError(f"a list is no index of an array, in JAX as here; write x[np.array({index!r})]")
     parts = index if isinstance(index, tuple) else (index,)
     shape: list[Any] = []
     values: list[Any] = []
@@ -24,7 +27,7 @@ def take(array: Any, index: Any) -> Any:
         if isinstance(part, list):
             part = np.asarray(part, None if part else np.int32)
         if isinstance(part, slice):
-            shape.append(("slice", *(None if k is None else int(k) for k in (part.start, part.stop, part.step))))
+            shape.append(("slice", *(_bound(k, index) for k in (part.start, part.stop, part.step))))
         elif part is None or part is Ellipsis:
             shape.append(part)
         elif isinstance(part, bool | np.bool_) or str(getattr(part, "dtype", "")) == "bool":
@@ -35,6 +38,14 @@ def take(array: Any, index: Any) -> Any:
             shape.append(_TAKEN)
             values.append(part)
     return _taker(tuple(shape))(array, *values)
+
+
+def _bound(bound: Any, index: Any) -> int | None:
+    """A bound of a slice."""
+    try:
+        return None if bound is None else operator.index(bound)
+    except TypeError:
+        raise TypeError(f"bounds of slices are whole numbers or None; got {index!r}") from None
 
 
 def _check(part: Any, index: Any) -> None:

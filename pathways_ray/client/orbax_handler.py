@@ -2,30 +2,35 @@
 
 Hosts write and read what they have, where the operator trusts the tenant and they see the checkpoint's folder. Else
 values go through the client.
+
+Typed keys are written as Orbax writes those of plain JAX: their data, and in its metadata of arrays what makes keys of
+it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import tensorstore as ts
 from jax.sharding import NamedSharding
 from orbax.checkpoint import type_handlers
+from orbax.checkpoint._src.metadata import array_metadata_store
+from orbax.checkpoint._src.metadata.array_metadata import RANDOM_KEY_IMPL
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from pathways_ray.client import checkpoints_on_hosts
+from pathways_ray.client import checkpoints_on_hosts, prng
 from pathways_ray.client.array import Array
-from pathways_ray.client.checkpoint_leaves import Leaf
 from pathways_ray.client.placement import put_at
 from pathways_ray.client.shown import Work
 from pathways_ray.client.slices import slice_of
 from pathways_ray.client.specs import spec_from_user
-from pathways_ray.errors import UsageError
 from pathways_ray.ir.regions import shard_shape
 
 
@@ -33,30 +38,36 @@ class Handler(type_handlers.ArrayHandler):
     """Orbax's handler of arrays, and what it does with those on slices."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._metadata = array_metadata_store.Store()
+        super().__init__(array_metadata_store=self._metadata)
         self._values = type_handlers.NumpyHandler()
 
     async def serialize(self, values: Sequence[Any], infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
         args = args or [type_handlers.SaveArgs()] * len(values)
-        mine = [k for k, value in enumerate(values) if isinstance(value, Array)]
-        for k in mine:
-            if values[k]._type.extended is not None:
-                raise UsageError(
-                    f"{infos[k].name} has typed keys, which Orbax does not write: save jax.random.key_data of it"
-                )
-        others = [k for k in range(len(values)) if k not in mine]
+        arrays = {k: prng.to_data(value) for k, value in enumerate(values) if isinstance(value, Array)}
+        others = [k for k in range(len(values)) if k not in arrays]
+        described = {k: _described(array, infos[k], args[k]) for k, array in arrays.items()}
         futures: list[Any] = []
         if others:
             futures += await super().serialize(*_at(others, values, infos, args))
-        on_hosts = await self._seen_by_hosts({k: values[k].slice for k in mine}, infos)
-        by_client = [k for k in mine if not any(k in numbers for numbers in on_hosts.values())]
-        work = Work("hosts write a checkpoint", sum(values[k].nbytes for k in mine if k not in by_client))
+        on_hosts = await self._seen_by_hosts({k: array.slice for k, array in arrays.items()}, infos)
+        by_client = [k for k in arrays if not any(k in numbers for numbers in on_hosts.values())]
+        work = Work("hosts write a checkpoint", sum(arrays[k].nbytes for k in arrays if k not in by_client))
         for where, numbers in on_hosts.items():
-            leaves = [self._written(values[k], infos[k], args[k]) for k in numbers]
-            futures.append(_Written(checkpoints_on_hosts.save(where, [values[k] for k in numbers], leaves), work))
+            mine = [arrays[k] for k in numbers]
+            leaves = [
+                checkpoints_on_hosts.leaf_of(
+                    described[k].json, _context(infos[k]), arrays[k].shape, where, arrays[k]._type.spec
+                )
+                for k in numbers
+            ]
+            futures.append(_Written(checkpoints_on_hosts.save(where, mine, leaves), work))
         if by_client:
-            fetched = await asyncio.to_thread(_fetched, [values[k] for k in by_client])
+            fetched = await asyncio.to_thread(_fetched, [arrays[k] for k in by_client])
             futures += await self._values.serialize(fetched, *_at(by_client, infos, args))
+        if arrays:
+            notes = self._notes({k: values[k] for k in arrays}, described, infos)
+            futures.append(_Noted(notes, list(futures)))
         return futures
 
     async def deserialize(self, infos: Sequence[Any], args: Any = None) -> Sequence[Any]:
@@ -81,12 +92,38 @@ class Handler(type_handlers.ArrayHandler):
             found.update(zip(numbers, arrays, strict=True))
         by_client = [k for k in mine if k not in found]
         if by_client:
-            plain = [type_handlers.RestoreArgs(restore_type=np.ndarray, dtype=args[k].dtype) for k in by_client]
+            plain = [_as_numpy(args[k]) for k in by_client]
             values = await self._values.deserialize([infos[k] for k in by_client], plain)
             for k, value in zip(by_client, values, strict=True):
                 _check_shape(infos[k].name, value.shape, args[k])
                 found[k] = put_at(value, *mine[k])
+        implementations = await self._implementations(infos) if mine else {}
+        for k in mine:
+            found[k] = _as_asked(found[k], infos[k].name, implementations.get(infos[k].name), args[k].dtype)
         return [found[k] for k in range(len(infos))]
+
+    async def _notes(self, values: dict[int, Array], described: dict[int, Any], infos: Sequence[Any]) -> None:
+        """Writes what Orbax keeps of arrays beside their values."""
+        made = []
+        for k, value in values.items():
+            how = {RANDOM_KEY_IMPL: str(jax.random.key_impl(value))} if prng.is_key(value) else None
+            made.append(dataclasses.replace(described[k].metadata, ext_metadata=how))
+        folder = infos[next(iter(values))].parent_dir
+        await self._metadata.write(checkpoint_dir=folder, array_metadatas=made, process_index=0)
+        if len(values) < len(infos):  # the shardings of others are in a file that has to name all
+            noted = ts.Transaction()
+            for k in values:
+                entry = tensorstore_utils.get_sharding_tensorstore_spec(folder.as_posix(), infos[k].name)
+                store = await ts.open(entry, open=True, context=infos[k].ts_context)
+                await store.with_transaction(noted).write("")
+            await noted.commit_async()
+
+    async def _implementations(self, infos: Sequence[Any]) -> dict[str, str]:
+        """The implementation of the keys of each leaf that has keys; older checkpoints do not say."""
+        found: Any = await self._metadata.read(checkpoint_dir=infos[0].parent_dir)
+        leaves: list[Any] = next(iter(found.values()), []) if found else []
+        said = {leaf.param_name: (leaf.ext_metadata or {}).get(RANDOM_KEY_IMPL) for leaf in leaves}
+        return {name: str(how) for name, how in said.items() if how}
 
     async def _seen_by_hosts(self, places: dict[int, Any], infos: Sequence[Any]) -> dict[Any, list[int]]:
         """The leaves that hosts may write and read, by slice."""
@@ -101,26 +138,46 @@ class Handler(type_handlers.ArrayHandler):
                 del found[where]
         return found
 
-    def _written(self, value: Array, info: Any, args: Any) -> Leaf:
-        """A leaf that is to be written, in chunks that are its shards."""
-        kind, where, spec = value._type.array, value.slice, value._type.spec
-        described = tensorstore_utils.build_array_write_spec(
-            info,
-            args,
-            global_shape=kind.shape,
-            local_shape=shard_shape(kind, spec, where.type),
-            dtype=np.dtype(value.dtype),
-            use_ocdbt=info.is_ocdbt_checkpoint,
-            process_index="0" if info.is_ocdbt_checkpoint else None,
-        )
-        return checkpoints_on_hosts.leaf_of(described.json, _context(info), kind.shape, where, spec)
-
     async def _read(self, info: Any, args: Any) -> tuple[dict[str, Any], Any]:
         """TensorStore's description of a leaf that is to be read, and the leaf, opened."""
         described = tensorstore_utils.build_array_read_spec(
             info, use_ocdbt=info.is_ocdbt_checkpoint, target_dtype=args.dtype
         )
         return described.json, await ts.open(ts.Spec(described.json), open=True, context=info.ts_context)
+
+
+def _described(value: Array, info: Any, args: Any) -> Any:
+    """Orbax's description of an array that is to be written, in chunks that are its shards."""
+    kind = value._type.array
+    return tensorstore_utils.build_array_write_spec(
+        info,
+        args,
+        global_shape=kind.shape,
+        local_shape=shard_shape(kind, value._type.spec, value.slice.type),
+        dtype=np.dtype(value.dtype),
+        use_ocdbt=info.is_ocdbt_checkpoint,
+        process_index="0" if info.is_ocdbt_checkpoint else None,
+    )
+
+
+def _as_asked(array: Array, name: str, implementation: str | None, asked: Any) -> Any:
+    """An array that was read, as keys where keys were saved or are asked for."""
+    wanted = asked if _of_keys(asked) else None
+    if implementation is not None:
+        keys = jax.random.wrap_key_data(array, impl=implementation)
+        if wanted is not None and keys.dtype != wanted:
+            raise ValueError(f"{name} has {keys.dtype} in the checkpoint, and is to be restored as {wanted}")
+        return keys
+    return array if wanted is None else prng.from_data(array, jax.ShapeDtypeStruct((), wanted))
+
+
+def _as_numpy(args: Any) -> Any:
+    """Orbax's arguments that have a leaf read as a NumPy array; of keys, their data."""
+    return type_handlers.RestoreArgs(restore_type=np.ndarray, dtype=None if _of_keys(args.dtype) else args.dtype)
+
+
+def _of_keys(dtype: Any) -> bool:
+    return dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _target_of(argument: Any) -> Any:
@@ -169,6 +226,22 @@ def _fetched(arrays: Sequence[Array]) -> list[np.ndarray[Any, Any]]:
             found.append(np.asarray(array))
             work.done += array.nbytes
     return found
+
+
+class _Noted:
+    """Something for Orbax to wait for: notes, which go into files that `others` write to before, and into a folder that
+    is there when they have."""
+
+    def __init__(self, notes: Coroutine[Any, Any, None], others: Sequence[Any]) -> None:
+        self._notes: Coroutine[Any, Any, None] | None = notes
+        self._others = others
+
+    def result(self, timeout: float | None = None) -> None:
+        for other in self._others:
+            other.result(timeout)
+        notes, self._notes = self._notes, None
+        if notes is not None:
+            asyncio.run(notes)
 
 
 def _check_shape(name: str, shape: tuple[int, ...], argument: Any) -> None:

@@ -18,7 +18,7 @@ from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.estimates import Work
 from pathways_ray.client.explanation import explanation
-from pathways_ray.client.export import jax_settings
+from pathways_ray.client.export import jax_settings, stablehlo
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.retraces import Traces
@@ -28,7 +28,9 @@ from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.stages import Lowered
 from pathways_ray.client.tracer import check_no_outer_assignment, is_outside, trace, traced
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
+from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.text import graph_text
+from pathways_ray.observe.computations import Computation
 from pathways_ray.transport.messages import encode
 
 
@@ -94,9 +96,11 @@ class Program:
         try:
             for leaf in leaves:
                 kinds.append(leaf._type if type(leaf) is Array else type_of(leaf))
-        except InvalidArray:
-            to_numpy(leaves[len(kinds)], f"{argument(self.fun, args, kwargs, len(kinds))} of {self.__name__}")
-            raise
+        except InvalidArray as error:
+            name = f"{argument(self.fun, args, kwargs, len(kinds))} of {self.__name__}"
+            if not isinstance(leaves[len(kinds)], jax.ShapeDtypeStruct):
+                to_numpy(leaves[len(kinds)], name)
+            raise named(error, name) from None
         return kinds
 
     def _about_leaf(
@@ -156,6 +160,11 @@ def type_of(leaf: Any) -> ArgumentType:
     if isinstance(leaf, Array):
         return leaf._type
     if isinstance(leaf, jax.ShapeDtypeStruct):
+        if not all(isinstance(size, int) for size in leaf.shape):
+            raise InvalidArray(
+                f"{leaf.dtype}{leaf.shape} has sizes that are not numbers, for which hosts cannot compile; pw.padded "
+                "takes batches of any size, and compiles for a few"
+            )
         data = prng.data_type(leaf)
         where = slice_of(getattr(leaf.sharding, "mesh", None))
         spec = spec_from_user(leaf.sharding.spec, where.axes) if where is not None else ()
@@ -258,6 +267,16 @@ class LoweredProgram:
         found: dict[int, int] = self.session.explain(self._number, self._encoded).temporary_bytes
         return found
 
+    def computations(self, text: bool = False) -> list[Computation]:
+        """Its computations, with what the hosts' compilers say of them, and with `text` their code. Waits for them."""
+        self.wait_compiled()  # again, where slices have moved since
+        return self.session.computations(self._number, text)
+
+    @property
+    def donated_leaves(self) -> tuple[int, ...]:
+        """The leaves of the arguments that a call donates."""
+        return tuple(self._built.donated_leaves)
+
     @property
     def work(self) -> Work:
         """The work of its computations."""
@@ -279,12 +298,18 @@ class LoweredProgram:
         ]
 
     def as_text(self, stage: str = "graph") -> str:
-        """The program as text: "graph" as traced, "plan" as placed, step by step for each island."""
+        """The program as text: "graph" as traced, "plan" as placed, step by step for each island, "stablehlo" the code
+        of its functions."""
         if stage == "graph":
             return graph_text(self._built.graph)
         if stage == "plan":
             return self.session.explain(-1, self._encoded).plan
-        raise UsageError(f"as_text shows 'graph' or 'plan', not {stage!r}")
+        if stage == "stablehlo":
+            python = {part.function for recipe in self.graph.recipes if (part := host_part(recipe)) is not None}
+            return "\n".join(stablehlo(code) for name, code in self._built.functions.items() if name not in python)
+        raise UsageError(
+            f"as_text shows 'graph', 'plan' or 'stablehlo', not {stage!r}; lower(...).compile().as_text() shows XLA's"
+        )
 
     def explain(self) -> str:
         """Devices, bytes, order and peak memory, as the cluster would run it now. Compiles the program.

@@ -49,6 +49,8 @@ def retry(
         raise UsageError(f"attempts= of pw.retry is a number from 1 on, not {attempts!r}")
     if rebuild is not None and not callable(rebuild):
         raise UsageError(f"rebuild= of pw.retry takes a function, not {rebuild!r}")
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+        raise UsageError(f"timeout= of pw.retry is seconds, or None for no limit of its own; not {timeout!r}")
     if fun is None:
         return lambda f: retry(f, on=on, rebuild=rebuild, attempts=attempts, timeout=timeout)
     if not callable(fun):

@@ -1,8 +1,7 @@
 """`pw.route` and `pw.combine`: rows go to slices that the data choose, and what came of them comes back.
 
-Each source sorts its rows by destination and says how many there are of each, which is all that this process hears of
-them. `ir.routing.Progress` says what follows: which source sends what where, in pieces of a few sizes, and which
-destination has all that can come to it. Each of those is a launch; nobody else takes part.
+Each source sorts its rows by destination and says how many there are of each: all that this process hears of them.
+`ir.routing.Progress` says which source sends what where, and which destination has all. Each of these is a launch.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class _Routing:
         arrays, chosen = ([x], [destination]) if self.single else (list(x), list(destination))
         if not arrays or len(arrays) != len(chosen):
             raise UsageError(f"pw.route takes as many destinations as arrays; got {len(chosen)} and {len(arrays)}")
-        if not slices or not all(isinstance(where, VirtualSlice) for where in slices):
+        if not isinstance(slices, Sequence) or not slices or not all(isinstance(s, VirtualSlice) for s in slices):
             raise UsageError(f"slices= takes what pw.virtual_slice returns, at least one, not {slices!r}")
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
             raise UsageError(f"capacity= is a number of rows, at least 1, or None, not {capacity!r}")
@@ -234,8 +233,7 @@ def combine(parts: Sequence[Any], handle: Routed) -> Any:
         y = pw.combine(made, handle)
 
     Args:
-        parts: for each slice an array [rows of its part, ...], or a `Part` of it; None where nothing came. All have the
-            same type but for their rows.
+        parts: for each slice an array [rows of its part, ...] or a `Part`, of one type but for rows; None: nothing came
 
     Returns:
         An array [n, ...] on the slice that the rows came from, partitioned as they were; as many as there were. Rows
@@ -244,6 +242,8 @@ def combine(parts: Sequence[Any], handle: Routed) -> Any:
     Raises:
         UsageError: the parts are not those of the handle.
     """
+    if not isinstance(parts, Sequence) or not isinstance(handle, Routed):
+        raise UsageError(f"pw.combine takes what came of pw.route's parts, and its handle; not {parts!r}, {handle!r}")
     arrays = [part.rows if isinstance(part, Part) else part for part in parts]
     if len(arrays) != len(handle.sizes):
         raise UsageError(f"pw.combine takes {len(handle.sizes)} parts, one for each slice; got {len(arrays)}")

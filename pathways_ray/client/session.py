@@ -46,6 +46,7 @@ from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, Usag
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.observe.client_trace import ClientTrace
+from pathways_ray.observe.computations import REPORTS, Computation, each_once
 from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport import messages as wire
 
@@ -126,7 +127,12 @@ class Session(SliceCalls):
     # --- status -----------------------------------------------------------------------------------------------------
 
     def status(self) -> dict[str, Any]:
-        """Islands, devices, slices, sessions and the number of live buffers of the whole cluster."""
+        """The state of the whole cluster, as JSON has it.
+
+            print(session.status()["islands"])
+
+        Islands, devices, slices, sessions and the number of live buffers.
+        """
         self.check_open()
         reply = self._connection.call(wire.Status(self.id))
         assert isinstance(reply, wire.StatusReply)
@@ -143,11 +149,21 @@ class Session(SliceCalls):
 
         return why(self._core, record, ask, self._driver.hold_text())
 
+    def computations(self, program: int, text: bool = False) -> list[Computation]:
+        """The computations of a program that hosts have compiled, with what their compilers say, and with `text` their
+        code."""
+        self.check_open()
+        reply = self._connection.call(wire.Look(self.id, "code" if text else "computations", program, self.id))
+        assert isinstance(reply, wire.StatusReply)
+        return each_once(REPORTS.decode(reply.text))
+
     def proxy(self, devices: int = 0, name: str = "proxy") -> ProxyProcess:
         """A proxy of the cluster, by which unmodified JAX programs use it, as this session's tenant.
 
-        Start programs with `env | proxy.env` as their environment. Each one that attaches gets a session and devices of
-        its own.
+            with session.proxy(devices=4) as proxy:
+                subprocess.run(["python", "train.py"], env=os.environ | proxy.env)
+
+        Each program that attaches gets a session and devices of its own.
 
         Args:
             devices: of each program; 0 stands for all of one island.

@@ -39,7 +39,12 @@ class SliceCalls:
         memory: int = 0,
         generation: str = "",
     ) -> VirtualSlice:
-        """See `pw.virtual_slice`."""
+        """A slice of this session, where there are several sessions.
+
+            s = session.virtual_slice((4,), ("x",), island=0)
+
+        See `pw.virtual_slice`.
+        """
         sizes, names = mesh_of(shape, axes)
         number = island_of(island)
         wanted = wanted_of(platform, name, topology, memory, generation)
@@ -113,6 +118,8 @@ class SliceCalls:
     def resume(self, path: str | os.PathLike[str] | None = None) -> None:
         """Brings back what `suspend()` copied: each slice on the island where it was if it has room there, or else on
         another one, and all arrays with the same bits.
+
+            session.resume()
 
         Args:
             path: the directory of the suspension, where that was moved since.

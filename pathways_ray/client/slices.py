@@ -120,6 +120,8 @@ class VirtualSlice:
         """Moves the slice to other devices, with its arrays and its parts. Handles, functions and programs stay as they
         are, and values have the same bits. Calls of the session that are made meanwhile wait.
 
+            s.move(island=1)
+
         Args:
             island: left out, another one than now, by the resource manager's choice.
 
@@ -132,8 +134,20 @@ class VirtualSlice:
             raise UsageError(f"{self} is a part of {self.whole}, and moves with it")
         self.session.move_slice(self, island_of(island))
 
+    def __deepcopy__(self, memo: Any) -> VirtualSlice:
+        """Itself: a slice is a place, of which there is one."""
+        return self
+
+    def __reduce__(self) -> Any:
+        raise UsageError(f"{self} is a slice of this session, and cannot be pickled; ask for one in the other process")
+
     def release(self) -> None:
-        """Gives the slice back. Arrays on it stay until their handles are dropped; new programs cannot use it."""
+        """Gives the slice back.
+
+            s.release()  # or: with pw.virtual_slice((4,)) as s: ...
+
+        Arrays on it stay until their handles are dropped; new programs cannot use it.
+        """
         if not self.released:
             self.released = True
             self.session.release_slice(self)

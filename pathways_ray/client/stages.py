@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,20 +15,25 @@ from pathways_ray.client.estimates import Work
 from pathways_ray.ir.graph import Argument, Ref
 from pathways_ray.ir.memory import peak_bytes, shard_bytes
 from pathways_ray.jax_types import partition_spec
+from pathways_ray.observe.computations import Computation, largest_memory, total_cost, total_memory
 
 
 @dataclass(frozen=True)
 class MemoryAnalysis:
     """Bytes on the device that needs most, by the names of JAX's own `memory_analysis()`.
 
-    `peak_memory_in_bytes` counts what a launch keeps between its computations, arguments and results included;
-    `temp_size_in_bytes` is what one computation needs inside, on top, as the hosts' compilers said.
+    `argument_size_in_bytes` and `output_size_in_bytes` are those of the program's arguments and results, and
+    `peak_memory_in_bytes` counts what a launch keeps between its computations, them included. The rest is XLA's:
+    `temp_size_in_bytes` is what one computation needs inside, on top; `alias_size_in_bytes` are results in the memory
+    of donated arguments, and `generated_code_size_in_bytes` is code, both of all computations.
     """
 
     argument_size_in_bytes: int
     output_size_in_bytes: int
     temp_size_in_bytes: int
     peak_memory_in_bytes: int
+    alias_size_in_bytes: int = 0
+    generated_code_size_in_bytes: int = 0
 
 
 class Launchable(Protocol):
@@ -41,6 +47,10 @@ class Launchable(Protocol):
     def work(self) -> Work:
         """The work of its computations."""
 
+    @property
+    def donated_leaves(self) -> tuple[int, ...]:
+        """The leaves of the arguments that a call donates."""
+
     def kind_of(self, leaf: Any) -> ArgumentType:
         """The type of an argument."""
 
@@ -53,6 +63,9 @@ class Launchable(Protocol):
     def wait_compiled(self) -> dict[int, int]:
         """Waits for the hosts, and returns the bytes that computations need inside, for each host."""
 
+    def computations(self, text: bool = False) -> list[Computation]:
+        """Its computations, with what the hosts' compilers say of them, and with `text` their code."""
+
     def as_text(self, stage: str = "graph") -> str:
         """The program as text."""
 
@@ -63,9 +76,8 @@ class Launchable(Protocol):
 class Compiled:
     """A function that the hosts have compiled for given types. Call it with arrays of these types and layouts."""
 
-    def __init__(self, lowered: Lowered, temporary: dict[int, int]) -> None:
+    def __init__(self, lowered: Lowered) -> None:
         self._lowered = lowered
-        self._temporary = max(temporary.values(), default=0)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Launches it.
@@ -76,23 +88,37 @@ class Compiled:
         return self._lowered.call(args, kwargs)
 
     def cost_analysis(self) -> dict[str, float]:
-        """See `Lowered.cost_analysis`."""
-        return self._lowered.cost_analysis()
+        """The cost that XLA finds in what the hosts compiled, by its names: operations and bytes of one device.
+
+        Of a program of several computations it is the sum over them, each on a device of its slice. As in JAX, a loop
+        counts as one round.
+        """
+        return total_cost(self._computations)
 
     def memory_analysis(self) -> MemoryAnalysis:
         """The memory that a launch takes on the device that needs most."""
         graph = self._lowered.graph
+        said = self._computations
         given = [Ref(k) for k, node in enumerate(graph.nodes) if isinstance(node, Argument)]
         return MemoryAnalysis(
             _on_one_device(graph, given),
             _on_one_device(graph, graph.nodes[-1].inputs),
-            self._temporary,
+            largest_memory(said, "temp_size_in_bytes"),
             max(peak_bytes(graph).values(), default=0),
+            total_memory(said, "alias_size_in_bytes"),
+            total_memory(said, "generated_code_size_in_bytes"),
         )
 
-    def as_text(self) -> str:
-        """The steps of each island."""
-        return self._lowered.program.as_text("plan")
+    def as_text(self, dialect: str = "hlo") -> str:
+        """The program as text: "hlo", the optimised code of each computation as the hosts' compilers made it; or one
+        of those of `Lowered.as_text`."""
+        if dialect != "hlo":
+            return self._lowered.as_text(dialect)
+        return "\n".join(one.text for one in self._lowered.program.computations(text=True))
+
+    @functools.cached_property
+    def _computations(self) -> list[Computation]:
+        return self._lowered.program.computations()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._lowered, name)  # trees, types and shardings are the same
@@ -114,11 +140,22 @@ class Lowered:
         self._kinds = list(kinds)
 
     @property
+    def donate_argnums(self) -> tuple[int, ...]:
+        """The leaves of the arguments that are donated."""
+        return tuple(self.program.donated_leaves)
+
+    @property
     def in_avals(self) -> Any:
         """The types of the arguments, in their tree."""
         return jax.tree.unflatten(self.in_tree, [kind.aval for kind in self._kinds])
 
-    args_info = in_avals
+    @property
+    def args_info(self) -> Any:
+        """The types of the arguments, and whether they are donated, in their tree."""
+        donated = self.donate_argnums
+        make: Any = jax.stages.ArgInfo  # of an abstract value, for which a type does
+        infos = [make(kind.aval, k in donated) for k, kind in enumerate(self._kinds)]
+        return jax.tree.unflatten(self.in_tree, infos)
 
     @property
     def out_info(self) -> Any:
@@ -141,7 +178,8 @@ class Lowered:
         Raises:
             CompileError: it cannot be compiled.
         """
-        return Compiled(self, self.program.wait_compiled())
+        self.program.wait_compiled()
+        return Compiled(self)
 
     def cost_analysis(self) -> dict[str, float]:
         """Floating-point operations and bytes that operations take and make, of all devices together, as counted from
@@ -150,7 +188,8 @@ class Lowered:
         return {"flops": work.operations, "bytes accessed": work.bytes}
 
     def as_text(self, dialect: str = "graph") -> str:
-        """The program: "graph" as traced, "plan" as placed, step by step for each island."""
+        """The program: "graph" as traced, "plan" as placed, step by step for each island, "stablehlo" the code of its
+        functions as exported."""
         return self.program.as_text(dialect)
 
     def explain(self) -> str:

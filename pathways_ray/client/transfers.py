@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import spec_from_user
+from pathways_ray.errors import UsageError
 from pathways_ray.ir.exchange import exchange
 from pathways_ray.ir.plan import Edge
 from pathways_ray.ir.regions import shard_shape
@@ -57,7 +58,13 @@ def transfer_bytes(
     Raises:
         SpecError: a spec has an unknown axis, or its parts do not divide the array.
         GraphError: there is no such dtype.
+        UsageError: something else in the place of an array, or of a slice.
     """
+    for where in (source, target):
+        if not isinstance(where, VirtualSlice):
+            raise UsageError(f"pw.transfer_bytes takes two slices, as pw.virtual_slice returns them; not {where!r}")
+    if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+        raise UsageError(f"pw.transfer_bytes takes what has a shape and a dtype, not {array!r}")
     kind = ArrayType(tuple(array.shape), np.dtype(array.dtype).name)
     here = spec_from_user(spec, source.axes)
     there = spec_from_user(spec if target_spec is None else target_spec, target.axes)

@@ -43,6 +43,8 @@ class Versioned:
     def push(self, tree: Any) -> int:
         """Copies another version of the tree, and returns its number at once.
 
+            weights.push(update(w))
+
         While a copy is under way a version waits, as a copy of its own where it lies now, and the next one takes its
         place. So the arrays may be donated right after the call.
 
@@ -66,6 +68,8 @@ class Versioned:
         """The newest version that has arrived, unless that is more than `max_lag` behind: then the oldest that is not,
         which is still to arrive. Launches may take it all the same, and wait for it. Never waits.
 
+            answers = sample(weights.latest().tree, prompts)
+
         Raises:
             BufferLost: nothing is left of any version: the slice has lost its hosts. `restore` copies the last one
                 again.
@@ -86,6 +90,8 @@ class Versioned:
 
     def restore(self) -> Version:
         """Copies the version that was pushed last again, unless it is there or under way, and returns the latest.
+
+            weights.restore()  # the sampler's hosts were lost
 
         Raises:
             BufferDeleted: its arrays are gone, such as by donation: push another version.

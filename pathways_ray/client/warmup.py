@@ -14,7 +14,7 @@ from pathways_ray.client.orbax_arrays import register
 from pathways_ray.client.padding import Padded
 from pathways_ray.client.placement import targets
 from pathways_ray.client.program import Program, type_of
-from pathways_ray.errors import UsageError
+from pathways_ray.errors import InvalidArray, UsageError
 from pathways_ray.jax_types import partition_spec
 
 _JITTED = type(jax.jit(lambda: 0))
@@ -81,10 +81,13 @@ def like(tree: Any, slice: Any = None, spec: Any = None) -> Any:
         slice: and `spec`: as in `pw.put`. Both left out, `pw.Array`s keep their own.
 
     Raises:
-        SpecError: the spec does not fit.
+        InvalidArray: a leaf has no shape. SpecError: the spec does not fit.
     """
     register()
     leaves, treedef = jax.tree.flatten(tree)
+    for leaf in leaves:
+        if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
+            raise InvalidArray(f"pw.like takes a tree of arrays, or of jax.ShapeDtypeStruct; a leaf is {leaf!r}")
     if slice is None and spec is None:
         shardings = [getattr(leaf, "sharding", None) for leaf in leaves]
     else:

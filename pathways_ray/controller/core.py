@@ -166,6 +166,8 @@ class ControllerCore:
                     self.report.load(message)
                 case wire.Inspected():
                     commands += self.requests.looks.inspected(message)
+                case wire.Examined():
+                    commands += self.requests.looks.examinations.examined(message)
                 case wire.Begun():
                     commands += launches.cancellation.begun(message.sequence)
                 case wire.Ready():

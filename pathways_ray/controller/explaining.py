@@ -64,11 +64,17 @@ class Explanations:
     def _explained(self, waiting: Explaining, now: float) -> wire.Reply | None:
         session = self.launches.sessions.get(waiting.session)
         program = session.programs.get(waiting.program) if session is not None else None
-        if program is not None and program.failure is not None:
-            return wire.Refused(program.failure)
-        if session is not None and now < waiting.deadline and (program is None or not program.is_ready):
+        parts = program.parts if program is not None else ()
+        if failure := next((part.failure for part in parts if part.failure is not None), None):
+            return wire.Refused(failure)
+        if session is not None and now < waiting.deadline and not (parts and all(part.is_ready for part in parts)):
             return None
-        return wire.Explained(waiting.plan, waiting.order, program.temporary_bytes if program is not None else {})
+        needed = {host for part in parts for host in part.temporary_bytes}
+        return wire.Explained(
+            waiting.plan,
+            waiting.order,
+            {host: max(part.temporary_bytes.get(host, 0) for part in parts) for host in needed},
+        )
 
     def programs_changed(self, now: float) -> list[Command]:
         """Answers those who waited for a program that is compiled now, has failed, or takes too long."""

@@ -128,7 +128,7 @@ class Launches:
             return []
         commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
-            for one in program.segments or (program,):
+            for one in program.parts:
                 commands += self.preparation.forget(one)
         self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
@@ -171,13 +171,13 @@ class Launches:
         commands: list[Send] = []
         before = self.sessions[session].programs.get(number)
         if before is not None:
-            for one in before.segments or (before,):
+            for one in before.parts:
                 commands += self.preparation.forget(one)
         self.sessions[session].programs[number] = program
         program.number = number
         if program.failure is not None:
             return commands
-        for one in program.segments or (program,):
+        for one in program.parts:
             self.programs[one.key] = one
             commands += self.preparation.registered(one)
         return commands
@@ -185,7 +185,7 @@ class Launches:
     def prepare(self, session: int, number: int) -> list[Send]:
         """Somebody wants to know how a program was compiled."""
         program = self.sessions[session].programs.get(number)
-        return self.preparation.asked(program) if program is not None else []
+        return [c for part in program.parts for c in self.preparation.asked(part)] if program is not None else []
 
     def ready(self, message: wire.Ready) -> list[Send]:
         """A host has compiled a program, or failed to. Its client hears once that all have.

@@ -17,6 +17,7 @@ import msgspec
 
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.events import AnswerCall, Command
+from pathways_ray.controller.examinations import CODE, COST, Examinations
 from pathways_ray.controller.inspection import launch_view, oldest
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.overview import Overview
@@ -77,6 +78,7 @@ class Looks:
         self.connected = connected
         self.leaving: Callable[[int], str] = lambda island: ""
         self.overview = Overview(launches)
+        self.examinations = Examinations(launches)
         self.gatherings: dict[int, Gathering] = {}
         self.told: dict[str, Told] = {}
         self.made = 0
@@ -108,7 +110,7 @@ class Looks:
 
     def tick(self, now: float) -> list[Command]:
         """Goes on without the islands that do not answer."""
-        commands: list[Command] = []
+        commands = self.examinations.tick(now)
         for number, gathering in list(self.gatherings.items()):
             if now >= gathering.deadline:
                 del self.gatherings[number]
@@ -166,6 +168,8 @@ class Looks:
             return self._why_slice(call, viewer, request)
         if request.subject == "upload":
             return self._why_upload(call, request)
+        if request.subject in (COST, CODE):
+            return self.examinations.ask(call, request)
         return self._refuse(call, f"there is no subject {request.subject[:20]!r}: launch, slice or session")
 
     def _why_launch(self, call: int, viewer: str, request: wire.Look) -> list[Command]:

@@ -81,7 +81,7 @@ class Moves:
         renamed = dict(pairs) | {other: one for one, other in pairs}
         commands: list[Send] = []
         for key, program in list(session.programs.items()):
-            parts = program.segments or (program,)
+            parts = program.parts
             meshes = {placed.mesh.id for part in parts for plan in part.plans.values() for placed in plan.slices}
             if not renamed.keys().isdisjoint(meshes):
                 del session.programs[key]

@@ -201,6 +201,11 @@ class PlannedProgram:
         return {island: _PLAN.decode(message.plan) for island, message in self.messages.items()}
 
     @property
+    def parts(self) -> tuple[PlannedProgram, ...]:
+        """Its segments, each of which hosts compile; or itself."""
+        return self.segments or (self,)
+
+    @property
     def is_ready(self) -> bool:
         """Whether all hosts have compiled it."""
         return len(self.ready) >= len(self.hosts)

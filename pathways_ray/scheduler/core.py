@@ -110,6 +110,8 @@ class SchedulerCore:
         if isinstance(message, wire.Peers):
             self.members.list_peers(message.peers)
             return [events.ToHosts(message)]
+        if isinstance(message, wire.Examine):
+            return [events.ToHosts(message)]
         if isinstance(message, wire.Inspect):
             view = island_view(self.island, self.order, self.deadlines, self.beats, self.story, message.launches)
             return [events.ToController(wire.Inspected(message.look, self.island, encode(view)))]
@@ -129,7 +131,7 @@ class SchedulerCore:
             case wire.Ready():
                 self.deadlines.compiling.pop((host, message.program), None)
                 return [events.ToController(message)]
-            case wire.Enqueued() | wire.Stored() | wire.Decided():
+            case wire.Enqueued() | wire.Stored() | wire.Decided() | wire.Examined():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._compare_orders(host, message)

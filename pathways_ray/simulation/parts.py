@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from pathways_ray.executor.run.steps import Computation, HostFunction, RunnableS
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import Bundle, Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
+from pathways_ray.observe.computations import Computation as Analysis
 from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Identity, Work
 from pathways_ray.simulation.transfer import Piece, Transfer
@@ -113,6 +114,9 @@ class SimulatedParts:
         missing = is_divergent(recipe) and self.host == placed.hosts[-1]
         outputs = len(executable.outputs) + 1  # and the end
         return self._computation(placed, outputs, executable.donated, compute, seconds, missing)
+
+    def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[Analysis, ...]:
+        return tuple(Analysis(k, str(k), times) for k, times in runs.items() if self.executable(k) is not None)
 
     def host_function(self, number: int) -> HostFunction:
         executable = self.plan.executables[number]

@@ -287,6 +287,7 @@ class Look(Message, tag=192):
 
     Subjects are "launch" (by the session's number for it, or, without a session, by its number in the cluster),
     "upload", "slice" and "session"; `of` is the session that has it. A tenant may ask for what is the tenant's.
+    "computations" and "code" ask what its program was compiled to: the answer has `observe.computations.Report`s.
     """
 
     session: int

@@ -1,4 +1,4 @@
-"""Messages to an island and from it: between the controller, its scheduler, and hosts; and those of hosts that join."""
+"""Messages to an island and from it: between the controller, its scheduler, and hosts."""
 
 from __future__ import annotations
 
@@ -117,7 +117,17 @@ class Inspect(Message, tag=190):
     launches: tuple[int, ...] = ()
 
 
-ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort
+class Examine(Message, tag=211):
+    """Controller to schedulers to hosts: somebody asks what a program was compiled to, and, with `text`, for its code.
+    Hosts that have a part in it answer `Examined`."""
+
+    look: int
+    program: int
+    tenant: str = ""
+    text: bool = False
+
+
+ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort | Examine
 ToIsland = (
     Peers
     | Program
@@ -130,6 +140,7 @@ ToIsland = (
     | CancelLaunch
     | Abort
     | Inspect
+    | Examine
 )
 
 
@@ -319,6 +330,16 @@ class Inspected(Message, tag=191):
     view: bytes
 
 
+class Examined(Message, tag=212):
+    """A host's answer to `Examine`: an `observe.computations.Report` as JSON, or nothing where it has no such program
+    any more."""
+
+    look: int
+    host: int
+    program: int
+    report: bytes
+
+
 FromHost = (
     HostUp
     | Ready
@@ -331,6 +352,7 @@ FromHost = (
     | Compiling
     | Stored
     | Decided
+    | Examined
 )
 FromIsland = (
     IslandUp
@@ -345,10 +367,8 @@ FromIsland = (
     | Stored
     | Inspected
     | Decided
+    | Examined
 )
-
-
-# --- resource manager, carried as bytes by Ray calls ------------------------------------------------------------------
 
 
 TO_ISLAND: Codec[ToIsland] = Codec(ToIsland)

@@ -7,7 +7,7 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.transport.message import Message
 
 
-class HostInfo(Message):
+class HostInfo(Message, frozen=True):
     """The report of a host that joins. `coordinator` is the address at which it could serve its island's group.
 
     `members` are all hosts of the island. Where a tenant has the island for itself, `tenant` is its name, and `base`
@@ -29,7 +29,7 @@ class HostInfo(Message):
     hardware: Hardware = Hardware()
 
 
-class JoinReply(Message):
+class JoinReply(Message, frozen=True):
     """The epoch of the host's island, and whom to talk to. `coordinator` is empty for an island of one host.
 
     The epoch is 0 when the island did not come together; then `absent` has the hosts that it waited for.

@@ -51,10 +51,26 @@ def test_debug_calls_come_from_both_islands_in_order(session: ClusterSession, sl
 
 
 def test_ahead_of_time_and_few_sizes(session: ClusterSession, slices: Slices) -> None:
-    ready: Any = jax.jit(lambda v: v @ v).lower(pw.put(V, slices.a4, P("x"))).compile()
+    """And what hosts compiled is what XLA says of it: of one device, which has a quarter of the array, and in code."""
+    lowered: Any = jax.jit(lambda v: v @ v).lower(pw.put(V, slices.a4, P("x")))
+    ready: Any = lowered.compile()
     assert float(ready(pw.put(V, slices.a4, P("x")))) == float(V @ V)
-    assert ready.cost_analysis()["flops"] == 16
+    assert lowered.cost_analysis()["flops"] == 16
+    assert 4 <= ready.cost_analysis()["flops"] < 16
+    assert ready.cost_analysis()["bytes accessed"] > 0
     assert ready.memory_analysis().peak_memory_in_bytes >= 8
+    assert ready.memory_analysis().generated_code_size_in_bytes >= 0
+    assert ready.as_text().startswith("HloModule")
+    assert "all-reduce" in ready.as_text()
+    there = pw.compiled(jnp.sin, slice=slices.b2)
+    both = pw.program(lambda v: there(pw.reshard(v, slices.b2) * 2)).lower(pw.put(V, slices.a4, P("x"))).compile()
+    assert both.cost_analysis()["transcendentals"] == 8
+    assert "cosine" not in both.as_text() and "sine" in both.as_text()
+    once = pw.compiled(lambda v: jax.lax.while_loop(lambda u: u[0] < 3, lambda u: u + 1, v), slice=slices.a1)
+    assert once.lower(V).compile().cost_analysis()["flops"] < 100  # without what has it run by a thread of its own
+    here = pw.compiled(lambda v: v * 3.0, slice=slices.a4)
+    chosen = pw.program(lambda v: pw.cond(v.sum() > 3, lambda u: there(u), lambda u: here(u), v))
+    assert chosen.lower(V).compile().cost_analysis()["transcendentals"] == 8  # a program that decides: all its parts
     serve = pw.padded(pw.compiled(lambda w, rows: rows @ w, slice=slices.b4), sizes=(4, 8), in_axes=(None, 0))
     w = pw.put(np.ones((3, 2), np.float32), slices.b4)
     pw.warmup(serve, (w, np.zeros((1, 3), np.float32)))

@@ -218,7 +218,7 @@ def test_lowered_program_prints_graph_plan_and_explanation(session, slices) -> N
     explained = lowered.explain()
     for part in ("devices 0.0, 0.1, 0.2, 0.3", "bytes a device", "gang 0", "transfers and reshards: 1"):
         assert part in explained, explained
-    with pytest.raises(pw.errors.UsageError, match="'graph' or 'plan', not 'hlo'"):
+    with pytest.raises(pw.errors.UsageError, match="'graph', 'plan' or 'stablehlo', not 'hlo'"):
         lowered.as_text("hlo")
 
 

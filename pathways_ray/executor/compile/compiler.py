@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -124,6 +125,11 @@ def with_end(run: Function) -> Function:
     return lambda *given: (*run(*given), jax.numpy.float32(0))
 
 
+def name_of(executable: Executable) -> str:
+    """The names of the functions that are composed into one computation."""
+    return " + ".join(dict.fromkeys(part.name for part in functions_in(executable.recipe.parts)))
+
+
 Calls = Mapping[str, export.Exported]
 """The functions of a recipe by digest."""
 
@@ -145,6 +151,7 @@ class Compiler:
         self._exported: OrderedDict[str, tuple[export.Exported, int]] = OrderedDict()
         self._exported_bytes = 0
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
+        self._costs: weakref.WeakKeyDictionary[Any, Mapping[str, float]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def mesh(self, placed: PlacedSlice) -> Mesh:
@@ -170,7 +177,7 @@ class Compiler:
             CompileError: XLA, or the export format, refused it.
         """
         parts = list(functions_in(executable.recipe.parts))
-        name = " + ".join(dict.fromkeys(part.name for part in parts))
+        name = name_of(executable)
         key = encode(
             (
                 executable.recipe,
@@ -242,7 +249,14 @@ class Compiler:
         compiled = build(with_end(run))
         self.backend.check(compiled, len(self.island))
         here = sum(device.host == self.host for device in placed.devices)
-        return self.backend.prepare(compiled, here, lambda change: build(change(run)))
+        made = self.backend.prepare(compiled, here, lambda change: build(change(run)))
+        if made is not compiled:
+            self._costs[made] = compiled.cost_analysis()
+        return made
+
+    def cost_of(self, compiled: Any) -> Mapping[str, float] | None:
+        """XLA's cost of a computation that was built again, before it was; None of others."""
+        return self._costs.get(compiled)
 
     def _compile_as_is(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
         """A module that brings its own shardings. It takes and gives all that the node does, in the same order."""

@@ -10,11 +10,13 @@ import jax
 from pathways_ray.compat import shards_of
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.calls.calls import HostCalls
-from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.compile.analysis import analysis
+from pathways_ray.executor.compile.compiler import Compiler, name_of
 from pathways_ray.executor.data.edges import Incoming, Outgoing
 from pathways_ray.executor.run.steps import HostFunction
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
+from pathways_ray.observe.computations import Computation
 
 
 class CompiledParts:
@@ -56,6 +58,13 @@ class CompiledParts:
     def host_function(self, number: int) -> HostFunction:
         function: HostFunction = self._executables[number]
         return function
+
+    def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[Computation, ...]:
+        return tuple(
+            analysis(compiled, number, name_of(executable), runs.get(number, 0), text, self.compiler.cost_of(compiled))
+            for number, (executable, compiled) in enumerate(zip(self.plan.executables, self._executables, strict=True))
+            if compiled is not None and host_part(executable.recipe) is None
+        )
 
     def _host_function(self, executable: Executable, functions: Mapping[str, bytes]) -> HostFunction:
         part = host_part(executable.recipe)

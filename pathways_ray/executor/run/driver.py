@@ -114,6 +114,7 @@ class HostDriver:
             do.Free: self._free,
             do.FreeSession: self._free_session,
             do.Prepare: self._prepare,
+            do.Ask: self._ask,
             do.Forget: self._forget,
             do.SetPeers: lambda change: io.set_peers(change.peers),
             do.Send: lambda send: io.send(send.message),
@@ -179,6 +180,11 @@ class HostDriver:
             return do.PreparationFailed(message.program, failure)
         self.programs[message.program] = prepared
         return do.Prepared(message.program, host_plan, prepared.temporary_bytes)
+
+    def _ask(self, ask: do.Ask) -> None:
+        look, number, text = ask.message.look, ask.message.program, ask.message.text
+        program = self.programs[number]
+        self.io.in_background(ask.message.tenant, lambda: do.Examined(look, number, program.report(number, text)))
 
     # --- the values of launches ---------------------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Events of a host and the instructions that follow from them.
 
 Both are values: they hold numbers, wire messages and failures, and never an array, a computation or a connection. So
-they can be logged, compared, and replayed into a fresh `HostCore`. Of what the driver is told to do, `Prepare` and
-`AwaitInputs` come back as exactly one event each; the rest is done when the driver has gone on to the next instruction.
+they can be logged, compared, and replayed into a fresh `HostCore`. Of what the driver is told to do, `Prepare`, `Ask`
+and `AwaitInputs` come back as exactly one event each; the rest is done when the driver has gone on to the next one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.transport.messages import IslandLaunch, Message, Peer, Program, ToHost
+from pathways_ray.transport.messages import Examine, IslandLaunch, Message, Peer, Program, ToHost
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -45,7 +45,15 @@ class InputsArrived(msgspec.Struct, frozen=True):
     failure: Failure | None
 
 
-Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived
+class Examined(msgspec.Struct, frozen=True):
+    """The computations of a program, as JSON, for the look that asks."""
+
+    look: int
+    program: int
+    report: bytes
+
+
+Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived | Examined
 """A message of the scheduler, or something that an instruction led to."""
 
 
@@ -142,6 +150,12 @@ class Prepare(msgspec.Struct, frozen=True):
     message: Program
 
 
+class Ask(msgspec.Struct, frozen=True):
+    """Ask the compiler what it made of a program; report `Examined`."""
+
+    message: Examine
+
+
 class Forget(msgspec.Struct, frozen=True):
     """Let go of a prepared program."""
 
@@ -172,6 +186,7 @@ Instruction = (
     | Free
     | FreeSession
     | Prepare
+    | Ask
     | Forget
     | SetPeers
     | Send

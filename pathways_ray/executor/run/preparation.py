@@ -26,6 +26,8 @@ class Preparation:
             wire.DropProgram: self._dropped,
             do.Prepared: self._prepared,
             do.PreparationFailed: self._failed,
+            wire.Examine: self._asked,
+            do.Examined: self._examined,
         }
 
     def handle(self, event: do.Event, now: float) -> list[do.Instruction]:
@@ -58,6 +60,15 @@ class Preparation:
         self.story.note(Entry(now, "program refused", f"number {event.program}", event.failure.message))
         self.wanted.discard(event.program)  # it may be sent again, to try again
         return [do.Send(wire.Ready(self.host, event.program, 0, event.failure))]
+
+    def _asked(self, message: wire.Examine, now: float) -> list[do.Instruction]:
+        prepared = self.programs.get(message.program)
+        if prepared is None or not prepared.plan.has_part:
+            return [do.Send(wire.Examined(message.look, self.host, message.program, b""))]
+        return [do.Ask(message)]
+
+    def _examined(self, event: do.Examined, now: float) -> list[do.Instruction]:
+        return [do.Send(wire.Examined(event.look, self.host, event.program, event.report))]
 
     def _dropped(self, message: wire.DropProgram, now: float) -> list[do.Instruction]:
         self.programs.pop(message.program, None)

@@ -5,6 +5,7 @@ What is compiled, and what touches devices or peers, comes through `Parts`. `Com
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,6 +28,8 @@ from pathways_ray.executor.run.steps import (
     Slots,
 )
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
+from pathways_ray.observe import computations
+from pathways_ray.observe.computations import REPORT
 from pathways_ray.transport.messages import IslandLaunch
 
 
@@ -43,6 +46,10 @@ class Parts(Protocol):
 
     def host_function(self, number: int) -> HostFunction:
         """Executable `number` of the plan, which is a host function on a slice that this host has a part of."""
+
+    def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[computations.Computation, ...]:
+        """The compiler's figures of the executables in which this host has a part, and with `text` their code. `runs`
+        has for each how often a launch has it run."""
 
     def reshard(self, bundle: int) -> Computation:
         """The computation that takes and gives one array for each edge of a bundle."""
@@ -107,6 +114,12 @@ class PreparedProgram:
                 return ReshardStep(step, parts.reshard(step.bundle), host)
             case Regroup():
                 return RegroupStep(step, parts.regroup(step), host)
+
+    def report(self, number: int, text: bool) -> bytes:
+        """The computations of program `number`, which this is: an `observe.computations.Report` as JSON."""
+        plan = self.plan.plan
+        runs = Counter(step.executable for step in plan.steps if isinstance(step, Execute))
+        return REPORT.encode(computations.Report(number, plan.island, self.parts.analyses(runs, text)))
 
     # --- launches -----------------------------------------------------------------------------------------------------
 

@@ -24,11 +24,13 @@ from pathways_ray.client.buffer import DELETED, READY, Buffer, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, mesh_of
+from pathways_ray.executor.compile.analysis import analysis
 from pathways_ray.ir.evaluate import evaluate
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Transfer, host_part
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import Layout, SliceType
 from pathways_ray.jax_types import partition_spec
+from pathways_ray.observe.computations import Computation
 from pathways_ray.transport.host_calls import filled, taken_apart
 from pathways_ray.transport.messages import Explained
 from tests.unit.client.offline import Controller, Hosts
@@ -116,6 +118,25 @@ class LocalSession(Session):
         self.compiled += 1
         return Explained("", "", {0: 64})
 
+    def computations(self, program: int, text: bool = False) -> list[Computation]:
+        graph, functions = self._programs[program]
+        found = []
+        for number, node in enumerate(graph.nodes):
+            if not isinstance(node, Compute) or host_part(graph.recipes[node.recipe]) is not None:
+                continue
+            (part,) = graph.recipes[node.recipe].parts
+            assert isinstance(part, Part)
+            meshes = _meshes(graph)
+            shardings = [[_sharding(meshes, o) for o in side] for side in (node.input_layouts, node.output_layouts)]
+            exported = functions[part.function]
+            given = [
+                jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding)
+                for aval, sharding in zip(exported.in_avals, shardings[0], strict=True)
+            ]
+            compiled = jax.jit(exported.call, out_shardings=tuple(shardings[1])).lower(*given).compile()
+            found.append(analysis(compiled, number, part.name, 1, text))
+        return found
+
     def close(self) -> None:
         assert api  # has JAX take arrays and calls
         if self in context.sessions:
@@ -134,11 +155,19 @@ def _jitted(exported: export.Exported, shardings: Any) -> Any:
     return jax.jit(exported.call, out_shardings=shardings)
 
 
+def _meshes(graph: Graph) -> dict[int, Mesh]:
+    return {s.id: Mesh(np.array(jax.devices("cpu")[: s.size]).reshape(s.shape), s.axes) for s in graph.slices}
+
+
+def _sharding(meshes: dict[int, Mesh], layout: Layout) -> NamedSharding:
+    return NamedSharding(meshes[layout.slice], partition_spec(layout.spec))
+
+
 def _run(graph: Graph, functions: dict[str, Any], arguments: list[Any]) -> list[Any]:
-    meshes = {s.id: Mesh(np.array(jax.devices("cpu")[: s.size]).reshape(s.shape), s.axes) for s in graph.slices}
+    meshes = _meshes(graph)
 
     def placed(value: Any, layout: Layout) -> Any:
-        return jax.device_put(np.asarray(value), NamedSharding(meshes[layout.slice], partition_spec(layout.spec)))
+        return jax.device_put(np.asarray(value), _sharding(meshes, layout))
 
     made: list[list[Any]] = []
     for node in graph.nodes[:-1]:
@@ -153,7 +182,7 @@ def _run(graph: Graph, functions: dict[str, Any], arguments: list[Any]) -> list[
             placed(made[ref.node][ref.output], layout)
             for ref, layout in zip(node.inputs, node.input_layouts, strict=True)
         ]
-        shardings = tuple(NamedSharding(meshes[o.slice], partition_spec(o.spec)) for o in node.output_layouts)
+        shardings = tuple(_sharding(meshes, layout) for layout in node.output_layouts)
 
         def call(part: Part, taken: list[Any], shardings: Any = shardings) -> Any:
             if part.host_limit_ms:

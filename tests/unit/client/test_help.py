@@ -9,6 +9,9 @@ import textwrap
 import pytest
 
 import pathways_ray as pw
+from pathways_ray.client.api import ClusterSession
+from pathways_ray.client.snapshots import Snapshot
+from pathways_ray.client.versioned import Versioned
 
 
 @pytest.mark.parametrize("name", pw.__all__)
@@ -17,6 +20,26 @@ def test_help_has_an_example(name: str) -> None:
     blocks = [textwrap.dedent("\n".join(run)) for run in _indented(text)]
     codes = [block for block in blocks if _is_code(block)]
     assert codes, f"help(pw.{name}) has no example"
+
+
+METHODS = {
+    "Array": ["block_until_ready", "is_ready", "add_done_callback", "cancel", "delete", "why"],
+    "Session": ["status", "suspend", "resume", "virtual_slice", "proxy"],
+    "VirtualSlice": ["move", "explain", "release"],
+}
+"""What users call of the classes that they see."""
+ISLANDS = ["add_island", "drain_island", "undrain_island", "remove_island", "spread_islands"]
+
+
+def test_help_of_methods_has_an_example() -> None:
+    methods = [(getattr(pw, kind), name) for kind, names in METHODS.items() for name in names]
+    methods += [(ClusterSession, name) for name in ISLANDS]
+    methods += [(Versioned, name) for name in ("push", "latest", "restore")]
+    methods += [(Snapshot, "restore")]
+    for kind, name in methods:
+        blocks = _indented(inspect.getdoc(getattr(kind, name)) or "")
+        codes = [block for block in (textwrap.dedent("\n".join(run)) for run in blocks) if _is_code(block)]
+        assert codes, f"help of {kind.__name__}.{name} has no example"
 
 
 def _indented(text: str) -> list[list[str]]:

@@ -69,8 +69,6 @@ def test_a_checkpoint_is_written_by_calls_that_say_how_much_of_it_is_there(
     assert list(checkpoints_on_hosts.groups([500, 1, 1])) == [range(1), range(1, 3)]
 
 
-# A save that is refused leaves Orbax's own tasks behind.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("trusted", [True, False])
 def test_a_state_is_saved_and_restored_onto_slices(session, tmp_path: Path, trusted: bool) -> None:
     """Through the hosts where they may run Python, and else through the client."""
@@ -93,5 +91,33 @@ def test_a_state_is_saved_and_restored_onto_slices(session, tmp_path: Path, trus
     np.testing.assert_array_equal(np.asarray(plain["w"]), w)
     with pytest.raises(ValueError, match=r"w has shape \(8,\) in the checkpoint, and is to be restored as \(4,\)"):
         checkpoints.restore(tmp_path / "state", state | pw.like({"w": w[:4]}, b))
-    with pytest.raises(pw.errors.UsageError, match=r"k has typed keys, .*save jax.random.key_data of it"):
-        checkpoints.save(tmp_path / "keys", {"k": pw.put(jax.random.key(0), a)})
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_typed_keys_are_saved_as_those_of_plain_jax(session, tmp_path: Path, trusted: bool) -> None:
+    """Beside other arrays, of this process too; and plain JAX reads them, and the other way round."""
+    session.trusted = trusted
+    a, b = session.virtual_slice((4,), ("x",)), session.virtual_slice((2,), ("x",))
+    one, four = jax.random.key(3), jax.random.split(jax.random.key(5, impl="rbg"), 4)
+    state = {"one": pw.put(one, a), "four": pw.put(four, a, P("x")), "here": jax.random.key(7), "v": jnp.ones(3)}
+    plain = {"one": one, "four": four, "here": state["here"], "v": state["v"]}
+    checkpoints = ocp.StandardCheckpointer()
+    for name, saved in (("ours", state), ("plain", plain)):
+        checkpoints.save(tmp_path / name, saved)
+        checkpoints.wait_until_finished()
+        onto = pw.like({"one": one}, b) | pw.like({"four": four}, b, P("x")) | {"here": one, "v": state["v"]}
+        for target in (state, plain, onto, None):
+            found = checkpoints.restore(tmp_path / name, target)
+            for leaf, expected in plain.items():
+                if target is not None or name == "plain":  # else what lay on slices comes as NumPy arrays
+                    assert found[leaf].dtype == expected.dtype
+                np.testing.assert_array_equal(*map(_data, (found[leaf], expected)))
+            if target is state or target is onto:
+                where = a if target is state else b
+                assert (found["four"].slice, found["four"].sharding.spec[0]) == (where, "x")
+    with pytest.raises(ValueError, match=r"one has key<fry> in the checkpoint, and is to be restored as key<rbg>"):
+        checkpoints.restore(tmp_path / "ours", state | pw.like({"one": jax.random.key(0, impl="rbg")}, b))
+
+
+def _data(value: Any) -> Any:
+    return np.asarray(jax.random.key_data(value) if jnp.issubdtype(value.dtype, jax.dtypes.prng_key) else value)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
@@ -33,7 +33,7 @@ def test_ahead_of_time(session) -> None:
         found = ready(x, m)["y"]
         assert (found.slice, lowered.out_info["y"].shape) == (a, (8,))
         np.testing.assert_allclose(np.asarray(found), np.tanh(V @ M))
-        assert ready.cost_analysis() == {"flops": 2 * 64 + 8, "bytes accessed": 4 * (64 + 8 + 8 + 8 + 8)}
+        assert lowered.cost_analysis() == {"flops": 2 * 64 + 8, "bytes accessed": 4 * (64 + 8 + 8 + 8 + 8)}
         memory: Any = ready.memory_analysis()
         assert memory.argument_size_in_bytes == 8 * 4 + 64
         assert memory.output_size_in_bytes in (8, 32)
@@ -47,6 +47,43 @@ def test_ahead_of_time(session) -> None:
             ready(x)
     here = jax.jit(layer).lower(V, M).compile()
     assert type(here(V, M)["y"]) is not pw.Array
+
+
+def test_what_is_said_of_a_compiled_function_is_what_xla_says_of_it_in_jax(session) -> None:
+    """The same names and figures: of one device, and with the code that XLA made."""
+    a = session.virtual_slice((4,), ("x",))
+    mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("x",))
+    plain: Any = jax.jit(layer, out_shardings=NamedSharding(mesh, P())).lower(
+        *jax.device_put((V, M), (NamedSharding(mesh, P()), NamedSharding(mesh, P("x"))))
+    )
+    expected: Any = plain.compile()
+    ours = pw.compiled(layer, slice=a, in_specs=(P(), P("x"))).lower(V, M)
+    found = ours.compile()
+    for name in ("flops", "transcendentals", "bytes accessed"):
+        assert found.cost_analysis()[name] == expected.cost_analysis()[name] > 0
+    memory, said = found.memory_analysis(), expected.memory_analysis()
+    assert memory.argument_size_in_bytes == said.argument_size_in_bytes
+    assert memory.temp_size_in_bytes == said.temp_size_in_bytes
+    assert "all-reduce" in found.as_text()
+    assert found.as_text().startswith("HloModule")
+    assert "stablehlo.dot_general" in ours.as_text("stablehlo")
+    assert found.as_text("graph").startswith("program")
+    assert ours.donate_argnums == ()
+    assert jax.tree.leaves(ours.args_info)[1].shape == (8, 8)
+    giving = pw.jit(layer, slice=a, donate_argnums=1).lower(V, M)
+    assert giving.donate_argnums == (1,)
+    assert [info.donated for info in jax.tree.leaves(giving.args_info)] == [False, True]
+
+
+def test_the_cost_of_a_program_is_that_of_its_computations(session) -> None:
+    a, b = session.virtual_slice((4,), ("x",)), session.virtual_slice((2,), ("x",))
+    one = pw.compiled(lambda v, m: v @ m, slice=a)
+    two = pw.compiled(lambda v: jnp.sin(v), slice=b)
+    cost = pw.program(lambda v, m: two(one(v, m))).lower(V, M).compile().cost_analysis()
+    parts = [one.lower(V, M).compile().cost_analysis(), two.lower(V).compile().cost_analysis()]
+    assert cost["flops"] == parts[0]["flops"] == 2 * 64
+    assert cost["transcendentals"] == parts[1]["transcendentals"] == 8
+    assert not any("{" in name for name in cost)  # what is of one operand of one computation has no sum
 
 
 def test_types_before_values(session) -> None:

@@ -32,6 +32,8 @@ from pathways_ray.transport.messages import (
     Account,
     BarrierReached,
     Done,
+    Examine,
+    Examined,
     Gang,
     Heartbeat,
     HostDown,
@@ -294,3 +296,12 @@ def test_hosts_with_different_orders_are_reported_with_the_launch_at_fault() -> 
     assert {down.kind for down in downs(commands)} == {"OrderMismatch"}
     assert "one had gang 0 of launch 1 of program 'p' where another had gang 0 of launch 2" in downs(commands)[1].reason
     assert any("dispatched session 1 launch 1: p" in line for line in downs(commands)[0].story)
+
+
+def test_who_asks_what_a_program_was_compiled_to_asks_the_hosts() -> None:
+    core = SchedulerCore(0, [0], 4)
+    core.handle(HostConnected(up(0)), 0.0)
+    ask = Examine(3, 9, "alice")
+    assert core.handle(ControllerMessage(ask), 0.0) == [ToHosts(ask)]
+    said = Examined(3, 0, 9, b"{}")
+    assert core.handle(HostMessage(0, 1, said), 0.0) == [ToController(said)]

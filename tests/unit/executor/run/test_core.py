@@ -42,6 +42,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import IslandPlan, NodeLabel, Regroup
+from pathways_ray.observe.computations import REPORTS, Computation, Report
 from pathways_ray.observe.views import MAX_STOPPED, Stopped
 from pathways_ray.transport.messages import (
     Abort,
@@ -52,6 +53,8 @@ from pathways_ray.transport.messages import (
     DropProgram,
     DropSession,
     Enqueued,
+    Examine,
+    Examined,
     IslandLaunch,
     IslandLaunchFailed,
     Message,
@@ -194,6 +197,9 @@ class Host:
 
         return run
 
+    def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[Computation, ...]:
+        return tuple(Computation(k, str(k), times, text=str(text)) for k, times in sorted(runs.items()))
+
     def host_function(self, number: int) -> Callable[..., Any]:
         """The test says when a call is over; what it gives is a text."""
         assert self.plan is not None
@@ -320,6 +326,24 @@ def test_a_launch_of_a_program_that_a_restarted_host_does_not_have_fails() -> No
     (message,) = host.messages
     assert isinstance(message, IslandLaunchFailed)
     assert (message.sequence, message.failure.kind) == (5, "HostLost")
+
+
+def test_what_a_program_was_compiled_to_is_told_who_asks() -> None:
+    """1. Asked for, a program's computations are told in the background. 2. One that is not there is told as such. 3.
+    One that is dropped meanwhile is told still."""
+    host = host_with_call()
+    host.handle(Examine(5, 1, "alice", True))
+    assert host.messages == []
+    host.compiled()
+    (said,) = host.messages
+    assert isinstance(said, Examined)
+    expected = Report(1, 0, (Computation(0, "0", 1, text="True"),))
+    assert (said.look, said.host, REPORTS.decode(b"[" + said.report + b"]")) == (5, 0, (expected,))
+    host.handle(Examine(6, 2))
+    assert host.messages[1] == Examined(6, 0, 2, b"")
+    host.handle(Examine(7, 1), DropProgram(1, 1))
+    host.compiled()
+    assert host.messages[2] == Examined(7, 0, 1, said.report.replace(b"True", b"False"))
 
 
 def test_what_a_peer_may_still_read_is_copied_before_it_is_donated() -> None:
