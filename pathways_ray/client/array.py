@@ -197,12 +197,13 @@ class Array(SliceArray):
         return Array(self._buffer, self._type)
 
     def __deepcopy__(self, memo: Any) -> Any:
-        return self.__reduce__()
+        """A copy on the slice."""
+        return memo.setdefault(id(self), self.copy())
 
     def __reduce__(self) -> Any:
         raise UsageError(
-            f"{self!r} is a handle of this session, which can be neither pickled nor copied deeply; take "
-            "np.asarray(y), its value, or have a program make another array of it"
+            f"{self!r} is a handle of this session, which cannot be pickled; np.asarray(y) is its value, and "
+            "Orbax saves trees of such arrays"
         )
 
     def __repr__(self) -> str:

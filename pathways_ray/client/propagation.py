@@ -91,10 +91,11 @@ class _Walk:
             aval: Any = atom.aval
             if not hasattr(aval, "shape") or prng.is_key(aval):
                 return None
-            avals.append(aval.update(sharding=NamedSharding(self.mesh, _padded(spec, len(aval.shape)))))
+            avals.append((aval, NamedSharding(self.mesh, _padded(spec, len(aval.shape)))))
         try:
-            found = equation.primitive.abstract_eval(*avals, **equation.params)[0]
-        except Exception:  # whatever JAX refuses to decide
+            typed = [aval.update(sharding=sharding) for aval, sharding in avals]
+            found = equation.primitive.abstract_eval(*typed, **equation.params)[0]
+        except Exception:  # whatever JAX refuses to decide, such as of sizes that do not divide
             return None
         results = found if equation.primitive.multiple_results else [found]
         return [_spec(result.sharding.spec, self.mesh) for result in results]

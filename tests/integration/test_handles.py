@@ -41,14 +41,18 @@ def test_arrays_are_compared_by_value(session, inc) -> None:
     assert f"{y}" == str(y)
 
 
-def test_handles_are_neither_pickled_nor_copied_deeply(session, inc, equal) -> None:
+def test_handles_are_copied_and_not_pickled(session, inc, equal) -> None:
     y = inc(V)
-    for call in (pickle.dumps, copy.deepcopy, lambda v: copy.deepcopy({"a": [v]})):
-        with pytest.raises(pw.errors.UsageError, match=r"float32\[8\].*is a handle of this session.*np.asarray"):
-            call(y)
-    again = copy.copy(y)
-    del y
-    equal(again, V + 1)
+    with pytest.raises(pw.errors.UsageError, match=r"float32\[8\].*is a handle of this session.*np.asarray"):
+        pickle.dumps(y)
+    again, best = copy.copy(y), copy.deepcopy({"a": [y, y], "on": inc.slice})
+    assert best["a"][0] is best["a"][1]
+    assert best["on"] is inc.slice
+    y.delete()
+    equal(best["a"][0], V + 1)  # an array of its own
+    with pytest.raises(pw.errors.BufferDeleted):
+        np.asarray(again)  # another handle to the same one
+    again = best["a"][0]
     with pytest.raises(ValueError, match="cannot be had without a copy"):
         np.array(again, copy=False)
 

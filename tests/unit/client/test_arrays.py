@@ -177,6 +177,14 @@ def test_shardings_of_a_jitted_function_say_where_it_runs(session, a4, b22) -> N
         here(y)
 
 
+def test_sizes_that_do_not_divide_may_be_constrained_inside(session, a4) -> None:
+    """As in JAX: XLA pads there. A result of such sizes is whole on each device."""
+    x = pw.put(M, a4, P("x"))
+    f = jax.jit(lambda v: jax.lax.with_sharding_constraint(v[:7], NamedSharding(a4.mesh, P("x"))) * 2)
+    assert f(x).sharding.spec == P()
+    np.testing.assert_array_equal(np.asarray(f(x)), M[:7] * 2)
+
+
 # --- typed keys -------------------------------------------------------------------------------------------------------
 
 
