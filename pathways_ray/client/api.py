@@ -343,12 +343,15 @@ def adopt(cluster: Any) -> ClusterSession:
     except BaseException:
         cluster.stop()
         raise
+    atexit.unregister(shutdown)
+    atexit.register(
+        shutdown
+    )  # before Ray's own handlers, which were registered since: a call after them starts Ray again
     session.cluster, session.token = cluster, cluster.token
     context.sessions.append(session)
     registry.write(cluster.url, cluster.token, cluster.ca)
     return session
 
 
-# Sessions close before Ray's own exit handler runs, so that nothing is left waiting for a dead controller.
 atexit.register(shutdown)
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -125,7 +125,7 @@ def lower(traced: Any) -> Any:
     slices = [kind.slice for kind in types if kind.slice is not None]
     session = cast(Session, slices[0].session) if slices else _session(captured, closed, params)
     program = _program(session, captured, [*(array._type for array in captured), *types], closed, params)
-    return Lowered(Holding(program, captured), types, traced.in_tree, traced.out_tree)
+    return Lowered(Holding(program, captured), types, traced.in_tree, traced.out_tree, "stablehlo")
 
 
 class Holding:

@@ -132,10 +132,14 @@ class Lowered:
 
     Args:
         kinds: the type of each leaf of the arguments, in the tree `in_tree`.
+        dialect: the one that `as_text()` shows: "graph", or for what `jax.jit` made "stablehlo", as JAX does.
     """
 
-    def __init__(self, program: Launchable, kinds: Sequence[ArgumentType], in_tree: Any, out_tree: Any) -> None:
+    def __init__(
+        self, program: Launchable, kinds: Sequence[ArgumentType], in_tree: Any, out_tree: Any, dialect: str = "graph"
+    ) -> None:
         self.program = program
+        self._dialect = dialect
         self.in_tree, self.out_tree = in_tree, out_tree
         self._kinds = list(kinds)
 
@@ -187,10 +191,10 @@ class Lowered:
         work: Work = self.program.work
         return {"flops": work.operations, "bytes accessed": work.bytes}
 
-    def as_text(self, dialect: str = "graph") -> str:
+    def as_text(self, dialect: str | None = None) -> str:
         """The program: "graph" as traced, "plan" as placed, step by step for each island, "stablehlo" the code of its
         functions as exported."""
-        return self.program.as_text(dialect)
+        return self.program.as_text(dialect or self._dialect)
 
     def explain(self) -> str:
         """Devices, bytes, order and peak memory. Compiles the program."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pathways_ray as pw
 from pathways_ray.client import orbax_arrays
 from pathways_ray.client.api import ClusterSession
 from pathways_ray.client.data import DataLinks
-from tests.integration.conftest import Cluster, Slices
+from tests.integration.conftest import ROOT, Cluster, Slices
 
 Equal = Callable[[Any, Any], None]
 
@@ -70,13 +71,26 @@ def test_ahead_of_time_and_few_sizes(session: ClusterSession, slices: Slices) ->
     once = pw.compiled(lambda v: jax.lax.while_loop(lambda u: u[0] < 3, lambda u: u + 1, v), slice=slices.a1)
     assert once.lower(V).compile().cost_analysis()["flops"] < 100  # without what has it run by a thread of its own
     here = pw.compiled(lambda v: v * 3.0, slice=slices.a4)
-    chosen = pw.program(lambda v: pw.cond(v.sum() > 3, lambda u: there(u), lambda u: here(u), v))
+    chosen = pw.program(lambda v: pw.cond(v.sum() > 3, lambda u: pw.reshard(there(u), slices.a4), lambda u: here(u), v))
     assert chosen.lower(V).compile().cost_analysis()["transcendentals"] == 8  # a program that decides: all its parts
     serve = pw.padded(pw.compiled(lambda w, rows: rows @ w, slice=slices.b4), sizes=(4, 8), in_axes=(None, 0))
     w = pw.put(np.ones((3, 2), np.float32), slices.b4)
     pw.warmup(serve, (w, np.zeros((1, 3), np.float32)))
     for count in (1, 4, 7):
         np.testing.assert_array_equal(serve(w, np.ones((count, 3), np.float32)), np.full((count, 2), 3.0))
+
+
+def test_the_code_of_the_page_about_watching_runs(
+    session: ClusterSession, slices: Slices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    f, x = pw.compiled(lambda v: v + 1, slice=slices.a4), pw.put(V, slices.a4)
+    names = {"pw": pw, "f": f, "x": x, "y": f(x).block_until_ready()}
+    page = (ROOT / "docs" / "observe.md").read_text(encoding="utf-8")
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/observe.md", "exec"), names)
+    assert "is ready" in capsys.readouterr().out
+    assert (tmp_path / "t.json").stat().st_size > 0
 
 
 def test_a_checkpoint_goes_from_slice_to_slice(

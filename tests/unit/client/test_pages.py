@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 import pathways_ray as pw
 from pathways_ray.client import context
+from pathways_ray.client.api import ClusterSession
 from tests.unit.client.local import LocalSession, opened
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,12 +20,15 @@ PAGES = ["README.md", "docs/arrays.md", "docs/coming_from_jax.md", "docs/guide.m
 ELSEWHERE = {
     "docs/launch.md": "excerpts of the code (test_launch_page.py)",
     "docs/schedules.md": "test_schedules_page.py",
-    "docs/jax_programs.md": "starts processes",
-    "docs/observe.md": "asks a cluster",
-    "docs/operations.md": "starts a cluster of two islands (integration/test_placement.py)",
-    "docs/security.md": "wants certificates",
+    "docs/observe.md": "asks a cluster (integration/test_first_day.py)",
 }
 """Pages whose code does not run here, and why."""
+DEPLOYMENTS = {
+    "docs/jax_programs.md": "starts processes (integration/test_proxy.py)",
+    "docs/operations.md": "starts a cluster of two islands (integration/test_placement.py)",
+    "docs/security.md": "listens at an address of its own, with certificates (integration/test_tls.py)",
+}
+"""Pages whose code runs here on nothing but the signatures of what it calls."""
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PRELUDE = re.compile(r"^```\n(import jax, .*?)^```", re.MULTILINE | re.DOTALL)
 """Code that a page says that each of its blocks begins with."""
@@ -61,11 +67,26 @@ def test_the_code_of_a_page_runs(page: str, monkeypatch: pytest.MonkeyPatch, cap
         assert text in printed
 
 
+@pytest.mark.parametrize("page", DEPLOYMENTS)
+def test_the_code_of_a_page_about_deployments_calls_what_there_is(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = mock.create_autospec(ClusterSession, instance=True)
+    session.proxy.return_value.__enter__.return_value.env = {}
+    where = mock.create_autospec(pw.VirtualSlice, instance=True)
+    for name, made in (("init", session), ("connect", session), ("virtual_slice", where)):
+        monkeypatch.setattr(pw, name, mock.create_autospec(getattr(pw, name), return_value=made))
+    monkeypatch.setattr(subprocess, "run", mock.create_autospec(subprocess.run))
+    blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), {"pw": pw, "token": "a token"})
+    assert pw.init.called  # type: ignore[attr-defined]
+
+
 def test_the_code_of_every_page_runs_somewhere_or_is_python() -> None:
     with_code = {str(path.relative_to(ROOT)) for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]}
     for page in sorted(with_code - set(PAGES) - {"docs/launch.md"}):
         blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
-        assert page in ELSEWHERE or not blocks, f"the code of {page} is in no test"
+        assert page in ELSEWHERE or page in DEPLOYMENTS or not blocks, f"the code of {page} is in no test"
         for block in blocks:
             compile(block, page, "exec")
 

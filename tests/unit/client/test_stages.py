@@ -71,6 +71,7 @@ def test_what_is_said_of_a_compiled_function_is_what_xla_says_of_it_in_jax(sessi
     assert ours.donate_argnums == ()
     assert jax.tree.leaves(ours.args_info)[1].shape == (8, 8)
     giving = pw.jit(layer, slice=a, donate_argnums=1).lower(V, M)
+    assert "stablehlo.dot_general" in giving.as_text()  # what jax.jit gives shows what it shows in JAX
     assert giving.donate_argnums == (1,)
     assert [info.donated for info in jax.tree.leaves(giving.args_info)] == [False, True]
 
