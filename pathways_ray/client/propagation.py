@@ -25,6 +25,10 @@ _CALLS |= {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr", "re
 """Operations that do what a jaxpr among their parameters says, once."""
 
 
+_ROUNDS = 3
+"""Times that the body of a loop is walked until its carry lies as it did."""
+
+
 def output_specs(closed: jex_core.ClosedJaxpr, specs: Sequence[Spec], mesh: SliceType) -> list[Spec]:
     """The spec of each result of a traced function whose arguments lie as `specs` say.
 
@@ -77,12 +81,28 @@ class _Walk:
             jaxpr = getattr(inner, "jaxpr", inner)
             if len(jaxpr.invars) == len(inputs):
                 return self.run(jaxpr, inputs)
+        if name == "scan":
+            return self._scan(equation.params, inputs)
         if any(inner_jaxprs(equation)):
             return _like_operands(equation, inputs)
         if name == "dot_general":
             inputs = _without_contracted(equation, inputs)
         found = self._by_rule(equation, inputs)
         return found if found is not None else _like_operands(equation, inputs)
+
+    def _scan(self, params: Any, inputs: list[Spec]) -> list[Spec]:
+        """The specs of the last carry and of what each round gives, stacked along a dimension that is whole."""
+        consts, carries, body = params["num_consts"], params["num_carry"], params["jaxpr"].jaxpr
+        carry, rows = inputs[consts : consts + carries], [spec[1:] for spec in inputs[consts + carries :]]
+        made = [*carry]
+        for _ in range(_ROUNDS):
+            made = self.run(body, [*inputs[:consts], *carry, *rows])
+            joined = [_joined(before, after) for before, after in zip(carry, made, strict=False)]
+            if joined == carry:
+                break
+            carry = joined
+        stacked = [((), *spec) if spec else () for spec in made[carries:]]
+        return [*carry, *stacked]
 
     def _by_rule(self, equation: Any, inputs: list[Spec]) -> list[Spec] | None:
         """The specs by the rule that JAX has for the operation; None where it refuses."""
@@ -99,6 +119,11 @@ class _Walk:
             return None
         results = found if equation.primitive.multiple_results else [found]
         return [_spec(result.sharding.spec, self.mesh) for result in results]
+
+
+def _joined(before: Spec, after: Spec) -> Spec:
+    """The spec of a value that goes round in a loop: partitioned where one of both is, whole where they differ."""
+    return before if before == after or not after else after if not before else ()
 
 
 def _without_contracted(equation: Any, inputs: list[Spec]) -> list[Spec]:

@@ -185,6 +185,21 @@ def test_sizes_that_do_not_divide_may_be_constrained_inside(session, a4) -> None
     np.testing.assert_array_equal(np.asarray(f(x)), M[:7] * 2)
 
 
+def test_results_of_scans_lie_as_their_rounds_do(session, a4) -> None:
+    """A carry that begins whole is partitioned as what is added to it; conflicting layouts leave it whole."""
+
+    def along(v: Any) -> Any:
+        return jax.lax.scan(lambda c, row: (c + row, c * row), jnp.zeros(8), v.T)
+
+    last, rows = jax.jit(along)(pw.put(M, a4, P("x")))
+    assert (last.sharding.spec, rows.sharding.spec) == (P("x"), P(None, "x"))
+    np.testing.assert_array_equal(np.asarray(last), M.sum(1))
+    square = pw.put(np.ones((4, 4), np.float32), a4, P("x"))
+    turned = jax.jit(lambda v: jax.lax.scan(lambda c, _: (c.T + 1, None), v, None, 3)[0])(square)
+    assert turned.sharding.spec == P()
+    np.testing.assert_array_equal(np.asarray(turned), np.full((4, 4), 4.0))
+
+
 # --- typed keys -------------------------------------------------------------------------------------------------------
 
 
