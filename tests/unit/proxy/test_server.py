@@ -10,13 +10,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import grpc
+import hpack
 import jax
 import pytest
 
+from pathways_ray.errors import SessionClosed
+from pathways_ray.proxy import wire
+from pathways_ray.proxy.arrays import Sharding
 from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE
+from pathways_ray.proxy.codec import Writer
 from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.http2_frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
 from pathways_ray.proxy.server import ProxyServer
 from tests.unit.proxy.local_session import LocalSession
 
@@ -60,10 +67,11 @@ class Door:
 class Stream:
     """A client's stream of requests, as bytes."""
 
-    def __init__(self, door: Door) -> None:
+    def __init__(self, door: Door, channel: grpc.Channel | None = None) -> None:
         self._requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._ops = itertools.count(1)
-        opened = door.channel.stream_stream(f"/{SERVICE}/IfrtSession", lambda sent: sent, M.IfrtResponse.FromString)
+        used = channel or door.channel
+        opened = used.stream_stream(f"/{SERVICE}/IfrtSession", lambda sent: sent, M.IfrtResponse.FromString)
         self.call = opened(iter(self._requests.get, None), timeout=60)
 
     def send(self, data: bytes) -> None:
@@ -200,3 +208,47 @@ def test_half_a_connection_ends_nothing(door: Door) -> None:
     stream.call.cancel()
     for sock in kept:
         sock.close()
+
+
+def test_a_client_that_goes_while_the_session_holds_it_up_is_freed(door: Door) -> None:
+    """1. The session takes no more of a client, as when it has too many launches under way: nothing is read from it.
+    2. The client is killed. 3. Its session ends, which ends the wait."""
+    with grpc.insecure_channel(f"unix:{door.socket}", (("grpc.use_local_subchannel_pool", 1),)) as channel:
+        stream = Stream(door, channel)
+        number = stream.ask("init_request").init_response.session_id
+        session, waiting, over = door.sessions[-1], threading.Event(), threading.Event()
+
+        def upload(*_: Any) -> None:
+            waiting.set()
+            over.wait(3 * FREED_WITHIN_S)
+            raise SessionClosed(session.closed_because)
+
+        session.upload = upload  # type: ignore[assignment]
+        session.close = lambda: (LocalSession.close(session), over.set())  # type: ignore[method-assign]
+        door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=1, buffer_size=4), b"1234")
+        request = M.IfrtRequest()
+        body = request.make_array_from_host_buffer_request
+        body.host_buffer_handle = body.array_handle = 1
+        body.dtype.kind = 11
+        Writer(M).set_sharding(body.sharding, Sharding.on(0), 0)
+        stream.send(request.SerializeToString())
+        assert waiting.wait(FREED_WITHIN_S)
+    assert over.wait(FREED_WITHIN_S)
+    assert session.closed_because
+
+
+def test_a_client_that_is_silent_and_answers_no_ping_is_freed(door: Door) -> None:
+    headers = [(":method", "POST"), (":path", f"/{SERVICE}/IfrtSession")]
+    opened = frame(HEADERS, END_HEADERS, 1, bytes(hpack.Encoder().encode(headers)))
+    with patch.object(wire, "PING_S", 0.05), socket.socket(socket.AF_UNIX) as sock:
+        before = len(door.sessions)
+        sock.connect(door.socket)
+        sock.settimeout(FREED_WITHIN_S)
+        sock.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + opened)
+        while sock.recv(1 << 16):
+            pass
+        (session,) = door.sessions[before:]
+        deadline = time.monotonic() + FREED_WITHIN_S
+        while not session.closed_because:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
