@@ -224,7 +224,12 @@ def test_a_client_that_goes_while_the_session_holds_it_up_is_freed(door: Door) -
             raise SessionClosed(session.closed_because)
 
         session.upload = upload  # type: ignore[assignment]
-        session.close = lambda: (LocalSession.close(session), over.set())  # type: ignore[method-assign]
+
+        def close() -> None:
+            LocalSession.close(session)
+            over.set()
+
+        session.close = close  # type: ignore[method-assign]
         door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=1, buffer_size=4), b"1234")
         request = M.IfrtRequest()
         body = request.make_array_from_host_buffer_request
