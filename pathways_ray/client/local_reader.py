@@ -59,6 +59,9 @@ class LocalReader:
         """
         self._leader = threading.get_ident()
         try:
+            for number, (connection, _) in list(self._sockets.items()):
+                if connection.fileno() < 0:  # closed by somebody, and polled no more
+                    self._forget(number)
             while True:
                 self._take_received()
                 if is_over():
@@ -83,15 +86,15 @@ class LocalReader:
 
     def _receive(self, limit_s: float) -> bool:
         """Reads a batch of each socket that has one; False when nothing came before the limit, or a wake."""
+        woken = False
         for number, _ in self._poll.poll(limit_s) or ((-1, 0),):
             if number in self._sockets:
                 self._read(number)
                 continue
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
-            if not self._received:
-                return False
-        return True
+            woken = True
+        return bool(self._received) or not woken  # looked at behind the sockets: what has come counts
 
     def _take_received(self) -> None:
         while self._received:
