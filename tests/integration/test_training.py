@@ -347,7 +347,7 @@ def test_a_killed_host_is_an_error_or_a_restart_with_the_same_bits(
 @pytest.mark.timeout(900)
 def test_a_lost_island_leaves_fewer_replicas_and_another_one_brings_them_back(python: Any, tmp_path: Path) -> None:
     """Two replicas on two islands, of which one is killed and removed; ten steps later, another one is added."""
-    target, settings = tmp_path / "recovery.json", ("--steps", "200", "--losses", "1", "--sequence", "32")
+    target, settings = tmp_path / "recovery.json", ("--steps", "300", "--losses", "1")
     words = ("benchmarks.recovery", "--json", str(target), "--kinds", "island", *settings)
     python.finish(python.command("-m", *words, RAY_ADDRESS=""), timeout=800)
     calm, disturbed = json.loads(target.read_text())["runs"]
@@ -356,7 +356,7 @@ def test_a_lost_island_leaves_fewer_replicas_and_another_one_brings_them_back(py
     assert lost["source"] == "snapshot"
     assert 0 <= lost["steps_again"] <= 10 + 2
     assert (added["source"], added["steps_again"]) == ("devices", 0)
-    assert [line[1] for line in disturbed["curve"]] == list(range(1, 201))
+    assert [line[1] for line in disturbed["curve"]] == list(range(1, 301))
     assert {line[3] for line in disturbed["curve"]} == {1, 2}
     for (_, _, loss, _), (_, _, expected, _) in zip(disturbed["curve"], calm["curve"], strict=True):
         assert loss == pytest.approx(expected, abs=1e-4)
