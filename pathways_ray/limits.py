@@ -46,6 +46,12 @@ LAUNCH_LIMIT_S = 60.0
 """Seconds for which a launch may keep its devices, unless operator or tenant have another limit; then its island is
 restarted, since devices stop no work. One launch is a step of training, or some; not an hour of it."""
 
+MAX_REMEMBERED_UPLOADS = 4096
+"""Uploads of which a host says again that it has them when it comes to another scheduler."""
+
+ORPHAN_LIMIT_S = 30.0
+"""A host that has lost its scheduler goes on with what it holds, and looks for the successor, for this long."""
+
 LOST_AFTER_S = 120.0
 """An island of which a host is missing for this long counts as lost: its machine takes no longer to boot again."""
 

@@ -69,7 +69,8 @@ def _sent_to_ended_process(tables: Tables, hosts: Iterable[int], message: Put) -
         sent_to = message.epochs.get(number)
         if host is None or sent_to is None:
             continue
-        if sent_to < host.epoch or (sent_to == host.epoch and host.down_since is not None):
+        ended = host.down_since is not None and not host.orphaned
+        if sent_to < host.epoch or (sent_to == host.epoch and ended):
             text = f"buffer {message.buffer} went to host {number} just before that was lost; upload it again"
             return Failure("BufferLost", text, host=number)
     return None

@@ -130,15 +130,19 @@ class ControllerCore:
                 commands.append(events.KillScheduler(event.island))
         return [*commands, events.CallManager("withdraw", (f"scheduler-{event.island}", event.address))]
 
-    def _island_ended(self, island: int, reason: str) -> list[events.Command]:
-        """Forgets an island's scheduler; its word for its hosts is worth nothing any more."""
+    def _island_ended(self, island: int, reason: str, *, with_hosts: bool = False) -> list[events.Command]:
+        """Forgets an island's scheduler; its word for its hosts is worth nothing any more.
+
+        Args:
+            with_hosts: whether these are at their end as well.
+        """
         del self.islands[island], self.manager_calls.schedulers[island]
         self.watch.left(island, self.launches.tables.now)
         self.story.note(Entry(self.launches.tables.now, "scheduler lost", f"island {island}", reason))
-        commands: list[events.Command] = []
-        for host in [h for h in self.launches.hosts.values() if h.island == island]:
-            commands += self.launches.host_down(wire.HostDown(host.host, host.epoch, reason))
-        return commands
+        if not with_hosts:
+            return self._without_scheduler(island, reason)
+        hosts = [host for host in self.launches.hosts.values() if host.island == island]
+        return [c for h in hosts for c in self.launches.host_down(wire.HostDown(h.host, h.epoch, reason))]
 
     def _island_messages(self, event: events.IslandMessages, now: float) -> list[events.Command]:
         island = event.island
@@ -173,15 +177,39 @@ class ControllerCore:
                 case wire.Ready():
                     commands += launches.ready(message)
                 case wire.HostUp():
-                    commands += launches.host_up(island, message)
-                    if message.info is not None:
-                        known = wire.encode(wire.KnownHost(message.info, message.epoch))
-                        commands.append(events.CallManager("serves", (known,)))
+                    commands += self._host_up(island, message)
                 case wire.HostDown():
                     commands += launches.host_down(message)
                     commands.append(events.CallManager("leave", (message.host, message.epoch)))
                 case wire.IslandUp():
                     pass
+        return commands
+
+    def _host_up(self, island: int, message: wire.HostUp) -> list[events.Command]:
+        launches, holds = self.launches, message.holds
+        found = launches.host_up(island, message) if holds is None else launches.host_back(island, message, holds)
+        if found is None:
+            return [events.CallManager("kill_host", (message.host, message.epoch))]
+        if message.info is None:
+            return [*found]
+        known = wire.encode(wire.KnownHost(message.info, message.epoch))
+        return [*found, events.CallManager("serves", (known,))]
+
+    def _without_scheduler(self, island: int, reason: str) -> list[events.Command]:
+        """An island's hosts have no scheduler. One host by itself goes on with what it holds; of several each may have
+        heard of other launches, and those enter collectives together: they start again."""
+        hosts = [host for host in self.launches.hosts.values() if host.island == island]
+        if len(hosts) == 1 and hosts[0].down_since is None:
+            return [*self.launches.scheduler_lost(hosts[0], reason)]
+        return [c for h in hosts for c in self.launches.host_down(wire.HostDown(h.host, h.epoch, reason))]
+
+    def _give_up_hosts(self) -> list[events.Command]:
+        """Hosts that have been without a scheduler for too long are lost, with what they hold."""
+        commands: list[events.Command] = []
+        for host in self.launches.membership.overdue():
+            commands += self.launches.membership.lose(host, "it did not join the successor of its scheduler")
+            commands.append(events.CallManager("kill_host", (host.host, host.epoch)))
+            commands.append(events.CallManager("leave", (host.host, host.epoch)))
         return commands
 
     def _islands_held(self, event: events.IslandsHeld, now: float) -> list[events.Command]:
@@ -203,7 +231,9 @@ class ControllerCore:
         """The operator has ended an island. While sessions have slices there, its hosts are away."""
         if self.requests.changes.moves.ended(island):
             return self._forget(island)
-        commands = self._island_ended(island, "its island was removed") if island in self.islands else []
+        commands = (
+            self._island_ended(island, "its island was removed", with_hosts=True) if island in self.islands else []
+        )
         self.watch.absent.forget(island)
         for host in self.launches.hosts.values():
             if host.island == island:
@@ -217,7 +247,7 @@ class ControllerCore:
     def _forget(self, island: int) -> list[events.Command]:
         """An island is no more: nobody waits for its scheduler or its hosts."""
         tables = self.launches.tables
-        commands = self._island_ended(island, "its island was ended") if island in self.islands else []
+        commands = self._island_ended(island, "its island was ended", with_hosts=True) if island in self.islands else []
         self.watch.absent.forget(island)
         self.report.queued.pop(island, None)
         for host in [host.host for host in tables.hosts.values() if host.island == island]:
@@ -257,6 +287,7 @@ class ControllerCore:
         for island, reason in self.watch.silent_schedulers(now, event.slowness):
             commands += [*self._island_ended(island, reason), events.KillScheduler(island)]
         commands += self.watch.absent_schedulers(now, event.slowness)
+        commands += self._give_up_hosts()
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
         commands += self._give_up_questions(now)

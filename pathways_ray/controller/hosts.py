@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from pathways_ray import limits
 from pathways_ray.controller import buffers
+from pathways_ray.controller.comparing import compared
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.preparation import Preparation
@@ -13,7 +15,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import HostState, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import LAST_ENTRIES, Entry
-from pathways_ray.transport.messages import BuffersLost, HostAddress, HostDown, HostUp, Peer, Peers
+from pathways_ray.transport.messages import BuffersLost, Holds, HostAddress, HostDown, HostUp, Peer, Peers
 
 HOST_ABSENCE_LIMIT_S = 20.0
 """A launch waits this long for a lost host's successor before it fails."""
@@ -37,6 +39,12 @@ class Hosts:
 
     def up(self, island: int, message: HostUp) -> list[Send]:
         """A host serves under a new epoch: everybody learns its addresses."""
+        tables = self.tables
+        before = tables.hosts.get(message.host)
+        lost = self.lose(before, "it started again") if before is not None and before.orphaned else []
+        return lost + self._up(island, message)
+
+    def _up(self, island: int, message: HostUp) -> list[Send]:
         tables = self.tables
         tables.hosts[message.host] = HostState(
             message.host,
@@ -69,44 +77,109 @@ class Hosts:
         host = tables.hosts.get(message.host)
         if host is None or host.epoch != message.epoch or host.down_since is not None:
             return Settled([], [])
-        host.down_since = tables.now
-        tables.away.add(host.host)
-        members = [h.host for h in tables.hosts.values() if h.island == host.island]
-        detail = f"epoch {host.epoch} on island {host.island}: {message.kind}"
-        tables.story.note(Entry(tables.now, "host lost", detail, message.reason, host=host.host))
-        commands: list[Send] = list(self._peers())
+        commands = self._away(host, "host lost", message.kind, message.reason)
         commands += [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in tables.sessions]
-        for program in tables.programs.values():
-            program.ready.discard(host.host)
+        members = [h.host for h in tables.hosts.values() if h.island == host.island]
         seen = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=frozenset(members))
         text = f"host {host.host} was lost: {message.reason}"
         failure = Failure(message.kind, text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
         not_compiled = self.preparation.host_down(message, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        lost = [record for record in tables.in_flight.values() if host.island in record.program.islands]
-        for record in lost:
-            record.failure = failure
-            record.producers = ()
-            commands += self.dispatch.drop_results(record)
-        settled = self.outcomes.settle(lost)
+        settled = self._fail_launches(host.island, failure)
         commands += settled.commands
-        commands += self.outcomes.donations.island_lost(host.island)
         text = f"the buffer was on host {host.host}, which is gone: {message.reason}"
         for session in tables.sessions.values():
-            commands += self._lose_buffers(session, host.host, Failure("BufferLost", text, host=host.host))
+            commands += self._lose_buffers(session, host, text)
         waiting = [s for p in not_compiled if (s := tables.sessions.get(p.session)) is not None]
         return Settled(commands, [*settled.sessions, *waiting])
 
-    def _lose_buffers(self, session: Session, host: int, failure: Failure) -> list[Send]:
+    def _away(self, host: HostState, event: str, kind: str, reason: str) -> list[Send]:
+        """A host can be used no more, or not for now."""
+        tables = self.tables
+        host.down_since = tables.now
+        tables.away.add(host.host)
+        detail = f"epoch {host.epoch} on island {host.island}: {kind}"
+        tables.story.note(Entry(tables.now, event, detail, reason, host=host.host))
+        for program in tables.programs.values():
+            program.ready.discard(host.host)
+        return list(self._peers())
+
+    def _fail_launches(self, island: int, failure: Failure) -> Settled:
+        """Ends the launches that are on an island."""
+        lost = [record for record in self.tables.in_flight.values() if island in record.program.islands]
+        dropped: list[Send] = []
+        for record in lost:
+            record.failure = failure
+            record.producers = ()
+            dropped += self.dispatch.drop_results(record)
+        settled = self.outcomes.settle(lost)
+        undecided = self.outcomes.donations.island_lost(island)
+        return Settled([*dropped, *settled.commands, *undecided], settled.sessions)
+
+    # --- hosts without a scheduler ------------------------------------------------------------------------------------
+
+    def orphan(self, host: HostState, reason: str) -> Settled:
+        """A host has lost its scheduler, and nothing else: launches fail that were on their way, and what they may have
+        taken is lost. The rest of what it holds stays, for as long as it may take to join the successor."""
+        host.orphaned = True
+        commands = self._away(host, "host without a scheduler", "it keeps what it holds", reason)
+        donated = {(s.id, number) for s in self.tables.sessions.values() for number in s.donated}
+        settled = self._fail_launches(host.island, Failure("HostLost", reason, host=host.host))
+        commands += settled.commands
+        for session in self.tables.sessions.values():
+            buffers.host_lost(session, host.host)
+            doubtful = [number for number in session.buffers if (session.id, number) in donated]
+            commands += self._fail_buffers(session, host, doubtful, f"a launch may have taken it: {reason}")
+        return Settled(commands, settled.sessions)
+
+    def resumed(self, island: int, message: HostUp, holds: Holds) -> list[Send] | None:
+        """A host is back with what it holds. What nobody has a handle to is dropped there, and what it should have and
+        has not is lost. None where what it holds is nobody's: it has to start again."""
+        tables = self.tables
+        host = tables.hosts.get(message.host)
+        if host is None or host.epoch != message.epoch or not host.orphaned:
+            return None
+        commands = self._up(island, message)
+        for upload in holds.uploads:
+            session = tables.sessions.get(upload.session)
+            if session is not None and upload.buffer in session.arriving:
+                commands += buffers.stored(session, upload)
+        difference = compared(tables, host, holds)
+        commands += [SendIsland(island, unwanted) for unwanted in difference.unwanted]
+        for number, missing in difference.missing.items():
+            text = f"it was not on host {host.host} any more when that had another scheduler"
+            commands += self._fail_buffers(tables.sessions[number], host, missing, text)
+        return commands
+
+    def lose(self, host: HostState, reason: str) -> list[Send]:
+        """A host that lost its scheduler does not come back with what it held."""
+        host.orphaned = False
+        commands: list[Send] = [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in self.tables.sessions]
+        text = f"the buffer was on host {host.host}, which is gone: {reason}"
+        for session in self.tables.sessions.values():
+            commands += self._lose_buffers(session, host, text)
+        return commands
+
+    def overdue(self) -> list[HostState]:
+        """The hosts that have been without a scheduler for too long."""
+        found = [host for host in self.tables.hosts.values() if host.orphaned]
+        now = self.tables.now
+        return [h for h in found if h.down_since is not None and now - h.down_since > limits.ORPHAN_LIMIT_S]
+
+    def _fail_buffers(self, session: Session, host: HostState, numbers: Iterable[int], text: str) -> list[Send]:
         lost = []
-        buffers.host_lost(session, host)
-        for number, buffer in session.buffers.items():
-            placed = session.places[buffer.type.slice]
-            if buffer.failure is None and buffer.producer == 0 and host in placed.hosts:
+        failure = Failure("BufferLost", text, host=host.host)
+        for number in numbers:
+            buffer = session.buffers[number]
+            if buffer.failure is None and not buffer.producer and host.host in session.places[buffer.type.slice].hosts:
                 session.fail(buffer, failure)
                 session.arriving.pop(number, None)
                 lost.append(number)
         return [SendClient(session.id, BuffersLost(tuple(lost), failure))] if lost else []
+
+    def _lose_buffers(self, session: Session, host: HostState, text: str) -> list[Send]:
+        buffers.host_lost(session, host.host)
+        return self._fail_buffers(session, host, list(session.buffers), text)
 
     def _peers(self) -> list[SendIsland]:
         up = [h for h in self.tables.hosts.values() if h.down_since is None]

@@ -23,7 +23,7 @@ from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.sequential import Sequential
-from pathways_ray.controller.state import Send, SendClient, SendIsland, Session, Tables
+from pathways_ray.controller.state import HostState, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.story import Entry
@@ -251,6 +251,16 @@ class Launches:
         """A host serves under a new epoch."""
         self.admission.memory.changed()
         return self.membership.up(island, message) + self.admission.resume(self.sessions.values())
+
+    def host_back(self, island: int, message: wire.HostUp, holds: wire.Holds) -> list[Send] | None:
+        """A host has another scheduler, and is back with what it holds; None where that is nobody's."""
+        self.admission.memory.changed()
+        commands = self.membership.resumed(island, message, holds)
+        return None if commands is None else commands + self.admission.resume(self.sessions.values())
+
+    def scheduler_lost(self, host: HostState, reason: str) -> list[Send]:
+        """A host is without a scheduler, and keeps what it holds."""
+        return self._resume(self.membership.orphan(host, reason))
 
     def host_down(self, message: wire.HostDown) -> list[Send]:
         """A host is gone."""

@@ -269,7 +269,8 @@ class HostState:
     """A host as last heard of; `down_since` is None while it is up. It has seen no launch up to number `since`.
 
     `memory` are the bytes of each of its devices, or those that all devices of `pool` share; 0 is unknown. `info` is
-    what it told the resource manager when it joined, None of one that was only expected.
+    what it told the resource manager when it joined, None of one that was only expected. One that is `orphaned` has
+    lost its scheduler alone: it is down until it joins the successor, and keeps what it holds.
     """
 
     host: int
@@ -284,6 +285,7 @@ class HostState:
     memory: int = 0
     pool: str = ""
     info: HostInfo | None = None
+    orphaned: bool = False
 
 
 @dataclass

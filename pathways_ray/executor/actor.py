@@ -10,17 +10,18 @@ import socket
 import threading
 import time
 import traceback
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import ray
 
-from pathways_ray import names
+from pathways_ray import limits, names
 from pathways_ray.executor.compile.hardware import described
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
-from pathways_ray.executor.run.instructions import Joined
+from pathways_ray.executor.run.instructions import Joined, SchedulerFound
 from pathways_ray.ir.links import Hardware
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
@@ -29,9 +30,20 @@ from pathways_ray.os_process import started_at
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.endpoints import ListenConfig, joined
+from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.inspectable import Inspectable
 from pathways_ray.transport.links import silence_of
-from pathways_ray.transport.messages import Heartbeat, HostInfo, JoinReply, encode
+from pathways_ray.transport.messages import (
+    TO_HOST,
+    Heartbeat,
+    Holds,
+    HostInfo,
+    HostUp,
+    JoinReply,
+    Message,
+    Stored,
+    encode,
+)
 from pathways_ray.transport.tls import trust_of
 
 if TYPE_CHECKING:
@@ -42,6 +54,11 @@ UNKNOWN = Hardware()
 
 RESTART_PAUSE_S = 0.5
 """A host that cannot join ends after this pause, so that Ray does not start it in a tight loop."""
+
+
+LOOK_PAUSE_S = 0.2
+LOOK_LIMIT_S = 1.0
+"""A host that has lost its scheduler asks for the successor's address again after this pause, and waits as long."""
 
 
 def _free_port(address: str) -> int:
@@ -119,7 +136,7 @@ class HostExecutor(Inspectable):
         reply = msgspec.msgpack.decode(answer, type=JoinReply)
         if not reply.epoch:
             raise RuntimeError(f"island {self.island} did not come together: hosts {reply.absent} did not join")
-        _, link_secret = ray.get(self.resource_manager.secrets.remote())
+        _, self.link_secret = ray.get(self.resource_manager.secrets.remote())
         if reply.coordinator:
             self._join_group(reply.coordinator)
         with self.backend.making_devices(self.host):
@@ -130,21 +147,20 @@ class HostExecutor(Inspectable):
         self.epoch = reply.epoch
         self.store = BufferStore()
         compiler = Compiler(self.host, local[:devices], grouped)
-        transfer = DeviceTransfer(self.host, local[0].client, self.bind, link_secret)
-        self.outbox = thread_links.Outbox(lambda: self.dispatcher.under_way())
-        self.dispatcher = Dispatcher(
-            self.host, compiler, self.store, transfer, self.outbox.send, members, self.log.write
-        )
+        transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret)
+        self.outbox = self._new_outbox()
+        self.uploads: deque[Stored] = deque(maxlen=limits.MAX_REMEMBERED_UPLOADS)
+        self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self._send, members, self.log.write)
         self.dispatcher.core.story.sink = self.log.write
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
-            self.dispatcher.observe(OrderReporter(self.host, members, self.outbox.send))
-        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen, self.outbox.send)
+            self.dispatcher.observe(OrderReporter(self.host, members, self._send))
+        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen, self._say_stored)
         shared = self.backend.shares_memory and not self.hardware.memory
         self.pool = node if shared else ""
         self.hardware = described(self.hardware, local[:devices], self.backend.memory(local[0]))
         ray.get(self.resource_manager.describe.remote(self.host, self.epoch, msgspec.msgpack.encode(self.hardware)))
-        self._link(reply.scheduler_address, link_secret, transfer.address, devices)
+        self._link(reply.scheduler_address, transfer.address, devices)
         compiler.sandbox.start()
 
     def _join_group(self, coordinator: str) -> None:
@@ -160,44 +176,81 @@ class HostExecutor(Inspectable):
             coordinator_bind_address=coordinator,  # left out, it would listen everywhere
         )
 
-    def _link(self, address: str, secret: str, transfer_address: str, devices: int) -> None:
+    # --- the scheduler ------------------------------------------------------------------------------------------------
+
+    def _new_outbox(self) -> thread_links.Outbox:
+        return thread_links.Outbox(lambda: self.dispatcher.under_way())
+
+    def _send(self, message: Message) -> None:
+        self.outbox.send(message)
+
+    def _say_stored(self, message: Message) -> None:
+        if isinstance(message, Stored):
+            self.uploads.append(message)
+        self._send(message)
+
+    def _link_to(self, address: str, outbox: thread_links.Outbox) -> thread_links.ThreadLink:
+        shown, trust = {"authorization": self.link_secret}, trust_of(self.listen.tls)
+        return thread_links.ThreadLink(address, streams.HOST_STREAM, shown, outbox, trust, self.silence)
+
+    def _link(self, address: str, transfer_address: str, devices: int) -> None:
         from pathways_ray.executor.run.dispatcher import heartbeat
-        from pathways_ray.transport.messages import TO_HOST, HostUp
 
-        self.outbox.send(
-            HostUp(
-                self.host,
-                self.epoch,
-                transfer_address,
-                self.data.address,
-                devices,
-                os.getpid(),
-                self.crash,
-                self.hardware.memory,
-                self.pool,
-                msgspec.structs.replace(self.info, hardware=self.hardware),
-            )
-        )
-        shown = {"authorization": secret}
-        trust = trust_of(self.listen.tls)
-        link = thread_links.ThreadLink(address, streams.HOST_STREAM, shown, self.outbox, trust, self.silence)
-
-        def read() -> None:
-            try:
-                for data in link:
-                    self.dispatcher.inbox.put(TO_HOST.decode_batch(data))
-            except Exception as error:
-                print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
-            # Without its scheduler a host must not go on: no one else may fill its queues. Ray restarts it.
-            os._exit(1)
-
-        threading.Thread(target=read, name="read", daemon=True).start()
+        where = (transfer_address, self.data.address, devices, os.getpid())
+        memory = (self.hardware.memory, self.pool)
+        info = msgspec.structs.replace(self.info, hardware=self.hardware)
+        self.hello = HostUp(self.host, self.epoch, *where, self.crash, *memory, info)
+        self.outbox.send(self.hello)
+        self.dispatcher.on_rejoin = self._rejoin
+        link = self._link_to(address, self.outbox)
+        threading.Thread(target=self._read, args=(link,), name="read", daemon=True).start()
         self.dispatcher.start()
-        threading.Thread(
-            target=heartbeat,
-            args=(self.outbox.send, self._heartbeat, HEARTBEAT_S),
-            daemon=True,
-        ).start()
+        threading.Thread(target=heartbeat, args=(self._send, self._heartbeat, HEARTBEAT_S), daemon=True).start()
+
+    def _read(self, link: thread_links.ThreadLink) -> None:
+        """Hears one scheduler after the other. A host among several ends with its scheduler: each may have heard of
+        other launches, and they enter collectives together. So does one that the next scheduler does not take."""
+        heard = True
+        try:
+            while True:
+                try:
+                    for data in link:
+                        heard = True
+                        self.dispatcher.inbox.put(TO_HOST.decode_batch(data))
+                except Exception as error:
+                    print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
+                found = self._find_scheduler() if heard and len(self.members) == 1 else None
+                if found is None:
+                    return
+                link, heard = found, False
+        finally:
+            os._exit(1)  # no one else may fill its queues; Ray restarts it
+
+    def _find_scheduler(self) -> thread_links.ThreadLink | None:
+        """A link to the successor of a scheduler that has died; None where it does not come in time."""
+        deadline = time.monotonic() + limits.ORPHAN_LIMIT_S
+        while time.monotonic() < deadline:
+            time.sleep(LOOK_PAUSE_S)
+            outbox = self._new_outbox()
+            try:
+                answer = self.resource_manager.lookup.remote(f"scheduler-{self.island}")
+                link = self._link_to(ray.get(answer, timeout=LOOK_LIMIT_S), outbox)
+                link.dial()
+            except (ray.exceptions.RayError, LinkLost):
+                continue
+            self.found = outbox
+            self.dispatcher.inbox.put([SchedulerFound()])
+            return link
+        return None
+
+    def _rejoin(self, holds: Holds) -> None:
+        """Joins the scheduler that was found. In the thread of the dispatcher, which has heard all that its predecessor
+        said; what is sent from here on goes to the new one."""
+        from pathways_ray.executor.run.driver import with_uploads
+
+        known = with_uploads(holds, list(self.uploads))
+        self.found.send(msgspec.structs.replace(self.hello, crash="", holds=known))
+        self.outbox = self.found
 
     def _heartbeat(self) -> Heartbeat:
         beat = self.dispatcher.heartbeat(slowness())

@@ -29,6 +29,9 @@ from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
 from pathways_ray.transport.tls import trust_of
 from pathways_ray.waits import tick_s
 
+FAREWELL_S = 0.2
+"""The last messages to hosts leave within this time."""
+
 
 class IslandScheduler(Inspectable):
     """One for an island. Everything runs on an event loop in a thread of its own.
@@ -121,6 +124,7 @@ class IslandScheduler(Inspectable):
                 ended.result()
         finally:
             self._handle(events.ControllerDisconnected(controller))
+            await asyncio.sleep(FAREWELL_S)
 
     async def _read(self, link: links.AsyncLink) -> None:
         """Hears the controller until its link ends."""

@@ -100,7 +100,8 @@ class SchedulerCore:
                 self.story.note(Entry(now, "controller disconnected", address))
                 # Otherwise the successor might find the old controller; one that lives says every second where it is.
                 withdraw = events.Withdraw("controller", address)
-                return [withdraw, events.Exit(REJOIN_PAUSE_S, "the link to its controller ended")]
+                dismissed = events.ToHosts(wire.Dismissed())
+                return [withdraw, dismissed, events.Exit(REJOIN_PAUSE_S, "the link to its controller ended")]
 
     def load(self, slowness: float = 1.0) -> wire.Load:
         """Launches that wait here, by tenant."""

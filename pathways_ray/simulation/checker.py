@@ -209,7 +209,7 @@ class Checker:
 
     def host_known(self, launches: Launches, message: HostUp) -> None:
         known = launches.hosts.get(message.host)
-        if known is not None and message.epoch <= known.epoch:
+        if known is not None and message.epoch <= known.epoch and message.holds is None:
             self.report(f"the controller hears of host {message.host} under epoch {message.epoch} after {known.epoch}")
 
     def silence_noticed(self, process: Process, controller: Process) -> None:

@@ -11,9 +11,9 @@ from pathways_ray.errors import Failure, ProgramRefused
 from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
-from pathways_ray.executor.run.driver import HostDriver
+from pathways_ray.executor.run.driver import HostDriver, with_uploads
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined
+from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined, SchedulerFound
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import PlacedSlice
@@ -26,7 +26,10 @@ from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, agreed, when_all_ready
-from pathways_ray.transport.messages import Decided, Done, HostUp, JoinReply, Message, Peer, Put, Stored
+from pathways_ray.transport.messages import Decided, Done, Holds, HostUp, JoinReply, Message, Peer, Put, Stored
+
+LOOK_S = 0.5
+"""Time between two looks of a host for the successor of its scheduler."""
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -79,6 +82,8 @@ class SimulatedHost:
         self.epoch = 0
         self.under_epoch = False
         self.store = BufferStore()
+        self.heard = True
+        self.uploads: deque[Stored] = deque(maxlen=limits.MAX_REMEMBERED_UPLOADS)
         self.to_compile: FairQueue[Callable[[], Event]] = FairQueue()
         self.compilers = limits.COMPILE_WORKERS
         self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float, tuple[int, ...]]]] = {}
@@ -118,29 +123,24 @@ class SimulatedHost:
         self._happened(Joined(self.epoch))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
         if not world.connect_to_scheduler(self.scheduler, self.end):
-            self._scheduler_gone()
+            world.kill(self.process, "its scheduler is gone")
             return
+        self._join_scheduler()
+        self._beat()
+
+    def _join_scheduler(self, holds: Holds | None = None) -> None:
+        world, address = self.world, f"{self.host}/{self.epoch}"
         crash = world.crashes.pop(self.host, "")
         info = info_of(world.settings, self.island, self.members, self.host, self.process)
-        self.end.send(
-            HostUp(
-                self.host,
-                self.epoch,
-                address,
-                address,
-                world.settings.devices,
-                self.process.number,
-                crash,
-                info=info,
-            )
-        )
-        self._beat()
+        where = (address, address, world.settings.devices, self.process.number)
+        self.end.send(HostUp(self.host, self.epoch, *where, crash, info=info, holds=holds))
 
     def _beat(self) -> None:
         self.end.send(self.devices.heartbeat(self.world.machine_slowness))
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
 
     def _received(self, batch: list[Any]) -> None:
+        self.heard = True
         self.driver.handle_batch(batch, self.world.clock.now)
         self.world.checker.host_bounded(self.core)
 
@@ -148,7 +148,36 @@ class SimulatedHost:
         self.driver.handle(event, self.world.clock.now)
 
     def _scheduler_gone(self) -> None:
-        self.world.kill(self.process, "its scheduler's stream ended")
+        """Looks for the successor, and joins it with all that is here; among several hosts it cannot, nor where the
+        next one does not take it."""
+        if len(self.members) > 1 or not self.heard:
+            self.world.kill(self.process, "its scheduler's stream ended")
+            return
+        self.alone_since = self.world.clock.now
+        self._look_for_scheduler()
+
+    def _look_for_scheduler(self) -> None:
+        if self.end.open:
+            return
+        if self.world.clock.now - self.alone_since > limits.ORPHAN_LIMIT_S:
+            self.world.kill(self.process, "there is no scheduler")
+            return
+        self.world.manager.lookup(self.process, f"scheduler-{self.island}", self._found_scheduler)
+        self.world.network.after(self.process, LOOK_S, self._look_for_scheduler)
+
+    def _found_scheduler(self, address: str) -> None:
+        if self.end.open:
+            return
+        end = End(self.world.network, self.process, self._received, self._scheduler_gone)
+        if self.world.connect_to_scheduler(address, end):
+            self.end, self.heard = end, False
+            self._happened(SchedulerFound())
+
+    def rejoin(self, holds: Holds) -> None:
+        self._join_scheduler(with_uploads(holds, self.uploads))
+
+    def end_process(self, reason: str) -> None:
+        self.world.kill(self.process, reason)
 
     # --- HostIO -------------------------------------------------------------------------------------------------------
 
@@ -257,7 +286,8 @@ class SimulatedHost:
         if self.store.add(session, message.buffer, array):
             where = message.slice, message.type, message.spec
             shared = {0: value.to_bytes(8)} if len(placed.hosts) > 1 else {}
-            self.send(Stored(self.host, session, message.buffer, *where, shared))
+            self.uploads.append(Stored(self.host, session, message.buffer, *where, shared))
+            self.send(self.uploads[-1])
             answer()
 
     def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:

@@ -52,6 +52,7 @@ class Settings:
     cancels: float = 0.0
     outages: int = 0
     manager_deaths: int = 0
+    scheduler_deaths: int = 0
     divergent: float = 0.0
     decisions: float = 0.0
     changes: int = 0

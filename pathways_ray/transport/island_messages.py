@@ -127,7 +127,13 @@ class Examine(Message, tag=211):
     text: bool = False
 
 
-ToHost = Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort | Examine
+class Dismissed(Message, tag=41):
+    """Scheduler to hosts: the controller that knew what they hold is gone, and they are to start again."""
+
+
+ToHost = (
+    Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort | Examine | Dismissed
+)
 ToIsland = (
     Peers
     | Program
@@ -147,12 +153,38 @@ ToIsland = (
 # --- hosts → scheduler → controller -----------------------------------------------------------------------------------
 
 
+class Stored(Message, tag=61):
+    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec.
+
+    `digests` are those of the boxes that other hosts hold as well, by the first position in the slice's mesh that has
+    the box.
+    """
+
+    host: int
+    session: int
+    buffer: int
+    slice: int
+    type: ArrayType
+    spec: Spec
+    digests: dict[int, bytes] = msgspec.field(default_factory=dict)
+
+
+class Holds(msgspec.Struct, frozen=True, array_like=True):
+    """The holdings of a host that has lost its scheduler: buffers by session, also those that launches have yet to
+    store, programs by key, and what it said of the last uploads, which may be lost."""
+
+    buffers: dict[int, tuple[int, ...]]
+    programs: tuple[int, ...]
+    uploads: tuple[Stored, ...] = ()
+
+
 class HostUp(Message, tag=30):
     """A host joins under a new epoch: first message of its stream. `crash` is the signal that its process before this
     one brought on itself, if it did.
 
     `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
-    `info` is what the resource manager knows of it: the successor of one that dies hears that from the controller.
+    `info` is what the resource manager knows of it: the successor of one that dies hears that from the controller. One
+    that `holds` something has come to the successor of its scheduler, under the epoch that it had.
     """
 
     host: int
@@ -165,6 +197,7 @@ class HostUp(Message, tag=30):
     memory: int = 0
     pool: str = ""
     info: HostInfo | None = None
+    holds: Holds | None = None
 
 
 class HostDown(Message, tag=31):
@@ -304,22 +337,6 @@ class Begun(Message, tag=94):
     """A launch that was to be cancelled is with the hosts already."""
 
     sequence: int
-
-
-class Stored(Message, tag=61):
-    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec.
-
-    `digests` are those of the boxes that other hosts hold as well, by the first position in the slice's mesh that has
-    the box.
-    """
-
-    host: int
-    session: int
-    buffer: int
-    slice: int
-    type: ArrayType
-    spec: Spec
-    digests: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
 class Inspected(Message, tag=191):

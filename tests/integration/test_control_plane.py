@@ -64,3 +64,38 @@ def test_the_resource_manager_dies_and_nothing_else_does(
     np.testing.assert_array_equal(np.asarray(kept), X)
     ended = set(before.values()) - set(processes(session).values())
     assert [title.split()[0] for title, pid in before.items() if pid in ended] == ["ray::ResourceManager"]
+
+
+@pytest.mark.timeout(180)
+def test_a_scheduler_dies_and_its_host_keeps_what_it_holds(session: ClusterSession, slices: Any) -> None:
+    """
+    1. The scheduler of an island of one host gets SIGKILL, under launches on both islands.
+    2. Each of them has its value, or `HostLost`. Arrays stay, and can be looked at meanwhile; the host lives on.
+    3. The same program runs again, on the same arrays, without an upload: values have the bits that they had.
+    """
+    here = pw.compiled(lambda v: v * 0.5 + 1.0, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    there = pw.compiled(lambda v: v * 0.25 + 3.0, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
+    program = pw.program(lambda v: there(here(v)), name="again")
+    kept = [pw.put(X, place, P("x")) for place in (slices.a4, slices.b4)]
+    made = here(kept[0]).block_until_ready()
+    expected = np.asarray(program(made))
+    before = processes(session)
+    scheduler = next(pid for title, pid in before.items() if "IslandScheduler" in title)
+    launches = [program(made) for _ in range(50)]
+    psutil.Process(scheduler).kill()
+    struck = time.monotonic()
+    for array in kept:
+        np.testing.assert_array_equal(np.asarray(array), X)
+    np.testing.assert_array_equal(np.asarray(made), X * 0.5 + 1.0)
+    lost = 0
+    for y in launches:
+        try:
+            np.testing.assert_array_equal(np.asarray(y), expected)
+        except pw.errors.HostLost:
+            lost += 1
+    again = pw.retry(lambda: program(made), on=pw.errors.HostLost)()
+    print(f"{lost} of 50 lost, computing again after {time.monotonic() - struck:.1f} s")
+    np.testing.assert_array_equal(np.asarray(again), expected)
+    for array in kept:
+        np.testing.assert_array_equal(np.asarray(array), X)
+    assert set(before.values()) - set(processes(session).values()) == {scheduler}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from pathways_ray.client import moving, suspending
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.renewals import Renewals
-from pathways_ray.controller import manager_calls, moves
+from pathways_ray.controller import hosts, manager_calls, moves
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.manager_calls import ManagerCalls
 from pathways_ray.controller.moves import Moves
@@ -21,6 +22,7 @@ from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import SharedIslands
 from pathways_ray.simulation import mover
+from pathways_ray.transport.messages import Abort, Drop, DropSession
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
 CHANGING: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2]}, "clients": 4, "changes": 8, "flaws": 0.0}
@@ -146,3 +148,30 @@ def a_new_resource_manager_does_not_know_the_hosts_that_serve(patch: Patch) -> N
 @bug(faults=0, **DYING)
 def what_the_resource_manager_died_with_is_not_asked_again(patch: Patch) -> None:
     patch.setattr(ManagerCalls, "missed", lambda self, event, now: None)
+
+
+ORPHANING: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2, 3]}, "scheduler_deaths": 3, "changes": 0, "flaws": 0.0}
+"""Nothing but schedulers die; hosts by themselves go on with what they hold."""
+
+
+def _without(what: type) -> Callable[..., Any]:
+    def changed(original: Original, *known: Any) -> Any:
+        found = original(*known)
+        return found._replace(unwanted=[message for message in found.unwanted if type(message) is not what])
+
+    return changed
+
+
+@bug(faults=0, shown=36, **ORPHANING)
+def a_host_keeps_buffers_that_nobody_wants(patch: Patch) -> None:
+    wrapped(patch, hosts, "compared", _without(Drop))
+
+
+@bug(faults=0, shown=17, **ORPHANING)
+def a_host_keeps_what_an_ended_session_had(patch: Patch) -> None:
+    wrapped(patch, hosts, "compared", _without(DropSession))
+
+
+@bug(faults=0, shown=17, **(ORPHANING | {"parallel": False}))
+def launches_go_on_that_failed_with_a_scheduler(patch: Patch) -> None:
+    wrapped(patch, hosts, "compared", _without(Abort))

@@ -11,10 +11,14 @@ from dataclasses import replace
 
 import pytest
 
+from pathways_ray.controller.hosts import Hosts
+from pathways_ray.controller.state import Send
 from pathways_ray.simulation.__main__ import main
+from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World, simulate
+from pathways_ray.transport.messages import BuffersLost, Holds, HostUp
 from tests.simulation.planted import BUGS
 
 FAULTS = 5
@@ -64,6 +68,33 @@ def test_a_cancelled_launch_ends_once_and_leaves_nothing(faults: int) -> None:
             cancelled += client.cancelled
     assert cancelled["late"] > 25
     assert cancelled["all"] - cancelled["late"] > 25
+
+
+def test_a_host_by_itself_outlives_its_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers die, and nothing else. No host ends that has its island for itself, and none misses an array."""
+    ended: list[str] = []
+    rejoined: list[HostUp] = []
+    kill, resumed = World.kill, Hosts.resumed
+
+    def killed(world: World, process: Process, why: str) -> None:
+        ended.append(process.name)
+        kill(world, process, why)
+
+    def back(hosts: Hosts, island: int, message: HostUp, holds: Holds) -> list[Send] | None:
+        found = resumed(hosts, island, message, holds)
+        lost = [c.message.failure.message for c in found or () if isinstance(c.message, BuffersLost)]
+        assert not [text for text in lost if "when that had another scheduler" in text]
+        rejoined.append(message)
+        return found
+
+    monkeypatch.setattr(World, "kill", killed)
+    monkeypatch.setattr(Hosts, "resumed", back)
+    for seed in range(25):
+        settings = replace(Settings.drawn(seed, 0, ""), islands={0: [0], 1: [1]}, changes=0, flaws=0.0)
+        settings = replace(settings, scheduler_deaths=3)
+        assert World(seed, settings).run().violations == [], f"seed {seed}"
+    assert {name[:4] for name in ended} <= {"sche", "clie"}
+    assert sum(bool(message.holds and message.holds.buffers) for message in rejoined) > 25
 
 
 def test_faults_strike_and_launches_fail_of_them() -> None:

@@ -34,6 +34,10 @@ class BufferStore:
         """The buffers of a session, to look into."""
         return self.sessions.get(session, _NOTHING)
 
+    def held(self) -> dict[int, tuple[int, ...]]:
+        """The buffers of all sessions, by number."""
+        return {session: tuple(found) for session, found in list(self.sessions.items())}
+
     def put(self, session: int, buffer: int, value: Value) -> None:
         """Keeps a value; one for a session that has ended is let go at once."""
         found = self.sessions.get(session)

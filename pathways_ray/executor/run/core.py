@@ -69,6 +69,8 @@ class HostCore:
             wire.DropSession: self._session_ended,
             do.Joined: self._joined,
             do.InputsArrived: self._arrived,
+            do.SchedulerFound: self._rejoin,
+            wire.Dismissed: lambda _: [do.End("the controller that knew what it holds is gone")],
         }
 
     def handle(self, event: do.Event, now: float) -> list[do.Instruction]:
@@ -82,6 +84,14 @@ class HostCore:
     def _joined(self, event: do.Joined) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
         return []
+
+    def _rejoin(self, _: do.SchedulerFound) -> list[do.Instruction]:
+        self.story.note(Entry(self._now, "joins its scheduler's successor", host=self.host))
+        coming: dict[int, tuple[int, ...]] = {}
+        for active in self.active.values():
+            session = active.launch.session
+            coming[session] = (*coming.get(session, ()), *active.results)
+        return [do.Rejoin(coming, tuple(sorted(self.wanted | self.programs.keys())))]
 
     def _peers(self, message: wire.Peers) -> list[do.Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
@@ -211,7 +221,12 @@ class HostCore:
             if active is not None:
                 active.failure = message.failure
                 self._note(active, "aborted", cause=message.failure.message)
-                made += self._give_up(active, message.failure)
+                if active.limit != NO_LIMIT:
+                    active.limit = active.plan.last_gang + 1  # who would send the others may be gone
+                if active.phase is WAITING_FOR_GANG:
+                    made += self._advance(active)
+                else:
+                    made += self._give_up(active, message.failure)
         return made
 
     def _give_up(self, active: ActiveLaunch, failure: Failure) -> list[do.Instruction]:

@@ -39,7 +39,7 @@ from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Decided, Heartbeat, Message, Peer, Running
+from pathways_ray.transport.messages import Decided, Heartbeat, Holds, Message, Peer, Running
 
 NOTED_AFTER_S = 0.5
 """A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
@@ -133,6 +133,7 @@ class Dispatcher:
         self.store = store
         self.transfer = transfer
         self.send = send
+        self.on_rejoin: Callable[[Holds], None] = lambda holds: None
         self.reports = Reports(send)
         self.calls = HostCalls(host, log)
         self.core = HostCore(host, members)
@@ -199,6 +200,13 @@ class Dispatcher:
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
+
+    def rejoin(self, holds: Holds) -> None:
+        self.on_rejoin(holds)
+
+    def end_process(self, reason: str) -> None:
+        print(f"host {self.host} ends: {reason}", flush=True)
+        os._exit(1)
 
     # --- inputs from other hosts --------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ Options plug in as observers (the order check, the profiler); by default, a host
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ from pathways_ray.executor.run.steps import Slots, Transfer
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
-from pathways_ray.transport.messages import Compiling, IslandLaunch, Message, Peer, Program
+from pathways_ray.transport.messages import Compiling, Holds, IslandLaunch, Message, Peer, Program, Stored
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -35,6 +35,12 @@ class HostIO(Protocol):
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls from these hosts from now on."""
+
+    def rejoin(self, holds: Holds) -> None:
+        """Joins the successor of the scheduler; what is sent from now on goes there."""
+
+    def end_process(self, reason: str) -> None:
+        """Ends this process."""
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         """Makes a program ready, whose functions are checked for less when it is `trusted`. Raises `PathwaysError`. May
@@ -117,6 +123,8 @@ class HostDriver:
             do.Ask: self._ask,
             do.Forget: self._forget,
             do.SetPeers: lambda change: io.set_peers(change.peers),
+            do.Rejoin: self._rejoin,
+            do.End: lambda end: io.end_process(end.reason),
             do.Send: lambda send: io.send(send.message),
         }
 
@@ -245,6 +253,12 @@ class HostDriver:
         program, slots = self.running.pop(complete.sequence)
         self.io.watch(complete.sequence, program.finish(slots), program, program.consumed(slots))
 
+    def _rejoin(self, rejoin: do.Rejoin) -> None:
+        held = self.store.held()
+        for session, coming in rejoin.coming.items():
+            held[session] = tuple(dict.fromkeys((*held.get(session, ()), *coming)))
+        self.io.rejoin(Holds(held, rejoin.programs))
+
     def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)
 
@@ -259,3 +273,9 @@ class HostDriver:
             if not self.naming[digest]:
                 del self.naming[digest]
                 self.functions.pop(digest, None)
+
+
+def with_uploads(holds: Holds, said: Iterable[Stored]) -> Holds:
+    """Adds the uploads that a host has reported to what it holds, as far as they are among its buffers."""
+    there = tuple(one for one in said if one.buffer in holds.buffers.get(one.session, ()))
+    return msgspec.structs.replace(holds, uploads=there)

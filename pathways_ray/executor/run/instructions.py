@@ -53,7 +53,11 @@ class Examined(msgspec.Struct, frozen=True):
     report: bytes
 
 
-Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived | Examined
+class SchedulerFound(msgspec.Struct, frozen=True):
+    """The successor of the scheduler, which has died, answers."""
+
+
+Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived | Examined | SchedulerFound
 """A message of the scheduler, or something that an instruction led to."""
 
 
@@ -168,6 +172,20 @@ class SetPeers(msgspec.Struct, frozen=True):
     peers: tuple[Peer, ...]
 
 
+class Rejoin(msgspec.Struct, frozen=True):
+    """Join the successor of the scheduler, with all that is in the store. `coming` are the buffers, by session, that
+    launches have yet to store, `programs` those that are compiled, or to be."""
+
+    coming: dict[int, tuple[int, ...]]
+    programs: tuple[int, ...]
+
+
+class End(msgspec.Struct, frozen=True):
+    """End this process; its successor starts again."""
+
+    reason: str
+
+
 class Send(msgspec.Struct, frozen=True):
     """Send a message to the scheduler."""
 
@@ -189,5 +207,7 @@ Instruction = (
     | Ask
     | Forget
     | SetPeers
+    | Rejoin
+    | End
     | Send
 )

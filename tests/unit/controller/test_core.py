@@ -179,7 +179,8 @@ def test_an_error_of_the_controller_ends_the_session_that_met_it_alone(monkeypat
 def test_a_scheduler_that_says_nothing_is_declared_dead_and_killed() -> None:
     """
     1. It last said something at 0 s; the others go on.
-    2. Just within the limit nothing happens. Beyond it, its hosts are lost, and its process is killed, once.
+    2. Just within the limit nothing happens. Beyond it, its host is away, with what it holds, and its process is
+       killed, once.
     3. What it says afterwards is not believed: its stream is closed.
     """
     core = streaming()
@@ -189,7 +190,8 @@ def test_a_scheduler_that_says_nothing_is_declared_dead_and_killed() -> None:
             core.from_island(island, Load(island, {}))
     commands = core.tick(SILENCE_LIMIT_S + 1.0)
     assert of(KillScheduler, commands) == [KillScheduler(2)]
-    assert HostAddress(3, 1, "") in sent(commands)
+    assert HostAddress(3, 1, "") not in sent(commands)
+    assert core.core.launches.hosts[3].orphaned
     assert core.core.launches.away == {3}
     assert of(KillScheduler, core.tick(core.now + 1.0)) == []
     assert core.from_island(2, Load(2, {})) == [CloseIsland(2)]

@@ -31,6 +31,7 @@ from pathways_ray.scheduler.policies import fifo
 from pathways_ray.transport.messages import (
     Account,
     BarrierReached,
+    Dismissed,
     Done,
     Examine,
     Examined,
@@ -99,6 +100,7 @@ def test_a_scheduler_without_its_controller_withdraws_the_address_and_ends() -> 
     core = core_of(0)
     assert core.handle(ControllerDisconnected("there:1"), 5.0) == [
         Withdraw("controller", "there:1"),
+        ToHosts(Dismissed()),
         Exit(REJOIN_PAUSE_S, "the link to its controller ended"),
     ]
 

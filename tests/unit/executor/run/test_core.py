@@ -35,6 +35,7 @@ from pathways_ray.executor.run.instructions import (
     Forward,
     InputsArrived,
     Joined,
+    SchedulerFound,
     Send,
     Start,
 )
@@ -49,12 +50,14 @@ from pathways_ray.transport.messages import (
     BarrierReached,
     BarrierReleased,
     Compiling,
+    Dismissed,
     Drop,
     DropProgram,
     DropSession,
     Enqueued,
     Examine,
     Examined,
+    Holds,
     IslandLaunch,
     IslandLaunchFailed,
     Message,
@@ -146,6 +149,8 @@ class Host:
         self.functions: list[Mapping[str, bytes]] = []
         self.asked: list[AskedCall] = []
         self.ended: list[int] = []
+        self.holds: Holds | None = None
+        self.ends = ""
 
     def planned(self, data: bytes) -> IslandPlan:
         """The plan of the program that is sent next."""
@@ -263,6 +268,12 @@ class Host:
     def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
         """The test says when it is done."""
         self.compiling.append(work)
+
+    def rejoin(self, holds: Holds) -> None:
+        self.holds = holds
+
+    def end_process(self, reason: str) -> None:
+        self.ends = reason
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls of tests need no peers."""
@@ -447,6 +458,16 @@ def test_a_value_that_is_there_already_does_not_stop_the_only_host_of_an_island(
 
 
 LOST = Failure("HostLost", "host 5 was lost", host=5)
+
+
+def test_a_host_lists_what_it_holds_when_it_finds_another_scheduler() -> None:
+    """What is in its store, what a launch has yet to store, and programs; a scheduler that dismisses it ends it."""
+    host = Host()
+    host.store.put(1, 4, "kept")
+    host.driver.handle(SchedulerFound(), 0.0)
+    assert host.holds == Holds({1: (4,)}, ())
+    host.driver.handle(Dismissed(), 0.0)
+    assert host.ends == "the controller that knew what it holds is gone"
 
 
 def test_a_launch_that_has_ended_elsewhere_waits_for_nothing() -> None:

@@ -1,0 +1,144 @@
+"""A host that has lost its scheduler and comes back: its own list beside the controller's tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways_ray import limits
+from pathways_ray.controller.state import Send
+from pathways_ray.transport.messages import (
+    Abort,
+    BuffersLost,
+    Drop,
+    DropProgram,
+    DropSession,
+    Holds,
+    HostAddress,
+    HostUp,
+    Launch,
+    LaunchFailed,
+    Peers,
+    Stored,
+)
+from tests.unit.controller.harness import Harness, program_over, to_client, to_island
+from tests.unit.helpers import VECTOR
+
+ISLAND, HOST = 1, 2
+
+
+def without_scheduler(front: Harness) -> list[Send]:
+    """The scheduler of island 1 ends, which has host 2 alone."""
+    front.launches.tables.now = 10.0
+    return front.checked(front.launches.scheduler_lost(front.launches.hosts[HOST], "its island's scheduler ended"))
+
+
+def back(front: Harness, *, epoch: int = 1, programs: tuple[int, ...] = (), uploads: Any = (), **held: Any) -> Any:
+    """Host 2 comes back. Args: held: the numbers of its buffers, by session, as in `s1`."""
+    holds = Holds({int(name[1:]): tuple(numbers) for name, numbers in held.items()}, programs, uploads)
+    found = front.launches.host_back(ISLAND, HostUp(HOST, epoch, "t", "d", 2, 1, holds=holds), holds)
+    return None if found is None else front.checked(found)
+
+
+def test_a_scheduler_takes_the_launches_with_it_and_no_array() -> None:
+    """
+    1. Its island has a launch, which fails at once. Its host is away, and no client is told that it is gone.
+    2. It comes back with what it had: everybody may use it again, and nothing is lost.
+    """
+    front = Harness()
+    program = front.register(program_over(2), 1)
+    front.put(1, slice=2)
+    front.launch(1, (1,), 2)
+    commands = without_scheduler(front)
+    (failed,) = to_client(commands)
+    assert isinstance(failed, LaunchFailed)
+    assert failed.failure.kind == "HostLost"
+    assert not to_client(commands, kind=HostAddress)
+    assert HOST not in {peer.host for peer in to_island(commands, 0, Peers)[-1].peers}
+    assert front.launches.sessions[1].lives(1)
+    commands = back(front, s1=[1], programs=(program.key,))
+    assert to_client(commands, kind=BuffersLost) == []
+    assert HOST in {peer.host for peer in to_island(commands, 0, Peers)[-1].peers}
+    front.ready(program, HOST)
+    assert len(to_island(front.launch(2, (1,), 3), ISLAND)) == 1
+
+
+def test_what_nobody_wants_is_taken_from_a_host_that_comes_back() -> None:
+    """A result of the failed launch, a buffer that was freed meanwhile, a session that ended, a program that is gone;
+    and the failed launch itself."""
+    front = Harness()
+    program = front.register(program_over(2), 1)
+    for buffer in (1, 5):
+        front.put(buffer, slice=2)
+    front.launch(1, (1,), 2)
+    without_scheduler(front)
+    front.free(5)
+    messages = to_island(back(front, s1=[1, 2, 5], s77=[4], programs=(program.key, 99)), ISLAND)
+    assert [m for m in messages if isinstance(m, Drop)] == [Drop(1, (2, 5))]
+    assert [m for m in messages if isinstance(m, DropSession)] == [DropSession(77)]
+    assert [m for m in messages if isinstance(m, DropProgram)] == [DropProgram(0, 99)]
+    (abort,) = [m for m in messages if isinstance(m, Abort)]
+    assert abort.launches == ((1, program.key),)
+
+
+def test_what_a_host_has_not_any_more_is_lost_and_the_rest_is_not() -> None:
+    front = Harness()
+    for buffer in (1, 2):
+        front.put(buffer, slice=2)
+    front.put(3, slice=1)
+    without_scheduler(front)
+    (lost,) = to_client(back(front, s1=[1]), kind=BuffersLost)
+    assert lost.buffers == (2,)
+    assert [front.launches.sessions[1].lives(buffer) for buffer in (1, 2, 3)] == [True, False, True]
+
+
+def test_a_donation_that_a_launch_may_have_taken_is_lost() -> None:
+    front = Harness()
+    program = program_over(2)
+    program.donated = (0,)
+    front.register(program, 1)
+    front.put(1, slice=2)
+    front.launch(1, (1,), 2)
+    (lost,) = to_client(without_scheduler(front), kind=BuffersLost)
+    assert lost.buffers == (1,)
+    assert to_island(back(front, s1=[1]), ISLAND, Drop) == [Drop(1, (1,))]
+
+
+def test_an_upload_goes_on_while_the_host_has_no_scheduler() -> None:
+    """Its arrival was said to the scheduler that died, or to nobody; the host says it again."""
+    front = Harness()
+    program = front.register(program_over(2), 1)
+    front.put(1, slice=2, arrives=False, epochs={HOST: 1})
+    without_scheduler(front)
+    assert to_client(front.put(2, slice=2, arrives=False, epochs={HOST: 1})) == []
+    uploads = tuple(Stored(HOST, 1, buffer, 2, VECTOR, ()) for buffer in (1, 2))
+    commands = back(front, s1=[1, 2], uploads=uploads)
+    assert to_client(commands, kind=BuffersLost) == []
+    front.ready(program, HOST)
+    message = Launch(1, 1, (2,), 3)
+    assert len(to_island(front.launches.admission.call(front.launches.sessions[1], message), ISLAND)) == 1
+
+
+def test_a_host_that_is_not_awaited_has_to_begin_anew() -> None:
+    front = Harness()
+    assert back(front) is None, "it has a scheduler"
+    without_scheduler(front)
+    assert back(front, epoch=7) is None
+
+
+def test_a_host_that_begins_anew_or_stays_away_has_lost_its_arrays() -> None:
+    for comes in (True, False):
+        front = Harness()
+        front.put(1, slice=2)
+        without_scheduler(front)
+        hosts = front.launches.membership
+        if comes:
+            commands = front.up(HOST, epoch=2)
+        else:
+            assert hosts.overdue() == []
+            front.launches.tables.now += limits.ORPHAN_LIMIT_S + 1.0
+            (host,) = hosts.overdue()
+            commands = front.checked(hosts.lose(host, "it did not come"))
+            assert hosts.overdue() == []
+        assert HostAddress(HOST, 1, "") in to_client(commands)
+        (lost,) = to_client(commands, kind=BuffersLost)
+        assert lost.buffers == (1,)
