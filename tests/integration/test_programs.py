@@ -192,3 +192,35 @@ def test_calls_from_several_threads(session, inc, double, equal) -> None:
     with ThreadPoolExecutor(4) as pool:
         for number, result in enumerate(pool.map(call, range(40))):
             equal(result, (V + number + 1) * 2)
+
+
+def test_rounds_of_several_programs_leave_as_one_launch_with_the_same_bits(session, slices) -> None:
+    """
+    1. A loop of three programs, of which one takes another array in each round, with rounding in each of them.
+    2. Once the cluster has compiled it, rounds leave together; what comes out are the bits of launches one by one.
+    """
+    where = {"slice": slices.a4, "out_specs": P("x")}
+    turn = pw.compiled(lambda v, w: v * jnp.float32(1.1) + w, in_specs=(P("x"), P("x")), **where)
+    bend = pw.compiled(lambda v: jnp.sin(v) * 3 - v / 7, in_specs=P("x"), **where)
+    fold = pw.compiled(lambda v: v - jnp.float32(0.3) * v * v, in_specs=P("x"), **where)
+    added = [pw.put(V * k / 16, slice=slices.a4, spec=P("x")) for k in range(3)]
+    coalescer = session._core.coalescer
+
+    def ran(rounds: int) -> bytes:
+        value = pw.put(V / 8, slice=slices.a4, spec=P("x"))
+        for k in range(rounds):
+            value = fold(bend(turn(value, added[k % 3])))
+        return np.asarray(value).tobytes()
+
+    def composed() -> set[int]:
+        return {n for r in coalescer._repetitions.values() if r.shape.varied for n in r.composed.values()}
+
+    coalescer._enabled = False
+    single = ran(400)
+    coalescer._enabled = True
+    for _ in range(200):
+        assert ran(400) == single
+        if composed():
+            break
+    assert composed()
+    assert [ran(400) for _ in range(3)] == [single] * 3
