@@ -67,7 +67,7 @@ def logs(
     as_json: bool,
 ) -> None:
     """Events of processes of a runtime, out of their logs, in the order of time. The operator's."""
-    url, token, ca = cluster_meant(url, token, ca)
+    url, token, ca = cluster_meant(url, token, ca, away=True)
     found, problem = _logs(url, token, ca)
     if problem:
         click.echo(f"{problem}; these are the logs of this machine", err=True)

@@ -54,7 +54,7 @@ def command(
 
     Without --url, the cluster that this user started on this machine.
     """
-    url, token, ca = cluster_meant(url, token, ca)
+    url, token, ca = cluster_meant(url, token, ca, away=diagnose)
     if diagnose:
         diagnosed = diagnosis_of(url, token, ca)
         click.echo(json.dumps(diagnosed, indent=2))
@@ -66,9 +66,15 @@ def command(
         show(found, console_beside(None, markup=False))
 
 
-def cluster_meant(url: str | None, token: str | None, ca: str | None) -> tuple[str, str, str]:
-    """Address, token and trusted certificates of the cluster that these options mean; see `choose`."""
+def cluster_meant(url: str | None, token: str | None, ca: str | None, away: bool = False) -> tuple[str, str, str]:
+    """Address, token and trusted certificates of the cluster that these options mean; see `choose`.
+
+    Args:
+        away: without a cluster that answers, the only one that was started to stay is meant.
+    """
     running, silent = registry.running(), registry.silent()
+    if away and not url and not running and len(silent) == 1:
+        url = silent[0].url
     url, token = choose(url or "", token or "", running, silent)
     return url, token, ca or next((record.ca for record in (*running, *silent) if record.url == url), "")
 

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from pathways_ray.cli import status
+from pathways_ray.client import registry
 from pathways_ray.client.asking import hint
 from pathways_ray.client.registry import Record
 from pathways_ray.errors import AuthenticationError, Failure, QuotaExceeded, UsageError
@@ -232,3 +233,12 @@ def test_an_address_of_another_kind(url: str) -> None:
 def test_a_token_that_cannot_be_one(token: str) -> None:
     with pytest.raises(AuthenticationError, match="characters that no token has"):
         status.ask("grpc://127.0.0.1:1", token)
+
+
+def test_a_cluster_that_is_away_is_meant_by_those_who_ask_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = registry.Record("grpc://here:1", "t", name="see")
+    monkeypatch.setattr(registry, "running", lambda: ())
+    monkeypatch.setattr(registry, "silent", lambda: (record,))
+    assert status.cluster_meant(None, None, None, away=True) == ("grpc://here:1", "t", "")
+    with pytest.raises(UsageError, match="does not answer"):
+        status.cluster_meant(None, None, None)
