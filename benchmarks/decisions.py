@@ -99,8 +99,8 @@ def decisions(a: Any, b: Any, settings: Settings) -> dict[str, Any]:
 def gaps(computed: Mapping[int, Sequence[Any]]) -> list[float]:
     """Microseconds from the end of each predicate to the start of the branch."""
     ran = sorted((one for of_host in computed.values() for one in of_host), key=lambda one: one.start)
-    ends = [one.end for one in ran if one.name == "is_large"]
-    starts = [one.start for one in ran if one.name == "there"]
+    ends = [one.end for one in ran if "is_large" in one.name]
+    starts = [one.start for one in ran if "there" in one.name]
     return [1e6 * (start - end) for end, start in zip(ends, starts, strict=True)]
 
 
