@@ -101,9 +101,13 @@ def test_settings_of_jax_are_part_of_a_trace(session, slices, equal) -> None:
 
 
 def test_a_compiled_function_holds_no_other_one(session, slices, inc) -> None:
-    for inner in (inc, lambda v: inc(v) * 2, pw.program(lambda v: inc(v))):
+    for inner in (inc, pw.program(lambda v: inc(v))):
+        with pytest.raises(
+            pw.errors.UsageError, match=r"already; pw.compiled decorates a plain function, which its attr"
+        ):
+            pw.compiled(inner, slice=slices.a4)
         with pytest.raises(pw.errors.TraceError, match=r"calls a compiled function.*Call both from a pw.program"):
-            pw.compiled(inner, slice=slices.a4)(V)
+            pw.compiled(lambda v, inner=inner: inner(v) * 2, slice=slices.a4)(V)
 
 
 def test_a_constant_returned_again_after_it_was_given_away(session, slices, inc, equal) -> None:
