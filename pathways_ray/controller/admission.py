@@ -125,7 +125,8 @@ class Admission:
     def _work_off(self, session: Session, backlog: Backlog) -> list[Send]:
         """Takes the calls of a session in order, deferred ones first, until one has to wait."""
         commands: list[Send] = []
-        again = backlog.take_deferred() if backlog.deferred else None
+        # Of what was deferred all may have been cancelled, and what waits behind it is free to go.
+        again = backlog.take_deferred() if backlog.deferred or not backlog.may_be_passed else None
         for calls in (again, backlog.waiting):
             while calls and (calls is again or backlog.may_be_passed):
                 done = self._step(session, backlog, calls[0])

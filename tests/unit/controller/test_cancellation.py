@@ -47,6 +47,24 @@ def test_a_launch_whose_program_is_compiled_ends_at_once() -> None:
     assert front.launches.backlog(1) == 0
 
 
+def test_what_waits_behind_a_deferred_launch_goes_when_that_is_cancelled() -> None:
+    """
+    1. One launch may be in flight, and is. Another one waits for its compilation, a third for room.
+    2. The second one's program is ready: now it waits for room as well, and the third behind it.
+    3. It is cancelled, the first one ends: the third one goes.
+    """
+    front = serving(max_in_flight=1)
+    slow = front.register(program_over(3, key=2), 2, ready=False)
+    front.put(2, slice=3)
+    front.launch(1, (1,), 3)
+    front.launch(2, (2,), 4, program=2)
+    front.launch(3, (1,), 5)
+    front.ready(slow, 3)
+    assert to_client(cancelled(front, 2)) == [LaunchFailed(2, CANCELLED)]
+    assert to_client(front.done(0, 1)) == [Completed((1,), (0,))]
+    assert to_client(front.done(0, 2)) == [Completed((3,), (0,))]
+
+
 def test_the_island_ends_a_launch_in_its_queue() -> None:
     front = serving()
     front.launch(1, (1,), 2)
