@@ -137,6 +137,7 @@ class ControllerCore:
             with_hosts: whether these are at their end as well.
         """
         del self.islands[island], self.manager_calls.schedulers[island]
+        self.launches.tables.schedulers.discard(island)
         self.watch.left(island, self.launches.tables.now)
         self.story.note(Entry(self.launches.tables.now, "scheduler lost", f"island {island}", reason))
         if not with_hosts:

@@ -113,6 +113,7 @@ class Launches:
 
     def island_up(self, island: int) -> list[Send]:
         """A scheduler joined, perhaps in place of one that died: it knows no session yet."""
+        self.tables.schedulers.add(island)
         return self._accounts([island], self.sessions)
 
     def _accounts(self, islands: Iterable[int], sessions: Iterable[int]) -> list[Send]:

@@ -293,8 +293,9 @@ class Tables:
     """The state that admission, dispatch, outcomes and hosts share.
 
     `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
-    down, `sequence` is the number of the last launch of the cluster, `last_slice` the highest one of a slice, `now` the
-    time of the event that is handled, in seconds, `buffers` how many there were at the last tick.
+    down, `schedulers` the islands whose scheduler has joined, `sequence` is the number of the last launch of the
+    cluster, `last_slice` the highest one of a slice, `now` the time of the event that is handled, in seconds, `buffers`
+    how many there were at the last tick.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -307,6 +308,7 @@ class Tables:
     programs: dict[int, PlannedProgram] = field(default_factory=dict)
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     failed: OrderedDict[int, PlannedProgram] = field(default_factory=OrderedDict)
+    schedulers: set[int] = field(default_factory=set)
     sequence: int = 0
     last_slice: int = 0
     now: float = 0.0
@@ -319,5 +321,5 @@ class Tables:
             self.failed.popitem(last=False)
 
     def islands(self) -> list[int]:
-        """The islands that have, or had, a host."""
-        return sorted({host.island for host in self.hosts.values()})
+        """The islands that have a scheduler, or have, or had, a host."""
+        return sorted(self.schedulers | {host.island for host in self.hosts.values()})

@@ -39,6 +39,7 @@ from pathways_ray.transport.messages import (
     Accepted,
     Account,
     CloseSession,
+    DropSession,
     Completed,
     CreateSlice,
     Done,
@@ -234,6 +235,16 @@ def test_a_new_scheduler_takes_the_place_of_the_old_one() -> None:
     commands = core.handle(IslandDisconnected(77, 0, "new"))
     assert commands[-1] == CallManager("withdraw", ("scheduler-0", "new"))
     assert not of(KillScheduler, commands)
+
+
+def test_a_scheduler_without_hosts_hears_of_sessions() -> None:
+    """It has joined, its hosts have not yet: a session that ends meanwhile must not stay there for ever."""
+    core = streaming()
+    core.connect(7)
+    assert SendIsland(7, Account(2, "session 2", 1.0, 0)) in core.open_session()
+    assert SendIsland(7, DropSession(2)) in core.request(2, CloseSession(2))
+    core.handle(IslandDisconnected(7, 7, "scheduler-7"))
+    assert not [c for c in of(SendIsland, core.open_session()) if c.island == 7]
 
 
 def test_a_scheduler_whose_stream_was_given_up_is_killed() -> None:
