@@ -268,7 +268,7 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
     wrapped(patch, IslandOrder, "_start", start)
 
 
-@bug(faults=0, seeds=200, shown=36, moves=0.0, changes=0, **CROWDED)
+@bug(faults=0, seeds=200, shown=174, moves=0.0, changes=0, **CROWDED)
 def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     """Hosts of one island then stop at different launches."""
 
@@ -458,7 +458,7 @@ def a_run_takes_the_same_argument_again(patch: Patch) -> None:
 
 @bug(faults=0, seeds=150, shown=30, **LOOPING)
 def a_run_swallows_values_that_somebody_keeps(patch: Patch) -> None:
-    patch.setattr(coalesce, "_unobserved", lambda launches, freed, outputs: [launches])
+    patch.setattr(Coalescer, "_kept", lambda self, launches, gone: [])
 
 
 @bug(faults=0, seeds=150, **LOOPING)
