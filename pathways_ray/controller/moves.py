@@ -90,9 +90,12 @@ class Moves:
         for one, other in pairs:
             if one not in session.slices and other in session.names:
                 session.names[one] = session.names[other]
+        # The devices of one that was given back are others' by now: the second one of its pair stays where it is.
+        stays = {other for one, other in pairs if one not in session.slices}
         places = {n: session.places[n] for n in renamed}
         for one, other in renamed.items():
-            session.places[one] = session.slices[one] = places[other].on_devices_of(places[one].mesh)
+            if one not in stays:
+                session.places[one] = session.slices[one] = places[other].on_devices_of(places[one].mesh)
         first_of = {other: one for one, other in pairs}
         session.parts |= {
             first_of[o]: first_of.get(whole, whole) for o, whole in session.parts.items() if o in first_of

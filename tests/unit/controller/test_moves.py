@@ -114,6 +114,7 @@ def test_a_suspended_session_has_nothing_and_gets_its_slices_back_by_an_exchange
     back = reply(core.answered(core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77), (80, 81)))), True))
     assert isinstance(back, SlicesExchanged)
     assert [one.placed.island for one in back.slices] == [OTHER_ISLAND, OTHER_ISLAND]
+    assert session.slices[77] == THERE, "the devices that were given back are others' by now"
     launches.remove_slice(1, 77)
     assert (set(session.slices), session.parts, session.suspended) == (
         {HERE.mesh.id, 80},
