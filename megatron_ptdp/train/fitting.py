@@ -60,7 +60,7 @@ class Fit:
 
     @classmethod
     def of(cls, config: Config, islands: tuple[int, ...] | None = None) -> Fit:
-        """That of a configuration as it stands.
+        """The fit of a configuration as it stands.
 
         Raises:
             BadSizes, ScheduleError: the sizes do not fit each other.

@@ -35,7 +35,7 @@ from pathways_ray.errors import (
 
 CONTROL_PLANE_LOST = (ControllerLost, SessionClosed)
 LOST = (HostLost, BufferLost, LaunchTimeout, *CONTROL_PLANE_LOST)
-"""After these the cluster is there again, and the state is not."""
+"""Losses after which the cluster is there again, and the state is not."""
 
 BACK_LIMIT_S = 120.0
 """The time in which what was lost must come back, beyond that after which the cluster takes an island for lost."""
@@ -247,7 +247,7 @@ class Survivor:
             time.sleep(LOOK_S)
 
     def _reconnect(self) -> None:
-        """Opens a session of the control plane that has come back; what the one before held is gone.
+        """Opens a session of the controller that has come back; what the one before held is gone.
 
         Raises:
             TrainingStopped: it did not come back within the limit.
@@ -263,7 +263,7 @@ class Survivor:
                 return
             except ControllerLost as error:
                 if time.monotonic() > deadline:
-                    raise TrainingStopped(f"the control plane did not come back in {BACK_LIMIT_S:.0f} s") from error
+                    raise TrainingStopped(f"the controller did not come back in {BACK_LIMIT_S:.0f} s") from error
             time.sleep(LOOK_S)
 
     # --- what is counted and said -------------------------------------------------------------------------------------

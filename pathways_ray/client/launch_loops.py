@@ -39,7 +39,7 @@ class Shape(NamedTuple):
 
     @property
     def places(self) -> list[tuple[int, int]]:
-        """For each argument of the round, the first launch that takes it, and its place there."""
+        """The first launch that takes each argument of the round, and the place there."""
         found: dict[int, tuple[int, int]] = {}
         for number, sources in enumerate(self.taken):
             for place, source in enumerate(sources):

@@ -37,7 +37,7 @@ class ManagerCalls:
         self.again: list[events.CallManager] = []
 
     def knows(self, event: events.ManagerKnows) -> list[events.Command]:
-        """It can be reached, and may be another one than before, which knows of nothing."""
+        """Answers a resource manager that can be reached; it may be another one than before, which knows of nothing."""
         commands: list[events.Command] = []
         if self.is_behind or event.incarnation != self.incarnation:
             self.is_behind, self.incarnation = False, event.incarnation

@@ -74,7 +74,7 @@ class Watch:
     # --- the resource manager -----------------------------------------------------------------------------------------
 
     def manager_knows(self, now: float) -> None:
-        """It has answered a report."""
+        """Notes that the resource manager has answered a report."""
         self.manager.forget(_MANAGER)
         self.missed = 0
         if self.is_manager_gone:

@@ -14,10 +14,10 @@ MAX_STREAMS = 256
 """Calls of one connection at a time; the peer keeps further ones."""
 
 MAX_HEADER_BYTES = 1 << 16
-"""Of one call."""
+"""Bytes of the headers of one call."""
 
 MAX_TEXT_BYTES = 2048
-"""Of the text of a status, before it is escaped: gRPC takes 8 KiB of trailers."""
+"""Bytes of the text of a status, before it is escaped: gRPC takes 8 KiB of trailers."""
 
 MAX_WINDOW = (1 << 31) - 1
 DEFAULT_WINDOW = (1 << 16) - 1

@@ -34,7 +34,7 @@ class Controllers:
         self.starting: Liveness[tuple[int, int]] = Liveness(MAX_CONTROLLER_START_S, TICK_S)
 
     def expect(self, now: float) -> None:
-        """It runs, and has not been heard of: it may be stopped."""
+        """Notes that a controller runs that has not been heard of: it may be stopped."""
         self.serving.hear("", now)
 
     def is_past(self, incarnation: str) -> bool:

@@ -182,7 +182,7 @@ class SimulatedClient:
         doubtful = fails or any(handle.doubtful or isinstance(handle.expected, Failure) for handle in arguments)
         records = self.core.new_buffers(len(program.results))
         results = tuple(
-            self._handle_to(record, layout, outcome, doubtful, whole)
+            self._handle_to(record, layout, outcome, doubtful)
             for record, layout, outcome in zip(records, program.results, made, strict=True)
         )
         donated = [arguments[index] for index in sorted(program.donated)]
@@ -235,11 +235,9 @@ class SimulatedClient:
                 chosen.append(self._put(layout))
         return chosen
 
-    def _handle_to(
-        self, record: BufferRecord, layout: Layout, made: Outcome, doubtful: bool = False, whole: Failure | None = None
-    ) -> Handle:
-        """Args: made: what hosts make of it. whole: the failure of its whole launch, which the client sees instead."""
-        handle = self.handles[record.id] = Handle(record, layout, made if whole is None else whole, doubtful)
+    def _handle_to(self, record: BufferRecord, layout: Layout, made: Outcome, doubtful: bool = False) -> Handle:
+        """Args: made: what hosts make of it, which is what others get that take it before its launch has failed."""
+        handle = self.handles[record.id] = Handle(record, layout, made, doubtful)
         self.world.checker.expect(self.session, record.id, made, doubtful)
         return handle
 

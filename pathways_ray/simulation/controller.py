@@ -31,7 +31,7 @@ PLANNING_S = (0.001, 0.05, 1.0)
 """Times that the planner takes for a program."""
 
 MISSED_S = 0.001
-"""After this time Ray says that a call went to a process that is gone."""
+"""Seconds after which Ray says that a call went to a process that is gone."""
 
 PLANNER_DIES = 0.02
 PLANNER_DIED = "the planner died of the program"

@@ -17,7 +17,8 @@ class Settings:
 
     `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
-    of them for good, `manager_deaths` those in which the resource manager alone ends. `changes` are islands that are
+    of them for good, `manager_deaths` those in which the resource manager alone ends,
+    `scheduler_deaths` those in which a scheduler does. `changes` are islands that are
     added or drained, `moves` the chance that a user moves a slice, `suspends` that it suspends its session. `rings`
     says that the devices of each island are linked to a ring, `divergent` is the chance that a program has collectives
     that one of its hosts does not enter, `calls` that hosts run a function beside their devices, `priorities` that a

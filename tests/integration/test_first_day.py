@@ -60,7 +60,6 @@ def test_ahead_of_time_and_few_sizes(session: ClusterSession, slices: Slices) ->
     assert 4 <= ready.cost_analysis()["flops"] < 16
     assert ready.cost_analysis()["bytes accessed"] > 0
     assert ready.memory_analysis().peak_memory_in_bytes >= 8
-    assert ready.memory_analysis().generated_code_size_in_bytes >= 0
     assert ready.as_text().startswith("HloModule")
     assert "all-reduce" in ready.as_text()
     there = pw.compiled(jnp.sin, slice=slices.b2)

@@ -42,6 +42,7 @@ def test_an_urgent_call_passes_those_that_wait(session: ClusterSession, slices: 
             deadline = time.monotonic() + 6.0  # sooner than hosts that stand still count as lost
             while session.status()["in_flight"] < 102 and time.monotonic() < deadline:
                 time.sleep(0.01)
+            assert session.status()["in_flight"] >= 102
         for one in made:
             one.block_until_ready()
         equal(first, np.arange(3, dtype=np.float32) * 3)
@@ -49,5 +50,5 @@ def test_an_urgent_call_passes_those_that_wait(session: ClusterSession, slices: 
     (names,) = [[one.name for one in ran] for ran in computed.values() if ran]
     places = [k for k, name in enumerate(names) if name == "urgent"]
     assert len(names) == 102
-    assert places[0] <= 60
+    assert places[0] <= 30
     assert places[1] == 101

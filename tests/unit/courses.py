@@ -12,6 +12,7 @@ from pathways_ray.ir.script import Await, Course, Launch, has_control
 from pathways_ray.ir.verify import verify
 
 MAX_ROUNDS = 10_000
+"""More rounds than the nested loops of any program of these tests have: one without an end fails."""
 
 
 def run_course(
@@ -29,6 +30,7 @@ def run_course(
         verify(segment)
         assert not has_control(segment)
     memory = dict(enumerate(arguments))
+    gone: set[int] = set()
     course = Course(script, list(memory))
     told: list[tuple[int, list[int]]] = []
     results: list[Any] = []
@@ -43,8 +45,10 @@ def run_course(
         assert all(buffer in memory for buffer in step.arguments), "a buffer was freed or given away too early"
         segment = segments[step.segment]
         made = run(segment, [memory[buffer] for buffer in step.arguments])
-        for number in segment.donated_arguments:
-            memory.pop(step.arguments[number], None)
+        for buffer in (step.arguments[number] for number in segment.donated_arguments):
+            assert buffer not in gone, "a buffer was given away twice"
+            del memory[buffer]
+            gone.add(buffer)
         if step.last:
             results = list(made)
             course.launched(())
@@ -57,6 +61,8 @@ def run_course(
         while told and late.random() < 0.5:
             course.decide(*told.pop(0))
         for buffer in course.freed:
+            assert buffer in memory or buffer in gone, "a buffer was freed twice"
             memory.pop(buffer, None)
+            gone.discard(buffer)
         course.freed.clear()
     return results, sorted(buffer for buffer in memory if buffer < 0)

@@ -52,5 +52,6 @@ def test_rungs_halve_the_members_and_move_them(session: LocalSession) -> None:
     assert best.rate == 1e-2
     assert len(best.losses) == CHECKPOINTS + 2 * CHECKPOINTS
     assert best.losses[-1] < best.losses[0]
-    assert search.trained <= 4 * CHECKPOINTS + 2 * 2 * CHECKPOINTS
-    assert {member.slice for member in search.members} == set(search.slices)
+    left = [member for member in search.members if len(member.losses) > CHECKPOINTS]
+    assert len(left) == 2
+    assert {member.slice for member in left} == set(search.slices), "one on each slice"

@@ -246,7 +246,7 @@ def test_a_client_that_is_silent_and_answers_no_ping_is_freed(door: Door) -> Non
     headers = [(":method", "POST"), (":path", f"/{SERVICE}/IfrtSession")]
     opened = frame(HEADERS, END_HEADERS, 1, bytes(hpack.Encoder().encode(headers)))
     with patch.object(wire, "PING_S", 0.05), socket.socket(socket.AF_UNIX) as sock:
-        before = len(door.sessions)
+        before, threads = len(door.sessions), set(threading.enumerate())
         sock.connect(door.socket)
         sock.settimeout(FREED_WITHIN_S)
         sock.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + opened)
@@ -257,3 +257,7 @@ def test_a_client_that_is_silent_and_answers_no_ping_is_freed(door: Door) -> Non
         while not session.closed_because:
             assert time.monotonic() < deadline
             time.sleep(0.01)
+        for thread in set(threading.enumerate()) - threads:
+            if thread.name == "pathways-proxy-client":
+                thread.join(FREED_WITHIN_S)
+                assert not thread.is_alive()
