@@ -59,8 +59,7 @@ class Queues:
             queue.items.append(launch)
             queue.lead(launch, now)
             self.waiting[launch.session] = queue
-            if priority:
-                queue.ranks[launch.sequence], queue.prioritized = rank_of(now, priority), True
+            queue.ranks[launch.sequence], queue.prioritized = rank_of(now, priority), priority != 0
         elif (priority or queue.prioritized) and not cross_island:
             self._pass(queue, launch, rank_of(now, priority))
         else:
@@ -82,7 +81,7 @@ class Queues:
             return Fixed.FOLLOWS
         if self.program_of(item).cross_island:
             return Fixed.BARRIER
-        return self._accesses(item, queue.ranks.get(item.sequence, queue.candidate.since))
+        return self._accesses(item, queue.ranks[item.sequence])
 
     def _accesses(self, launch: wire.IslandLaunch, rank: float) -> Accesses:
         program, arguments = self.program_of(launch), launch.arguments

@@ -57,6 +57,7 @@ def abort(queues: Queues, message: wire.Abort, now: float) -> list[Command]:
         queue = queues.sessions[session]
         head = queue.head
         queue.items = deque(i for i in queue.items if not (isinstance(i, wire.IslandLaunch) and i.sequence == sequence))
+        queue.ranks.pop(sequence, None)
         queues.ledger.leave(queue.usage)
         if head.sequence == sequence:
             queues.flush(queue, commands, now)
@@ -79,6 +80,7 @@ def cancel(queues: Queues, message: wire.CancelLaunch, now: float) -> list[Comma
             return []
         for item in found:
             queue.items.remove(item)
+        queue.ranks.pop(sequence, None)
         queues.ledger.leave(queue.usage)
         commands: list[Command] = [ToController(wire.IslandLaunchFailed(sequence, message.failure))]
         queues.flush(queue, commands, now)

@@ -141,6 +141,22 @@ def test_a_launch_that_has_waited_for_long_is_not_passed(island: Island) -> None
     assert rest(island) == [2, 3, 5, 4]
 
 
+def test_nothing_starves_behind_the_priorities_of_its_session(island: Island) -> None:
+    """
+    1. Launch 2 is called at 0 and comes to the head of the empty queue; 3 goes before it.
+    2. 3 starts at 9: launch 2 is at the head again, and was still called at 0.
+    3. An urgent launch at 10.5, of ten levels, does not pass it.
+    """
+    island.from_controller(launch(2))
+    island.from_controller(urgent(3))
+    island.tick(9.0)
+    assert dispatched(island.from_host(0, 1, Done((1,)))) == [launch(3)]
+    island.tick(10.5)
+    island.from_controller(urgent(4))
+    assert rest(island, 3) == [2, 4]
+    assert not island.order.sessions[1].ranks
+
+
 def test_a_launch_of_lower_priority_lets_later_ones_pass(island: Island) -> None:
     for message in (PrioritizedIslandLaunch(launch(2), -1), launch(3), PrioritizedIslandLaunch(launch(4), -2)):
         island.from_controller(message)
@@ -160,4 +176,5 @@ def test_a_launch_that_passed_others_can_be_cancelled(island: Island) -> None:
     for message in (launch(2), urgent(3)):
         island.from_controller(message)
     assert told(island.from_controller(CancelLaunch(3, BOOM))) == [IslandLaunchFailed(3, BOOM)]
+    assert set(island.order.sessions[1].ranks) == {2}
     assert rest(island) == [2]
