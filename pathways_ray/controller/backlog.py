@@ -20,7 +20,7 @@ import msgspec
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session, Whole
-from pathways_ray.scheduler.priorities import Accesses, Fixed, passes, place_of, rank_of
+from pathways_ray.scheduler.priorities import MAX_PASSED, Accesses, Fixed, passing, place_of, rank_of
 from pathways_ray.transport.messages import (
     Free,
     IslandLaunch,
@@ -107,6 +107,10 @@ class Backlog:
                 return self.waiting.insert(place, call)
         return self.waiting.append(call)
 
+    def looks(self, launch: Launch) -> int:
+        """The calls at most that a launch looks at to find its place here."""
+        return min(len(self.waiting), MAX_PASSED) if self.prioritized or priority_of(launch) else 0
+
     @property
     def may_be_passed(self) -> bool:
         """Whether a further call may be looked at: deferred ones are looked at again with every event."""
@@ -147,10 +151,10 @@ class Backlog:
             n in session.buffers or n in self.numbers or session.why_refused(n) is not None for n in launch.arguments
         )
         if known and priority_of(launch):
-            own = _accesses(waiting, program)
+            passes = passing(_accesses(waiting, program))
             ahead = [one for one in self.deferred if isinstance(one, WaitingLaunch)]
             programs = [session.programs.get(one.message.program) for one in ahead]
-            return not all(p and passes(own, _accesses(one, p)) for one, p in zip(ahead, programs, strict=True))
+            return not all(p and passes(_accesses(one, p)) for one, p in zip(ahead, programs, strict=True))
         return known and self.claims(launch, program.islands, program.result_count)
 
     def may_free(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
@@ -177,5 +181,5 @@ def _accesses_of(programs: Mapping[int, PlannedProgram], call: Call) -> Accesses
 
 def _accesses(call: WaitingLaunch, program: PlannedProgram) -> Accesses:
     message = call.message
-    given, results = message.arguments, range(message.results, message.results + program.result_count)
-    return Accesses(call.rank, given, results, [given[k] for k in program.donated if k < len(given)])
+    results = range(message.results, message.results + program.result_count)
+    return Accesses(call.rank, message.arguments, results, program.donated)

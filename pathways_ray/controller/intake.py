@@ -79,7 +79,8 @@ class Intake:
                 else:
                     taken += 1
                     program = session.programs.get(message.program) if isinstance(message, Launch) else None
-                    left -= work_of(message, program.result_count if program is not None else 0)
+                    looks = backlog.looks(message) if isinstance(message, Launch) else 0
+                    left -= work_of(message, program.result_count if program is not None else 0, looks)
                     commands += take(session, message)
                     if len(backlog.waiting) >= limits.MAX_BACKLOG_CALLS:
                         backlog.full = True

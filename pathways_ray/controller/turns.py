@@ -25,7 +25,10 @@ CANCEL_WORK = TURN_WORK // 8
 """The units of a cancelled launch: it is looked for among all that wait or run."""
 
 PASSING_WORK = TURN_WORK // 16
-"""The units of a launch with a priority, which looks for its place among those that wait."""
+"""The units of a launch with a priority, or behind one: it looks for its place among those that wait."""
+
+LOOKS_PER_UNIT = 8
+"""Calls that such a launch looks at, for one further unit of work."""
 
 NUMBERS_PER_UNIT = 16
 """Buffers that a message names, or results that it makes, for one further unit of work."""
@@ -41,10 +44,10 @@ class Hold(StrEnum):
     ISLAND = "an island takes programs again"
 
 
-def work_of(message: ToController, results: int) -> int:
-    """Units of work that a message makes; `results` are those of its program."""
+def work_of(message: ToController, results: int, looks: int = 0) -> int:
+    """Units of work that a message makes; `results` are those of its program, `looks` the calls that it may pass."""
     if isinstance(message, Launch):
-        work = PASSING_WORK if isinstance(message, PrioritizedLaunch) else 1
+        work = PASSING_WORK + looks // LOOKS_PER_UNIT if looks or isinstance(message, PrioritizedLaunch) else 1
         return work + (len(message.arguments) + results) // NUMBERS_PER_UNIT
     if isinstance(message, Free):
         return 1 + len(message.buffers) // NUMBERS_PER_UNIT

@@ -12,7 +12,8 @@ drop stays behind the launches that were called before it, as these only go forw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import NamedTuple, TypeVar
 
@@ -21,17 +22,20 @@ from pathways_ray.scheduler.policies import AGEING_S
 MAX_PASSED = 1024
 """Calls that a launch looks at to find its place: as many launches as a session may have without an outcome."""
 
+MAX_COMPARED = 16 * MAX_PASSED
+"""Arguments of those calls that a launch which takes the memory of some compares with its own: less than 1 ms."""
+
 T = TypeVar("T")
 
 
 class Accesses(NamedTuple):
-    """The rank of a call, in seconds, and the buffers that it takes, makes, and takes the memory of: they decide its
-    place."""
+    """The rank of a call, in seconds, the buffers that it takes and makes, and the positions of the arguments that it
+    takes the memory of: they decide its place."""
 
     rank: float
-    arguments: Collection[int]
+    arguments: Sequence[int]
     results: range
-    donated: Collection[int] = ()
+    donated: Sequence[int] = ()
 
 
 class Fixed(Enum):
@@ -46,15 +50,20 @@ def rank_of(called: float, priority: int) -> float:
     return called - priority * AGEING_S
 
 
-def passes(later: Accesses, ahead: Accesses) -> bool:
-    """Whether a launch goes before one that was called before it."""
-    return later.rank < ahead.rank and not depends(later, ahead)
+def passing(later: Accesses) -> Callable[[Accesses], bool]:
+    """The test of whether a launch goes before one that was called before it. The launch's own buffers are looked at
+    once, not for each call."""
+    arguments = sorted(later.arguments)
+    donated = {later.arguments[k] for k in later.donated if k < len(arguments)}
 
+    def passes(ahead: Accesses) -> bool:
+        if later.rank >= ahead.rank:
+            return False
+        first = bisect_left(arguments, ahead.results.start)
+        takes_result = first < len(arguments) and arguments[first] < ahead.results.stop
+        return not takes_result and (not donated or donated.isdisjoint(ahead.arguments))
 
-def depends(later: Accesses, ahead: Accesses) -> bool:
-    """Whether a launch takes what an earlier one makes, or the memory of what that reads."""
-    reads = any(number in ahead.results for number in later.arguments)
-    return reads or not set(later.donated).isdisjoint(ahead.arguments)
+    return passes
 
 
 def place_of(later: Accesses, waiting: Sequence[T], accesses_of: Callable[[T], Accesses | Fixed]) -> int:
@@ -62,14 +71,18 @@ def place_of(later: Accesses, waiting: Sequence[T], accesses_of: Callable[[T], A
 
     Args:
         waiting: in their order. Calls behind a launch that follow it stay there.
+
+    The launch passes no more once it has looked at `MAX_PASSED` calls, or would compare more than `MAX_COMPARED`
+    arguments.
     """
-    place = len(waiting)
+    place, passes, left = len(waiting), passing(later), MAX_COMPARED
     for index in range(len(waiting) - 1, max(-1, len(waiting) - 1 - MAX_PASSED), -1):
         ahead = accesses_of(waiting[index])
         if ahead is Fixed.BARRIER:
             break
         if isinstance(ahead, Accesses):
-            if not passes(later, ahead):
+            left -= len(ahead.arguments) if later.donated else 0
+            if left < 0 or not passes(ahead):
                 break
             place = index
     return place

@@ -84,9 +84,9 @@ class Queues:
         return self._accesses(item, queue.ranks[item.sequence])
 
     def _accesses(self, launch: wire.IslandLaunch, rank: float) -> Accesses:
-        program, arguments = self.program_of(launch), launch.arguments
+        program = self.program_of(launch)
         results = range(launch.results, launch.results + program.results)
-        return Accesses(rank, arguments, results, [arguments[k] for k in program.donated])
+        return Accesses(rank, launch.arguments, results, program.donated)
 
     def flush(self, queue: SessionQueue, commands: list[Command], now: float) -> None:
         """Sends the messages before the next launch of a session."""

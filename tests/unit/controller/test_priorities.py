@@ -6,17 +6,20 @@ from typing import Any
 
 import pytest
 
+from pathways_ray.controller.events import Turn
 from pathways_ray.controller.state import Send, SendIsland
 from pathways_ray.errors import WireError
 from pathways_ray.transport.messages import (
     TO_CONTROLLER,
     IslandLaunch,
+    Launch,
     PrioritizedIslandLaunch,
     PrioritizedLaunch,
     encode,
 )
 from tests.unit.controller.harness import Harness, program_over
 from tests.unit.controller.test_decisions import Deciding, branching
+from tests.unit.controller.test_turns import say, with_sessions
 
 ACROSS, HERE = 1, 2
 
@@ -103,3 +106,24 @@ def test_parts_of_a_launch_that_decides_have_its_priority() -> None:
 def test_no_other_priorities_are_taken(priority: Any) -> None:
     with pytest.raises(WireError, match="refused"):
         TO_CONTROLLER.decode(encode(PrioritizedLaunch(1, 1, (), 1, priority)))
+
+
+def test_a_launch_that_may_pass_many_is_more_work() -> None:
+    """
+    1. 1,000 launches wait, of one that may be under way. Of a batch of urgent ones, each of which looks at them all, a
+       turn takes two.
+    2. So it does of the plain ones behind these, which look for their place too.
+    """
+    core = with_sessions(1)
+    core.turning = True
+    core.core.launches.admission.max_in_flight = 1
+    say(core, 1, *[Launch(k, 1, (1,), 100 + k) for k in range(1001)])
+    core.turning = False
+    backlog = core.core.launches.admission.backlogs[1]
+    urgent = [PrioritizedLaunch(2000 + k, 1, (1,), 3000 + k, 100) for k in range(2)]
+    say(core, 1, *urgent, *[Launch(4000 + k, 1, (1,), 5000 + k) for k in range(4)])
+    waiting = [len(backlog.waiting)]
+    for _ in range(2):
+        core.handle(Turn())
+        waiting.append(len(backlog.waiting))
+    assert waiting == [1002, 1004, 1006]

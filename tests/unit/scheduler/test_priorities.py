@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from pathways_ray.scheduler.policies import fifo
-from pathways_ray.scheduler.priorities import Accesses, Fixed, passes, place_of, rank_of
+from pathways_ray.scheduler.priorities import Accesses, Fixed, passing, place_of, rank_of
 from pathways_ray.transport.messages import (
     Account,
     CancelLaunch,
@@ -31,20 +32,20 @@ def accesses(
 
 
 def test_a_launch_counts_as_called_a_second_earlier_for_each_level() -> None:
-    assert passes(accesses(10.0, 3), accesses(7.5))
-    assert not passes(accesses(10.0, 2), accesses(7.5)), (
+    assert passing(accesses(10.0, 3))(accesses(7.5))
+    assert not passing(accesses(10.0, 2))(accesses(7.5)), (
         "what has waited for longer than the levels between is not passed"
     )
-    assert passes(accesses(10.0), accesses(9.0, -2)), "nor does it have to be the later one that has the priority"
-    assert not passes(accesses(9.0, 5), accesses(9.0, 5)), "those of one priority keep their order"
+    assert passing(accesses(10.0))(accesses(9.0, -2)), "nor does it have to be the later one that has the priority"
+    assert not passing(accesses(9.0, 5))(accesses(9.0, 5)), "those of one priority keep their order"
 
 
 def test_it_passes_nothing_that_it_depends_on() -> None:
-    assert not passes(accesses(1.0, 50, takes=(7,)), accesses(0.0, makes=6, gives=2))
-    assert passes(accesses(1.0, 50, takes=(8,)), accesses(0.0, makes=6, gives=2))
-    taking = Accesses(rank_of(1.0, 50), (7,), range(9, 10), donated=(7,))
-    assert not passes(taking, accesses(0.0, takes=(7,))), "that reads the array whose memory it takes"
-    assert passes(accesses(1.0, 50, takes=(7,)), accesses(0.0, takes=(7,)))
+    assert not passing(accesses(1.0, 50, takes=(7,)))(accesses(0.0, makes=6, gives=2))
+    assert passing(accesses(1.0, 50, takes=(8,)))(accesses(0.0, makes=6, gives=2))
+    taking = Accesses(rank_of(1.0, 50), (7,), range(9, 10), donated=(0,))
+    assert not passing(taking)(accesses(0.0, takes=(7,))), "that reads the array whose memory it takes"
+    assert passing(accesses(1.0, 50, takes=(7,)))(accesses(0.0, takes=(7,)))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,38 @@ def test_it_passes_nothing_that_it_depends_on() -> None:
 )
 def test_it_goes_before_the_first_that_it_passes(waiting: Sequence[Accesses | Fixed], place: int) -> None:
     assert place_of(accesses(1.0, 10, takes=(7,)), waiting, lambda one: one) == place
+
+
+class Counted(Sequence[int]):
+    """Numbers, and how many of them were looked at."""
+
+    looked = 0
+
+    def __init__(self, numbers: range) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        Counted.looked += 1
+        return self.numbers[index]
+
+    def __iter__(self) -> Iterator[int]:
+        for number in self.numbers:
+            Counted.looked += 1
+            yield number
+
+
+@pytest.mark.parametrize(("donated", "passed"), [(range(0), 1024), (range(8192), 2)])
+def test_the_work_of_finding_a_place_is_bounded(monkeypatch: pytest.MonkeyPatch, donated: range, passed: int) -> None:
+    """However many arguments the launches have: one that takes no memory needs its own alone, and passes all; one that
+    does passes as many as it may compare its own with."""
+    monkeypatch.setattr(Counted, "looked", 0)
+    waiting = [Accesses(0.0, Counted(range(8192)), range(20_000, 28_192))] * 1024
+    later = Accesses(rank_of(0.0, 100), Counted(range(10_000, 18_192)), range(30_000, 30_001), donated)
+    assert place_of(later, waiting, lambda one: one) == 1024 - passed
+    assert Counted.looked <= 2 * 8192 + 16_384
 
 
 # --- in an island's order ---------------------------------------------------------------------------------------------
