@@ -253,8 +253,7 @@ class Coalescer:
             return tuple(every)
         needed = [every.index(ref) for ref in (*kept, *(ref for _, ref in shape.fed))]
         given = every[min(needed) : max(needed) + 1]
-        numbers = [last[ref.node].results + ref.output for ref in given]
-        return tuple(given) if numbers == list(range(numbers[0], numbers[0] + len(given))) else ()
+        return tuple(given) if _first_number(last, given) else ()
 
     def _part(
         self, shape: Shape, launches: Sequence[Launch], kept: Sequence[Ref], absorbed: set[int]
@@ -275,7 +274,7 @@ class Coalescer:
             if not rounds:
                 break
             segment, launches = launches[: rounds * period], launches[rounds * period :]
-            yield self._segment(repetition, segment, rounds, absorbed)
+            yield from self._segment(repetition, segment, rounds, absorbed)
         skipped = min((SAMPLE_EVERY - 1) * period, len(launches) - period)
         sampled = range(skipped, len(launches), SAMPLE_EVERY * period) if len(launches) >= self._lengths[-1] else ()
         for first in sampled:
@@ -283,20 +282,27 @@ class Coalescer:
                 self._coalesced[launch.launch] = CoalescedLaunch((), repetition, 0, place)
         yield from launches
 
-    def _segment(self, repetition: Repetition, segment: Sequence[Launch], rounds: int, absorbed: set[int]) -> Launch:
-        """Rounds as one launch, which gives what the last one gives."""
+    def _segment(
+        self, repetition: Repetition, segment: Sequence[Launch], rounds: int, absorbed: set[int]
+    ) -> Iterator[Launch]:
+        """Rounds as one launch, which gives what the last one gives; as they are where that has no consecutive
+        numbers."""
         shape, given, outputs = repetition.shape, repetition.given, self._outputs
         last, end = segment[-shape.period :], segment[-1]
         covered = tuple(launch.launch for launch in segment[:-1])
+        first_made = _first_number(last, given)
+        if not first_made:
+            yield from segment
+            return
         self._coalesced[end.launch] = CoalescedLaunch(covered, repetition, rounds)
-        made = {last[ref.node].results + ref.output for ref in given}
+        made = range(first_made, first_made + len(given))
         all_results = (launch.results + k for launch in segment for k in range(outputs[launch.program]))
         absorbed.update(buffer for buffer in all_results if buffer not in made)
         places = shape.places
         arguments = [segment[number].arguments[place] for number, place in places]
         for first in range(shape.period, len(segment), shape.period) if shape.varied else ():
             arguments += [segment[first + places[k][0]].arguments[places[k][1]] for k in shape.varied]
-        return Launch(end.launch, repetition.composed[rounds], tuple(arguments), min(made))
+        yield Launch(end.launch, repetition.composed[rounds], tuple(arguments), first_made)
 
     def _choose_rounds(self, repetition: Repetition, longest: int) -> tuple[int, list[Message]]:
         """The rounds of the longest segment, of at most `longest`, that may leave now, 0 for none; and registrations
@@ -331,3 +337,9 @@ class Coalescer:
         number = self._new_program()
         self._registered[number] = (repetition, rounds)
         return [Register(number, encoded, {})]
+
+
+def _first_number(last: Sequence[Launch], given: Sequence[Ref]) -> int:
+    """The number of the first of the results `given` by a round; 0 where these have no consecutive numbers."""
+    numbers = [last[ref.node].results + ref.output for ref in given]
+    return numbers[0] if numbers == list(range(numbers[0], numbers[0] + len(given))) else 0

@@ -299,6 +299,44 @@ def test_results_that_have_no_consecutive_numbers_leave_one_by_one() -> None:
     assert not client.registered
 
 
+def two_states(first: int, rounds: int, odd: int = -1) -> list[Message]:
+    """`x = f(x); y = g(y)`: each round makes two arrays, and in round `odd` another one gets the number in between."""
+    made: list[Message] = []
+    x, y = 1, 2
+    number = first
+    for turn in range(rounds):
+        following = number + 1 + (turn == odd)
+        made += [Launch(first + 2 * turn, 1, (x,), number), Free((x,))]
+        made += [Launch(first + 2 * turn + 1, 4, (y,), following), Free((y,))]
+        x, y, number = number, following, following + 1
+    return made
+
+
+def with_two_states() -> Client:
+    """A client whose segments are of four rounds of `two_states`, prepared."""
+    client = Client(lengths=(8,))
+    for first in (10_000, 20_000, 30_000):
+        for message in client.sends(*two_states(first, 8)):
+            client.ends(message)
+        client.prepare()
+    return client
+
+
+def test_a_segment_whose_results_have_no_consecutive_numbers_leaves_as_it_is() -> None:
+    """
+    1. Of eight rounds, two segments: in the last round of the first one an upload got the number in between.
+    2. As one launch it would take the upload's number, and the next segment would take an array that never comes to be.
+    """
+    client = with_two_states()
+    messages = two_states(100, 8, odd=3)
+    sent = [m for m in client.sends(*messages) if isinstance(m, Launch)]
+    assert sent[:-1] == [m for m in messages if isinstance(m, Launch)][:8]
+    assert (sent[-1].launch, sent[-1].arguments, sent[-1].results) == (115, (106, 108), 115)
+    assert client.coalescer.take_covered(107) == ()
+    inside = [m for m in client.sends(*two_states(200, 8, odd=2)) if isinstance(m, Launch)]
+    assert len(inside) == 2, "within a segment no number counts"
+
+
 def test_a_program_that_cannot_be_repeated_is_not_coalesced() -> None:
     """Its argument is donated by one launch and taken by the next."""
     client = Client()
