@@ -58,7 +58,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     While a launch that it was donated to has no outcome it is DELETED, and `donated` has the state that it returns to
     if the launch fails before it takes the memory. `dropped` says that the user has no handle to it then; `undecided`
     that the launch has failed, and that it is not known yet whether it took the memory. `late` says that the launch
-    that makes it was cancelled after it had begun. `results` are all those of that launch, where there are several.
+    that makes it was cancelled after it had begun, or had left as one with others that were not. `results` are all
+    those of that launch, where there are several.
     """
 
     id: int
@@ -88,6 +89,12 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
             self.state = READY
         elif self.donated is PENDING:
             self.donated = READY
+
+    def cancel_late(self, failure: Failure) -> None:
+        """Notes that the launch that makes it is cancelled, and yet runs to its end."""
+        if self.state is PENDING or self.donated is PENDING:
+            self.late = True
+            self.fail(failure)
 
     def fail(self, failure: Failure) -> None:
         """Notes a failure. A deleted array stays deleted; launches that were called before still fail with it."""

@@ -122,6 +122,7 @@ class Coalescer:
         self._repetitions: dict[tuple[Shape, tuple[Ref, ...]], Repetition] = {}
         self._registered: dict[int, tuple[Repetition, int]] = {}
         self._coalesced: dict[int, CoalescedLaunch] = {}
+        self._cancelled: set[int] = set()
         self._max_us = MAX_UNCONTENDED_US
         self._made = 0
 
@@ -165,7 +166,19 @@ class Coalescer:
     def take_covered(self, launch: int) -> tuple[int, ...]:
         """The other launches that left as this one, and have their outcome with it. A second call returns ()."""
         coalesced = self._coalesced.pop(launch, None)
+        if self._cancelled:
+            self._cancelled.discard(launch)
         return coalesced.covered if coalesced is not None else ()
+
+    def cancel(self, launch: int) -> bool:
+        """Whether a launch can be cancelled: not once it has left as one with others whose results are given too. One
+        that has not left will leave by itself."""
+        self._cancelled.add(launch)  # before the look: `_segment` looks here after it has entered what it coalesces
+        coalesced = self._coalesced.get(launch)
+        if coalesced is None or not coalesced.rounds:
+            return True
+        last = coalesced.repetition.shape.period - 1
+        return all(ref.node == last for ref in coalesced.repetition.given)
 
     def leader_of(self, launch: int) -> int:
         """The launch as which one left: another one that covers it, or itself."""
@@ -285,16 +298,18 @@ class Coalescer:
     def _segment(
         self, repetition: Repetition, segment: Sequence[Launch], rounds: int, absorbed: set[int]
     ) -> Iterator[Launch]:
-        """Rounds as one launch, which gives what the last one gives; as they are where that has no consecutive
-        numbers."""
+        """Rounds as one launch, which gives what the last one gives; as they are where that has no consecutive numbers,
+        or where the last launch is cancelled."""
         shape, given, outputs = repetition.shape, repetition.given, self._outputs
         last, end = segment[-shape.period :], segment[-1]
         covered = tuple(launch.launch for launch in segment[:-1])
         first_made = _first_number(last, given)
-        if not first_made:
+        if first_made:
+            self._coalesced[end.launch] = CoalescedLaunch(covered, repetition, rounds)
+        if not first_made or end.launch in self._cancelled:
+            self._coalesced.pop(end.launch, None)
             yield from segment
             return
-        self._coalesced[end.launch] = CoalescedLaunch(covered, repetition, rounds)
         made = range(first_made, first_made + len(given))
         all_results = (launch.results + k for launch in segment for k in range(outputs[launch.program]))
         absorbed.update(buffer for buffer in all_results if buffer not in made)

@@ -80,8 +80,7 @@ class ClientCore:
         self.trace: ClientTrace | None = None
         self.renewals = Renewals()
         self._sent_functions: set[str] = set()
-        self._launches = itertools.count(1)
-        self._programs = itertools.count(1)
+        self._launches, self._programs = itertools.count(1), itertools.count(1)
         self._next_buffer = 1
         self._heard_at: float | None = None
         self._now = 0.0
@@ -194,14 +193,16 @@ class ClientCore:
             return ()
         if any(isinstance(m := queued.message, wire.Launch) and m.launch == launch for queued in list(self.queue)):
             return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)
-        return (wire.Cancel(launch),)
+        if self.coalescer.cancel(launch):
+            return (wire.Cancel(launch),)
+        for buffer in self.pending.get(launch, ()):
+            buffer.cancel_late(Failure("Cancelled", "the launch was cancelled when it had left as one with others"))
+        return _WAKE_ALL
 
     def _cancel_refused(self, message: wire.CancelRefused, now: float) -> Sequence[events.Command]:
         """The results count as failed from now on; of donated arguments the end of the launch decides."""
         for buffer in self._results_of(message.launch):
-            if buffer.state is PENDING or buffer.donated is PENDING:
-                buffer.late = True
-                buffer.fail(message.failure)
+            buffer.cancel_late(message.failure)
         return _WAKE_ALL
 
     def _placed(self, event: events.Placed, _now: float) -> Sequence[events.Command]:
@@ -303,8 +304,7 @@ class ClientCore:
 
     def _unused(self, living: Sequence[BufferRecord]) -> Sequence[events.Command]:
         """Frees buffers that have come back from a donation, and that no handle is left to."""
-        dropped = [buffer for buffer in living if buffer.dropped]
-        return [message for buffer in dropped if (message := self.free(buffer)) is not None]
+        return [message for buffer in living if buffer.dropped and (message := self.free(buffer)) is not None]
 
     def _donations_decided(self, message: wire.DonationsDecided, now: float) -> Sequence[events.Command]:
         return *_WAKE_ALL, *self._unused(self.donations.decided(message))

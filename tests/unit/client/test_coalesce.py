@@ -337,6 +337,28 @@ def test_a_segment_whose_results_have_no_consecutive_numbers_leaves_as_it_is() -
     assert len(inside) == 2, "within a segment no number counts"
 
 
+def test_a_launch_that_left_with_others_whose_results_are_kept_cannot_be_cancelled() -> None:
+    client = with_two_states()
+    segment, *_ = client.sends(*two_states(100, 4))
+    assert isinstance(segment, Launch)
+    assert not client.coalescer.cancel(segment.launch)
+    warm(client)
+    alone, *_ = client.sends(*loop(1, 8))
+    assert isinstance(alone, Launch)
+    assert client.coalescer.cancel(alone.launch), "the results between were let go of"
+
+
+def test_a_launch_that_is_cancelled_before_it_leaves_is_not_coalesced() -> None:
+    client = with_two_states()
+    messages = two_states(100, 4)
+    assert client.coalescer.cancel(107)
+    sent = client.sends(*messages)
+    assert [m for m in sent if isinstance(m, Launch)] == [m for m in messages if isinstance(m, Launch)]
+    for message in sent:
+        client.ends(message)
+    assert len([m for m in client.sends(*two_states(100, 4)) if isinstance(m, Launch)]) == 1, "once, until it ends"
+
+
 def test_a_program_that_cannot_be_repeated_is_not_coalesced() -> None:
     """Its argument is donated by one launch and taken by the next."""
     client = Client()

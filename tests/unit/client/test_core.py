@@ -714,3 +714,39 @@ def test_there_is_nothing_to_cancel_in_what_is_there() -> None:
     script.take()
     script.handle(Cancelling(x))
     assert script.take() == []
+
+
+def test_what_left_as_one_with_a_cancelled_launch_lives_on() -> None:
+    """
+    1. `state = step(state); loss = evaluate(state)`: rounds leave as one launch, numbered as the last one, the loss.
+    2. The loss is cancelled: nobody cancelled the state, which would end with it. The loss fails here, and only that.
+    """
+    script = Script(max_launches=100)
+    step, evaluate = script.register("step"), script.register("evaluate")
+    (trained,) = script.core.new_buffers(1)
+    for _ in range(24):  # measured, registered, prepared, and used
+        script.take()
+        before = set(script.core.pending)
+        for _ in range(4):
+            previous = trained
+            (trained,) = script.launch(previous, program=step)
+            script.free(previous)
+            (loss,) = script.launch(trained, program=evaluate)
+            script.free(loss)
+        script.sent.pop()  # the last loss is kept
+        sent = script.core.coalescer.coalesce(script.take())
+        for message in sent:
+            if isinstance(message, Register):
+                script.handle(Prepared(message.program))
+        launches = [message.launch for message in sent if isinstance(message, Launch)]
+        if len(launches) == 1:
+            break
+        script.handle(Completed(tuple(set(script.core.pending) - before), (10,) * 8))
+    (leader,) = launches
+    script.handle(Cancelling(loss))
+    assert script.take() == [], "the controller would end the whole of it"
+    assert state(loss, trained) == [FAILED, PENDING]
+    assert loss.late
+    script.handle(Completed((leader,), (80,)))
+    assert state(loss, trained) == [FAILED, READY]
+    assert not script.core.pending
