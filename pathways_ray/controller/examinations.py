@@ -19,8 +19,14 @@ EXAMINE_LIMIT_S = 40.0
 MAX_EXAMINATIONS = 64
 """Examinations that wait at once; more are refused."""
 
+MAX_TENANT_EXAMINATIONS = 4
+"""Those of a tenant's programs, so that no tenant takes the places of all."""
+
 MAX_REPORT_BYTES = 64 << 20
 """Bytes that a client is told; the rest is left out."""
+
+MAX_KEPT_BYTES = 512 << 20
+"""Bytes of reports that are kept for all examinations; one that needs more is refused."""
 
 COST, CODE = "computations", "code"
 """The subjects of a `Look` that are answered here."""
@@ -31,9 +37,11 @@ class Examination:
     """A call that waits for what hosts say of a program: of each of its segments, by key and host."""
 
     call: int
+    tenant: str
     deadline: float
     missing: set[tuple[int, int]]
     reports: list[bytes] = field(default_factory=list)
+    kept: int = 0
 
 
 class Examinations:
@@ -56,12 +64,16 @@ class Examinations:
             return [AnswerCall(call, wire.Refused(_usage(text)))]
         if len(self.waiting) >= MAX_EXAMINATIONS:
             return [AnswerCall(call, wire.Refused(_usage("too many ask at once; ask again later")))]
+        tenant = session.tenant.name
+        if sum(one.tenant == tenant for one in self.waiting.values()) >= MAX_TENANT_EXAMINATIONS:
+            text = f"{MAX_TENANT_EXAMINATIONS} wait already that ask of programs of tenant {tenant!r}; ask again later"
+            return [AnswerCall(call, wire.Refused(_usage(text)))]
         missing = {(part.key, host) for part in parts for host in part.hosts}
         self.made += 1
-        made = self.waiting[self.made] = Examination(call, self.launches.tables.now + EXAMINE_LIMIT_S, missing)
+        deadline = self.launches.tables.now + EXAMINE_LIMIT_S
+        made = self.waiting[self.made] = Examination(call, tenant, deadline, missing)
         if not missing:
             return self._answer(self.made, made)
-        tenant = session.tenant.name
         return [
             SendIsland(island, wire.Examine(self.made, part.key, tenant, request.subject == CODE))
             for part in parts
@@ -74,8 +86,15 @@ class Examinations:
         if waiting is None or (message.program, message.host) not in waiting.missing:
             return []
         waiting.missing.discard((message.program, message.host))
-        if message.report and sum(map(len, waiting.reports)) + len(message.report) <= MAX_REPORT_BYTES:
+        size = len(message.report)
+        if size and waiting.kept + size <= MAX_REPORT_BYTES:
+            kept = sum(one.kept for one in self.waiting.values())
+            if kept + size > MAX_KEPT_BYTES:
+                del self.waiting[message.look]
+                text = f"{kept} bytes of hosts' reports wait here, of {MAX_KEPT_BYTES} that may; ask again later"
+                return [AnswerCall(waiting.call, wire.Refused(_usage(text)))]
             waiting.reports.append(message.report)
+            waiting.kept += size
         return [] if waiting.missing else self._answer(message.look, waiting)
 
     def tick(self, now: float) -> list[Command]:

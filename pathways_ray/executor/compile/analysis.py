@@ -18,21 +18,32 @@ MEMORY = (
 MAX_TEXT = 8 << 20
 """Characters of a computation's code that are told."""
 
+MAX_REPORT_TEXT = 32 << 20
+"""Characters of code in a report on all computations of a program. JSON makes at most six bytes of one, so that it fits
+into one message (`limits.MAX_MESSAGE_BYTES`)."""
+
 
 def analysis(
-    compiled: Any, number: int, name: str, runs: int, text: bool, cost: Mapping[str, float] | None = None
+    compiled: Any,
+    number: int,
+    name: str,
+    runs: int,
+    text: bool,
+    cost: Mapping[str, float] | None = None,
+    room: int = MAX_TEXT,
 ) -> Computation:
     """XLA's figures and code of a computation. It may say nothing, which is no error.
 
     Args:
         cost: what it said of the computation before the runtime added to it; None asks it now.
+        room: characters of code that may be told; never more than `MAX_TEXT` are.
     """
     said = cost if cost is not None else _said(compiled, "cost_analysis") or {}
     memory = _said(compiled, "memory_analysis")
     sizes = {name: int(size) for name in MEMORY if (size := getattr(memory, name, None)) is not None}
     code = str(_said(compiled, "as_text") or "") if text else ""
-    if len(code) > MAX_TEXT:
-        code = f"{code[:MAX_TEXT]}\n… cut: {len(code)} characters in all"
+    if len(code) > (most := min(room, MAX_TEXT)):
+        code = f"{code[:most]}\n… cut: {len(code)} characters in all"
     numbers = {str(key): float(value) for key, value in said.items() if isinstance(value, int | float)}
     return Computation(number, name, runs, numbers, sizes, code)
 

@@ -10,7 +10,7 @@ import jax
 from pathways_ray.compat import shards_of
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.calls.calls import HostCalls
-from pathways_ray.executor.compile.analysis import analysis
+from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
 from pathways_ray.executor.compile.compiler import Compiler, name_of
 from pathways_ray.executor.data.edges import Incoming, Outgoing
 from pathways_ray.executor.run.steps import HostFunction
@@ -60,11 +60,15 @@ class CompiledParts:
         return function
 
     def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[Computation, ...]:
-        return tuple(
-            analysis(compiled, number, name_of(executable), runs.get(number, 0), text, self.compiler.cost_of(compiled))
-            for number, (executable, compiled) in enumerate(zip(self.plan.executables, self._executables, strict=True))
-            if compiled is not None and host_part(executable.recipe) is None
-        )
+        found: list[Computation] = []
+        room = MAX_REPORT_TEXT
+        for number, (executable, compiled) in enumerate(zip(self.plan.executables, self._executables, strict=True)):
+            if compiled is None or host_part(executable.recipe) is not None:
+                continue
+            name, cost = name_of(executable), self.compiler.cost_of(compiled)
+            found.append(analysis(compiled, number, name, runs.get(number, 0), text, cost, room))
+            room = max(0, room - len(found[-1].text))
+        return tuple(found)
 
     def _host_function(self, executable: Executable, functions: Mapping[str, bytes]) -> HostFunction:
         part = host_part(executable.recipe)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from pathways_ray.controller import examinations
 from pathways_ray.controller.events import Command
-from pathways_ray.controller.examinations import EXAMINE_LIMIT_S
+from pathways_ray.controller.examinations import EXAMINE_LIMIT_S, MAX_TENANT_EXAMINATIONS
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
@@ -76,3 +79,35 @@ def test_what_cannot_be_asked() -> None:
     refused = reply(made.request(1, Look(1, "code", 1, 1)))
     assert isinstance(refused, Refused)
     assert refused.failure.message == "no"
+
+
+def test_a_tenant_does_not_take_the_places_of_all() -> None:
+    made, hosts = cluster(1)
+    code = Look(1, "code", 1, 1)
+    first = [asked(made.request(1, code)) for _ in range(MAX_TENANT_EXAMINATIONS)]
+    refused = reply(made.request(1, code))
+    assert isinstance(refused, Refused)
+    assert "tenant 'alice'" in refused.failure.message
+    made.core.launches.register(2, 1, program_over(1, key=10, session=2))
+    for host in hosts:
+        made.core.launches.ready(Ready(host, 10, 0))
+    assert asked(made.request(2, Look(2, "code", 1, 2))), "another tenant"
+    answers(made, first[0][0], hosts)
+    assert asked(made.request(1, code)), "one has its answer"
+
+
+def test_reports_of_all_examinations_together_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two wait for the last of their hosts. What the first keeps leaves no room for the second, until it is told."""
+    monkeypatch.setattr(examinations, "MAX_KEPT_BYTES", 15)
+    made, hosts = cluster(1, 2)
+    some, last = sorted(hosts)
+    one, other, third = (asked(made.request(1, Look(1, "code", 1, 1)))[0].look for _ in range(3))
+    report = b"[1,2,3,4]"
+    assert not made.from_island(0, Examined(one, some, 9, report))
+    refused = reply(made.from_island(0, Examined(other, some, 9, report)))
+    assert isinstance(refused, Refused)
+    assert refused.failure.kind == "UsageError"
+    assert not made.from_island(0, Examined(other, last, 9, report)), "it was answered"
+    said = reply(made.from_island(0, Examined(one, last, 9, b"")))
+    assert said == StatusReply("[[1,2,3,4]]")
+    assert not made.from_island(0, Examined(third, some, 9, report)), "there is room again"
