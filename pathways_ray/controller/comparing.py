@@ -12,10 +12,6 @@ from pathways_ray.controller.state import HostState, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Abort, Drop, DropProgram, DropSession, Holds
 
-MAX_ABORTS = 256
-"""Launches that failed lately of which a host is told again: more are not with its island at once, but for those that
-it has never heard of."""
-
 Unwanted = Abort | Drop | DropSession | DropProgram
 
 
@@ -30,7 +26,8 @@ def compared(tables: Tables, host: HostState, holds: Holds) -> Difference:
     """Compares what a host holds with what it should hold. No launch is on its way to it."""
     unwanted: list[Unwanted] = []
     missing: dict[int, list[int]] = {}
-    failed = [(sequence, p.key) for sequence, p in tables.failed.items() if host.island in p.islands][-MAX_ABORTS:]
+    # All that are remembered: a host has the oldest of those that were under way, and has never heard of the newest.
+    failed = [(sequence, p.key) for sequence, p in tables.failed.items() if host.island in p.islands]
     if failed:
         unwanted.append(Abort(tuple(failed), Failure("HostLost", "its scheduler ended", host=host.host)))
     for number, buffers in holds.buffers.items():

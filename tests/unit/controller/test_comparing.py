@@ -80,6 +80,18 @@ def test_what_nobody_wants_is_taken_from_a_host_that_comes_back() -> None:
     assert abort.launches == ((1, program.key),)
 
 
+def test_a_host_hears_of_the_oldest_launches_that_failed_with_its_scheduler() -> None:
+    """More are under way than its island has at once: the host has the first of them, the others were on their way."""
+    front = Harness(max_in_flight=1000)
+    program = front.register(program_over(2), 1)
+    front.put(1, slice=2)
+    for launch in range(1, 601):
+        front.launch(launch, (1,), 1 + launch)
+    without_scheduler(front)
+    (abort,) = to_island(back(front, s1=[1], programs=(program.key,)), ISLAND, Abort)
+    assert abort.launches == tuple((sequence, program.key) for sequence in range(1, 601))
+
+
 def test_what_a_host_has_not_any_more_is_lost_and_the_rest_is_not() -> None:
     front = Harness()
     for buffer in (1, 2):
