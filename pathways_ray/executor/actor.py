@@ -246,11 +246,14 @@ class HostExecutor(Inspectable):
     def _rejoin(self, holds: Holds) -> None:
         """Joins the scheduler that was found. In the thread of the dispatcher, which has heard all that its predecessor
         said; what is sent from here on goes to the new one."""
-        from pathways_ray.executor.run.driver import with_uploads
+        from pathways_ray.executor.run.driver import stored_since, with_uploads
 
         known = with_uploads(holds, list(self.uploads))
         self.found.send(msgspec.structs.replace(self.hello, crash="", holds=known))
         self.outbox = self.found
+        # Of what was uploaded in the meantime, the thread of uploads has told the old one.
+        for report in stored_since(known, list(self.uploads), self.store.held()):
+            self._send(report)
 
     def _heartbeat(self) -> Heartbeat:
         beat = self.dispatcher.heartbeat(slowness())

@@ -279,3 +279,9 @@ def with_uploads(holds: Holds, said: Iterable[Stored]) -> Holds:
     """Adds the uploads that a host has reported to what it holds, as far as they are among its buffers."""
     there = tuple(one for one in said if one.buffer in holds.buffers.get(one.session, ()))
     return msgspec.structs.replace(holds, uploads=there)
+
+
+def stored_since(known: Holds, said: Iterable[Stored], held: Mapping[int, tuple[int, ...]]) -> list[Stored]:
+    """The uploads that a host has reported and still has, beyond those that it says in `known`."""
+    before = {(one.session, one.buffer) for one in known.uploads}
+    return [one for one in said if one.buffer in held.get(one.session, ()) and (one.session, one.buffer) not in before]
