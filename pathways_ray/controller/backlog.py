@@ -92,6 +92,10 @@ class Backlog:
     def launches(self) -> list[WaitingLaunch]:
         return [call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)]
 
+    def uploads(self) -> set[int]:
+        """The buffers that are being uploaded, and not entered yet."""
+        return {call.buffer for call in self.waiting if isinstance(call, Put)}
+
     def first(self) -> WaitingLaunch | None:
         """The launch that was called first."""
         return next((call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
@@ -132,9 +132,15 @@ class Hosts:
             commands += self._fail_buffers(session, host, doubtful, f"a launch may have taken it: {reason}")
         return Settled(commands, settled.sessions)
 
-    def resumed(self, island: int, message: HostUp, holds: Holds) -> list[Send] | None:
+    def resumed(
+        self, island: int, message: HostUp, holds: Holds, waiting: Mapping[int, Collection[int]]
+    ) -> list[Send] | None:
         """A host is back with what it holds. What nobody has a handle to is dropped there, and what it should have and
-        has not is lost. None where what it holds is nobody's: it has to start again."""
+        has not is lost. None where what it holds is nobody's: it has to start again.
+
+        Args:
+            waiting: by session, the buffers that it uploads and that wait to be entered.
+        """
         tables = self.tables
         host = tables.hosts.get(message.host)
         if host is None or host.epoch != message.epoch or not host.orphaned:
@@ -142,7 +148,9 @@ class Hosts:
         commands = self._up(island, message)
         for upload in holds.uploads:
             session = tables.sessions.get(upload.session)
-            if session is not None and upload.buffer in session.arriving:
+            if session is None:
+                continue
+            if upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
                 commands += buffers.stored(session, upload)
         difference = compared(tables, host, holds)
         commands += [SendIsland(island, unwanted) for unwanted in difference.unwanted]

@@ -256,7 +256,8 @@ class Launches:
     def host_back(self, island: int, message: wire.HostUp, holds: wire.Holds) -> list[Send] | None:
         """A host has another scheduler, and is back with what it holds; None where that is nobody's."""
         self.admission.memory.changed()
-        commands = self.membership.resumed(island, message, holds)
+        waiting = {session: backlog.uploads() for session, backlog in self.admission.backlogs.items()}
+        commands = self.membership.resumed(island, message, holds, waiting)
         return None if commands is None else commands + self.admission.resume(self.sessions.values())
 
     def scheduler_lost(self, host: HostState, reason: str) -> list[Send]:

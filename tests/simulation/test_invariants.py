@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -80,8 +81,8 @@ def test_a_host_by_itself_outlives_its_scheduler(monkeypatch: pytest.MonkeyPatch
         ended.append(process.name)
         kill(world, process, why)
 
-    def back(hosts: Hosts, island: int, message: HostUp, holds: Holds) -> list[Send] | None:
-        found = resumed(hosts, island, message, holds)
+    def back(hosts: Hosts, island: int, message: HostUp, holds: Holds, waiting: Any) -> list[Send] | None:
+        found = resumed(hosts, island, message, holds, waiting)
         lost = [c.message.failure.message for c in found or () if isinstance(c.message, BuffersLost)]
         assert not [text for text in lost if "when that had another scheduler" in text]
         rejoined.append(message)

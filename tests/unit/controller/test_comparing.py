@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pathways_ray import limits
+from pathways_ray.controller.backlog import MAX_DEFERRED_CALLS
 from pathways_ray.controller.state import Send
 from pathways_ray.transport.messages import (
     Abort,
@@ -128,6 +129,27 @@ def test_an_upload_goes_on_while_the_host_has_no_scheduler() -> None:
     front.ready(program, HOST)
     message = Launch(1, 1, (2,), 3)
     assert len(to_island(front.launches.admission.call(front.launches.sessions[1], message), ISLAND)) == 1
+
+
+def test_an_upload_waits_for_its_turn_while_the_host_has_no_scheduler() -> None:
+    """
+    1. As many launches are deferred as may be; the client's next upload waits behind them, and arrives on the host.
+    2. The host comes back and says so: the upload stays there, and it is whole once it is entered.
+    """
+    front = Harness(max_in_flight=1000)
+    program = front.register(program_over(2), 1)
+    front.put(1, slice=2)
+    without_scheduler(front)
+    for launch in range(1, MAX_DEFERRED_CALLS + 1):
+        front.launch(launch, (1,), 100 + launch)
+    front.put(2, slice=2, arrives=False, epochs={HOST: 1})
+    session = front.launches.sessions[1]
+    assert 2 not in session.buffers
+    commands = back(front, s1=[1, 2, 3], uploads=tuple(Stored(HOST, 1, buffer, 2, VECTOR, ()) for buffer in (2, 3)))
+    assert to_island(commands, ISLAND, Drop) == [Drop(1, (3,))], "nobody uploads that"
+    front.ready(program, HOST)
+    assert session.lives(2)
+    assert session.arriving == {}
 
 
 def test_a_host_that_is_not_awaited_has_to_begin_anew() -> None:
