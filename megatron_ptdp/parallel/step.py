@@ -310,7 +310,7 @@ class Step:
         return after, {"loss": decided["loss"], "norm": decided["norm"], "applied": decided["applied"], "bad": bad}
 
     def _train_on_the_way(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
-        """Trains as `_train` does, with updates between the actions; norm and what was not finite are the last ones'."""
+        """Trains as `_train` does, with updates between the actions; norm and what was not finite are the last ones."""
         trace = self._trace_of(0, state, numbers[0], batch[0], scale[0])
         weights = stale.Versions(self.schedule, self.nodes[0], state.params[0], state.slots[0], trace.params)
         metrics = weights.train(trace, self.actions, lambda: self._loss([trace]))

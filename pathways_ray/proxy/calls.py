@@ -36,7 +36,7 @@ CHUNK_BYTES = 1 << 20
 """Bytes of one message of a transfer, as the client's own."""
 
 MAX_MESSAGE_BYTES, MAX_QUESTION_BYTES = 1 << 30, 1 << 14
-"""Bytes of a request, which may be a program with its constants, or a part of a transfer; and of a call that only asks."""
+"""Bytes of a request, which may be a program with its constants or a part of a transfer; of a call that only asks."""
 
 TOKEN = "token"
 """The key of the client's data under which it may show its right to attach."""
