@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from pathways_ray.controller.backlog import Backlog
 from pathways_ray.scheduler import priorities
-from pathways_ray.scheduler.priorities import Fixed
+from pathways_ray.scheduler.priorities import Accesses, Fixed
 from pathways_ray.scheduler.queues import Queues
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
@@ -33,14 +34,16 @@ ACROSS: dict[str, Any] = PASSING | {"islands": {0: [0], 1: [1]}, "slices": 3, "c
 
 @bug(faults=0, **PASSING)
 def a_launch_passes_what_makes_its_arguments(patch: Patch) -> None:
-    patch.setattr(priorities, "depends", lambda later, ahead: not set(later.donated).isdisjoint(ahead.arguments))
+    def passing(later: Accesses) -> Callable[[Accesses], bool]:
+        donated = {later.arguments[k] for k in later.donated}
+        return lambda ahead: later.rank < ahead.rank and donated.isdisjoint(ahead.arguments)
+
+    patch.setattr(priorities, "passing", passing)
 
 
 @bug(faults=0, **PASSING)
 def a_launch_that_donates_passes_what_reads_its_arguments(patch: Patch) -> None:
-    patch.setattr(
-        priorities, "depends", lambda later, ahead: any(number in ahead.results for number in later.arguments)
-    )
+    wrapped(patch, priorities, "passing", lambda original, later: original(later._replace(donated=())))
 
 
 @bug(faults=0, **ACROSS)
