@@ -157,8 +157,9 @@ class Checker:
         return failure.kind in OF_UPLOADS and record.amiss
 
     def _something_was_lost(self) -> bool:
-        """Whether a process ended, or a stream broke, which is the same to those at its ends."""
-        return self.world.losses > 0 or self.world.network.broken > 0
+        """Whether a process ended, or a stream broke, which is the same to those at its ends, or a drain is over."""
+        drained = min(self.world.deadlines.values(), default=math.inf)
+        return self.world.losses > 0 or self.world.network.broken > 0 or self.world.clock.now >= drained
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -292,8 +293,8 @@ class Checker:
 
     def session_ended(self, session: int) -> None:
         """Notes the time from which the session's memory has to be freed."""
-        if session and session not in self.gone:
-            self.gone[session] = self.world.clock.now
+        if session:
+            self.gone.setdefault(session, self.world.clock.now)
 
     def check_kept(self, session: int, handles: set[int], last_drop: float) -> None:
         """Once all is quiet, hosts have the buffers that the client has handles to, and no more."""
@@ -386,9 +387,8 @@ class Checker:
             client = clients[session]
             if record.ended < 0 and client.process.alive and not client.over:
                 self.report(f"launch {launch} of session {session}, made at {record.made:.3f} s, has no outcome")
-        for session in self.gone:
-            if session not in self.freed:
-                self.report(f"session {session} ended, and the cluster never came to rest")
+        for session in sorted(self.gone.keys() - self.freed):
+            self.report(f"session {session} ended, and the cluster never came to rest")
         for host in self.world.hosts.values():
             if host.process.alive and host.under_epoch and any(host.devices.queues.values()):
                 self.report(f"a device of host {host.host} waits for ever")
