@@ -166,9 +166,10 @@ class Coalescer:
     def take_covered(self, launch: int) -> tuple[int, ...]:
         """The other launches that left as this one, and have their outcome with it. A second call returns ()."""
         coalesced = self._coalesced.pop(launch, None)
+        covered = coalesced.covered if coalesced is not None else ()
         if self._cancelled:
-            self._cancelled.discard(launch)
-        return coalesced.covered if coalesced is not None else ()
+            self._cancelled.difference_update((launch, *covered))
+        return covered
 
     def cancel(self, launch: int) -> bool:
         """Whether a launch can be cancelled: not once it has left as one with others whose results are given too. One
