@@ -4,9 +4,10 @@
     back:  host -> client has the value, when it asks for it at once; host -> scheduler -> controller -> client knows
 
 The round trip is one launch at a time of a function of one node that adds 1 to its argument: until the value, asked for
-at once, is at the client; and, for itself, until the client knows that the launch is over. Beside each, in turn, the
-floor: 40 bytes through three relay processes and back (`benchmarks/relays.py`). Its parts are read off one
-clock: the client's, and the host's trace of what ran. The stream is as many launches as `launches` says, none waited
+at once, is at the client; and, for itself, until the client knows that the launch is over; and the time of each of as
+many whose values are waited for in a row. Beside each, in turn, the floor: 40 bytes through three relay processes and
+back (`benchmarks/relays.py`), when nothing is under way any more. Its parts are read off one clock: the client's, and
+the host's trace of what ran. The stream is as many launches as `launches` says, none waited
 for but the last; each process's CPU time is divided by their number. Once as users have it, where hosts execute runs
 of small launches as one computation, and once without (`fusion=False, coalesce=False`), where each is a message and one
 call of JAX. The same for a loop of three programs, launched in turn (`x = f(x); x = g(x); x = h(x)`).
@@ -103,9 +104,13 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
         turns = [pw.compiled(made, slice=where, in_specs=P("x"), out_specs=P("x")) for made in TURNS]
         for warm in ([step], turns):
             stream(warm, start, min(settings.launches, 3000), devices)  # everything is compiled, loops of launches too
-        trips, streams, in_turn = [], [], []
+        trips, in_a_row, streams, in_turn = [], [], [], []
         for _ in range(settings.rounds):
             trips.append(round_trips(step, start, relays, settings.round_trips))
+            began = time.perf_counter()
+            for _ in range(settings.round_trips):
+                np.asarray(step(start))
+            in_a_row.append(1e6 * (time.perf_counter() - began) / settings.round_trips)
             with cpu() as used:
                 began = time.perf_counter()
                 stream([step], start, settings.launches, devices)
@@ -121,6 +126,7 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
     return {
         "round_trip_us": {"known": spread_of(known), "value": spread_of(value), "floor": spread_of(floor)},
         "of_floor": measure.spread(ratios),
+        "in_a_row_us": measure.spread(in_a_row),
         "parts_us": parts,
         "stream_us_per_launch": per_launch,
         "in_turn_us_per_launch": measure.spread(in_turn),
@@ -143,8 +149,10 @@ def round_trips(step: Any, start: Any, relays: Relays, count: int) -> tuple[list
         step(start).block_until_ready()
         known.append(1e6 * (time.perf_counter() - began))
         began = time.perf_counter()
-        np.asarray(step(start))
+        result = step(start)
+        np.asarray(result)
         valued.append(1e6 * (time.perf_counter() - began))
+        result.block_until_ready()  # what is left of the launch would come between the bytes
         floor.append(1e6 * relays.round_trip())
     return known, valued, floor
 
@@ -205,7 +213,7 @@ show = shows(
         "rows",
         *("devices", "fusion", *(f"parts_us.{name}.median:.0f" for name in PARTS)),
         *("round_trip_us.value:.0f", "round_trip_us.value.p99:.0f", "round_trip_us.known.median:.0f"),
-        *("round_trip_us.floor.median:.0f", "of_floor:.2f"),
+        *("round_trip_us.floor.median:.0f", "of_floor:.2f", "in_a_row_us:.0f"),
     ),
     Table(
         "stream of launches: us per launch, CPU by process",

@@ -248,7 +248,9 @@ class SimulatedHost:
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Devices of the simulator say themselves how long they take."""
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
+    def watch(
+        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
+    ) -> None:
         key = program.plan.watched_with
         queue = self.watched.setdefault(key, deque())
         queue.append((sequence, values, program, self.world.clock.now, consumed))

@@ -509,10 +509,11 @@ def a_session_that_ends_frees_nothing_on_hosts(patch: Patch) -> None:
 
 @bug(seeds=250, shown=119)
 def results_of_a_session_that_ended_are_kept(patch: Patch) -> None:
-    def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any) -> None:
+    def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any) -> bool:
         ended, self._ended = self._ended, {}
-        original(self, session, buffer, value)
+        asked: bool = original(self, session, buffer, value)
         self._ended = ended
+        return asked
 
     wrapped(patch, BufferStore, "put", put)
 

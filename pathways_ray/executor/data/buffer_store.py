@@ -38,8 +38,8 @@ class BufferStore:
         """The buffers of all sessions, by number."""
         return {session: tuple(found) for session, found in list(self.sessions.items())}
 
-    def put(self, session: int, buffer: int, value: Value) -> None:
-        """Keeps a value; one for a session that has ended is let go at once."""
+    def put(self, session: int, buffer: int, value: Value) -> bool:
+        """Keeps a value; one for a session that has ended is let go at once. Returns whether somebody had asked."""
         found = self.sessions.get(session)
         if found is None:
             found = self.sessions.setdefault(session, {})
@@ -48,7 +48,8 @@ class BufferStore:
         if session in self._ended:
             self.sessions.pop(session, None)
         elif self._waiters:
-            self._wake(session, buffer)
+            return self._wake(session, buffer)
+        return False
 
     def add(self, session: int, buffer: int, value: Value) -> bool:
         """Keeps an uploaded value, unless its number is taken; returns whether it was free."""
@@ -61,11 +62,12 @@ class BufferStore:
             self._wake(session, buffer)
         return True
 
-    def _wake(self, session: int, buffer: int) -> None:
+    def _wake(self, session: int, buffer: int) -> bool:
         with self._lock:
             callbacks = self._waiters.pop((session, buffer), [])
         for callback in callbacks:
             callback()
+        return bool(callbacks)
 
     def get(self, session: int, buffer: int) -> Value | None:
         found = self.sessions.get(session)

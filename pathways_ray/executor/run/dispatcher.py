@@ -7,6 +7,7 @@ looks for data of other hosts. *Watchers* wait for results to be ready and repor
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -15,7 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -41,6 +42,8 @@ from pathways_ray.observe.ring import Ring
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import Decided, Heartbeat, Holds, Message, Peer, Running
 
+T = TypeVar("T")
+
 NOTED_AFTER_S = 0.5
 """A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
 
@@ -59,6 +62,7 @@ class _Watched(NamedTuple):
     begun: float
     part: bool = False
     consumed: tuple[int, ...] = ()
+    asked: bool = False
 
 
 class _Watcher:
@@ -175,12 +179,21 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         while True:
-            batch = self.inbox.get()
+            batch = self._next(self.inbox)
             self._begun = now = time.perf_counter()
             self._many = len(batch) > 2 or not self.inbox.empty()
             self.driver.handle_batch(batch, now)
             if self._many and self.inbox.empty():
                 self.reports.flush()
+
+    def _next(self, source: queue.SimpleQueue[T]) -> T:
+        """The next one of a queue. Meanwhile, reports that are not urgent leave when it is time for them."""
+        while (left := self.reports.left_s()) is not None:
+            with contextlib.suppress(queue.Empty):
+                if left > 0:
+                    return source.get(timeout=left)
+            self.reports.flush()
+        return source.get()
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -227,15 +240,22 @@ class Dispatcher:
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
+    def watch(
+        self,
+        sequence: int,
+        values: list[Any],
+        program: PreparedProgram,
+        consumed: tuple[int, ...],
+        asked: bool = False,
+    ) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
-        watched = _Watched(sequence, values, program, self._begun, consumed=consumed)
+        watched = _Watched(sequence, values, program, self._begun, consumed=consumed, asked=asked)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             self._decide(watched)
-            self.reports.done(sequence, self._taken(watched), self._many)
+            self.reports.done(sequence, self._taken(watched), self._many, later=asked)
         else:
             watcher.add(watched)
 
@@ -260,7 +280,7 @@ class Dispatcher:
 
     def _watch(self, watcher: _Watcher) -> None:
         while True:
-            watched = watcher.queued.get()
+            watched = self._next(watcher.queued)
             at, failure = self._first_failure(watched.values)
             taken = self._taken(watched)
             if watched.part:
@@ -270,7 +290,7 @@ class Dispatcher:
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 self._decide(watched)
-                self.reports.done(watched.sequence, taken, more=not watcher.queued.empty())
+                self.reports.done(watched.sequence, taken, not watcher.queued.empty(), later=watched.asked)
             del watched  # or it would be kept until the next launch comes
             watcher.finished()
 
@@ -309,6 +329,8 @@ class Dispatcher:
         A launch is on its devices if no watcher has an earlier one there; the dispatcher may be held up by one that it
         enqueues. For any thread.
         """
+        if (self.reports.left_s() or 0.0) < 0.0:
+            self.reports.flush()  # whose thread is at a computation that takes long
         now = time.perf_counter()
         under_way = [one for watcher in list(self._watchers.values()) for one in watcher.snapshot()]
         under_way.sort(key=lambda one: one.begun)

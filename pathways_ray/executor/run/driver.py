@@ -61,8 +61,14 @@ class HostIO(Protocol):
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Counts the time until values are ready to that of their launch."""
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
-        """Reports a launch as done, or failed (with what it has consumed), once values are ready."""
+    def watch(
+        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
+    ) -> None:
+        """Reports a launch as done, or failed (with what it has consumed), once values are ready.
+
+        Args:
+            asked: whether its client gets all results from here, so that the report is not urgent.
+        """
 
 
 class LaunchObserver(Protocol):
@@ -251,7 +257,8 @@ class HostDriver:
 
     def _complete(self, complete: do.Complete) -> None:
         program, slots = self.running.pop(complete.sequence)
-        self.io.watch(complete.sequence, program.finish(slots), program, program.consumed(slots))
+        values = program.finish(slots)
+        self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked)
 
     def _rejoin(self, rejoin: do.Rejoin) -> None:
         held = self.store.held()

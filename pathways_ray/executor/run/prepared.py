@@ -70,7 +70,7 @@ class Store(Protocol):
 
     def held(self) -> dict[int, tuple[int, ...]]: ...
 
-    def put(self, session: int, buffer: int, value: Any) -> None: ...
+    def put(self, session: int, buffer: int, value: Any) -> bool: ...
 
     def drop(self, session: int, buffers: tuple[int, ...]) -> None: ...
 
@@ -214,7 +214,8 @@ class PreparedProgram:
         launch, values = slots.launch, slots.values
         if self.plan.handed_on:
             self._hand_on(slots)
+        slots.asked = bool(self.plan.results)
         for slot, number in self.plan.results:
-            self.store.put(launch.session, launch.results + number, values[slot])
+            slots.asked &= self.store.put(launch.session, launch.results + number, values[slot])
         awaited = [slots.ends.get(slot, values[slot]) for slot in self.plan.awaited]
         return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited

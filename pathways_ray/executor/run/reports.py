@@ -1,7 +1,8 @@
 """Reports of finished launches to the scheduler: many in one message while more of them are under way.
 
-A single launch is reported at once. In a stream of small ones a message for each would cost more than they do, on both
-ends; so finished launches are gathered, for `MAX_GATHERED_S` at most.
+A single launch is reported at once, unless its client waits for the values and gets them from this host. In a stream
+of small ones a message for each would cost more than they do, on both ends; so finished launches are gathered, for
+`MAX_GATHERED_S` at most.
 """
 
 from __future__ import annotations
@@ -32,21 +33,30 @@ class Reports:
         self._lock = threading.Lock()
         self._sequences: list[int] = []
         self._device_us: list[int] = []
+        self._due: float | None = None
         self._gathering: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def done(self, sequence: int, device_us: int, more: bool) -> None:
+    def left_s(self) -> float | None:
+        """Seconds until the thread that says `later` has to `flush`; None while nothing waits for it."""
+        return None if self._due is None else self._due - time.perf_counter()
+
+    def done(self, sequence: int, device_us: int, more: bool, later: bool = False) -> None:
         """A launch has run.
 
         Args:
             device_us: on the devices.
             more: others will be done shortly, by what is known here; they may be reported in one batch.
+            later: nobody waits for it. The caller flushes when it is time, as `left_s` says.
         """
         with self._lock:
             first = not self._sequences
             self._sequences.append(sequence)
             self._device_us.append(device_us)
-            if not more or len(self._sequences) >= MAX_GATHERED:
+            if not (more or later) or len(self._sequences) >= MAX_GATHERED:
                 self._flush()
+            elif later:
+                if self._due is None:
+                    self._due = time.perf_counter() + MAX_GATHERED_S
             elif first:
                 self._gathering.put(None)
 
@@ -76,4 +86,4 @@ class Reports:
     def _flush(self) -> None:
         if self._sequences:
             self._send(Done(tuple(self._sequences), tuple(self._device_us)))
-            self._sequences, self._device_us = [], []
+            self._sequences, self._device_us, self._due = [], [], None

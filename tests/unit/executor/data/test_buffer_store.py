@@ -35,6 +35,13 @@ def test_nothing_is_kept_of_a_session_that_ends_between_the_steps_of_a_put() -> 
         assert not store.sessions
 
 
+def test_who_stores_a_value_learns_whether_somebody_had_asked_for_it() -> None:
+    store, called = BufferStore(), list[str]()
+    store.when_present(7, 1, lambda: called.append("called"))
+    assert [store.put(7, number, "an array") for number in (1, 2)] == [True, False]
+    assert called == ["called"]
+
+
 def test_looking_into_a_session_that_is_not_there_leaves_nothing() -> None:
     store = BufferStore()
     assert store.of_session(7).get(1) is None

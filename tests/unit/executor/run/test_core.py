@@ -242,7 +242,9 @@ class Host:
     def send(self, message: Message) -> None:
         self.messages.append(message)
 
-    def watch(self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...]) -> None:
+    def watch(
+        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
+    ) -> None:
         self.watched.append((sequence, values))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:

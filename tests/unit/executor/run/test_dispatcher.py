@@ -131,6 +131,19 @@ def test_a_chain_of_launches_gives_its_values_and_one_report_each(host: Served) 
     assert host.store.get(1, 19) is None
 
 
+def test_a_launch_whose_value_is_asked_for_is_reported_behind_its_answer(host: Served) -> None:
+    """1. Somebody asks for the result of the first launch, and nobody for that of the second.
+    2. Both are reported, in order, and the first also where no other follows."""
+    answered = list[int]()
+    for numbers in ((30, 31), (32,)):
+        host.store.when_present(1, numbers[0], lambda: answered.append(host.sent.qsize()))
+        for number in numbers:
+            host.receive(IslandLaunch(number, 1, 1, (1,), number))
+        assert host.ended(len(numbers)) == list(numbers)
+    assert answered == [0, 0]
+    host.receive(Drop(1, (30, 31, 32)))
+
+
 def test_a_value_that_decides_is_said_before_the_launch_is_done(host: Served) -> None:
     sketch = Sketch()
     here = sketch.slice("0.0")

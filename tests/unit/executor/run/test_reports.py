@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.reports import MAX_GATHERED, Reports
+from pathways_ray.executor.run.reports import MAX_GATHERED, MAX_GATHERED_S, Reports
 from pathways_ray.transport.messages import Done, IslandLaunchFailed, Message
 
 LIMIT_S = 10.0
@@ -58,6 +58,21 @@ def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: que
     reports.done(6, 20, more=True)
     reports.failed(FAILED)
     assert [sent.get_nowait(), sent.get_nowait()] == [Done((6,), (20,)), FAILED]
+
+
+def test_a_launch_that_nobody_waits_for_is_told_with_the_next_one(
+    reports: Reports, sent: queue.SimpleQueue[Message]
+) -> None:
+    assert reports.left_s() is None
+    reports.done(1, 20, more=False, later=True)
+    left = reports.left_s()
+    assert left is not None
+    assert left <= MAX_GATHERED_S
+    reports.done(2, 5, more=False, later=True)
+    assert sent.empty()
+    reports.done(3, 5, more=False)
+    assert sent.get_nowait() == Done((1, 2, 3), (20, 5, 5))
+    assert reports.left_s() is None, "nothing waits any more"
 
 
 def test_nothing_waits_for_a_launch_that_does_not_end(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
