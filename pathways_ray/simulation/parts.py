@@ -11,8 +11,9 @@ import msgspec
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.prepared import PreparedProgram, Store
-from pathways_ray.executor.run.steps import Computation, HostFunction, RunnableStep, Slots, first_failure
+from pathways_ray.executor.run.parts import Computation, HostFunction, Store, first_failure
+from pathways_ray.executor.run.prepared import PreparedProgram, RunnableStep
+from pathways_ray.executor.run.steps import Slots
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import Bundle, Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id

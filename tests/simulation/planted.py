@@ -36,6 +36,7 @@ from pathways_ray.controller.turns import Turns
 from pathways_ray.controller.watch import SCHEDULER_ABSENCE_LIMIT_S, Watch
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.run import core as host_core
 from pathways_ray.executor.run import host_plan
 from pathways_ray.executor.run.active_launch import ActiveLaunch
 from pathways_ray.executor.run.barriers import InputBarrier
@@ -707,7 +708,7 @@ def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
 @bug(faults=12, seeds=300, shown=26, launches=(30, 30), **SINGLES)
 def survivors_are_not_told_of_launches_that_have_ended(patch: Patch) -> None:
     patch.setattr(Outcomes, "_abort", lambda self, record, failure: [])
-    patch.setattr(HostCore, "_lost_sender", lambda self, active: None)
+    patch.setattr(host_core, "lost_sender", lambda active, host, peers: None)
 
 
 @bug(faults=12, seeds=300, shown=26, launches=(30, 30), **SINGLES)

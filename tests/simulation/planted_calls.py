@@ -6,7 +6,8 @@ from typing import Any
 
 from pathways_ray.executor.run import barriers, host_plan
 from pathways_ray.executor.run.barriers import InputBarrier
-from pathways_ray.executor.run.steps import CallStep, Slots
+from pathways_ray.executor.run.call_steps import CallStep
+from pathways_ray.executor.run.steps import Slots
 from pathways_ray.ir.plan import Return
 from tests.simulation.planted import Original, Patch, bug, wrapped
 

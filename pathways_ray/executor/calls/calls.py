@@ -30,7 +30,7 @@ MAX_ENDED = 65_536
 
 
 class Pending:
-    """A call that was asked for (`PendingCall` of `executor.run.steps`). It is over once: who comes later changes
+    """A call that was asked for (`PendingCall` of `executor.run.parts`). It is over once: who comes later changes
     nothing."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
 from pathways_ray.executor.compile.compiler import Compiler, name_of
 from pathways_ray.executor.data.edges import Incoming, Outgoing
-from pathways_ray.executor.run.steps import HostFunction
+from pathways_ray.executor.run.parts import HostFunction
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
 from pathways_ray.observe.computations import Computation

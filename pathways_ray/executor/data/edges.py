@@ -20,7 +20,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
-from pathways_ray.executor.run.steps import first_failure
+from pathways_ray.executor.run.parts import first_failure
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack
 from pathways_ray.ir.plan import Bundle, Edge, PlacedSlice, transfer_id

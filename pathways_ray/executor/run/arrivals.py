@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from pathways_ray.executor.run.parts import PendingCall
 from pathways_ray.observe.ring import Ring
 
 SHORTEST_PAUSE_S = 50e-6
@@ -71,7 +72,7 @@ class Arrivals:
                     one.left.pop()
                 if not one.left:
                     del self._waiting[sequence]
-                    ring = self.python if any(hasattr(value, "abandon") for value in one.values) else self.waits
+                    ring = self.python if any(isinstance(value, PendingCall) for value in one.values) else self.waits
                     ring.add(sequence, one.since, time.perf_counter())
                     self._arrived(sequence, one.barrier, one.values)
 

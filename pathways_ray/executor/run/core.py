@@ -32,6 +32,7 @@ from pathways_ray.executor.run.copies import copies_for
 from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
 from pathways_ray.executor.run.preparation import Preparation
+from pathways_ray.executor.run.senders import lost_sender
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
@@ -99,21 +100,10 @@ class HostCore:
         self.peers = {peer.host: peer for peer in message.peers}
         made: list[do.Instruction] = [do.SetPeers(message.peers)]
         for active in list(self.active.values()):
-            if (lost := self._lost_sender(active)) is not None:
+            if (lost := lost_sender(active, self.host, self.peers)) is not None:
                 text = f"host {lost}, which holds the data, was lost"
                 made += self._give_up(active, Failure("HostLost", text, host=lost))
         return made
-
-    def _lost_sender(self, active: ActiveLaunch) -> int | None:
-        """A host from which a launch waits for data, and which has none of it any more."""
-        barrier = active.barrier
-        if barrier is None or not barrier.bundles or barrier.number == active.arrived:
-            return None
-        plan, sequence = active.plan.plan, active.launch.sequence
-        senders = {host for k in barrier.bundles for host in plan.placed(plan.bundles[k].source).hosts}
-        senders.discard(self.host)
-        there = {host for host in senders if host in self.peers and self.peers[host].since < sequence}
-        return min(senders - there, default=None)
 
     # --- a launch arrives ---------------------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
-from pathways_ray.executor.run.prepared import PreparedProgram, Store
-from pathways_ray.executor.run.steps import Slots, Transfer
+from pathways_ray.executor.run.parts import Store, Transfer
+from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.executor.run.steps import Slots
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan

@@ -1,80 +1,27 @@
 """A plan made ready for one host: its steps with everything compiled. Pure.
 
-What is compiled, and what touches devices or peers, comes through `Parts`. `CompiledParts` has those of JAX.
+What is compiled, and what touches devices or peers, comes through `Parts`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.barriers import InputBarrier, input_barrier_of, results_barrier_of
+from pathways_ray.executor.run.call_steps import CallStep, ReturnStep
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.steps import (
-    CallStep,
-    Computation,
-    ExecuteStep,
-    HostFunction,
-    Incoming,
-    Outgoing,
-    ReceiveStep,
-    RegroupStep,
-    ReshardStep,
-    ReturnStep,
-    RunnableStep,
-    SendStep,
-    Slots,
-)
+from pathways_ray.executor.run.layout_steps import RegroupStep, ReshardStep
+from pathways_ray.executor.run.parts import Parts, Store
+from pathways_ray.executor.run.steps import ExecuteStep, ReceiveStep, SendStep, Slots
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
 from pathways_ray.observe import computations
 from pathways_ray.observe.computations import REPORT
 from pathways_ray.transport.messages import IslandLaunch
 
-
-class Parts(Protocol):
-    """The compiled side of a program on one host, and what knows of devices.
-
-    All of it is made before the first launch. Methods raise `CompileError`.
-    """
-
-    temporary_bytes: int
-
-    def executable(self, number: int) -> Computation | None:
-        """Executable `number` of the plan, or None when this host has no part in its slice."""
-
-    def host_function(self, number: int) -> HostFunction:
-        """Executable `number` of the plan, which is a host function on a slice that this host has a part of."""
-
-    def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[computations.Computation, ...]:
-        """The compiler's figures of the executables in which this host has a part, and with `text` their code. `runs`
-        has for each how often a launch has it run."""
-
-    def reshard(self, bundle: int) -> Computation:
-        """The computation that takes and gives one array for each edge of a bundle."""
-
-    def regroup(self, step: Regroup) -> Computation:
-        """The maker of one array from the shards that a step names; called with the arrays of its sources that have a
-        shard on this host, and with anything in the places of the others."""
-
-    def outgoing(self, bundle: int) -> Outgoing: ...
-
-    def incoming(self, bundle: int) -> Incoming: ...
-
-
-class Store(Protocol):
-    """The buffers of this host."""
-
-    def of_session(self, session: int) -> Mapping[int, Any]: ...
-
-    def held(self) -> dict[int, tuple[int, ...]]: ...
-
-    def put(self, session: int, buffer: int, value: Any) -> bool: ...
-
-    def drop(self, session: int, buffers: tuple[int, ...]) -> None: ...
-
-    def drop_session(self, session: int) -> None: ...
+RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep
 
 
 class PreparedProgram:

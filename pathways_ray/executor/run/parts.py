@@ -1,0 +1,133 @@
+"""The protocols of what a launch on a host asks others for: compilers, the store, peers, those who call host functions.
+
+`compile/jax_parts.py` and `data/` have those of JAX and of real peers, the simulator its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import NodeLabel, Regroup
+from pathways_ray.observe import computations
+
+Computation = Callable[..., Any]
+"""A compiled computation: takes arrays, gives a sequence of arrays (a regroup: one array), raises when it cannot be
+enqueued, which a `Failure` among its arguments makes sure of. What is executed gives a last array, its *end*, which is
+no output: it is ready, or fails, when the computation has, and no later one takes its memory."""
+
+Pieces = list[Any]
+
+
+class Parts(Protocol):
+    """The compiled side of a program on one host, and what knows of devices.
+
+    All of it is made before the first launch. Methods raise `CompileError`.
+    """
+
+    temporary_bytes: int
+
+    def executable(self, number: int) -> Computation | None:
+        """Executable `number` of the plan, or None when this host has no part in its slice."""
+
+    def host_function(self, number: int) -> HostFunction:
+        """Executable `number` of the plan, which is a host function on a slice that this host has a part of."""
+
+    def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[computations.Computation, ...]:
+        """The compiler's figures of the executables in which this host has a part, and with `text` their code. `runs`
+        has for each how often a launch has it run."""
+
+    def reshard(self, bundle: int) -> Computation:
+        """The computation that takes and gives one array for each edge of a bundle."""
+
+    def regroup(self, step: Regroup) -> Computation:
+        """The maker of one array from the shards that a step names; called with the arrays of its sources that have a
+        shard on this host, and with anything in the places of the others."""
+
+    def outgoing(self, bundle: int) -> Outgoing: ...
+
+    def incoming(self, bundle: int) -> Incoming: ...
+
+
+class Store(Protocol):
+    """The buffers of this host."""
+
+    def of_session(self, session: int) -> Mapping[int, Any]: ...
+
+    def held(self) -> dict[int, tuple[int, ...]]: ...
+
+    def put(self, session: int, buffer: int, value: Any) -> bool: ...
+
+    def drop(self, session: int, buffers: tuple[int, ...]) -> None: ...
+
+    def drop_session(self, session: int) -> None: ...
+
+
+class Transfer(Protocol):
+    """This host's connections to its peers."""
+
+    def own(self, array: Any) -> Any:
+        """The array, or a copy of it when a peer may still read its memory: what is returned may be overwritten."""
+
+    def copy(self, array: Any) -> Any:
+        """An array with the same values in memory of its own."""
+
+    def is_consumed(self, array: Any) -> bool:
+        """Whether a computation has taken the memory of an array."""
+
+
+class Outgoing(Protocol):
+    """The sending side of a bundle on this host."""
+
+    number: int
+    host: int
+
+    def send(self, values: Sequence[Any] | Failure, launch: int, transfer: Any) -> Pieces | Failure:
+        """Serves the pieces of values, one for each edge, that other hosts need; returns those that stay on this host.
+        A failure among them is served in place of all."""
+
+    def take_back(self, launch: int, failure: Failure, transfer: Any) -> None:
+        """Offers `failure` in place of the pieces of a launch, which are not needed any more."""
+
+
+class Incoming(Protocol):
+    """The receiving side of a bundle on this host."""
+
+    number: int
+    host: int
+
+    def post(self, launch: int, transfer: Any) -> dict[int, Pieces | Failure]:
+        """Posts the pulls, before the producers need to have run; by sending host."""
+
+    def assemble(self, pulled: dict[int, Pieces | Failure], local: Pieces | Failure | None) -> Sequence[Any] | Failure:
+        """The arrays in their new layouts, one for each edge, or the failure that came in their place."""
+
+
+@runtime_checkable
+class PendingCall(Protocol):
+    """A call of a host function that is made beside the devices. `failure` is set when it is over and has failed."""
+
+    failure: Failure | None
+
+    def is_ready(self) -> bool:
+        """Whether it is over."""
+
+    def block_until_ready(self) -> Any:
+        """Waits until it is."""
+
+    def values(self) -> list[Any]:
+        """The arrays that it gave; it is over, and has not failed."""
+
+    def abandon(self, failure: Failure) -> None:
+        """Has it fail, unless it is over. One that has begun is not stopped by that."""
+
+
+HostFunction = Callable[[int, NodeLabel, list[Any]], PendingCall]
+"""Has this host's part of a host function called, for a session, on arrays that may not be computed yet. Calls of a
+session are made one after the other, in the order in which they were asked for."""
+
+
+def first_failure(values: Sequence[Any] | Failure) -> Failure:
+    """The failure in place of values, or the first one among them."""
+    return values if isinstance(values, Failure) else next(value for value in values if isinstance(value, Failure))
