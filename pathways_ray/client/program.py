@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 from types import MethodType
 from typing import Any, cast
 
 import jax
 
-from pathways_ray.client import notebook, prng, source_info
-from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
+from pathways_ray.client import notebook, source_info
+from pathways_ray.client.argument_types import ArgumentType, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
 from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
-from pathways_ray.client.estimates import Work
-from pathways_ray.client.explanation import explanation
-from pathways_ray.client.export import jax_settings, stablehlo
+from pathways_ray.client.export import jax_settings
 from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
 from pathways_ray.client.leaves import argument, named
+from pathways_ray.client.registered import RegisteredProgram, type_of
 from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
-from pathways_ray.client.slices import VirtualSlice, slice_of
-from pathways_ray.client.specs import spec_from_user
+from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
 from pathways_ray.client.tracer import check_no_outer_assignment, is_outside, trace, traced
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
-from pathways_ray.ir.graph import host_part
-from pathways_ray.ir.text import graph_text
-from pathways_ray.observe.computations import Computation
-from pathways_ray.transport.messages import encode
 
 
 class Program:
@@ -155,49 +149,17 @@ class Program:
         return f"<p>{escape(repr(self))}</p>" if last is None else notebook.graph_html(last.graph)
 
 
-def type_of(leaf: Any) -> ArgumentType:
-    """The type of a value, or of a `jax.ShapeDtypeStruct` with the sharding of a slice or without."""
-    if isinstance(leaf, Array):
-        return leaf._type
-    if isinstance(leaf, jax.ShapeDtypeStruct):
-        if not all(isinstance(size, int) for size in leaf.shape):
-            raise InvalidArray(
-                f"{leaf.dtype}{leaf.shape} has sizes that are not numbers, for which hosts cannot compile; pw.padded "
-                "takes batches of any size, and compiles for a few"
-            )
-        data = prng.data_type(leaf)
-        where = slice_of(getattr(leaf.sharding, "mesh", None))
-        spec = spec_from_user(leaf.sharding.spec, where.axes) if where is not None else ()
-        return ArgumentType.of(array_type(data), bool(leaf.weak_type), where, spec, extended_dtype(leaf))
-    array, weak = to_numpy(leaf)
-    return ArgumentType.of(array_type(array), weak, None, (), extended_dtype(leaf))
-
-
-class LoweredProgram:
-    """A program for given argument types: its graph, and after registration what launches it."""
+class LoweredProgram(RegisteredProgram):
+    """A program for given argument types, which can be called."""
 
     def __init__(self, session: Session, built: BuiltProgram, output_tree: Any) -> None:
-        self.session = session
-        self._built = built
+        super().__init__(session, built)
         self.output_tree = output_tree
-        self._number = -1
         self._held: dict[int, Array] = {}
         self._returned: dict[int, Array] = {}
-        self._encoded = encode(built.graph)
         self._donated = built.graph.donated_arguments
         # A plain program hands on its results in order; then a call need not look at each output.
         self._plain = [output.result for output in built.outputs] == list(range(len(built.result_kinds)))
-
-    @property
-    def graph(self) -> Any:
-        """The traced graph (`pathways_ray.ir.graph.Graph`)."""
-        return self._built.graph
-
-    def __repr__(self) -> str:
-        return f"pw.LoweredProgram({self.graph.name}, {len(self.graph.nodes)} nodes)"
-
-    def _repr_html_(self) -> str:
-        return notebook.graph_html(self.graph)
 
     def launch(self, leaves: list[Any]) -> Any:
         """One call: uploads what is still with the client, sends the launch, returns handles."""
@@ -222,7 +184,7 @@ class LoweredProgram:
         results: list[Array] = []
         if built.result_kinds:
             if self._number < 0:
-                self._number = session.register(built.graph, self._encoded, built.functions)
+                self.register()
             donated = [buffers[k] for k in self._donated]
             why = f"it was donated to {built.graph.name}" if donated else ""
             results = session.launch(self._number, buffers, built.result_kinds, donated, why)
@@ -254,73 +216,6 @@ class LoweredProgram:
                 self._returned[id(output)] = value
         self.session.check_mine(value._buffer)
         return Array(value._buffer, value._type)
-
-    def register(self) -> None:
-        """Sends the program, so that its hosts compile it, unless that was done."""
-        if self._number < 0:
-            self._number = self.session.register(self._built.graph, self._encoded, self._built.functions)
-
-    def wait_compiled(self) -> dict[int, int]:
-        """Waits until the hosts have compiled the program; returns the bytes that computations need inside, for each
-        host. Raises `CompileError` if they cannot."""
-        self.register()
-        found: dict[int, int] = self.session.explain(self._number, self._encoded).temporary_bytes
-        return found
-
-    def computations(self, text: bool = False) -> list[Computation]:
-        """Its computations, with what the hosts' compilers say of them, and with `text` their code. Waits for them."""
-        self.wait_compiled()  # again, where slices have moved since
-        return self.session.computations(self._number, text)
-
-    @property
-    def donated_leaves(self) -> tuple[int, ...]:
-        """The leaves of the arguments that a call donates."""
-        return tuple(self._built.donated_leaves)
-
-    @property
-    def work(self) -> Work:
-        """The work of its computations."""
-        return self._built.work
-
-    def kind_of(self, leaf: Any) -> ArgumentType:
-        """The type of an argument."""
-        return type_of(leaf)
-
-    def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
-        """The types of the results, given those of the arguments."""
-        return [
-            self._built.result_kinds[output.result]
-            if output.result >= 0
-            else kinds[output.leaf]
-            if output.leaf >= 0
-            else type_of(output.held)
-            for output in self._built.outputs
-        ]
-
-    def as_text(self, stage: str = "graph") -> str:
-        """The program as text: "graph" as traced, "plan" as placed, step by step for each island, "stablehlo" the code
-        of its functions."""
-        if stage == "graph":
-            return graph_text(self._built.graph)
-        if stage == "plan":
-            return self.session.explain(-1, self._encoded).plan
-        if stage == "stablehlo":
-            python = {part.function for recipe in self.graph.recipes if (part := host_part(recipe)) is not None}
-            return "\n".join(stablehlo(code) for name, code in self._built.functions.items() if name not in python)
-        raise UsageError(
-            f"as_text shows 'graph', 'plan' or 'stablehlo', not {stage!r}; lower(...).compile().as_text() shows XLA's"
-        )
-
-    def explain(self) -> str:
-        """Devices, bytes, order and peak memory, as the cluster would run it now. Compiles the program.
-
-        Raises:
-            CompileError: it cannot be compiled.
-        """
-        if self._number < 0:
-            self._number = self.session.register(self._built.graph, self._encoded, self._built.functions)
-        reply = self.session.explain(self._number, self._encoded)
-        return explanation(self._built, reply)
 
 
 def _kept(arrays: dict[int, Array], key: int, constant: Any) -> Any:

@@ -10,47 +10,40 @@ leaves in the thread that calls it.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from html import escape
 from typing import Any, Self
 
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client import notebook, shown
+from pathways_ray.client import notebook
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import DELETED, PENDING, Buffer, BufferRecord, Guard
+from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord, Guard
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.driver import Driver
-from pathways_ray.client.events import Closing, Forked, Registered, Renewing
+from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
-from pathways_ray.client.proxy_process import ProxyProcess
 from pathways_ray.client.questions import Done, Question, read
+from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.uploads import upload
-from pathways_ray.client.why import EXPLAIN_WITHIN_S, why
 from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.observe.client_trace import ClientTrace
-from pathways_ray.observe.computations import REPORTS, Computation, each_once
-from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport import messages as wire
-
-_NOTHING = contextlib.nullcontext()
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
@@ -58,14 +51,8 @@ _EXPORT_PLATFORMS = {"gpu": "cuda"}
 _CLOSE_LIMIT_S = 5.0
 """Closing waits this long for the controller's answer; the stream's end has the same effect."""
 
-EXPLAINED_FROM_S = 1.0
-"""A wait that ends by its timeout says why from this long on: shorter ones are looks, of which there may be many."""
 
-_EXPLAIN_LIMIT_S = 180.0
-"""Explaining a registered program waits this long for it to be compiled."""
-
-
-class Session(SliceCalls):
+class Session(SessionQuestions, SliceCalls):
     """A connection to a cluster, made by `pw.init` and `pw.connect`.
 
         with pw.connect(url, token) as session:
@@ -123,69 +110,6 @@ class Session(SliceCalls):
             connection.close()
             raise
         return session
-
-    # --- status -----------------------------------------------------------------------------------------------------
-
-    def status(self) -> dict[str, Any]:
-        """The state of the whole cluster, as JSON has it.
-
-            print(session.status()["islands"])
-
-        Islands, devices, slices, sessions and the number of live buffers.
-        """
-        self.check_open()
-        reply = self._connection.call(wire.Status(self.id))
-        assert isinstance(reply, wire.StatusReply)
-        return dict(json.loads(reply.text))
-
-    def why(self, record: BufferRecord, limit_s: float = limits.DEFAULT_TIMEOUT_S) -> Why:
-        """See `pw.Array.why`."""
-
-        def ask(subject: str, number: int) -> Why:
-            self.check_open()
-            reply = self._connection.call(wire.Look(self.id, subject, number, self.id), limit_s)
-            assert isinstance(reply, wire.StatusReply)
-            return WHY.decode(reply.text)
-
-        return why(self._core, record, ask, self._driver.hold_text())
-
-    def computations(self, program: int, text: bool = False) -> list[Computation]:
-        """The computations of a program that hosts have compiled, with what their compilers say, and with `text` their
-        code."""
-        self.check_open()
-        reply = self._connection.call(wire.Look(self.id, "code" if text else "computations", program, self.id))
-        assert isinstance(reply, wire.StatusReply)
-        return each_once(REPORTS.decode(reply.text))
-
-    def proxy(self, devices: int = 0, name: str = "proxy") -> ProxyProcess:
-        """A proxy of the cluster, by which unmodified JAX programs use it, as this session's tenant.
-
-            with session.proxy(devices=4) as proxy:
-                subprocess.run(["python", "train.py"], env=os.environ | proxy.env)
-
-        Each program that attaches gets a session and devices of its own.
-
-        Args:
-            devices: of each program; 0 stands for all of one island.
-            name: of the sessions, shown in status.
-
-        Raises:
-            UsageError: the CA certificates of this session are bytes, which the proxy cannot be told.
-            ControllerLost: it did not start.
-        """
-        self.check_open()
-        if isinstance(self._ca, bytes):
-            raise UsageError("a proxy takes the CA certificates from a file: pass ca= as a path, or set PATHWAYS_CA")
-        return ProxyProcess(self.url, self._connection.token, str(self._ca or ""), devices, name)
-
-    def explain(self, program: int, graph: bytes) -> wire.Explained:
-        """The controller's placement of a program; waits until it is compiled when it is registered."""
-        self._driver.call(Renewing(program))
-        self.flush()
-        self.check_open()
-        reply = self._connection.call(wire.Explain(self.id, program, graph), _EXPLAIN_LIMIT_S)
-        assert isinstance(reply, wire.Explained)
-        return reply
 
     # --- programs, launches, buffers ----------------------------------------------------------------------------------
 
@@ -292,18 +216,6 @@ class Session(SliceCalls):
         except WaitTimeout as error:
             self.explain_timeout(error, record, timeout)
             raise
-
-    def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None:
-        """Adds to the end of a wait of a second or more why it was not over."""
-        if timeout is not None and timeout >= EXPLAINED_FROM_S:
-            with contextlib.suppress(PathwaysError):
-                error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
-
-    def lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
-        """A wait for a buffer, as `pw.progress()` shows it."""
-        if shown.waits is None or record.state is not PENDING:
-            return _NOTHING
-        return shown.waits.waiting(partial(self.why, record, EXPLAIN_WITHIN_S))
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""

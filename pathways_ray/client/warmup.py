@@ -13,7 +13,8 @@ from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.orbax_arrays import register
 from pathways_ray.client.padding import Padded
 from pathways_ray.client.placement import targets
-from pathways_ray.client.program import Program, type_of
+from pathways_ray.client.program import Program
+from pathways_ray.client.registered import type_of
 from pathways_ray.errors import InvalidArray, UsageError
 from pathways_ray.jax_types import partition_spec
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 import pathways_ray as pw
-from pathways_ray.client import completion
-from pathways_ray.client import session as session_module
+from pathways_ray.client import completion, session_questions
 from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, UsageError, WaitTimeout
 from pathways_ray.transport.messages import Completed, LaunchFailed
 from tests.unit.client.offline import LIMIT_S, Background, Offline, eventually
@@ -67,7 +66,7 @@ def test_a_limit_of_a_second_says_why_and_a_wait_is_shown_once(
     monkeypatch.setattr(type(offline.session), "lasting", lambda _, r: shown_for.append(r) or contextlib.nullcontext())
     monkeypatch.setattr(type(offline.session), "why", lambda *_: "host 0 compiles 'f'")
     monkeypatch.setattr(completion, "SLICE_S", 0.01)
-    monkeypatch.setattr(session_module, "EXPLAINED_FROM_S", 0.05)
+    monkeypatch.setattr(session_questions, "EXPLAINED_FROM_S", 0.05)
     with pytest.raises(WaitTimeout) as caught:
         list(pw.as_completed([a, b], timeout=0.1))
     assert caught.value.__notes__ == ["host 0 compiles 'f'"]
