@@ -18,6 +18,7 @@ from pathways_ray.controller import buffers
 from pathways_ray.controller.backlog import Backlog, WaitingLaunch, priority_of
 from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.outcomes import Outcomes
+from pathways_ray.controller.part_outcomes import report_of
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
 from pathways_ray.controller.state import InFlight, Send, Session, Tables, Whole
@@ -133,7 +134,7 @@ class Decisions:
             whole.course.abandon()
             session.refuse(launch.message.results, program.result_count, failure)
         commands = self._free(session, whole)
-        return commands + ([] if whole.flying else self.outcomes.report(session, whole))
+        return commands + ([] if whole.flying else report_of(self.tables, session, whole))
 
     def decided(self, message: Decided) -> Session | None:
         """A part of a launch has made the value by which it decides. Returns the session, whose turn it is."""

@@ -8,7 +8,7 @@ launches go on after every event that may have made room. Methods are events, th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
@@ -253,10 +253,17 @@ class Launches:
         self.admission.memory.changed()
         return self.membership.up(island, message) + self.admission.resume(self.sessions.values())
 
-    def host_back(self, island: int, message: wire.HostUp, holds: wire.Holds) -> list[Send] | None:
-        """A host has another scheduler, and is back with what it holds; None where that is nobody's."""
+    def host_back(
+        self, island: int, message: wire.HostUp, holds: wire.Holds, coming: Mapping[int, Set[int]]
+    ) -> list[Send] | None:
+        """A host has another scheduler, and is back with what it holds; None where that is nobody's.
+
+        Args:
+            coming: by session, the buffers that are uploaded, as messages say that have not had their turn.
+        """
         self.admission.memory.changed()
-        waiting = {session: backlog.uploads() for session, backlog in self.admission.backlogs.items()}
+        backlogs = self.admission.backlogs.items()
+        waiting = {session: backlog.uploads() | coming.get(session, set()) for session, backlog in backlogs}
         commands = self.membership.resumed(island, message, holds, waiting)
         return None if commands is None else commands + self.admission.resume(self.sessions.values())
 

@@ -16,15 +16,15 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.device_time import DeviceTime
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, after
+from pathways_ray.controller.part_outcomes import kept, report_of
 from pathways_ray.controller.preparation import Preparation
-from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables, Whole
+from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import (
     Abort,
     Completed,
     Done,
-    Drop,
     IslandLaunchFailed,
     Launch,
     LaunchFailed,
@@ -126,7 +126,7 @@ class Outcomes:
                 else:
                     failed += self._fail(session, record, record.failure)
                 if whole is not None and whole.ended(record, tables.now) and whole.failure is not None:
-                    failed += self.report(session, whole)
+                    failed += report_of(self.tables, session, whole)
                 elif record.failure is None if whole is None else whole.is_over:
                     launches, device_us = completed.setdefault(session.id, ([], []))
                     launches.append(record.launch if whole is None else whole.launch)
@@ -207,26 +207,7 @@ class Outcomes:
         now = self.tables.now
         self.tables.story.note_launch(Entry(now, "failed", failure.kind, failure.message, session.id, record.sequence))
         commands = self.donations.failed(session, record, failure)
-        if record.whole is None:
-            return commands
-        report, *drops = commands
-        assert isinstance(report.message, LaunchFailed)
-        record.whole.failed(report.message.failure, report.message.consumed, report.message.undecided)
-        return drops
-
-    def report(self, session: Session, whole: Whole) -> list[Send]:
-        """The outcome of a launch in parts that has failed, and has no part under way."""
-        assert whole.failure is not None
-        now, numbers = self.tables.now, tuple(whole.results)
-        for number in numbers:
-            buffer = session.find(number)
-            if buffer is not None and buffer.failure is None:
-                session.fail(buffer, whole.failure)
-        text = f"after {whole.course.rounds} rounds"
-        self.tables.story.note_launch(Entry(now, "ended", text, whole.failure.message, session.id))
-        report = LaunchFailed(whole.launch, whole.failure, tuple(whole.consumed), tuple(whole.undecided))
-        drops = [SendIsland(island, Drop(session.id, numbers)) for island in whole.islands]
-        return [SendClient(session.id, report), *drops]
+        return commands if record.whole is None else kept(record.whole, commands)
 
     def refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Send]:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""

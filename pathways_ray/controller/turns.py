@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from pathways_ray import limits
 from pathways_ray.errors import TooLarge
-from pathways_ray.transport.messages import Cancel, Free, Launch, PrioritizedLaunch, Register, ToController
+from pathways_ray.transport.messages import Cancel, Free, Launch, PrioritizedLaunch, Put, Register, ToController
 
 TURN_WORK = 256
 """Units of work in one turn: less than 5 ms. A launch of a few buffers is one, and takes 10 to 15 us."""
@@ -127,6 +127,11 @@ class Turns:
             if inbox is not None:
                 return session, inbox
         return None
+
+    def uploads(self) -> dict[int, set[int]]:
+        """The buffers of which the messages that wait say that they are uploaded, by session."""
+        found = {session: {m.buffer for m in inbox if isinstance(m, Put)} for session, inbox in self.inboxes.items()}
+        return {session: buffers for session, buffers in found.items() if buffers}
 
     def forget(self, session: int) -> None:
         """The session is closed."""

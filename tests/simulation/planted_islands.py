@@ -12,7 +12,7 @@ from pathways_ray.client import moving, suspending
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.controller import hosts, manager_calls, moves
-from pathways_ray.controller.core import ControllerCore
+from pathways_ray.controller.islands import Islands
 from pathways_ray.controller.manager_calls import ManagerCalls
 from pathways_ray.controller.moves import Moves
 from pathways_ray.ir.plan import Device
@@ -44,7 +44,7 @@ def an_island_is_removed_with_the_slices_that_it_has(patch: Patch) -> None:
 
 @bug(faults=0, **CHANGING)
 def the_controller_waits_for_the_hosts_of_an_island_that_is_gone(patch: Patch) -> None:
-    patch.setattr(ControllerCore, "_forget", lambda self, island: [])
+    patch.setattr(Islands, "forget", lambda self, island: [])
 
 
 MOVING: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2, 3]}, "moves": 0.5, "poison": 0.0, "flaws": 0.0}

@@ -88,7 +88,7 @@ class CoreHarness:
     # --- islands ------------------------------------------------------------------------------------------------------
 
     def connect(self, island: int, link: int | None = None) -> list[Command]:
-        if island in self.core.islands and link is None:
+        if island in self.core.islands.links and link is None:
             return []
         return self.handle(IslandConnected(island if link is None else link, IslandUp(island, f"scheduler-{island}")))
 

@@ -36,7 +36,7 @@ def without_scheduler(front: Harness) -> list[Send]:
 def back(front: Harness, *, epoch: int = 1, programs: tuple[int, ...] = (), uploads: Any = (), **held: Any) -> Any:
     """Host 2 comes back. Args: held: the numbers of its buffers, by session, as in `s1`."""
     holds = Holds({int(name[1:]): tuple(numbers) for name, numbers in held.items()}, programs, uploads)
-    found = front.launches.host_back(ISLAND, HostUp(HOST, epoch, "t", "d", 2, 1, holds=holds), holds)
+    found = front.launches.host_back(ISLAND, HostUp(HOST, epoch, "t", "d", 2, 1, holds=holds), holds, {})
     return None if found is None else front.checked(found)
 
 

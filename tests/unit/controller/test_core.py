@@ -289,7 +289,7 @@ def test_the_death_of_the_resource_manager_ends_nothing() -> None:
     core.hold_slices(1)
     core.answering = False
     for _ in range(60):
-        for island in core.core.islands:
+        for island in core.core.islands.links:
             core.from_island(island, Load(island, {}))
         assert ReportToManager() in core.tick(core.now + 1.0)
         assert core.handle(ManagerLost("it died")) == []

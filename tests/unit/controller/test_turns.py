@@ -11,6 +11,7 @@ from pathways_ray import limits
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.events import (
     ClientMessages,
+    IslandDisconnected,
     IslandFull,
     IslandRoom,
     PauseReading,
@@ -34,7 +35,9 @@ from pathways_ray.transport.batcher import MAX_BATCH_BYTES, MAX_MESSAGES, batche
 from pathways_ray.transport.messages import (
     TO_CONTROLLER,
     Done,
+    Drop,
     Free,
+    Holds,
     HostUp,
     IslandLaunch,
     Launch,
@@ -106,6 +109,26 @@ def test_a_flood_of_launches_is_worked_off_in_turns_and_in_order() -> None:
         refused += [m.launch for m in sent(commands) if isinstance(m, LaunchFailed)]
     assert refused == [message.launch for message in flood]
     assert ResumeReading(1) in commands
+
+
+def test_an_upload_whose_message_waits_for_its_turn_outlives_the_scheduler_of_its_host() -> None:
+    """
+    1. Behind one turn's work of launches, a session says that it uploads buffer 2. The island's scheduler ends.
+    2. Its host comes back with the buffer, which it said to the old scheduler. It is not told to drop it.
+    3. The message has its turn, and the upload is whole.
+    """
+    core = with_sessions(1)
+    commands = say(core, 1, *(Launch(k, 1, (), 100 + k) for k in range(1, TURN_WORK + 1)), Put(2, 2, VECTOR, ()))
+    assert TakeTurn() in commands
+    core.handle(IslandDisconnected(1, 1, "scheduler-1"))
+    core.connect(1, link=7)
+    holds = Holds({1: (1, 2, 3)}, (), tuple(Stored(2, 1, buffer, 2, VECTOR, ()) for buffer in (2, 3)))
+    commands = core.from_island(1, HostUp(2, 1, "transfer-2", "data-2", 2, 102, holds=holds), link=7)
+    assert [m for m in sent(commands) if isinstance(m, Drop)] == [Drop(1, (3,))], "nobody uploads that"
+    core.handle(Turn())
+    session = core.core.launches.sessions[1]
+    assert session.lives(2)
+    assert session.arriving == {}
 
 
 def test_sessions_take_turns() -> None:
