@@ -6,6 +6,7 @@ A rule that has to change is changed in the tables below, with its reason.
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -148,7 +149,36 @@ NOT_LOADED = [
 ]
 
 Finding = tuple[int, str]  # a line and what it does there
-Finder = Callable[[str, ast.Module], Iterator[Finding]]  # from a file's path (below ROOT, with /) and its syntax tree
+
+
+class Source:
+    """A file at a path below ROOT, with /; or this text as if it stood there. Parsed by the rules that need more than
+    its imports, which are found once."""
+
+    def __init__(self, file: str, text: str | None = None) -> None:
+        self.file = file
+        self._given = text
+
+    @functools.cached_property
+    def text(self) -> str:
+        return (ROOT / self.file).read_text(encoding="utf-8") if self._given is None else self._given
+
+    @functools.cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.file)
+
+    @property
+    def imports(self) -> tuple[tuple[int, str], ...]:
+        return tuple(imports(self.file, self.tree)) if self._given is not None else imports_of(self.file)
+
+
+@functools.cache
+def imports_of(file: str) -> tuple[tuple[int, str], ...]:
+    """The imports of a file: ten rules ask for them."""
+    return tuple(imports(file, Source(file).tree))
+
+
+Finder = Callable[[Source], Iterator[Finding]]
 
 
 def source_files(place: str) -> list[str]:
@@ -187,20 +217,21 @@ def within(name: str, prefix: str, separator: str = ".") -> bool:
     return name == prefix or name.startswith(prefix + separator)
 
 
-def impure_imports(file: str, tree: ast.Module) -> Iterator[Finding]:
-    for line, name in imports(file, tree):
+def impure_imports(source: Source) -> Iterator[Finding]:
+    for line, name in source.imports:
         if name.split(".")[0] in IMPURE_IMPORTS:
             yield line, f"imports {name}"
 
 
-def imports_of_shells(file: str, tree: ast.Module) -> Iterator[Finding]:
+def imports_of_shells(source: Source) -> Iterator[Finding]:
     """Imports of modules of this project that are not pure themselves, so that purity holds all the way down."""
-    for line, name in imports(file, tree):
+    for line, name in source.imports:
         path = module_file(name)
         if within(name, "pathways_ray") and not is_pure(path):
             yield line, f"imports {path}"
 
 
+@functools.cache
 def module_file(name: str) -> str:
     """The file that holds `name`: the longest part of it that is a module."""
     parts = name.split(".")
@@ -212,11 +243,11 @@ def module_file(name: str) -> str:
     return name.replace(".", "/")
 
 
-def unsafe_uses(file: str, tree: ast.Module) -> Iterator[Finding]:
-    for line, name in imports(file, tree):
+def unsafe_uses(source: Source) -> Iterator[Finding]:
+    for line, name in source.imports:
         if UNSAFE_MODULES.intersection(name.split(".")):
             yield line, f"imports {name}"
-    for node in ast.walk(tree):
+    for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and node.attr in UNSAFE_MODULES:
             yield node.lineno, f"uses .{node.attr}"
         elif isinstance(node, ast.Name) and node.id in UNSAFE_BUILTINS:
@@ -225,19 +256,19 @@ def unsafe_uses(file: str, tree: ast.Module) -> Iterator[Finding]:
             yield node.lineno, "allows pickle"
 
 
-def jax_internals(file: str, tree: ast.Module) -> Iterator[Finding]:
-    for line, name in imports(file, tree):
+def jax_internals(source: Source) -> Iterator[Finding]:
+    for line, name in source.imports:
         if within(name, "jax._src"):
             yield line, f"imports {name}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == "jax._src":
+    for node in ast.walk(source.tree) if "_src" in source.text else ():
+        if isinstance(node, ast.Attribute) and node.attr == "_src" and ast.unparse(node.value) == "jax":
             yield node.lineno, "uses jax._src"
 
 
-def upward_imports(file: str, tree: ast.Module) -> Iterator[Finding]:
-    package, room = file.split("/")[0], room_of(file)
+def upward_imports(source: Source) -> Iterator[Finding]:
+    package, room = source.file.split("/")[0], room_of(source.file)
     below = set[str]().union(*FLOORS[package][: floor_of(package, room)])
-    for line, name in imports(file, tree):
+    for line, name in source.imports:
         if within(name, package) and room_of(module_file(name)) not in {room, "__init__", *below}:
             yield line, f"imports {name}"
 
@@ -252,29 +283,29 @@ def floor_of(package: str, room: str) -> int:
     return next(k for k, rooms in enumerate(FLOORS[package]) if room in rooms)
 
 
-def actor_imports(file: str, tree: ast.Module) -> Iterator[Finding]:
-    for line, name in imports(file, tree):
+def actor_imports(source: Source) -> Iterator[Finding]:
+    for line, name in source.imports:
         if within(name, "pathways_ray") and "actor" in name.split("."):
             yield line, f"imports {name}"
 
 
-def private_uses(file: str, tree: ast.Module) -> Iterator[Finding]:
+def private_uses(source: Source) -> Iterator[Finding]:
     """Uses of the runtime beside its public names."""
     public = {f"pathways_ray.{name}" for name in pathways_ray.__all__}
-    for line, name in imports(file, tree):
+    for line, name in source.imports:
         if not within(name, "pathways_ray") or name == "pathways_ray" or name in public:
             continue
         if not any(within(name, module) for module in PUBLIC_MODULES):
             yield line, f"imports {name}"
-    for node in ast.walk(tree):
+    for node in ast.walk(source.tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             name = f"pathways_ray.{node.attr}"
             if node.value.id in ("pw", "pathways_ray") and name not in public:
                 yield node.lineno, f"uses {name}"
 
 
-def long_functions(file: str, tree: ast.Module) -> Iterator[Finding]:
-    for node in ast.walk(tree):
+def long_functions(source: Source) -> Iterator[Finding]:
+    for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             docstring = ast.get_docstring(node, clean=False)
             documented = node.body[0] if docstring is not None else None
@@ -293,8 +324,7 @@ def import_graph(package: str) -> dict[str, set[str]]:
     files = source_files(package)
     graph = {}
     for file in files:
-        tree = ast.parse((ROOT / file).read_text(encoding="utf-8"), file)
-        graph[file] = {module_file(name) for _, name in imports(file, tree)}.intersection(files) - {file}
+        graph[file] = {module_file(name) for _, name in imports_of(file)}.intersection(files) - {file}
     return graph
 
 
@@ -322,8 +352,7 @@ def import_circles(package: str) -> list[str]:
 
 
 def breaches(files: list[str], find: Finder) -> list[str]:
-    trees = ((file, ast.parse((ROOT / file).read_text(encoding="utf-8"), file)) for file in files)
-    return [f"{file}:{line} {what}" for file, tree in trees for line, what in find(file, tree)]
+    return [f"{file}:{line} {what}" for file in files for line, what in find(Source(file))]
 
 
 def test_pure_modules_import_nothing_that_acts() -> None:
@@ -391,7 +420,7 @@ def test_a_circle_is_found_and_a_diamond_is_none(graph: dict[str, set[str]], fou
 
 def test_imports_for_types_and_in_functions_count() -> None:
     source = "if TYPE_CHECKING:\n    from megatron_ptdp.models import split\ndef f():\n    import megatron_ptdp.errors"
-    found = {module_file(name) for _, name in imports("megatron_ptdp/a.py", ast.parse(source))}
+    found = {module_file(name) for _, name in Source("megatron_ptdp/a.py", source).imports}
     assert found == {"megatron_ptdp/errors.py", "megatron_ptdp/models/split.py"}
 
 
@@ -434,7 +463,7 @@ def test_processes_load_no_more_than_they_need(module: str, unwanted: str) -> No
     ],
 )
 def test_each_rule_sees_a_breach(find: Finder, file: str, source: str) -> None:
-    assert list(find(file, ast.parse(source)))
+    assert list(find(Source(file, source)))
 
 
 @pytest.mark.parametrize(
@@ -453,4 +482,4 @@ def test_each_rule_sees_a_breach(find: Finder, file: str, source: str) -> None:
     ],
 )
 def test_no_rule_sees_a_breach_where_there_is_none(find: Finder, file: str, source: str) -> None:
-    assert list(find(file, ast.parse(source))) == []
+    assert list(find(Source(file, source))) == []
