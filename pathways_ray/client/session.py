@@ -33,7 +33,6 @@ from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
-from pathways_ray.client.questions import Done, Question, read
 from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
@@ -232,24 +231,6 @@ class Session(SessionQuestions, SliceCalls):
         self._before_fetch()
         with self._driver.reading():
             return self._fetches.shard(array._buffer.record, array._type, place)
-
-    def ask_for_shard(self, array: Array, place: int, done: Done) -> Question | None:
-        """The same for a loop that does not wait: `done` gets the shard, from the thread that reads. The loop polls
-        `answers` and calls `read_answers`. None where it has to be fetched."""
-        return self._fetches.ask_for_shard(array._buffer.record, array._type, place, done)
-
-    @property
-    def answers(self) -> int:
-        """The number of a file that can be read when answers have come."""
-        return self._data.reader.fileno()
-
-    def read_answers(self) -> None:
-        """Takes the answers that have come."""
-        read(self._data)
-
-    def take_back(self, question: Question) -> bool:
-        """Gives a question up, such as that for an array that has failed; False when it has been answered."""
-        return self._fetches.take_back(question)
 
     def _before_fetch(self) -> None:
         self._driver.check_not_ended()

@@ -1,4 +1,4 @@
-"""The questions that a session asks the controller: the cluster's state, why something waits, what compilers say."""
+"""The questions that a session asks: the cluster's state, why something waits, what compilers say, for shards."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import shown
+from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.data import DataLinks
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Renewing
+from pathways_ray.client.fetches import Fetches
 from pathways_ray.client.proxy_process import ProxyProcess
+from pathways_ray.client.questions import Done, Question, read
 from pathways_ray.client.why import EXPLAIN_WITHIN_S, why
 from pathways_ray.errors import PathwaysError, UsageError
 from pathways_ray.observe.computations import REPORTS, Computation, each_once
@@ -39,7 +43,9 @@ class SessionQuestions:
     _ca: str | bytes | os.PathLike[str] | None
     _core: ClientCore
     _connection: Connection
+    _data: DataLinks
     _driver: Driver
+    _fetches: Fetches
 
     def status(self) -> dict[str, Any]:
         """The state of the whole cluster, as JSON has it.
@@ -113,3 +119,23 @@ class SessionQuestions:
         if shown.waits is None or record.state is not PENDING:
             return _NOTHING
         return shown.waits.waiting(partial(self.why, record, EXPLAIN_WITHIN_S))
+
+    # --- shards, for a loop that does not wait ------------------------------------------------------------------------
+
+    def ask_for_shard(self, array: Array, place: int, done: Done) -> Question | None:
+        """Asks for the shard of an array on device number `place` of its slice: `done` gets it, from the thread that
+        reads. The loop polls `answers` and calls `read_answers`. None where it has to be fetched."""
+        return self._fetches.ask_for_shard(array._buffer.record, array._type, place, done)
+
+    @property
+    def answers(self) -> int:
+        """The number of a file that can be read when answers have come."""
+        return self._data.reader.fileno()
+
+    def read_answers(self) -> None:
+        """Takes the answers that have come."""
+        read(self._data)
+
+    def take_back(self, question: Question) -> bool:
+        """Gives a question up, such as that for an array that has failed; False when it has been answered."""
+        return self._fetches.take_back(question)
