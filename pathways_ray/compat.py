@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,68 @@ def gloo_listens_at(address: str) -> None:
 
     made_by_jax = _jax.make_gloo_tcp_collectives
     _jax.make_gloo_tcp_collectives = functools.partial(made_by_jax, hostname=address.strip("[]"))
+
+
+def compile_once_for_alike_devices() -> None:
+    """Has JAX's compilation cache find what was compiled for other devices of the same kind, as many of them.
+
+    Its keys have the numbers of the devices, except on GPUs, where JAX itself leaves them out. What is loaded from the
+    cache runs on the devices that it is loaded for; code for CPUs and GPUs does not depend on them, that for TPUs does.
+    """
+    from jax._src import cache_key
+
+    hashed = cache_key._hash_serialized_compile_options
+
+    def without_numbers(hash_object: Any, options: Any, strip_device_assignment: bool = False) -> None:
+        hashed(hash_object, options, strip_device_assignment=True)
+
+    cache_key._hash_serialized_compile_options = without_numbers
+
+
+class _Contexts(threading.local):
+    """The MLIR context that lowerings of a thread share, how many have used it, and whether they do at the moment."""
+
+    context: Any = None
+    uses = 0
+    shared = False
+
+
+_contexts = _Contexts()
+
+MAX_CONTEXT_USES = 64
+"""A context keeps all types and names that it has seen, so it is used for some exports only."""
+
+
+@contextlib.contextmanager
+def shared_mlir_context() -> Iterator[None]:
+    """Has lowerings and exports of this thread, inside, share an MLIR context.
+
+    JAX makes two of them for each export, each with all dialects: half of the time that a small function takes. It has
+    no setting for that.
+    """
+    _share_mlir_contexts()
+    before, _contexts.shared = _contexts.shared, True
+    try:
+        yield
+    finally:
+        _contexts.shared = before
+
+
+@functools.cache
+def _share_mlir_contexts() -> None:
+    from jax._src.interpreters import mlir
+
+    made_by_jax = mlir.make_ir_context
+
+    def context() -> Any:
+        if not _contexts.shared:
+            return made_by_jax()
+        if _contexts.context is None or _contexts.uses >= MAX_CONTEXT_USES:
+            _contexts.context, _contexts.uses = made_by_jax(), 0
+        _contexts.uses += 1
+        return _contexts.context
+
+    mlir.make_ir_context = context
 
 
 def copier(sharding: NamedSharding) -> Callable[[jax.Array], jax.Array]:

@@ -22,6 +22,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
 from pathways_ray.client.context import current_session
 from pathways_ray.client.debugging import checks_asked
+from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import GraphBuilder
 from pathways_ray.client.jaxprs import equations_of
 from pathways_ray.client.operation import Operation, is_pinned, slices_of
@@ -36,6 +37,9 @@ from pathways_ray.errors import UsageError
 
 _lowered: weakref.WeakKeyDictionary[Any, dict[Any, LoweredProgram]] = weakref.WeakKeyDictionary()
 """For each jaxpr that JAX keeps in its caches, the programs made of it, by session and argument types."""
+
+_operations: weakref.WeakKeyDictionary[Any, dict[Any, dict[Any, Exported]]] = weakref.WeakKeyDictionary()
+"""For each of these jaxprs, the operations of it that were exported (`GraphBuilder.operations`)."""
 
 
 def concerns(arguments: Sequence[Any], closed: Any, params: Any) -> bool:
@@ -71,11 +75,13 @@ def _program(
     """The program of a jaxpr for arguments of these types, captured arrays first."""
     programs = _lowered.setdefault(closed, {})
     asked = (params[name] for name in ("name", "in_shardings", "out_shardings", "donated_invars"))
-    key = (session, *asked, checks_asked(), *kinds)
+    settings = (session, *asked, checks_asked())
+    key = (*settings, *kinds)
     found = programs.get(key)
     if found is None:
         session.check_open()
-        builder = GraphBuilder(session, str(params["name"]), kinds, control_node)
+        made = _operations.setdefault(closed, {}).setdefault(settings, {})
+        builder = GraphBuilder(session, str(params["name"]), kinds, control_node, operations=made)
         if any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns):
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ from pathways_ray.client import debugging, estimates, prng, source_info
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.compat import shared_mlir_context
 from pathways_ray.errors import PathwaysError, TooLarge, TraceError
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
@@ -77,6 +78,10 @@ class Exported:
     host_limit_ms: int = 0
     """Of a host function, whose `blob` is pickled."""
 
+    def without_function(self) -> Exported:
+        """The export alone, which holds no more of the function than its code."""
+        return replace(self, run=_not_kept)
+
     def part(self, inputs: tuple[Ref, ...]) -> Part:
         """The function as a part of a recipe."""
         return Part(
@@ -88,6 +93,10 @@ class Exported:
             self.has_loop,
             host_limit_ms=self.host_limit_ms,
         )
+
+
+def _not_kept(*_: Any) -> Any:
+    raise AssertionError("an operation that was exported before is not traced inside another function")
 
 
 def export_function(
@@ -193,7 +202,9 @@ def _trace_and_export(
                 jitted = jax.jit(rewritten, in_shardings=shardings, keep_unused=True)
                 traced = jitted.trace(*avals)
             _check_shippable(name, traced.jaxpr)
-            return effects, traced, export.export(jitted, platforms=platforms, disabled_checks=disabled)(*avals)
+            with shared_mlir_context():
+                exported = export.export(jitted, platforms=platforms, disabled_checks=disabled)(*avals)
+            return effects, traced, exported
     except PathwaysError:
         raise
     except Exception as error:

@@ -100,6 +100,7 @@ class GraphBuilder:
     Args:
         control: makes the values of an operation of `CONTROL` whose bodies call compiled functions.
         export: exports ordinary operations.
+        operations: those of the same trace that were exported (`Operation.exported`).
     """
 
     session: Session
@@ -117,6 +118,7 @@ class GraphBuilder:
     work: Work = NO_WORK
     first: VirtualSlice | None = None
     moved: dict[tuple[Ref, Layout], Ref] = field(default_factory=dict)
+    operations: dict[Any, Exported] = field(default_factory=dict)
 
     def build(self, traced: Trace) -> BuiltProgram:
         """Raises `GraphError`, `TraceError`, `SpecError` or `TooLarge` as the program deserves."""
@@ -228,7 +230,7 @@ class GraphBuilder:
                 outputs = self._call(equation.params["site"], [read(atom) for atom in equation.invars])
             elif is_call(equation):
                 where = source_info.of_equation(equation)
-                operation = Operation.of_jit(equation.params["jaxpr"], equation.params, where)
+                operation = Operation.of_jit(equation.params["jaxpr"], equation.params, where, equation)
                 captured = [constant(array) for array in operation.captured]
                 outputs = self._operation(operation, [*captured, *(read(atom) for atom in equation.invars)])
             elif holds_calls(equation):
@@ -348,7 +350,7 @@ class GraphBuilder:
         where, specs = self._place_operation(inputs, operation.slice)
         if operation.inputs:
             specs = [s if s is not None else lying for s, lying in zip(operation.inputs, specs, strict=True)]
-        exported = operation.export(self.export, where, specs, self.session.platforms)
+        exported = operation.exported(self.operations, self.export, where, specs, self.session.platforms)
         return self.node(exported, where, inputs, operation.where)
 
     def _place_operation(self, inputs: list[Value], pinned: VirtualSlice | None) -> tuple[VirtualSlice, list[Spec]]:

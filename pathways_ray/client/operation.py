@@ -51,6 +51,7 @@ class Operation:
 
     `slice` is the one that it is pinned to, or None. `inputs` and `outputs` have a spec where one was asked for, else
     None. `captured` are arrays of slices that the function used without taking them: the first arguments of the jaxpr.
+    `equation` is what it comes from in a traced program.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Operation:
     outputs: tuple[Spec | None, ...] = ()
     donated: tuple[int, ...] = ()
     captured: tuple[Array, ...] = ()
+    equation: Any = None
 
     @classmethod
     def of_equation(cls, equation: Any, atoms: Sequence[Any], debug_info: Any) -> Operation:
@@ -68,10 +70,10 @@ class Operation:
         where = source_info.of_equation(equation)
         jaxpr = jex_core.Jaxpr([], list(atoms), equation.outvars, [equation], equation.effects, debug_info)
         name = str(equation.params.get("name", equation.primitive.name))
-        return cls(name, jex_core.ClosedJaxpr(jaxpr, []), where)
+        return cls(name, jex_core.ClosedJaxpr(jaxpr, []), where, equation=equation)
 
     @classmethod
-    def of_jit(cls, closed: Any, params: Any, where: str) -> Operation:
+    def of_jit(cls, closed: Any, params: Any, where: str, equation: Any = None) -> Operation:
         """The operation of a call of a function that is `jax.jit`-ed, by the parameters of that call."""
         name, given, made = params["name"], params["in_shardings"], params["out_shardings"]
         pinned = name.slice if isinstance(name, PinnedName) else None
@@ -91,6 +93,7 @@ class Operation:
             outputs=tuple(_specs(name, "out_shardings", made, closed.out_avals, pinned)),
             donated=tuple(first + k for k, is_given in enumerate(params["donated_invars"]) if is_given),
             captured=captured,
+            equation=equation,
         )
 
     @property
@@ -103,6 +106,25 @@ class Operation:
     def value(self) -> list[Any]:
         """The results of an operation without arguments, computed in this process."""
         return list(jex_core.jaxpr_as_fun(self.closed)())
+
+    def exported(
+        self,
+        before: dict[Any, Exported],
+        export: Callable[..., Exported],
+        where: VirtualSlice,
+        inputs: Sequence[Spec],
+        platforms: tuple[str, ...],
+    ) -> Exported:
+        """The operation as a function, exported once in a trace for each layout of its arguments, wherever they lie.
+
+        Args:
+            before: what was exported of the trace, which holds its equations: so their identity stands for them.
+        """
+        key = (id(self.equation), tuple(inputs), where.shape, where.axes)
+        found = before.get(key)
+        if found is None:
+            found = before[key] = self.export(export, where, inputs, platforms).without_function()
+        return found
 
     def export(
         self, export: Callable[..., Exported], where: VirtualSlice, inputs: Sequence[Spec], platforms: tuple[str, ...]

@@ -24,7 +24,7 @@ from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
-from pathways_ray.client.tracer import check_no_outer_assignment, is_outside, trace, traced
+from pathways_ray.client.tracer import Trace, check_no_outer_assignment, is_outside, trace, traced
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
 
 
@@ -47,6 +47,7 @@ class Program:
         self.fun = fun
         self.slice = slice
         self._cache: dict[Any, LoweredProgram] = {}
+        self._traced: dict[Any, Trace] = {}
         self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__), on_retrace)
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = str(name or getattr(fun, "__name__", type(fun).__name__))
@@ -81,8 +82,7 @@ class Program:
         except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
             raise UsageError(f"the arguments of {self.__name__} cannot be told from earlier ones: {error}") from error
         if lowered is None:
-            self._traces.note(kinds, stacklevel=4)
-            lowered = self._cache[key] = self._lower(session, tree, kinds)
+            lowered = self._cache[key] = self._lower(session, tree, kinds, noted=True)
         return lowered
 
     def _kinds(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentType]:
@@ -134,11 +134,18 @@ class Program:
             return cast(Session, self.slice.session)  # a slice knows a part of it only
         return current_session()
 
-    def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType]) -> LoweredProgram:
+    def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool = False) -> LoweredProgram:
+        """The program for arguments of these types. What the function does depends on their shapes and dtypes alone: it
+        does not run again for arguments that lie elsewhere."""
         session.check_open()
-        traced = trace(session, self.fun, self.__name__, tree, kinds)
-        built = GraphBuilder(session, self.__name__, kinds, control_node).build(traced)
-        return LoweredProgram(session, built, traced.output_tree)
+        key = (session, tree, *jax_settings(), *(kind.aval for kind in kinds))
+        found = self._traced.get(key)
+        if found is None:
+            if noted:
+                self._traces.note(kinds, stacklevel=5)
+            found = self._traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
+        builder = GraphBuilder(session, self.__name__, kinds, control_node, operations=found.operations)
+        return LoweredProgram(session, builder.build(found), found.output_tree)
 
     def __repr__(self) -> str:
         return f"pw.program({self.__name__})"

@@ -12,7 +12,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -132,11 +132,13 @@ def _capture(array: Array) -> Any:
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced program: a jaxpr over the leaves of its arguments, the tree of its results, the arrays it captured."""
+    """A traced program: a jaxpr over the leaves of its arguments, the tree of its results, the arrays it captured; and
+    its operations as far as they were exported (`GraphBuilder.operations`)."""
 
     closed: jex_core.ClosedJaxpr
     output_tree: Any
     captured: list[Array]
+    operations: dict[Any, Exported] = field(default_factory=dict)
 
 
 def traced(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Any:

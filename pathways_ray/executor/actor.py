@@ -124,7 +124,7 @@ class HostExecutor(Inspectable):
         from pathways_ray.executor.profiling.order_check import OrderReporter
         from pathways_ray.executor.run.dispatcher import Dispatcher
 
-        disk_cache.use(self.tenant)
+        disk_cache.use(self.tenant, alike=platform != "tpu")
         node = ray.get_runtime_context().get_node_id()
         offer = joined(self.bind, _free_port(self.bind))
         members, pid = tuple(self.members), os.getpid()

@@ -1,6 +1,7 @@
 """JAX's compilation cache on disk, on by default for hosts: what a host of this user compiled here before is loaded.
 
-Entries are named by all that an executable depends on: its module, options, devices, the versions of JAX and XLA.
+Entries are named by all that an executable depends on: its module, options, kind and count of devices, the versions of
+JAX and XLA. So the same function on another slice of the same layout is loaded as well, within one run too.
 Who can write such a file can run code in the hosts that read it, so the folder is its user's alone, and host processes
 that belong to one tenant neither read nor write it.
 
@@ -53,13 +54,16 @@ def prune(found: Path, max_bytes: int = MAX_BYTES) -> None:
             path.unlink(missing_ok=True)
 
 
-def use(tenant: str = "") -> None:
+def use(tenant: str = "", alike: bool = True) -> None:
     """Has JAX, in this process, read and write the cache.
 
     Args:
         tenant: whose host process this is; empty where tenants share it.
+        alike: whether code that was compiled for some devices is as good on others of their kind.
     """
     import jax
+
+    from pathways_ray.compat import compile_once_for_alike_devices
 
     if tenant:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -67,6 +71,8 @@ def use(tenant: str = "") -> None:
     found = folder()
     if found is None:
         return
+    if alike:
+        compile_once_for_alike_devices()
     prune(found)
     jax.config.update("jax_compilation_cache_dir", str(found))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -26,6 +26,37 @@ print(sum("cache_hits" in name for name in seen), np.asarray(found).tobytes().he
 """
 
 
+ELSEWHERE = """
+import os
+import sys
+os.environ["JAX_NUM_CPU_DEVICES"] = "4"
+import jax
+import numpy as np
+from jax import monitoring
+from jax.sharding import NamedSharding, PartitionSpec as P
+from pathways_ray.executor.compile import disk_cache
+
+seen = []
+monitoring.register_event_listener(lambda name, **_: seen.append(name))
+disk_cache.use(alike=sys.argv[1] == "alike")
+v = np.arange(8.0, dtype=np.float32)
+for chosen in ([0, 1], [2, 3], [3, 0], [1], [2]):
+    devices = [jax.devices()[k] for k in chosen]
+    lying = NamedSharding(jax.make_mesh((len(chosen),), ("x",), devices=devices), P("x"))
+    index = jax.shard_map(
+        lambda v: jax.lax.psum(v, "x") + jax.lax.axis_index("x"), mesh=lying.mesh, in_specs=P("x"), out_specs=P("x")
+    )
+    given = jax.device_put(v, lying)
+    seen.clear()
+    found = jax.jit(index, in_shardings=lying, out_shardings=lying)(given)
+    hits = sum("cache_hits" in name for name in seen)
+    parts = v.reshape(len(chosen), -1)
+    assert [shard.device for shard in found.addressable_shards] == devices
+    np.testing.assert_array_equal(found, (parts.sum(0) + np.arange(len(chosen))[:, None]).ravel())
+    print(hits)
+"""
+
+
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -51,6 +82,17 @@ def test_a_second_process_compiles_nothing_and_a_damaged_entry_is_compiled_again
     command = [sys.executable, "-c", HOST]
     again = subprocess.run(command, check=True, capture_output=True, text=True)
     assert again.stdout.split()[1] == first[1]
+
+
+def test_what_was_compiled_for_some_devices_runs_on_others(home: Path) -> None:
+    """Values, and the devices that they are on, are checked in the process."""
+
+    def hits(word: str) -> list[str]:
+        command = [sys.executable, "-W", "error", "-c", ELSEWHERE, word]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+    assert hits("as JAX has it") == ["0"] * 5
+    assert hits("alike") == ["1", "1", "1", "0", "1"]  # the first devices have the numbers that stand for all
 
 
 def test_the_folder_is_its_users_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,118 @@
+"""What is traced and exported again, and what is not, as arguments come from one slice and from another."""
+
+from __future__ import annotations
+
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray import compat
+from pathways_ray.client import export, graph_builder
+
+V = np.arange(8, dtype=np.float32)
+
+
+@pytest.fixture
+def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the operations that are exported."""
+    names: list[str] = []
+
+    def counted(name: str, *rest: Any) -> Any:
+        names.append(name)
+        return export.export_function(name, *rest)
+
+    original = graph_builder.GraphBuilder.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if self.export is export.export_function:
+            self.export = counted
+
+    monkeypatch.setattr(graph_builder.GraphBuilder, "__init__", init)
+    return names
+
+
+def test_arguments_on_another_slice_of_the_layout_are_neither_traced_nor_exported_again(session, exported) -> None:
+    """1. A program is traced for an array on one of four slices.
+    2. Arrays on the others run on their own slices, and nothing is traced nor exported for them.
+    3. Another layout is not traced, but exported: the code says how arrays lie.
+    4. Another shape is traced.
+    """
+    slices = [session.virtual_slice((2,), ("x",)) for _ in range(4)]
+    traced: list[tuple[int, ...]] = []
+
+    @pw.program(on_retrace="raise")
+    def winner(v: Any, scale: Any) -> Any:
+        traced.append(v.shape)
+        return jnp.tanh(v * scale), v.sum()
+
+    scale = np.float32(0.5)
+    first = winner(pw.put(V, slices[0], P("x")), scale)
+    assert traced == [(8,)]
+    before = len(exported)
+    assert before
+    for where in slices[1:]:
+        value, total = winner(pw.put(V, where, P("x")), scale)
+        assert (value.slice, total.slice) == (where, where)
+        assert np.asarray(value).tobytes() == np.asarray(first[0]).tobytes()
+        assert float(total) == V.sum()
+    assert (traced, len(exported)) == ([(8,)], before)
+    value, _ = winner(pw.put(V, slices[2], P()), scale)
+    assert (value.sharding.spec, traced, len(exported)) == (P(), [(8,)], 2 * before)
+    with pytest.raises(pw.errors.TraceError, match="winner was traced again"):
+        winner(pw.put(V[:4], slices[0], P("x")), scale)
+
+
+def test_operations_outside_of_programs_are_exported_once_for_a_layout(session, exported) -> None:
+    slices = [session.virtual_slice((2,), ("x",)) for _ in range(3)]
+    step = jax.jit(lambda v: jnp.sin(v) + 1)
+    for where in slices:
+        v = pw.put(V, where, P("x"))
+        for found, wanted in ((step(v), np.sin(V) + 1), (v * 3, V * 3)):
+            assert found.slice is where
+            np.testing.assert_allclose(np.asarray(found), wanted, rtol=1e-6)
+    assert len(exported) == 2
+
+
+def test_calls_of_one_jitted_function_keep_their_own_layouts(session, exported) -> None:
+    """Two calls in one program share a jaxpr, and differ in what they ask for."""
+    where = session.virtual_slice((2,), ("x",))
+    double = jax.jit(lambda v: v * 2)
+    split = jax.jit(double, out_shardings=jax.NamedSharding(where.mesh, P("x")))
+    whole = jax.jit(double, out_shardings=jax.NamedSharding(where.mesh, P()))
+    f = pw.program(lambda v: (split(v), whole(v), split(v)))
+    for _ in range(2):
+        found = f(pw.put(V, where, P("x")))
+        assert [one.sharding.spec for one in found] == [P("x"), P(), P("x")]
+
+
+def test_exports_of_a_thread_share_an_mlir_context_for_a_while() -> None:
+    """The code is that of contexts of their own. Another thread has another one, and one is used for some exports."""
+
+    def made(share: bool) -> list[bytes]:
+        with compat.shared_mlir_context() if share else contextlib.nullcontext():
+            return [
+                bytes(jax.export.export(jax.jit(lambda v, k=k: v * k + 1), platforms=("cpu",))(V).serialize())
+                for k in range(4)
+            ]
+
+    blobs = []
+    for share in (False, True, True, False):  # from one line, which the code names
+        blobs.append(made(share))
+        if share:
+            shared, uses = compat._contexts.context, compat._contexts.uses
+    assert blobs[1:] == blobs[:1] * 3
+    assert compat._contexts.uses == uses
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(made, True).result()
+    assert compat._contexts.uses == uses
+    compat._contexts.uses = compat.MAX_CONTEXT_USES
+    made(True)
+    assert compat._contexts.context is not shared
