@@ -266,7 +266,7 @@ class ClientCore:
             buffer.fail(upload.failure)
         else:
             buffer.become_ready()
-        return *_WAKE, *_RELEASE
+        return *(_WAKE_ALL if upload.failure is not None else _WAKE), *_RELEASE
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

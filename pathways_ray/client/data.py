@@ -19,7 +19,7 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.client.array_pieces import Copies, Fetching, FetchPlan
 from pathways_ray.client.buffer import Upload
-from pathways_ray.client.local_reader import LocalReader
+from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, shard_boxes
@@ -208,7 +208,7 @@ class DataLinks:
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-        self.reader.wake()
+        self.reader.wake_all()
 
     def host_changed(self, address: wire.HostAddress) -> None:
         """A host went down (empty address), or came up under a new epoch."""
@@ -316,6 +316,12 @@ class DataLinks:
         along = {number: (next(self._requests), plan, dict[int, Fetching]()) for number, plan in (also or {}).items()}
         asked: list[tuple[_Link, int, Fetching, bool]] = []
         file: SharedFile | None = None
+        sleeper = Sleeper()
+
+        def told() -> None:
+            sleeper.wake()
+            self.reader.wake()
+
         try:
             links = {}
             for host in cover.by_host:
@@ -326,7 +332,7 @@ class DataLinks:
             if shared and self._files.acquire(blocking=False):
                 file = self._new_file(cover.nbytes)
             for host, devices in cover.by_host.items():
-                link, request, fetching = links[host], next(self._requests), Fetching(devices)
+                link, request, fetching = links[host], next(self._requests), Fetching(devices, told)
                 link.fetches[request] = fetching
                 for other, _, received in along.values():
                     received[host] = link.fetches[other] = Fetching(devices)
@@ -336,7 +342,7 @@ class DataLinks:
                     link.outbox.send(question)
                 if link.dead is not None:
                     fetching.failure = link.dead
-            self._wait_for([fetching for _, _, fetching, _ in asked], check)
+            self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, check)
         finally:
             for link, request, fetching, by_local in asked:
                 link.fetches.pop(request, None)
@@ -362,7 +368,7 @@ class DataLinks:
             self._files.release()
             return None
 
-    def _wait_for(self, fetches: list[Fetching], check: Callable[[], None]) -> None:
+    def _wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], None]) -> None:
         """Waits for fetches: one of the threads that wait reads the local sockets for all."""
 
         def is_over() -> bool:
@@ -374,19 +380,7 @@ class DataLinks:
             check()
             return False
 
-        leading = self.reader.leading
-        while not is_over():
-            if leading.acquire(blocking=False):
-                try:
-                    self.reader.lead(is_over, _WAIT_SLICE_S)
-                finally:
-                    leading.release()
-                    with self._changed:  # another one leads
-                        self._changed.notify_all()
-                continue
-            with self._changed:
-                if leading.locked() and not is_over():
-                    self._changed.wait(_WAIT_SLICE_S)
+        self.reader.wait(is_over, sleeper, _WAIT_SLICE_S)
 
     def close(self, why: Failure) -> None:
         """Ends all streams: the session is over, which is what goes wrong with all that was under way."""

@@ -53,7 +53,7 @@ class Fetches:
         """Asks for the shard on device number `place`, without a wait; None where that is not possible, or where a
         fetch would have to wait before it asks."""
         driver = self._driver
-        if self._core.queue or record.failure is not None or not driver.begin_read():
+        if record.failure is not None or not driver.begin_read():
             return None
 
         def answered(value: np.ndarray[Any, Any] | None) -> None:

@@ -1,8 +1,9 @@
 """Reading of the local sockets by the threads that wait: a small value reaches its thread without a change of threads.
 
 One of the threads that wait leads: it reads the sockets of all hosts, for itself and for the others, until it has what
-it waits for; then another one leads. What ends a wait otherwise (a failure, a deletion, an answer over a data stream)
-wakes the leader through a descriptor that it polls as well.
+it waits for; then it wakes another one, which leads. The others sleep, each until its own answer has come: with many
+threads, one that wakes all of them for each answer would be what they wait for. What ends a wait otherwise (a failure,
+a deletion, an answer over a data stream) wakes the leader through a descriptor that it polls as well.
 """
 
 from __future__ import annotations
@@ -20,12 +21,32 @@ from pathways_ray.transport.local_sockets import MAX_MESSAGE_BYTES
 Take = Callable[[bytes], None]
 
 
+class Sleeper:
+    """A thread that waits for its answer while another one reads."""
+
+    __slots__ = ("_lock",)
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def wake(self) -> None:
+        """Ends its sleep, or the next one. Any thread may call this, any number of times."""
+        with contextlib.suppress(RuntimeError):  # it is awake, and knows
+            self._lock.release()
+
+    def sleep(self, limit_s: float) -> None:
+        """Sleeps until it is woken, at most for `limit_s` seconds."""
+        self._lock.acquire(timeout=limit_s)
+
+
 class LocalReader:
     """The local sockets of a session's hosts, of which at most one thread reads."""
 
     def __init__(self) -> None:
         self.leading = threading.Lock()
         self._leader = 0
+        self._asleep: dict[Sleeper, None] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
@@ -51,6 +72,37 @@ class LocalReader:
         """Has the leader look at what it waits for."""
         if self._leader not in (0, threading.get_ident()):
             os.eventfd_write(self._wake, 1)
+
+    def wake_all(self) -> None:
+        """Has all threads look at what they wait for."""
+        for sleeper in list(self._asleep):
+            sleeper.wake()
+        self.wake()
+
+    def wait(self, is_over: Callable[[], object], sleeper: Sleeper, slice_s: float) -> None:
+        """Waits until something is over; who ends it wakes `sleeper` and, with `wake`, the thread that reads.
+
+        Args:
+            slice_s: seconds after which it looks again, whether woken or not.
+        """
+        try:
+            while not is_over():
+                if self.leading.acquire(blocking=False):
+                    try:
+                        self.lead(is_over, slice_s)
+                    finally:
+                        self.leading.release()
+                    continue
+                self._asleep[sleeper] = None
+                # Looked at behind the entry: a leader that goes now finds it there.
+                if self.leading.locked() and not is_over():
+                    sleeper.sleep(slice_s)
+                self._asleep.pop(sleeper, None)
+        finally:
+            self._asleep.pop(sleeper, None)
+            if not self.leading.locked():  # another one leads; who is woken for nothing hands it on here as well
+                with contextlib.suppress(KeyError):
+                    self._asleep.popitem()[0].wake()
 
     def lead(self, is_over: Callable[[], object], limit_s: float) -> None:
         """Reads until something is over, or was woken, or `limit_s` seconds have passed. The caller has `leading`.

@@ -233,9 +233,10 @@ class Session(SessionQuestions, SliceCalls):
             return self._fetches.shard(array._buffer.record, array._type, place)
 
     def _before_fetch(self) -> None:
+        """Hosts answer when the value is there. So nobody waits here for the queue: what is in it may be that of other
+        threads, whose uploads follow each other without end."""
         self._driver.check_not_ended()
-        if self._core.queue:
-            self.flush()
+        self._driver.sweep()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

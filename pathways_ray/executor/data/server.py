@@ -56,6 +56,10 @@ MAX_BACKLOG_PARTS = 8
 MAX_STREAMS = 8
 """Streams of one session. A client has one for each host, and another one while a broken one is given up."""
 
+MAX_AT_ONCE = 16
+"""Fetches of one stream under way beyond which small values are copied by its workers, and no more by the thread that
+dispatches for all tenants. A server with a dozen threads is below it."""
+
 MAX_UNREAD = 1024
 """Messages that wait for a client to read them; then nothing more is read from it."""
 
@@ -320,7 +324,7 @@ class DataServer:
         """
         message = fetching.message
         value: Any = self.store.get(stream.session, message.buffer)
-        few = len(stream.fetches) <= MAX_WORKERS and not message.also
+        few = len(stream.fetches) <= MAX_AT_ONCE and not message.also
         with contextlib.suppress(RuntimeError):  # the stream has ended
             if few and hasattr(value, "is_ready") and self._is_small(value, fetching) and is_computed(value):
                 self._read(stream, fetching)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pathways_ray.client.local_reader import LocalReader
+from pathways_ray.client.local_reader import LocalReader, Sleeper
 
 LIMIT_S = 20.0
 NEVER_S = 3600.0
@@ -21,7 +21,15 @@ class Ends:
         self.reader = LocalReader()
         self.here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.came: list[bytes] = []
-        self.reader.add(self.here, self.came.append)
+        self.answers: dict[bytes, Answer] = {}
+        self.reader.add(self.here, self.take)
+
+    def take(self, message: bytes) -> None:
+        """Takes a message, and wakes who waits for it."""
+        self.came.append(message)
+        if (answer := self.answers.get(message)) is not None:
+            answer.sleeper.wake()
+            self.reader.wake()
 
     def lead(self, count: int) -> threading.Thread:
         """A thread that leads until so many batches have come, or it is woken."""
@@ -102,3 +110,64 @@ def test_a_host_that_hangs_up_is_read_no_more(ends: Ends) -> None:
         ends.reader.add(other, ends.came.append)
         there.send(b"a")
         assert ended(leader)
+
+
+class Answer:
+    """A thread that waits for one message, and how often it looked whether it has come."""
+
+    def __init__(self, ends: Ends, message: bytes) -> None:
+        self.sleeper, self.looks = Sleeper(), 0
+        self._ends, self._message = ends, message
+        ends.answers[message] = self
+        self.thread = threading.Thread(target=self._wait, daemon=True)
+        self.thread.start()
+
+    def _wait(self) -> None:
+        self._ends.reader.wait(self.has_come, self.sleeper, NEVER_S)
+
+    def has_come(self) -> bool:
+        self.looks += 1
+        return self._message in self._ends.came
+
+    def waits(self, leads: bool) -> None:
+        """Returns once it reads for all, or sleeps."""
+        while (self.thread.ident == self._ends.reader._leader) != leads or not (
+            leads or self.sleeper in self._ends.reader._asleep
+        ):
+            assert self.thread.is_alive()
+
+
+def test_an_answer_wakes_nobody_but_the_thread_that_waits_for_it(ends: Ends) -> None:
+    """1. One thread leads, two sleep.
+    2. The answer of one that sleeps ends its wait; the other one does not look.
+    3. The answer of the leader has the other one lead.
+    """
+    first = Answer(ends, b"a")
+    first.waits(leads=True)
+    second, third = Answer(ends, b"b"), Answer(ends, b"c")
+    for one in (second, third):
+        one.waits(leads=False)
+    while third.looks < 2:  # before it sleeps, and behind its entry
+        pass
+    looks = third.looks
+    ends.there.send(b"b")
+    assert ended(second.thread)
+    assert third.looks == looks
+    ends.there.send(b"a")
+    assert ended(first.thread)
+    third.waits(leads=True)
+    ends.there.send(b"c")
+    assert ended(third.thread)
+
+
+def test_all_who_wait_look_when_something_else_has_happened(ends: Ends) -> None:
+    """A failure ends two waits; a thread that goes on is left to read."""
+    waits = [Answer(ends, message) for message in (b"a", b"b", b"c")]
+    for one in waits:
+        while one.looks < 2:
+            pass
+    ends.came += [b"a", b"b"]
+    ends.reader.wake_all()
+    assert all(ended(one.thread) for one in waits[:2])
+    ends.there.send(b"c")
+    assert ended(waits[2].thread)
