@@ -5,6 +5,10 @@ islands of their own; the result of a stage is transferred to the next. Two runt
 but for `dispatch="parallel"` and `dispatch="sequential"`: the first has all hosts prepare their stages at once, the
 second starts a stage's host work when the stage before is enqueued.
 
+On few cores all hosts share them, so their work cannot overlap whatever the dispatch. Hence a third way: each stage
+also takes what its host has prepared for it, a host function (`pw.host`) that needs no value of another stage and waits
+for `--host-work-ms` without a core, as for a disk, a service or a core of the host's own.
+
 Run it with `python -m benchmarks.pipeline --json pipeline.json --figure pipeline.png`.
 """
 
@@ -24,12 +28,14 @@ from benchmarks.printing import Table, shows
 from benchmarks.workers import Worker
 
 DISPATCH = ("parallel", "sequential")
-MODES = ("waiting", "flowing")
+MODES = ("waiting", "flowing", "with host work")
+WORKING = MODES[2]
 
 MEASURED = (
     "A program of S stages, each `v + 1` on float32 ({elements},) on one CPU device of another host{where}. "
     "waiting: each call is waited for before the next. flowing: {programs} calls are issued and the last one is waited "
-    "for. {repetitions} rounds after one warm-up, both runtimes alive and measured in turn."
+    "for. with host work: each call is waited for, and each stage adds what a host function gave that waited for "
+    "{host_work_ms:g} ms. {repetitions} rounds after one warm-up, both runtimes alive and measured in turn."
 )
 
 
@@ -38,6 +44,7 @@ class Settings:
     stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
     programs: int = 100
     repetitions: int = option(7, "rounds")
+    host_work_ms: float = option(1.0, "that the host of a stage waits for what it prepares")
     elements: int = option(256, "of the array that a stage passes to the next")
     islands: bool = option(False, "each stage on an island of its own")
 
@@ -56,36 +63,43 @@ class Case(NamedTuple):
 class Runtime:
     """One runtime in a process of its own, with a program for each number of stages."""
 
-    def __init__(self, dispatch: str, stages: Sequence[int], elements: int, islands: bool) -> None:
+    def __init__(self, dispatch: str, stages: Sequence[int], elements: int, islands: bool, host_work_ms: float) -> None:
+        import jax
+
         import pathways_ray as pw
 
         hosts = max(stages)
         count, each = (hosts, 1) if islands else (1, hosts)
         self._stack = contextlib.ExitStack()
-        self._stack.enter_context(pw.init(islands=count, hosts_per_island=each, dispatch=dispatch, fusion=False))
+        self._stack.enter_context(
+            pw.init(islands=count, hosts_per_island=each, dispatch=dispatch, fusion=False, coalesce=False)
+        )
         places = [pw.virtual_slice((1,), island=k if islands else 0) for k in range(hosts)]
         if len({place.devices for place in places}) < hosts:
             raise AssertionError(f"stages share devices: {[place.devices for place in places]}")
         steps = [pw.compiled(lambda v: v + 1, slice=place) for place in places]
+        joins = [pw.compiled(lambda v, batch: v + batch, slice=place) for place in places]
+        batch = jax.ShapeDtypeStruct((elements,), np.float32)
+        loads = [pw.host(_prepared(host_work_ms, elements), slice=place, result=batch) for place in places]
 
-        def pipeline(count: int) -> Any:
+        def pipeline(count: int, working: bool) -> Any:
             def call(v: Any) -> Any:
-                for step in steps[:count]:
-                    v = step(v)
+                for step, join, load in zip(steps[:count], joins, loads, strict=False):
+                    v = join(v, load()) if working else step(v)
                 return v
 
             return pw.program(call, name=f"stages{count}")
 
-        self._programs = {count: pipeline(count) for count in stages}
+        self._programs = {(count, working): pipeline(count, working) for count in stages for working in (False, True)}
         self._start = pw.put(np.zeros(elements, np.float32), slice=steps[0].slice)
 
     def seconds(self, mode: str, stages: int, calls: int) -> float:
         """The time of these calls, the last of which must have the right value."""
-        program = self._programs[stages]
+        program = self._programs[stages, mode == WORKING]
         begun = time.perf_counter()
         for _ in range(calls):
             v = program(self._start)
-            if mode == "waiting":
+            if mode != "flowing":
                 v.block_until_ready()
         v.block_until_ready()
         seconds = time.perf_counter() - begun
@@ -98,13 +112,24 @@ class Runtime:
         self._stack.close()
 
 
+def _prepared(host_work_ms: float, elements: int) -> Any:
+    """A host function that waits, and gives ones."""
+
+    def prepare() -> Any:
+        time.sleep(host_work_ms / 1000)
+        return np.ones(elements, np.float32)
+
+    return prepare
+
+
 def run(settings: Settings, progress: Progress) -> Result:
     stages, programs = settings.stages, settings.programs
     with contextlib.ExitStack() as stack:
         runtimes: dict[str, Worker] = {}
         for dispatch in DISPATCH:
             # Not a daemon: it starts processes itself.
-            runtimes[dispatch] = Worker(Runtime, dispatch, stages, settings.elements, settings.islands, daemon=False)
+            arguments = (dispatch, stages, settings.elements, settings.islands, settings.host_work_ms)
+            runtimes[dispatch] = Worker(Runtime, *arguments, daemon=False)
             stack.callback(runtimes[dispatch].close, 30)
         for runtime in runtimes.values():
             runtime.answer()
@@ -126,7 +151,7 @@ def run(settings: Settings, progress: Progress) -> Result:
         for mode in MODES
         for count in stages
     ]
-    shown = {"elements": settings.elements, "programs": programs, "repetitions": settings.repetitions}
+    shown = {name: getattr(settings, name) for name in ("elements", "programs", "repetitions", "host_work_ms")}
     return {
         "measured": MEASURED.format(**shown, where=", each an island" if settings.islands else " of one island"),
         "rows": rows,

@@ -26,6 +26,9 @@ class Entry:
 
 BENCHMARKS = {
     "startup": Entry("startup", "From nothing to the first result", usual=True),
+    "compiling": Entry("compiling", "First calls, and the same again"),
+    "serving": Entry("serving", "One model, called by many threads and processes"),
+    "loops": Entry("loops", "Loops of several programs"),
     "dispatch": Entry("dispatch", "Dispatch of small computations (Figure 5 of the paper)", usual=True),
     "memory": Entry("memory", "What a launch leaves behind", usual=True),
     "hotpath": Entry("hotpath", "Where the time of a launch goes"),

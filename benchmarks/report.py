@@ -4,7 +4,8 @@ Reads the JSON results of any benchmark here. An unknown result gets its tables 
 records become tables, `ratios` and `figures` points beside their aims (`benchmarks.aims`). The page is one file:
 pictures are in it, and no script.
 
-Run it with `python -m benchmarks.report results/*.json --html report.html`.
+Run it with `python -m benchmarks.report results/*.json --html report.html`. `--readme README.md` writes the figures
+into README's table as well (`benchmarks.readme_table`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks import measure, registry
+from benchmarks import measure, readme_table, registry
 from benchmarks.aims import AIMS, Aim, aim_of
 from benchmarks.printing import text_of
 
@@ -315,12 +316,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("results", type=Path, nargs="*", help="JSON files (default: all in results/)")
     parser.add_argument("--html", type=Path, default=Path("report.html"), help="default: %(default)s")
+    parser.add_argument("--readme", type=Path, help="write the figures into the table of this file as well")
     options = parser.parse_args(arguments)
     files = options.results or sorted(Path("results").glob("*.json"))
     if not files:
         parser.error("no results: give JSON files, or run benchmarks with --json results/NAME.json")
     results = [read(path) for path in files]
     options.html.write_text(build(results, datetime.now(UTC)), encoding="utf-8")
+    if options.readme is not None:
+        found = [(result.benchmark, result.figures()) for result in results]
+        text, lines = readme_table.updated(options.readme.read_text(encoding="utf-8"), found)
+        options.readme.write_text(text, encoding="utf-8")
+        print(f"{options.readme}: {lines} lines of its table are of these results")
     missed = sum(one.verdict == "missed" for result in results for one in result.figures())
     print(f"{options.html}: {len(results)} results, {missed} figures miss their aim")
     return 0

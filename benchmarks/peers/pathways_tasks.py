@@ -8,7 +8,8 @@
 A program holds STEPS rows; longer graphs are calls of it, one after the other, each with the last row of the call
 before. The number of iterations is an argument, so that another duration needs no compilation.
 
-`--no-fusion`: no node is fused with another, so each row is a launch of its own on the devices.
+`--no-fusion`: no node is fused with another and each call is a message, so each row is a launch of its own on the
+devices.
 """
 
 import contextlib
@@ -155,7 +156,7 @@ class PathwaysTasks(XlaTasks):
         import pathways_ray as pw
 
         self._pw, self._stack = pw, contextlib.ExitStack()
-        started = pw.init(hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion)
+        started = pw.init(hosts_per_island=hosts, devices_per_host=devices, fusion=self._fusion, coalesce=self._fusion)
         self._stack.enter_context(started)
         self._gang = self._stack.enter_context(pw.virtual_slice((WIDTH,), ("x",)))
         self._places = [self._stack.enter_context(pw.virtual_slice((1,), ("x",))) for _ in range(WIDTH)]

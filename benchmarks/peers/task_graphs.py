@@ -6,8 +6,8 @@ before, works for a number of iterations, and returns one value:
     value(t, p) = (1 + p + sum over k of (k + 1) * input k) mod MODULUS
 
 so that one edge too many, too few, or in the wrong place shows in the last row. All of it is exact in float32. The row
-before the first holds START everywhere. Patterns are Task Bench's: `trivial`, `stencil_1d`, `tree`, `fft`, `spread`
-with radix 3. Of the tree the first rows are left out, which are narrower than the others.
+before the first holds START everywhere. Patterns are Task Bench's: `trivial`, `no_comm`, `stencil_1d`, `tree`, `fft`,
+`spread` with radix 3. Of the tree the first rows are left out, which are narrower than the others.
 """
 
 import math
@@ -17,7 +17,7 @@ START = 1.0
 MODULUS = 1021
 RADIX = 3  # of `spread`: as many inputs as `stencil` has, but from far away
 PERIOD = math.ceil(WIDTH / RADIX)  # of `spread`: the most that keeps its inputs apart
-PATTERNS = ("trivial", "stencil", "tree", "fft", "spread")
+PATTERNS = ("trivial", "no_comm", "stencil", "tree", "fft", "spread")
 STEPS = 64  # rows of a graph that is described to a system at once; a multiple of every period
 
 KERNEL = 64
@@ -37,7 +37,9 @@ def dependencies(pattern: str, row: int, point: int) -> list[int]:
     which = row % period(pattern)
     if pattern == "trivial":
         return []
-    if pattern == "stencil":
+    if pattern == "no_comm":
+        found = [point]
+    elif pattern == "stencil":
         found = [point - 1, point, point + 1]
     elif pattern == "tree":
         found = [point // 2]

@@ -192,7 +192,7 @@ def start(devices: int, clients: int, jax: Worker, steps: Mapping[float, int], f
         file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "tenants.json"
         file.write_text(json.dumps({"tenants": table}))
         session = stack.enter_context(
-            pw.init(devices_per_host=devices, policy="share", tenants=str(file), fusion=fusion)
+            pw.init(devices_per_host=devices, policy="share", tenants=str(file), fusion=fusion, coalesce=fusion)
         )
         processes = []
         for k in range(clients):

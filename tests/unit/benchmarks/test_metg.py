@@ -17,6 +17,7 @@ from benchmarks.peers.task_graphs import PATTERNS, WIDTH
 # From Task Bench's core, for 4 columns: for each row of a period, for each task, its inputs.
 EDGES: dict[str, list[list[list[int]]]] = {
     "trivial": [[[], [], [], []]],
+    "no_comm": [[[0], [1], [2], [3]]],
     "stencil": [[[0, 1], [0, 1, 2], [1, 2, 3], [2, 3]]],
     "tree": [[[0], [0], [1], [1]]],
     "fft": [[[0, 2], [1, 3], [0, 2], [1, 3]], [[0, 1], [0, 1, 2], [1, 2, 3], [2, 3]]],

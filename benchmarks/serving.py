@@ -1,0 +1,219 @@
+"""Requests a second of one model that several threads or processes call, beside `jax.jit` in one process.
+
+The model is three dense layers with weights that were placed once. A request is a NumPy batch of 1 to 32 rows, padded
+to the next of six sizes (`pw.padded`; for JAX the same padding); its caller waits for the result as NumPy, looks at it,
+and makes the next. Callers are threads of one client, or clients in processes of their own, each with one thread. JAX
+has as many threads, in one process.
+
+Run it with `python -m benchmarks.serving --json serving.json`; it takes about two minutes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks import measure
+from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.printing import Table, shows
+from benchmarks.workers import Worker, answers, ask_all
+
+SIZES = (1, 2, 4, 8, 16, 32)
+BATCHES = 64
+TOLERANCE = 1e-3
+"""Of a value against NumPy's, which adds in another order."""
+
+LIMIT_S = 180.0
+
+MEASURED = (
+    "Batches of 1 to 32 rows, padded to the next of {sizes}, through dense layers of {layers} on one device of one "
+    "host; each caller waits for a result before its next request. {seconds:g} s each, {rounds} rounds after one to "
+    "warm up, all systems alive and measured in turn; ratios are taken round by round."
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    threads: tuple[int, ...] = option((1, 8), "callers in one client")
+    processes: tuple[int, ...] = option((4,), "callers that are clients of their own")
+    layers: tuple[int, ...] = option((256, 512, 256, 10), "widths of the model")
+    seconds: float = option(1.5, "of one measurement")
+    rounds: int = option(5)
+
+
+SMOKE = Settings(threads=(2,), processes=(2,), seconds=0.1, rounds=1)
+
+Predict = Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+
+
+def weights(layers: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+    """The same for all systems: (inputs, outputs) of each layer, float32."""
+    random = np.random.default_rng(0)
+    pairs = itertools.pairwise(layers)
+    return [(random.standard_normal(shape) / shape[0] ** 0.5).astype(np.float32) for shape in pairs]
+
+
+def batches(width: int) -> list[np.ndarray[Any, Any]]:
+    """Batches of 1 to 32 rows, the same for all systems."""
+    random = np.random.default_rng(1)
+    return [
+        random.standard_normal((int(random.integers(1, max(SIZES) + 1)), width)).astype(np.float32)
+        for _ in range(BATCHES)
+    ]
+
+
+def model(layers: Any, rows: Any) -> Any:
+    """(batch, inputs) -> (batch, outputs); for JAX and for NumPy."""
+    *hidden, last = layers
+    for layer in hidden:
+        rows = rows @ layer
+        rows = rows * (rows > 0)
+    return rows @ last
+
+
+class Load:
+    """Callers of a model, in threads of this process."""
+
+    def __init__(self, predict: Predict, layers: Sequence[int]) -> None:
+        self._predict = predict
+        self._batches = batches(layers[0])
+        self._expected = []
+        for rows in self._batches:
+            found = predict(rows)
+            np.testing.assert_allclose(found, model(weights(layers), rows), rtol=TOLERANCE, atol=TOLERANCE)
+            self._expected.append(found)
+
+    def latencies(self, threads: int, seconds: float) -> list[float]:
+        """Seconds of each request that these threads made in this time."""
+        found: list[list[float]] = [[] for _ in range(threads)]
+        errors: list[BaseException] = []
+        ready = threading.Barrier(threads)
+
+        def call(number: int) -> None:
+            try:
+                ready.wait(LIMIT_S)
+                end = time.perf_counter() + seconds
+                for turn in itertools.count(number * BATCHES // threads):
+                    begun = time.perf_counter()
+                    if begun > end:
+                        return
+                    value = self._predict(self._batches[turn % BATCHES])
+                    found[number].append(time.perf_counter() - begun)
+                    if not np.array_equal(value, self._expected[turn % BATCHES]):
+                        raise AssertionError(f"batch {turn % BATCHES} came to {value}")
+            except BaseException as error:
+                errors.append(error)
+
+        callers = [threading.Thread(target=call, args=(number,)) for number in range(threads)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+        if errors:
+            raise errors[0]
+        return [one for ones in found for one in ones]
+
+
+class Client:
+    """A client of the cluster, with a load of its own."""
+
+    def __init__(self, url: str, token: str, layers: Sequence[int]) -> None:
+        import pathways_ray as pw
+
+        self._session = pw.connect(url, token)
+        where = self._session.virtual_slice((1,), ("x",))
+        placed = pw.put(weights(layers), where)
+        serve = pw.padded(pw.compiled(model, slice=where), sizes=SIZES, in_axes=(None, 0))
+        pw.warmup(serve, (placed, np.zeros((1, layers[0]), np.float32)))
+        self._load = Load(lambda rows: serve(placed, rows), layers)
+        self.latencies = self._load.latencies
+
+    def close(self) -> None:
+        self._session.close()
+
+
+class Jax:
+    """`jax.jit` on one device of this process, with the same load."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        import jax
+
+        placed = jax.device_put(weights(layers))
+        jitted = jax.jit(model)
+
+        def predict(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            count = len(rows)
+            size = next(size for size in SIZES if size >= count)
+            return np.asarray(jitted(placed, np.pad(rows, ((0, size - count), (0, 0)))))[:count]
+
+        self.latencies = Load(predict, layers).latencies
+
+
+def run(settings: Settings, progress: Progress) -> Result:
+    """Measures on a cluster of its own."""
+    import pathways_ray as pw
+
+    cases = [("threads", n) for n in settings.threads] + [("processes", n) for n in settings.processes]
+    with contextlib.ExitStack() as stack:
+        session = stack.enter_context(pw.init(devices_per_host=1))
+        several = max(settings.processes, default=1)
+        clients = [Worker(Client, session.url, session.token, settings.layers) for _ in range(max(several, 1))]
+        jax = Worker(Jax, settings.layers)
+        for worker in (*clients, jax):
+            stack.callback(worker.close, 30)
+        progress.say(f"{len(clients)} clients and JAX: starting")
+        answers([*clients, jax], LIMIT_S)
+
+        def latencies(case: tuple[str, str, int]) -> list[float]:
+            system, callers, count = case
+            if system == "jax":
+                return list(jax.ask("latencies", count, settings.seconds))
+            if callers == "threads":
+                return list(clients[0].ask("latencies", count, settings.seconds))
+            each = ask_all(clients[:count], "latencies", 1, settings.seconds, limit_s=LIMIT_S)
+            return [one for ones in each for one in ones]
+
+        every = [(system, *case) for case in cases for system in ("pathways", "jax")]
+        samples = measure.interleaved(every, latencies, settings.rounds)
+    rates = {case: [len(one) / settings.seconds for one in ones] for case, ones in samples.items()}
+    last = {case: [1e3 * measure.p99(one) for one in ones] for case, ones in samples.items()}
+    return {
+        "measured": MEASURED.format(
+            sizes=SIZES, layers=settings.layers, seconds=settings.seconds, rounds=settings.rounds
+        ),
+        "rows": [
+            {
+                "system": case[0],
+                "callers": f"{case[2]} {case[1]}",
+                "requests_per_second": measure.spread(rates[case]),
+                "p50_ms": measure.spread([1e3 * statistics.median(one) for one in ones]),
+                "p99_ms": measure.spread(last[case]),
+            }
+            for case, ones in samples.items()
+        ],
+        "ratios": [
+            {"name": f"{what} / jax.jit in one process, {count} {callers}"}
+            | measure.paired_ratios(of["pathways", callers, count], of["jax", callers, count])
+            for callers, count in cases
+            for what, of in (("requests a second", rates), ("p99 of a request", last))
+        ],
+    }
+
+
+show = shows(
+    Table("requests", "rows", "system", "callers", "requests_per_second", "p50_ms:.2f", "p99_ms:.2f"),
+    Table("ratios, round by round", "ratios", "name", ".:.2f"),
+)
+
+BENCHMARK = Benchmark("serving", __doc__, Settings, SMOKE, run, show)
+
+if __name__ == "__main__":
+    raise SystemExit(BENCHMARK.main())
