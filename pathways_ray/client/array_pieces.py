@@ -39,8 +39,8 @@ class Fetching:
 
 
 class FetchPlan:
-    """Shards that make up what is fetched: their boxes, devices, and the requests to each host. `whole` says that they
-    are all of an array."""
+    """Shards that make up what is fetched, an array or one of its shards: their boxes, devices, and the requests to
+    each host."""
 
     @classmethod
     def of_array(cls, kind: ArrayType, spec: Spec, placed: PlacedSlice) -> FetchPlan:
@@ -48,18 +48,17 @@ class FetchPlan:
         ordinals: dict[Box, int] = {}
         for ordinal, box in enumerate(shard_boxes(kind, spec, placed.mesh)):
             ordinals.setdefault(box, ordinal)
-        return cls(kind, [(box, placed.devices[ordinal]) for box, ordinal in ordinals.items()], whole=True)
+        return cls(kind, [(box, placed.devices[ordinal]) for box, ordinal in ordinals.items()])
 
     @classmethod
     def of_shard(cls, kind: ArrayType, spec: Spec, placed: PlacedSlice, place: int) -> FetchPlan:
         """One shard, on device number `place`."""
         shape = shard_shape(kind, spec, placed.mesh)
         box = tuple((0, size) for size in shape)
-        return cls(ArrayType(shape, kind.dtype), [(box, placed.devices[place])], whole=False)
+        return cls(ArrayType(shape, kind.dtype), [(box, placed.devices[place])])
 
-    def __init__(self, kind: ArrayType, shards: list[tuple[Box, Device]], whole: bool) -> None:
+    def __init__(self, kind: ArrayType, shards: list[tuple[Box, Device]]) -> None:
         self.shape, self.dtype, self.shards = kind.shape, dtype_named(kind.dtype), shards
-        self.whole = whole
         by_host: dict[int, list[int]] = {}
         for _, device in self.shards:
             by_host.setdefault(device.host, []).append(device.index)

@@ -305,13 +305,15 @@ class DataLinks:
         check: Callable[[], None],
         also: Mapping[int, FetchPlan] | None = None,
         early: dict[int, np.ndarray[Any, Any]] | None = None,
+        into: SharedFile | None = None,
     ) -> np.ndarray[Any, Any]:
-        """The whole array as NumPy.
+        """An array, or a shard of one, as NumPy.
 
         Args:
             check: raises when there is no more point in waiting.
             also: further buffers, on the same devices, which may come along.
             early: takes those that did.
+            into: a file in memory of its size, which has it afterwards.
         """
         along = {number: (next(self._requests), plan, dict[int, Fetching]()) for number, plan in (also or {}).items()}
         asked: list[tuple[_Link, int, Fetching, bool]] = []
@@ -327,10 +329,8 @@ class DataLinks:
             for host in cover.by_host:
                 check()
                 links[host] = self._link(host)
-            # A file takes a whole array: of a lone shard the host does not know that it is all that was asked for.
-            shared = cover.whole and all(link.takes_files(cover.nbytes) for link in links.values())
-            if shared and self._files.acquire(blocking=False):
-                file = self._new_file(cover.nbytes)
+            shared = all(link.takes_files(cover.nbytes) for link in links.values())
+            file = into or (self._new_file(cover.nbytes) if shared else None)
             for host, devices in cover.by_host.items():
                 link, request, fetching = links[host], next(self._requests), Fetching(devices, told)
                 link.fetches[request] = fetching
@@ -338,7 +338,7 @@ class DataLinks:
                     received[host] = link.fetches[other] = Fetching(devices)
                 question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
                 asked.append((link, request, fetching, link.is_local))
-                if not (link.is_local and link.send_local(question, file)):
+                if not (link.is_local and link.send_local(question, file if shared else None)):
                     link.outbox.send(question)
                 if link.dead is not None:
                     fetching.failure = link.dead
@@ -353,7 +353,7 @@ class DataLinks:
                 # By the way that the question took: it must not be overtaken.
                 if not (by_local and link.send_local(wire.CancelFetch(request))):
                     link.outbox.send(wire.CancelFetch(request))
-            if file is not None:
+            if file is not None and into is None:
                 self._files.release()
         for number, (_, plan, received) in along.items():
             if early is not None and not any(fetching.missing for fetching in received.values()):
@@ -362,11 +362,11 @@ class DataLinks:
 
     def _new_file(self, size: int) -> SharedFile | None:
         """A file in memory, as one of `MAX_FILES`."""
-        try:
-            return SharedFile.create(size)
-        except OSError:
+        if self._files.acquire(blocking=False):
+            with contextlib.suppress(OSError):
+                return SharedFile.create(size)
             self._files.release()
-            return None
+        return None
 
     def _wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], None]) -> None:
         """Waits for fetches: one of the threads that wait reads the local sockets for all."""

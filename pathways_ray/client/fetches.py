@@ -15,6 +15,7 @@ from pathways_ray.client.driver import Driver
 from pathways_ray.client.questions import Done, Question, ask
 from pathways_ray.client.siblings import Results
 from pathways_ray.errors import PathwaysError, from_failure
+from pathways_ray.transport.shared_memory import SharedFile
 
 CAUSE_LIMIT_S = 10.0
 """A fetch that failed waits this long for the controller to name the cause."""
@@ -45,9 +46,11 @@ class Fetches:
                     siblings.forget(number)
         return found
 
-    def shard(self, record: BufferRecord, kind: ArgumentType, place: int) -> np.ndarray[Any, Any]:
-        """The shard of an array on device number `place` of its slice."""
-        return self._fetch(record, _plan_of_shard(kind, place))
+    def shard(
+        self, record: BufferRecord, kind: ArgumentType, place: int, into: SharedFile | None = None
+    ) -> np.ndarray[Any, Any]:
+        """The shard of an array on device number `place` of its slice; a file in memory of its size may take it."""
+        return self._fetch(record, _plan_of_shard(kind, place), None, None, into)
 
     def ask_for_shard(self, record: BufferRecord, kind: ArgumentType, place: int, done: Done) -> Question | None:
         """Asks for the shard on device number `place`, without a wait; None where that is not possible, or where a
@@ -96,7 +99,7 @@ class Fetches:
 
 
 def _plan_of_shard(kind: ArgumentType, place: int) -> FetchPlan:
-    """The way in which a shard is fetched; an only one is the array, and may come in a file."""
+    """The way in which a shard is fetched; an only one is the array."""
     assert kind.slice is not None
     placed = kind.slice.placed
     return _plan_of(kind) if len(placed.devices) == 1 else FetchPlan.of_shard(kind.array, kind.spec, placed, place)

@@ -43,6 +43,7 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.shared_memory import SharedFile
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
@@ -226,11 +227,11 @@ class Session(SessionQuestions, SliceCalls):
         with self.lasting(array._buffer.record), self._driver.reading():
             return self._fetches.value(array._buffer.record, array._type)
 
-    def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
-        """The shard of an array on device number `place` of its slice."""
+    def fetch_shard(self, array: Array, place: int, into: SharedFile | None = None) -> np.ndarray[Any, Any]:
+        """The shard of an array on device number `place` of its slice; a file in memory of its size may take it."""
         self._before_fetch()
         with self._driver.reading():
-            return self._fetches.shard(array._buffer.record, array._type, place)
+            return self._fetches.shard(array._buffer.record, array._type, place, into)
 
     def _before_fetch(self) -> None:
         """Hosts answer when the value is there. So nobody waits here for the queue: what is in it may be that of other

@@ -17,7 +17,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -61,6 +61,13 @@ def received(connection: socket.socket) -> tuple[bytes, SharedFile | None]:
     return data, found[0] if found else None
 
 
+def _with(file: SharedFile | None) -> list[tuple[int, int, Any]]:
+    """The ancillary data by which a message takes a file along."""
+    if file is None:
+        return []
+    return [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.descriptor]))]
+
+
 class LocalServer(Generic[Owner]):
     """The host's end, on its event loop.
 
@@ -100,13 +107,13 @@ class LocalServer(Generic[Owner]):
         for connection in [connection for connection, other in self._open.items() if other is owner]:
             self._end(connection)
 
-    def send(self, connection: socket.socket, data: bytes) -> bool:
-        """Sends a message at once, from any thread; False where that cannot be."""
+    def send(self, connection: socket.socket, data: bytes, file: SharedFile | None = None) -> bool:
+        """Sends a message, and a file, at once, from any thread; False where that cannot be."""
         with self._sending:  # lest the number of a connection that is closed meanwhile is another one's
             if connection not in self._open:
                 return False
             try:
-                connection.send(data, socket.MSG_DONTWAIT)
+                connection.sendmsg([data], _with(file), socket.MSG_DONTWAIT)
             except OSError:
                 return False
         return True
@@ -191,12 +198,9 @@ class LocalSocket:
         """Sends a message and a file; False where that cannot be, and the message has not been sent."""
         if len(message) > MAX_MESSAGE_BYTES:
             return False
-        others = []
-        if file is not None:
-            others = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [file.descriptor]))]
         try:
             with self._sending:
-                self.connection.sendmsg([message], others)
+                self.connection.sendmsg([message], _with(file))
         except OSError:  # also when the host has taken nothing for some time
             return False
         return True

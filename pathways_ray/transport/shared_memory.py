@@ -87,6 +87,11 @@ class SharedFile:
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self.descriptor)
 
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return os.fstat(self.descriptor).st_size
+
     def check(self, size: int) -> None:
         """Raises `WireError` unless this is a file in memory whose size is `size`, and stays so."""
         status = os.fstat(self.descriptor)

@@ -56,13 +56,19 @@ class ShardReader:
         return parts
 
     def write(self, value: Any, devices: Sequence[int], file: SharedFile) -> bool:
-        """Writes shards to their places in a file that has room for the whole array; False where the system has not."""
-        file.check(math.prod(value.shape) * value.dtype.itemsize)
-        for device in devices:
-            index, data = self._shard(value, device)
-            box = tuple(place.indices(size)[:2] for place, size in zip(index, value.shape, strict=True))
+        """Writes shards to their places in a file that has room for the whole array, or a lone one to a file of its
+        size; False where the system has no room."""
+        shards = [self._shard(value, device) for device in devices]
+        if len(shards) == 1 and file.size == shards[0][1].nbytes:
+            shards = [((slice(None),) * value.ndim, shards[0][1])]
+            shape = shards[0][1].shape
+        else:
+            shape = value.shape
+        file.check(math.prod(shape) * value.dtype.itemsize)
+        for index, data in shards:
+            box = tuple(place.indices(size)[:2] for place, size in zip(index, shape, strict=True))
             try:
-                file.write_box(data, box, value.shape)
+                file.write_box(data, box, shape)
             except OSError:
                 return False
         return True

@@ -649,3 +649,15 @@ def test_many_threads_get_their_small_values_by_one_local_socket(host: Host, dat
         if number != 7:
             np.testing.assert_array_equal(one.result, SMALL + number)
     assert host.store.waiting() == 0
+
+
+def test_a_lone_shard_comes_in_a_file_as_an_array_does(host: Host, data: DataLinks) -> None:
+    """Into a file of the caller's, and, by a stream of another machine, in parts to the same file."""
+    plan = FetchPlan.of_shard(LARGE_KIND, (("x",),), PLACED, 0)
+    host.put(1, LARGE)
+    for local in (True, False):
+        data._link(0).takes_files = lambda size, local=local: local  # type: ignore[method-assign, misc]
+        into = SharedFile.create(LARGE.nbytes)
+        found = data.fetch(1, plan, lambda: None, None, None, into)
+        np.testing.assert_array_equal(found, LARGE)
+        np.testing.assert_array_equal(into.bytes(LARGE.nbytes).view(LARGE.dtype), LARGE.reshape(-1))
