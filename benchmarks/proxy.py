@@ -1,6 +1,7 @@
 """Unmodified JAX through a proxy, beside plain JAX in one process and beside this runtime's own client.
 
-All three have one CPU device of their own, are alive at the same time and take turns, kind by kind:
+All three have one CPU device of their own, are alive at the same time and take turns, kind by kind. Then the native
+client takes turns with the floor: JAX at a proxy with nothing behind it, which answers at once.
 
     work      calls of some milliseconds each, on the result of the one before, none waited for
     chain     the same with an addition of 1: what a call costs on the road
@@ -15,8 +16,12 @@ Run it with `python -m benchmarks run proxy --json proxy.json`; it takes about t
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -86,6 +91,10 @@ class Jax:
         took = [self._work(8) for _ in range(3)]
         return max(1, round(STEPS * milliseconds / 1e3 / min(took)))
 
+    def expected(self, value: float) -> float:
+        """The value that has to come where plain JAX has this one."""
+        return value
+
     def set_steps(self, steps: int) -> None:
         self.steps = self.placed(self.np.int32(steps))
         self._work(2)
@@ -112,7 +121,7 @@ class Jax:
                 took.append(time.perf_counter())
         found = float(value)
         ended = time.perf_counter()
-        if found != calls:
+        if found != self.expected(calls):
             raise AssertionError(f"after {calls} calls the value is {found}")
         if kind == "chain":
             return (ended - begun) / calls
@@ -124,7 +133,7 @@ class Jax:
         put = time.perf_counter()
         back = self.np.asarray(value)
         got = time.perf_counter()
-        if back[-1] != self.bytes[-1]:
+        if back[-1] != self.expected(self.bytes[-1]):
             raise AssertionError(f"the array came back with {back[-1]}")
         return put - begun if kind == "put" else got - put
 
@@ -146,6 +155,13 @@ class Native(Jax):
         return self.pw.compiled(function, slice=self.where)
 
 
+class Floor(Jax):
+    """The same where nothing is computed."""
+
+    def expected(self, value: float) -> float:
+        return 0.0
+
+
 class Case(NamedTuple):
     system: str
     kind: str
@@ -155,8 +171,26 @@ SYSTEMS = ("plain", "proxy", "native")
 
 
 @contextlib.contextmanager
+def floor(megabytes: int) -> Iterator[Worker]:
+    """JAX at a proxy with nothing behind it."""
+    with tempfile.TemporaryDirectory(prefix="floor-", dir="/tmp") as folder:
+        command = [sys.executable, "-m", "benchmarks.proxy_floor", f"{folder}/s"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdin is not None
+            assert server.stdout is not None
+            with patch.dict(os.environ, json.loads(server.stdout.readline())):
+                worker = Worker(Floor, megabytes)
+            try:
+                answers([worker])
+                yield worker
+            finally:
+                worker.close(10)
+                server.stdin.close()
+
+
+@contextlib.contextmanager
 def systems(megabytes: int) -> Iterator[tuple[dict[str, Worker], psutil.Process]]:
-    """The three systems, and the process of the proxy."""
+    """The systems, and the process of the proxy."""
     import pathways_ray as pw
 
     plain = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "1"}
@@ -195,26 +229,37 @@ def run(settings: Settings, progress: Progress) -> Result:
         server.cpu_percent(None)
         time.sleep(settings.idle_s)
         idle = server.cpu_percent(None) / 100
+        with floor(settings.megabytes) as found["floor"]:
+            of_floor = [Case(system, kind) for kind in KINDS if kind != "work" for system in ("floor", "native")]
+            beside = measure.interleaved(of_floor, seconds, settings.rounds)
     scale = {"ms": 1e3, "us": 1e6}
+    samples |= {case: found for case, found in beside.items() if case.system == "floor"}
     rows = [
         dict[str, Any](kind=kind, unit=unit)
-        | {system: measure.spread([scale[unit] * one for one in samples[Case(system, kind)]]) for system in SYSTEMS}
+        | {
+            system: measure.spread([scale[unit] * one for one in samples[Case(system, kind)]])
+            for system in (*SYSTEMS, "floor")
+            if Case(system, kind) in samples
+        }
         for kind, unit in KINDS.items()
     ]
     chain = next(row for row in rows if row["kind"] == "chain")
+
+    def of(over: str, under: str, kind: str, rounds: Any = samples) -> tuple[Sequence[float], Sequence[float]]:
+        return rounds[Case(over, kind)], rounds[Case(under, kind)]
+
     return {
         "measured": " ".join(" ".join(__doc__.split("\n\n")[1:4]).split()),
         "rows": rows,
         "ratios": [
-            ratio("proxy / plain JAX, rate, work", samples[Case("plain", "work")], samples[Case("proxy", "work")]),
-            ratio("proxy / native client, time, blocking", *(samples[Case(s, "blocking")] for s in SYSTEMS[1:])),
-            *(
-                ratio(f"proxy / native client, rate, {kind}", *(samples[Case(s, kind)] for s in reversed(SYSTEMS[1:])))
-                for kind in ("put", "get")
-            ),
+            ratio("proxy / plain JAX, rate, work", *of("plain", "proxy", "work")),
+            ratio("proxy / native client, time, blocking", *of("proxy", "native", "blocking")),
+            ratio("floor / native client, time, blocking", *of("floor", "native", "blocking", beside)),
+            *(ratio(f"proxy / native client, rate, {kind}", *of("native", "proxy", kind)) for kind in ("put", "get")),
         ],
         "figures": [
             {"name": "proxy, a small call on the road", "unit": "us", **chain["proxy"]},
+            {"name": "floor, a small call on the road", "unit": "us", **chain["floor"]},
             {"name": "proxy, share of a core while idle", "unit": "cores", "median": idle},
         ],
     }
@@ -225,7 +270,7 @@ def ratio(name: str, over: Sequence[float], under: Sequence[float]) -> dict[str,
 
 
 show = shows(
-    Table("time of a call", "rows", "kind", "unit", *(f"{system}:.2f" for system in SYSTEMS)),
+    Table("time of a call", "rows", "kind", "unit", *(f"{system}:.2f" for system in (*SYSTEMS, "floor"))),
     Table("ratios, round by round", "ratios", "name", ".:.2f"),
     Table("figures", "figures", "name", "unit", ".:.3g"),
 )
