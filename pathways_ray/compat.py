@@ -185,6 +185,16 @@ def module_of(module: bytes) -> Any:
         return _jax.mlir.deserialize_portable_artifact(module)
 
 
+def serialized_module(module: Any) -> bytes:
+    """A module as portable StableHLO, in the oldest form that the installed jaxlib writes for what it has."""
+    from jaxlib import _jax
+    from jaxlib.mlir.dialects import stablehlo
+
+    version = stablehlo.get_version_from_compatibility_requirement(stablehlo.StablehloCompatibilityRequirement.WEEK_4)
+    with module.context:
+        return bytes(_jax.mlir.serialize_portable_artifact(module, version, True))
+
+
 def compiled_module(
     module: bytes,
     devices: Sequence[jax.Device],

@@ -220,6 +220,33 @@ def at_effects_barrier(flush: Callable[[], None]) -> None:
     tokens.block_until_ready = wait
 
 
+def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Array], Any], from_bytes: int) -> None:
+    """Has JAX ask `value` for the NumPy array of those arrays of its own that `takes` takes, from a size on; for None
+    it reads as ever. Copies of theirs that are begun ahead are not: it would read as ever then.
+
+    What reads is a method of a class in jaxlib, with no seam.
+    """
+    from jax._src.array import ArrayImpl
+
+    kind: Any = ArrayImpl
+    read_by_jax, begin_by_jax = (
+        kind._single_device_array_to_np_array_did_copy,
+        kind._copy_single_device_array_to_host_async,
+    )
+
+    def read(array: Any) -> tuple[Any, bool]:
+        if array.nbytes >= from_bytes and takes(array) and (found := value(array)) is not None:
+            return found, True
+        both: tuple[Any, bool] = read_by_jax(array)
+        return both
+
+    def begin(array: Any) -> None:
+        if array.nbytes < from_bytes or not takes(array):
+            begin_by_jax(array)
+
+    kind._single_device_array_to_np_array_did_copy, kind._copy_single_device_array_to_host_async = read, begin
+
+
 def lying(traced: Any) -> list[Any]:
     """The shardings of the arguments that a `jax.stages.Traced` was traced with; None where one says none."""
     return [kind.sharding for kind in traced._meta_tys_flat]

@@ -26,9 +26,6 @@ SHORT_TEMPORARY = "/tmp"
 """Where sockets go when the user's own folder for temporary files does not do: JAX writes targets in small letters, and
 names of sockets have 107 characters at most."""
 
-SHARED_MEMORY = Path("/dev/shm")
-"""A folder in memory, where the machine has it: clients leave big arrays there for the proxy."""
-
 DEFAULT_DEVICES = 4
 """Devices of an embedded cluster, where nobody says how many."""
 
@@ -123,24 +120,20 @@ def _serving(
             url, token, ca = _embedded(stack, devices or DEFAULT_DEVICES)
         sessions = SpareSession(url, token, ca, devices, name)
         stack.callback(sessions.close)
-        secret, shared = "", None
+        secret = ""
         if port is None:
             folder = _socket_folder()
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             address = f"unix:{folder}/s"
-            shared = Path(
-                tempfile.mkdtemp(prefix="pathways-proxy-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
-            )
-            stack.callback(shutil.rmtree, shared, ignore_errors=True)
         else:
             secret = secrets.token_hex(16)
             address = f"127.0.0.1:{port}"
-        server = ProxyServer(sessions.take, address, secret, shared)
+        server = ProxyServer(sessions.take, address, secret)
         stack.callback(server.stop)
         server.start()
         if port is not None:
             address = f"127.0.0.1:{server.port}"
-        yield plugin.environment(f"grpc://{address}", secret, str(shared or ""))
+        yield plugin.environment(f"grpc://{address}", secret)
 
 
 def _embedded(stack: contextlib.ExitStack, devices: int) -> tuple[str, str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,13 @@ class ArrayRequests:
 
     Args:
         read: reads parts of requests (`codec.Reader`).
-        devices: the numbers of the devices that the client has.
+        islands: by the numbers of the devices that the client has, the island of each.
     """
 
-    def __init__(self, arrays: Arrays, read: Any, devices: Sequence[int]) -> None:
+    def __init__(self, arrays: Arrays, read: Any, islands: Mapping[int, int]) -> None:
         self.arrays = arrays
         self.read = read
-        self.devices = frozenset(devices)
+        self.islands = islands
 
     def carry_out(self, request: do.Requested, commands: list[Command]) -> tuple[str, Any]:
         """The kind and the body of the answer; commands are added to the list, also where it fails halfway."""
@@ -80,9 +80,9 @@ class ArrayRequests:
         return number
 
     def _check_devices(self, devices: Sequence[int]) -> None:
-        unknown = [device for device in devices if device not in self.devices]
+        unknown = [device for device in devices if device not in self.islands]
         if unknown:
-            raise Refused(Code.INVALID_ARGUMENT, f"there are no devices {unknown}; there are {sorted(self.devices)}")
+            raise Refused(Code.INVALID_ARGUMENT, f"there are no devices {unknown}; there are {sorted(self.islands)}")
 
     def _sharding(self, proto: Any, shape: Sequence[int]) -> Sharding:
         found: Sharding = self.read.sharding(proto, shape)
@@ -127,10 +127,24 @@ class ArrayRequests:
         pieces: tuple[do.Piece, ...],
         commands: list[Command],
     ) -> None:
-        sharding.shard_shape(kind.shape)
-        buffer = self.arrays.new(kind, sharding)
-        self.arrays.name(handle, self.arrays.alone(buffer))
-        commands.append(do.Upload(buffer, kind, sharding, pieces))
+        shard = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
+        if not self._is_spread(sharding):
+            buffer = self.arrays.new(kind, sharding)
+            self.arrays.name(handle, self.arrays.alone(buffer))
+            commands.append(do.Upload(buffer, kind, sharding, pieces))
+            return
+        shards: dict[int, Place] = {}
+        for piece in pieces:
+            for place in piece.places:
+                alone = Sharding.on(sharding.devices[place], sharding.memory)
+                buffer = self.arrays.new(shard, alone)
+                shards[place] = buffer, 0
+                commands.append(do.Upload(buffer, shard, alone, (piece._replace(places=(0,)),)))
+        self.arrays.name(handle, Array(kind, sharding, tuple(shards[k] for k in range(len(shards)))))
+
+    def _is_spread(self, sharding: Sharding) -> bool:
+        """Whether the devices are of several islands: a buffer lies on one, so each shard is one of its own."""
+        return len({self.islands[device] for device in sharding.devices}) > 1
 
     def _failed(self, body: Any, commands: list[Command]) -> Any:
         for handle, spec in zip(body.array_handles, body.array_specs, strict=True):
@@ -241,11 +255,40 @@ class ArrayRequests:
         if target.is_same_but_memory(array.sharding):
             self.arrays.name(result, Array(array.type, target, array.shards))
             return
+        if self._is_spread(target) or self._is_spread(array.sharding):
+            self._moved_apart(array, result, target, commands)
+            return
         source = self.as_buffer(array, array.type, array.sharding, commands)
         self.arrays.buffers[source].shared = True
         number = self.arrays.new(array.type, target, shared=True)
         commands.append(do.Move(number, array.type, target, source))
         self.arrays.name(result, self.arrays.alone(number))
+
+    def _moved_apart(self, array: Array, result: int, target: Sharding, commands: list[Command]) -> None:
+        """The same, shard by shard, where the devices are of several islands.
+
+        Raises:
+            Refused: other shards are asked for.
+        """
+        shard, before = array.shard_type, array.sharding
+        if (target.mesh, target.spec) != (before.mesh, before.spec):
+            text = (
+                f"from {before.devices} to {target.devices}, of several islands, arrays go shard by shard as they are"
+            )
+            raise Refused(Code.UNIMPLEMENTED, f"{text}, and not as other shards; read them and put them")
+        made: list[Place] = []
+        for place, source, device in zip(array.shards, before.devices, target.devices, strict=True):
+            if device == source:
+                made.append(place)
+                continue
+            self.arrays.name(_MOVING, Array(shard, Sharding.on(source), (place,)))
+            buffer = self.as_buffer(self.arrays.find(_MOVING), shard, Sharding.on(source), commands)
+            number = self.arrays.new(shard, Sharding.on(device), shared=True)
+            self.arrays.buffers[buffer].shared = True
+            commands.append(do.Move(number, shard, Sharding.on(device), buffer))
+            made.append((number, 0))
+            self.arrays.forget(_MOVING)
+        self.arrays.name(result, Array(array.type, target, tuple(made)))
 
     # --- questions ----------------------------------------------------------------------------------------------------
 
@@ -255,10 +298,13 @@ class ArrayRequests:
 
     def _default_assignment(self, body: Any, commands: list[Command]) -> Any:
         asked = body.num_replicas * body.num_partitions
-        if asked > len(self.devices):
-            raise Refused(Code.INVALID_ARGUMENT, f"{asked} devices are asked for; there are {len(self.devices)}")
-        return {"replicas": body.num_replicas, "partitions": body.num_partitions, "devices": sorted(self.devices)}
+        if asked > len(self.islands):
+            raise Refused(Code.INVALID_ARGUMENT, f"{asked} devices are asked for; there are {len(self.islands)}")
+        return {"replicas": body.num_replicas, "partitions": body.num_partitions, "devices": sorted(self.islands)}
 
+
+_MOVING = -1
+"""A name that the client has for no array."""
 
 DONATE = 3
 """ARRAY_COPY_SEMANTICS_DONATE_INPUT."""

@@ -110,7 +110,7 @@ Place = tuple[int, int]
 """A buffer, and the number of a shard there."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Array:
     """An array of the client. `failure` is what went wrong with it; `deleted` ones have no shards any more. `buffer` is
     the number of the one that was made for it, 0 where none was."""
@@ -127,7 +127,7 @@ class Array:
         return ArrayType(self.sharding.shard_shape(self.type.shape), self.type.dtype)
 
 
-@dataclass
+@dataclass(slots=True)
 class Buffer:
     """An array of the runtime. `uses` counts the places that arrays have in it; what is `shared` has memory that other
     buffers have too, and is never given away."""
@@ -224,7 +224,8 @@ class Arrays:
 
     def whole(self, buffer: int) -> tuple[Place, ...]:
         """All places of a buffer, in the order of its devices."""
-        return tuple((buffer, place) for place in range(len(self.buffers[buffer].sharding.devices)))
+        count = len(self.buffers[buffer].sharding.devices)
+        return ((buffer, 0),) if count == 1 else tuple((buffer, place) for place in range(count))
 
     def buffer_of(self, array: Array) -> int:
         """The buffer that is just this array; 0 where no buffer is."""

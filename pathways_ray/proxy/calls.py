@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import mmap
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pathways_ray.errors import PathwaysError
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Code, Refused, Status
 from pathways_ray.proxy.connection import Connection, Opened, Write
 from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.folders import folder_of, taken
+from pathways_ray.proxy.handover import Handovers
 from pathways_ray.proxy.http2 import Called, Event, Finished, Gone, Message
 from pathways_ray.proxy.wire import Wire
 
@@ -41,6 +41,9 @@ MAX_MESSAGE_BYTES, MAX_QUESTION_BYTES = 1 << 30, 1 << 14
 TOKEN = "token"
 """The key of the client's data under which it may show its right to attach."""
 
+FOLDER = "folder"
+"""The key under which it may name the folder in which it leaves big arrays."""
+
 _STORE_METADATA, _SESSION_METADATA = (
     "ifrt-proxy-grpc-host-buffer-store-metadata-bin",
     "ifrt-proxy-grpc-ifrt-session-metadata-bin",
@@ -51,28 +54,34 @@ class Attached:
     """The clients of a proxy.
 
     Args:
-        open_session, token, shared: see `server.ProxyServer`.
+        open_session, token: see `server.ProxyServer`.
     """
 
-    def __init__(self, open_session: Callable[[], Opened], token: str, shared: Path | None) -> None:
-        self.open_session, self.shared = open_session, shared
+    def __init__(self, open_session: Callable[[], Opened], token: str) -> None:
+        self.open_session = open_session
+        self.handovers = Handovers()
         self._token = token.encode()
         self.connections: dict[int, Connection] = {}
         self._closed = False
         self._numbers = iter(lambda: secrets.randbits(63), 0)  # who knows one may bring and fetch bytes
 
-    def attach(self, shown: bytes, write: Write, write_later: Write, end: Callable[[], None]) -> Connection:
+    def attach(
+        self, said: Said, write: Write, write_later: Write, leave: Callable[[], None], end: Callable[[], None]
+    ) -> Connection:
         """A further client; see `Connection`.
 
         Raises:
-            Refused: it did not show the token, or the cluster has no session for it.
+            Refused: it did not show the token, or shares what it may not, or the cluster has no session for it.
         """
-        if self._token and not hmac.compare_digest(shown, self._token):
+        if self._token and not hmac.compare_digest(said.token, self._token):
             raise Refused(Code.UNAUTHENTICATED, "the token of this proxy is missing or wrong")
+        folder = folder_of(said.folder)
         try:
-            connection = Connection(next(self._numbers), self.open_session(), write, write_later, end)
+            opened, number = self.open_session(), next(self._numbers)
+            connection = Connection(number, opened, self.handovers.open(), write, write_later, leave, end)
         except PathwaysError as error:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"{type(error).__name__}: {error}") from None
+        connection.folder = folder
         self.connections[connection.number] = connection
         if self._closed:
             self.close()
@@ -95,7 +104,15 @@ class Attached:
         self._closed = True
         while self.connections:
             with contextlib.suppress(KeyError):
-                self.connections.popitem()[1].close()
+                self.connections.popitem()[1].close(remove_within_s=0.0)
+        self.handovers.close()
+
+
+class Said(NamedTuple):
+    """A client's words about itself when it attaches."""
+
+    token: bytes = b""
+    folder: str = ""
 
 
 class _Store:
@@ -154,15 +171,11 @@ class Calls:
         if name in _QUESTIONS:
             self._questions[stream] = _QUESTIONS[name]
         elif name == "IfrtSession":
-            shown = b""
-            with contextlib.suppress(Exception):  # whatever bytes those are
-                data = event.metadata.get(_SESSION_METADATA, b"")
-                said = self._messages.GrpcIfrtSessionMetadata.FromString(data).initialization_data.attributes
-                shown = said[TOKEN].string_value if TOKEN in said else b""
             client = self._clients[stream] = self._attached.attach(
-                shown,
+                self._said(event),
                 partial(self.wire.send, stream),
                 partial(self.wire.send_later, stream),
+                self.wire.flush,
                 partial(self._end, stream),
             )
             session = client.carrier.session
@@ -173,6 +186,14 @@ class Calls:
             except Exception as error:
                 raise Refused(Code.INVALID_ARGUMENT, f"the metadata cannot be read: {error}") from None
             self._stores[stream] = _Store(said, self._attached.find(said.session_id))
+
+    def _said(self, event: Called) -> Said:
+        with contextlib.suppress(Exception):  # whatever bytes those are
+            data = event.metadata.get(_SESSION_METADATA, b"")
+            said = self._messages.GrpcIfrtSessionMetadata.FromString(data).initialization_data.attributes
+            shown, folder = (said[key].string_value if key in said else b"" for key in (TOKEN, FOLDER))
+            return Said(shown, folder.decode())
+        return Said()
 
     def _came(self, event: Message) -> None:
         if store := self._stores.get(event.stream):
@@ -242,21 +263,16 @@ class Calls:
         self._answer(stream, made)
 
     def _read_from_disk(self, stream: int, data: bytes) -> None:
-        """Takes bytes that the client has left in a file, whose name follows from that of the host buffer."""
+        """Takes bytes that the client has left in a file."""
         said = self._messages.GrpcHostBufferReadFromDiskRequest.FromString(data).metadata
-        connection, shared = self._attached.find(said.session_id), self._attached.shared
-        if shared is None:
-            raise Refused(Code.UNIMPLEMENTED, "this proxy shares no folder with its clients")
-        path = shared / f"lt_{said.handle}"
+        connection = self._attached.find(said.session_id)
+        if connection.folder is None:
+            raise Refused(Code.UNIMPLEMENTED, "the client has named no folder that it shares")
         try:
-            with path.open("rb") as file:
-                found = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-            path.unlink()
-            if len(found) != said.buffer_size:
-                raise ValueError(f"it has {len(found)} bytes, and {said.buffer_size} were announced")
+            found = taken(connection.folder, said.handle, said.buffer_size)
             connection.host_buffers.keep(said.handle, found)
         except (OSError, ValueError, Refused) as error:
-            raise Refused(Code.DATA_LOSS, f"{path} cannot be taken: {error}") from None
+            raise Refused(Code.DATA_LOSS, f"array {said.handle} cannot be taken from its file: {error}") from None
         connection.handle(do.Stored(said.handle))
         self._answer(stream, self._messages.GrpcHostBufferReadFromDiskResponse())
 

@@ -6,11 +6,10 @@ reading programs and values, is done by a few threads beside it.
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import numpy as np
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING
-from pathways_ray.client.questions import Question
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, PathwaysError, to_failure
@@ -30,12 +28,13 @@ from pathways_ray.proxy import events as do
 from pathways_ray.proxy import programs
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.codec import Writer
+from pathways_ray.proxy.fetching import Fetcher
+from pathways_ray.proxy.handover import Handover
 from pathways_ray.proxy.statuses import status_of
-from pathways_ray.proxy.strides import viewed, written
+from pathways_ray.proxy.strides import viewed
 from pathways_ray.transport.messages import encode
 
-FETCHERS = 16
-"""Threads that wait for values; each has one on its way."""
+_log = logging.getLogger(__name__)
 
 COMPILERS = 2
 """Threads that read programs and wait until hosts have compiled them."""
@@ -65,6 +64,7 @@ class Carrier:
     Args:
         wholes: slices of the session; the client's devices are theirs, counted through.
         host_buffers: bytes of the client by their names.
+        handover: takes files for the client.
         tell: takes an event to the core; called by threads of the carrier's own.
         look: has somebody call `settled` soon; called by any thread.
     """
@@ -75,6 +75,7 @@ class Carrier:
         wholes: Sequence[VirtualSlice],
         messages: Any,
         host_buffers: Any,
+        handover: Handover,
         tell: Callable[[do.Event], None],
         look: Callable[[], None],
     ) -> None:
@@ -86,19 +87,18 @@ class Carrier:
         self.origins = [(whole, place) for whole in wholes for place in range(whole.size)]
         self.slices: dict[Any, VirtualSlice] = {}
         self.buffers: dict[int, tuple[Array, Sharding]] = {}
+        self.failed: dict[int, Status] = {}
         self.loaded: dict[int, Loaded] = {}
         self.graphs: dict[Any, int] = {}
         self.waiting: dict[int, tuple[Array, ...]] = {}
-        self.asked: dict[int, tuple[Question, do.Fetch, Array]] = {}
-        self._answers: deque[tuple[do.Fetch, Array, do.Event | None]] = deque()
+        self.fetcher = Fetcher(session, host_buffers, handover, tell, look)
         self._slicing = threading.Lock()
-        self._fetchers = ThreadPoolExecutor(FETCHERS, "pathways-proxy-fetch")
         self._compilers = ThreadPoolExecutor(COMPILERS, "pathways-proxy-compile")
 
     def close(self) -> None:
         """Ends the session, which frees everything, and the threads once they see it."""
         self.session.close()
-        self._fetchers.shutdown(wait=False, cancel_futures=True)
+        self.fetcher.close()
         self._compilers.shutdown(wait=False, cancel_futures=True)
         self.buffers.clear()
         self.waiting.clear()
@@ -113,18 +113,37 @@ class Carrier:
             status = status_of(error.failure or to_failure(error))
         except Refused as refused:
             status = refused.status
+        except Exception as error:  # a mistake of ours, of which the client hears
+            _log.exception("%s failed", type(command).__name__)
+            status = Status(Code.INTERNAL, f"{type(command).__name__} failed: {type(error).__name__}: {error}")
         match command:
             case do.Upload() | do.Regroup() | do.Move():
-                return [do.Broken((command.buffer,), status)]
+                return [self._broken((command.buffer,), status)]
             case do.Execute():
-                return [do.Broken(command.results, status)]
+                return [self._broken(command.results, status)]
             case do.Fetch():
-                return [self._missed(command, status)]
+                return [self.fetcher.missed(command, status)]
             case do.Await() | do.Inspect():
                 return [do.Settled(command.ticket, status)]
             case do.Compile():
                 return [do.Compiled(command.executable, status)]
         return []
+
+    def _broken(self, buffers: tuple[int, ...], status: Status) -> do.Event:
+        """Buffers that could not be made. The core hears of it behind requests that it has taken already."""
+        self.failed |= dict.fromkeys(buffers, status)
+        return do.Broken(buffers, status)
+
+    def _made(self, buffer: int) -> tuple[Array, Sharding]:
+        """The array that a buffer is, and its sharding.
+
+        Raises:
+            Refused: it could not be made.
+        """
+        found = self.buffers.get(buffer)
+        if found is None:
+            raise Refused(*self.failed.get(buffer, Status(Code.NOT_FOUND, f"there is no buffer {buffer}")))
+        return found
 
     def slice_of(self, sharding: Sharding) -> VirtualSlice:
         """The slice on the devices of a sharding.
@@ -152,28 +171,25 @@ class Carrier:
         return ArgumentType.of(kind, False, self.slice_of(sharding), sharding.spec)
 
     def _upload(self, command: do.Upload) -> None:
-        try:
-            kind, sharding = command.type, command.sharding
-            shard = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
-            boxes = shard_boxes(kind, sharding.spec, sharding.slice_type)
-            found = None
-            for piece in command.pieces:
-                array = viewed(self.host_buffers.bytes_of(piece.handle), shard, piece.strides)
-                if shard == kind:
-                    found = array
-                    break
-                if found is None:
-                    found = np.empty(kind.shape, array.dtype)
-                for box in {boxes[place] for place in piece.places}:
-                    found[tuple(slice(start, stop) for start, stop in box)] = array
-            assert found is not None
-            made = self.session.upload(found, self._kind(kind, sharding))
-            self.buffers[command.buffer] = made, sharding
-        finally:
-            self._discard(do.Discard(tuple(piece.handle for piece in command.pieces)))
+        kind, sharding = command.type, command.sharding
+        shard = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
+        boxes = shard_boxes(kind, sharding.spec, sharding.slice_type)
+        found = None
+        for piece in command.pieces:
+            array = viewed(self.host_buffers.bytes_of(piece.handle), shard, piece.strides)
+            if shard == kind:
+                found = array
+                break
+            if found is None:
+                found = np.empty(kind.shape, array.dtype)
+            for box in {boxes[place] for place in piece.places}:
+                found[tuple(slice(start, stop) for start, stop in box)] = array
+        assert found is not None
+        made = self.session.upload(found, self._kind(kind, sharding))
+        self.buffers[command.buffer] = made, sharding
 
     def _lying(self, buffer: int) -> tuple[Array, programs.Lying]:
-        array, sharding = self.buffers[buffer]
+        array, sharding = self._made(buffer)
         return array, (array._type.array, sharding, self.slice_of(sharding).id)
 
     def _launch_graph(
@@ -211,7 +227,7 @@ class Carrier:
         number = loaded.registered.get(command.donated, -1)
         if number < 0:
             number = self._register(loaded, command.donated)
-        records = [self.buffers[buffer][0]._buffer.record for buffer in command.arguments]
+        records = [self._made(buffer)[0]._buffer.record for buffer in command.arguments]
         donated = [records[k] for k in command.donated]
         why = f"it was donated to {loaded.program.signature.name}" if donated else ""
         made = self.session.launch(number, records, loaded.results, donated, why)
@@ -227,7 +243,8 @@ class Carrier:
 
     def _free(self, command: do.Free) -> None:
         for buffer in command.buffers:
-            self.buffers.pop(buffer, None)
+            if self.buffers.pop(buffer, None) is None:
+                self.failed.pop(buffer, None)
 
     def _discard(self, command: do.Discard) -> None:
         for handle in command.handles:
@@ -239,6 +256,8 @@ class Carrier:
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def _await(self, command: do.Await) -> list[do.Event]:
+        if failed := next((self.failed[buffer] for buffer in command.buffers if buffer in self.failed), None):
+            return [do.Settled(command.ticket, failed)]
         arrays = tuple(self.buffers[buffer][0] for buffer in command.buffers if buffer in self.buffers)
         found = _outcome(arrays)
         if found is not None:
@@ -249,7 +268,7 @@ class Carrier:
     def settled(self) -> list[do.Event]:
         """The events of all that was waited for and has come; with a failure once the session has ended."""
         reason = self.session.closed_because
-        events = self._asked(bool(reason)) if self.asked or self._answers else []
+        events = self.fetcher.asked(bool(reason))
         for ticket, arrays in list(self.waiting.items()):
             found = _outcome(arrays)
             if found is None and reason:
@@ -260,61 +279,14 @@ class Carrier:
         return events
 
     def _fetch(self, command: do.Fetch) -> None:
-        array = self.buffers[command.buffer][0]
-        self.host_buffers.expect(command.handle)
-        question = self.session.ask_for_shard(array, command.place, partial(self._answered, command, array))
-        if question is None:
-            self._fetchers.submit(self._fetched, command, array)
-        else:
-            self.asked[command.ticket] = question, command, array
+        self.fetcher.fetch(command, self._made(command.buffer)[0])
 
-    def _answered(self, command: do.Fetch, array: Array, value: np.ndarray[Any, Any] | None) -> None:
-        """Takes the answer to a question; called by any thread."""
-        event: do.Event | None = None
-        if value is not None:
-            try:
-                self.host_buffers.arrived(command.handle, written(value, command.strides))
-                event = do.Settled(command.ticket)
-            except Refused as refused:
-                event = self._missed(command, refused.status)
-        self._answers.append((command, array, event))
-        self.look()
-
-    def _asked(self, ended: bool) -> list[do.Event]:
-        """The events of questions that were answered. What cannot be answered is fetched: that says why."""
-        events: list[do.Event] = []
-        for question, command, array in list(self.asked.values()):
-            record = array._buffer.record
-            if (ended or record.failure is not None or record.state is DELETED) and self.session.take_back(question):
-                self._answers.append((command, array, None))
-        while self._answers:
-            command, array, event = self._answers.popleft()
-            self.asked.pop(command.ticket, None)
-            if event is not None:
-                events.append(event)
-            else:
-                self._fetchers.submit(self._fetched, command, array)
-        return events
-
-    def _fetched(self, command: do.Fetch, array: Array) -> None:
-        try:
-            value = self.session.fetch_shard(array, command.place)
-            self.host_buffers.arrived(command.handle, written(value, command.strides))
-            event = do.Settled(command.ticket)
-        except PathwaysError as error:
-            event = self._missed(command, status_of(error.failure or to_failure(error)))
-        except Refused as refused:
-            event = self._missed(command, refused.status)
-        except Exception as error:  # lest the client waits without end
-            event = self._missed(command, Status(Code.INTERNAL, f"{type(error).__name__}: {error}"))
-        self.tell(event)
-
-    def _missed(self, command: do.Fetch, status: Status) -> do.Settled:
-        """The event of a fetch that failed."""
-        self.host_buffers.arrived(command.handle, status)
-        if not command.early:  # its answer says so
-            self.host_buffers.drop(command.handle)
-        return do.Settled(command.ticket, status)
+    def _hand_over(self, command: do.HandOver) -> list[do.Event]:
+        if command.buffer in self.buffers:
+            self.fetcher.hand_over(command, self.buffers[command.buffer][0])
+            return []
+        self.fetcher.hand_over(command, None)
+        return [do.Settled(command.ticket)]
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -323,18 +295,7 @@ class Carrier:
 
     def _compiled(self, command: do.Compile) -> None:
         try:
-            devices, overrides = programs.devices_of(self.messages, command.options)
-            if unknown := [device for device in devices if not 0 <= device < len(self.origins)]:
-                text = f"the program is for devices {unknown}; there are 0 to {len(self.origins) - 1}"
-                raise Refused(Code.INVALID_ARGUMENT, text)
-            program = programs.read_program(self.messages, command.program, devices, self.session.platforms, overrides)
-            loaded = Loaded(program, self.slice_of(program.place))
-            if loaded.results:
-                number = self._register(loaded, ())
-                explained = self.session.explain(number, encode(loaded.graph(())))
-                loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)
-            self.loaded[command.executable] = loaded
-            made: do.Signature | Status = program.signature
+            made: do.Signature | Status = self._loaded(command)
         except Refused as refused:
             made = refused.status
         except PathwaysError as error:
@@ -342,6 +303,31 @@ class Carrier:
         except Exception as error:  # whatever a reader of foreign bytes may raise
             made = Status(Code.INTERNAL, f"the program cannot be compiled ({type(error).__name__}: {error})")
         self.tell(do.Compiled(command.executable, made))
+
+    def _loaded(self, command: do.Compile) -> do.Signature:
+        """Reads a program and has hosts compile it.
+
+        Raises:
+            Refused: it cannot be read, or is of another kind.
+            PathwaysError: the cluster refuses it.
+        """
+        if programs.hands_over(command.program):
+            program = programs.HANDING_OVER
+        elif (kind := command.program.type_name) != programs.PROGRAM:
+            raise Refused(Code.UNIMPLEMENTED, f"programs of type {kind!r} are not supported, {programs.PROGRAM!r} are")
+        else:
+            devices, overrides = programs.devices_of(self.messages, command.options)
+            if unknown := [device for device in devices if not 0 <= device < len(self.origins)]:
+                text = f"the program is for devices {unknown}; there are 0 to {len(self.origins) - 1}"
+                raise Refused(Code.INVALID_ARGUMENT, text)
+            program = programs.read_program(self.messages, command.program, devices, self.session.platforms, overrides)
+        loaded = Loaded(program, self.slice_of(program.place))
+        if loaded.results:
+            number = self._register(loaded, ())
+            explained = self.session.explain(number, encode(loaded.graph(())))
+            loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)
+        self.loaded[command.executable] = loaded
+        return program.signature
 
     def _inspect(self, command: do.Inspect) -> list[do.Event]:
         loaded = self.loaded[command.executable]
@@ -391,6 +377,7 @@ _CARRIED: dict[type, Callable[[Carrier, Any], list[do.Event] | None]] = {
     do.Unload: Carrier._unload,
     do.Await: Carrier._await,
     do.Fetch: Carrier._fetch,
+    do.HandOver: Carrier._hand_over,
     do.Compile: Carrier._compile,
     do.Inspect: Carrier._inspect,
 }

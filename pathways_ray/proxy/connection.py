@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pathways_ray.client.session import Session
@@ -16,7 +17,10 @@ from pathways_ray.proxy.carrier import MEMORY_KINDS, Carrier
 from pathways_ray.proxy.codec import Reader
 from pathways_ray.proxy.core import ProxyCore
 from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.folders import REMOVE_WITHIN_S, remove_left
+from pathways_ray.proxy.handover import Handover
 from pathways_ray.proxy.host_buffers import HostBuffers
+from pathways_ray.proxy.reading import INVITATION, written
 
 _log = logging.getLogger(__name__)
 
@@ -28,21 +32,35 @@ UNCOUNTED = 1 << 60
 
 
 class Connection:
-    """One client.
+    """One client. `folder` is where it leaves big arrays.
 
     Args:
+        handover: takes files for it.
         write, write_later: send it an answer that it waits for, or does not; called by any thread.
+        leave: has what was written leave at once.
         end: tells it that the session is over.
     """
 
-    def __init__(self, number: int, opened: Opened, write: Write, write_later: Write, end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        number: int,
+        opened: Opened,
+        handover: Handover,
+        write: Write,
+        write_later: Write,
+        leave: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
         self.number = number
         session, wholes = opened
         self.messages = messages()
         self.host_buffers = HostBuffers()
-        self.carrier = Carrier(session, wholes, self.messages, self.host_buffers, self.handle, self._changed)
-        self.core = ProxyCore(Reader(self.messages), range(len(self.carrier.origins)))
-        self._write, self._write_later, self._end = write, write_later, end
+        self.handover = handover
+        self.folder: Path | None = None
+        self.carrier = Carrier(session, wholes, self.messages, self.host_buffers, handover, self.handle, self._changed)
+        islands = {number: wholes.index(whole) for number, (whole, _) in enumerate(self.carrier.origins)}
+        self.core = ProxyCore(Reader(self.messages), islands)
+        self._write, self._write_later, self._leave, self._end = write, write_later, leave, end
         self._ended = False
         self._lock = threading.Lock()
         self._look = False
@@ -58,38 +76,55 @@ class Connection:
 
     def requests(self, found: Sequence[bytes]) -> None:
         """Takes requests in their order. One that trips over a mistake of ours gets that for an answer, and others go
-        on.
+        on. All that can be answered at once is answered before anything is carried out: the client goes on meanwhile.
 
         Raises:
             DecodeError: one of them is no request; those before it were taken.
         """
         with self._lock:
-            for data in found:
-                request = self._read(data)
-                kind = request.WhichOneof("request") or ""
-                about = request.request_metadata
-                body = getattr(request, kind) if kind else None
-                self._request(do.Requested(about.op_id, about.user_context_id, kind, body))
+            commands: list[do.Command] = []
+            try:
+                for data in found:
+                    request = self._read(data)
+                    kind = request.WhichOneof("request") or ""
+                    about = request.request_metadata
+                    body = getattr(request, kind) if kind else None
+                    self._request(do.Requested(about.op_id, about.user_context_id, kind, body), commands)
+            finally:
+                self._leave()
+                for command in commands:
+                    self._carry(command)
                 if self._look:
                     self._settle()
         self._sweep()
 
-    def _request(self, request: do.Requested) -> None:
+    def _request(self, request: do.Requested, commands: list[do.Command]) -> None:
+        """Answers a request where that is possible; adds what is to be carried out."""
         try:
-            self._carry_out(request)
+            for command in self.core.handle(request):
+                if type(command) is do.Reply:
+                    self._answer(command)
+                    continue
+                if type(command) is do.Fetch:  # the client asks for it, on another connection, once it has its answer
+                    self.host_buffers.expect(command.handle)
+                commands.append(command)
         except Exception as error:
             _log.exception("request %s failed", request.kind)
             text = f"{request.kind} failed in the proxy: {type(error).__name__}: {error}"
             self._answer(do.Reply(request.op, request.context, status=Status(Code.INTERNAL, text)))
 
+    def _carry(self, command: do.Command) -> None:
+        for event in self.carrier.carry_out(command):
+            self._carry_out(event)
+
     def _carry_out(self, event: do.Event) -> None:
-        following = [event]
-        for one in following:  # it grows meanwhile
-            for command in self.core.handle(one):
-                if type(command) is do.Reply:
-                    self._answer(command)
-                elif found := self.carrier.carry_out(command):
-                    following += found
+        for command in self.core.handle(event):
+            if type(command) is do.Reply:
+                self._answer(command)
+                continue
+            if type(command) is do.Fetch:
+                self.host_buffers.expect(command.handle)
+            self._carry(command)
 
     def _answer(self, reply: do.Reply) -> None:
         if reply.kind == "init_response":
@@ -118,12 +153,14 @@ class Connection:
         if self.carrier.session.closed_because:
             self._end()  # the client sees it, and may attach again
 
-    def close(self) -> None:
-        """Ends the session, and the answers."""
+    def close(self, remove_within_s: float = REMOVE_WITHIN_S) -> None:
+        """Ends the session, and the answers; removes the folder of a client that has ended, or does so in time."""
         if not self._ended:
             self._ended = True
             self._end()
             self.carrier.close()
+            if self.folder is not None:
+                remove_left(self.folder, remove_within_s)
 
     def _introduction(self) -> Any:
         """The devices and memories of the client."""
@@ -168,4 +205,6 @@ class Connection:
                 )
         for key, said in (("supports_executable_serialization", False), ("serialize_with_sdy", True)):
             made.client_attributes.attributes[key].bool_value = said
+        if self.handover.invitation.name:
+            made.client_attributes.attributes[INVITATION].string_value = written(self.handover.invitation).encode()
         return made

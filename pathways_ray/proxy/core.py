@@ -18,7 +18,7 @@ its context; it looks at answers in the order of their numbers, so those it does
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pathways_ray.proxy import events as do
@@ -39,13 +39,12 @@ class ProxyCore:
 
     Args:
         read: reads parts of requests (`codec.Reader`).
-        devices: the numbers of the devices that the client has.
+        islands: by the numbers of the devices that the client has, the island of each.
     """
 
-    def __init__(self, read: Any, devices: Sequence[int]) -> None:
-        self.devices = tuple(devices)
+    def __init__(self, read: Any, islands: Mapping[int, int]) -> None:
         self.arrays = Arrays()
-        self.requests = ArrayRequests(self.arrays, read, self.devices)
+        self.requests = ArrayRequests(self.arrays, read, islands)
         self.parked: deque[do.Requested] = deque()
         self.stored: set[int] = set()
         self.executables: dict[int, Signature | None] = {}
@@ -55,7 +54,7 @@ class ProxyCore:
         self.fetching: dict[int, int] = {}
         """The buffer of each fetch under way, by its ticket."""
         self.uncounted: set[int] = set()
-        self._made = 0
+        self._made = self._handed = 0
 
     def handle(self, event: Event) -> list[Command]:
         """The commands that follow from an event."""
@@ -112,7 +111,7 @@ class ProxyCore:
         except (IndexError, KeyError, ValueError) as error:  # lists of one request that do not belong together
             text = f"{request.kind} is malformed: {type(error).__name__}: {error}"
             commands.append(self._refuse(request, Status(Code.INVALID_ARGUMENT, text)))
-        if taken and not any(isinstance(command, do.Upload) for command in commands):
+        if taken:
             commands.append(do.Discard(taken))
         return commands
 
@@ -241,6 +240,8 @@ class ProxyCore:
         body = request.body
         number, options = body.loaded_executable_handle, body.execute_options
         program = self._executable(number)
+        if program.hands_over:
+            return self._hand_over(request, program)
         arrays = [self.arrays.find(handle) for handle in body.args_handles]
         if len(arrays) != len(program.inputs):
             text = f"{program.name} takes {len(program.inputs)} arguments, not {len(arrays)}"
@@ -275,6 +276,20 @@ class ProxyCore:
         kind = "loaded_executable_execute_response"
         commands.append(do.Reply(request.op, request.context, kind, reply, awaited=named_here))
         return commands
+
+    def _hand_over(self, request: do.Requested, program: Signature) -> list[Command]:
+        """Gives the client an array in a file. One that has none is asked for in the ordinary way, and says why."""
+        self._handed += 1
+        ticket, buffer, place = self.new_handle(), 0, 0
+        for handle in request.body.args_handles[:1]:
+            array = self.arrays.arrays.get(handle)
+            if array and array.shards and array.shard_type == array.type and self.arrays.failure_of(array) is None:
+                buffer, place = array.shards[0]
+                self.fetching[ticket] = buffer
+        body = {"status_handle": 0, "program": program, "handles": []}
+        kind, awaited = "loaded_executable_execute_response", self._handed == 1
+        given = do.HandOver(ticket, self._handed, buffer, place)
+        return [given, do.Reply(request.op, request.context, kind, body, awaited=awaited)]
 
     def _launch(
         self, number: int, program: Signature, arrays: list[Array], donated: list[int]

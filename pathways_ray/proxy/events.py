@@ -34,7 +34,8 @@ Orders = tuple[tuple[int, ...], ...]
 @dataclass(frozen=True)
 class Signature:
     """A compiled program, as far as its calls go. How arguments and results lie in memory is a label here, for they lie
-    in C order; left out where the client asks for nothing else."""
+    in C order; left out where the client asks for nothing else. One that `hands_over` computes nothing: it has the
+    client get its argument in a file."""
 
     name: str
     inputs: tuple[ArrayType, ...]
@@ -46,6 +47,7 @@ class Signature:
     fingerprint: bytes
     input_orders: Orders = ()
     output_orders: Orders = ()
+    hands_over: bool = False
 
 
 class Compiled(NamedTuple):
@@ -157,6 +159,16 @@ class Fetch(NamedTuple):
     early: bool = False
 
 
+class HandOver(NamedTuple):
+    """Give the client a shard of a buffer in a file, as the one with this number of those that it asks for; of buffer 0
+    nothing. Then say that it is settled."""
+
+    ticket: int
+    number: int
+    buffer: int
+    place: int
+
+
 class Await(NamedTuple):
     """Say that it is settled once all buffers are computed, or one has failed."""
 
@@ -186,7 +198,9 @@ class Unload(NamedTuple):
     executable: int
 
 
-Command = Reply | Upload | Regroup | Move | Execute | Free | Discard | Fetch | Await | Compile | Inspect | Unload
+Command = (
+    Reply | Upload | Regroup | Move | Execute | Free | Discard | Fetch | HandOver | Await | Compile | Inspect | Unload
+)
 
 
 @dataclass

@@ -1,7 +1,8 @@
 """The backend `proxy` of JAX: the client of the IFRT proxy that jaxlib has, which JAX does not register by itself.
 
 JAX finds it by the package `jax_plugins.pathways_proxy`, so programs need no line for it. It is registered only where
-`JAX_PLATFORMS` names it: JAX tries every backend that it knows of where nothing was chosen.
+`JAX_PLATFORMS` names it: JAX tries every backend that it knows of where nothing was chosen. A program that registers it
+by itself has its big arrays go by gRPC.
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ CREDENTIALS_VARIABLE = "IFRT_PROXY_USE_INSECURE_GRPC_CREDENTIALS"
 
 CONNECT_LIMIT_S = 60
 
+LOCAL_TARGET = "grpc://unix:"
+"""Where a target begins so, proxy and client are on one machine."""
+
 SHARED_VARIABLE = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_DIRECTORY"
 THRESHOLD_VARIABLE = "IFRT_PROXY_GRPC_LARGE_TRANSFER_OPTIMIZATION_THRESHOLD_BYTES"
 
 SHARED_FROM_BYTES = 1 << 20
-"""Arrays from this size on are put by a file in a folder that client and proxy share; for others gRPC is as fast."""
+"""Arrays from this size on are put by a file in a folder that client and proxy share (`folders`); for others gRPC is as
+fast."""
 
 
 def initialize() -> None:
@@ -45,24 +50,29 @@ def connect() -> Any:
     import jax
     from jax.extend.backend import ifrt_proxy
 
+    from pathways_ray.proxy import reading  # here: JAX loads this file in programs that use no proxy too
+    from pathways_ray.proxy.folders import own_folder
+
     config: Any = jax.config
     target = config.read("jax_backend_target") or os.environ.get(TARGET_VARIABLE, "")
     os.environ.setdefault(CREDENTIALS_VARIABLE, "true")
     options: Any = ifrt_proxy.ClientConnectionOptions()
     options.connection_timeout_in_seconds = CONNECT_LIMIT_S
+    data = {}
     if token := os.environ.get(TOKEN_VARIABLE, ""):
-        options.initialization_data = {"token": token.encode()}
+        data["token"] = token.encode()
+    if target.startswith(LOCAL_TARGET):
+        folder = own_folder()
+        os.environ |= {SHARED_VARIABLE: folder, THRESHOLD_VARIABLE: str(SHARED_FROM_BYTES)}
+        data["folder"] = folder.encode()
+    if data:
+        options.initialization_data = data
+    reading.install()
     return ifrt_proxy.get_client(target, options)
 
 
-def environment(target: str, token: str = "", shared: str = "") -> dict[str, str]:
+def environment(target: str, token: str = "") -> dict[str, str]:
     """The variables with which a program uses a proxy. Programs that register the backend themselves need the first
-    three, others, with this package installed, two.
-
-    Args:
-        shared: a folder in which it leaves big arrays for the proxy.
-    """
+    three, others, with this package installed, two."""
     found = {"JAX_PLATFORMS": PLATFORM, TARGET_VARIABLE: target, CREDENTIALS_VARIABLE: "true"}
-    if shared:
-        found |= {SHARED_VARIABLE: shared, THRESHOLD_VARIABLE: str(SHARED_FROM_BYTES)}
     return found | ({TOKEN_VARIABLE: token} if token else {})

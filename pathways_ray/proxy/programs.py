@@ -19,7 +19,7 @@ import jax
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways_ray.compat import compiled_module, exported_module, memory_layouts, module_of
+from pathways_ray.compat import compiled_module, exported_module, memory_layouts, module_of, serialized_module
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Regroup, Result, Transfer
 from pathways_ray.ir.tilings import axis_names, refined
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
@@ -27,8 +27,13 @@ from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.codec import laid_out, mlir_dtype
 from pathways_ray.proxy.events import Orders, Signature
+from pathways_ray.proxy.reading import READING
+from pathways_ray.proxy.tokens import has_tokens, replace_tokens
 
 PROGRAM, OPTIONS = "xla::ifrt::XlaProgram", "xla::ifrt::XlaCompileOptions"
+
+PLUGIN_PROGRAM = "xla::ifrt::PluginProgram"
+"""Programs of no language that IFRT knows, which a server and what runs beside a client agree on."""
 
 _LOOP = b"while"
 
@@ -48,6 +53,15 @@ class Program:
         for sharding in (*self.signature.input_shardings, *self.signature.output_shardings):
             return sharding
         return Sharding.copies(self.signature.devices)
+
+
+HANDING_OVER = Program(Signature("hand_over", (), (), (), (), frozenset(), (0,), b"", hands_over=True), b"", "", b"")
+"""The program that has the client get its argument in a file (`reading`)."""
+
+
+def hands_over(serialized: Any) -> bool:
+    """Whether a program of the client is that one."""
+    return bool(serialized.type_name == PLUGIN_PROGRAM and serialized.data.endswith(READING))
 
 
 Overrides = tuple[tuple[str, Any], ...]
@@ -83,16 +97,17 @@ def read_program(
     """A program as the client sent it. Hosts compile it without the options; XLA sees here whether there are such.
 
     Raises:
-        Refused: it is of another kind, or cannot be read, or XLA refuses it.
+        Refused: it cannot be read, or XLA refuses it.
     """
-    if serialized.type_name != PROGRAM:
-        raise Refused(Code.UNIMPLEMENTED, f"programs of type {serialized.type_name!r} are not supported")
     data = bytes(serialized.data)
     try:
         module = module_of(data)
     except Exception as error:
         raise Refused(Code.INVALID_ARGUMENT, f"the program's StableHLO cannot be read: {error}") from None
     with module.context:
+        if has_tokens(_main(module)):
+            replace_tokens(_main(module))
+            data = serialized_module(module)
         name, meshes, inputs, outputs, donated = _interface(module)
         asked = memory_layouts(_main(module))
     shardings = _shardings(messages, data, devices, meshes, inputs, outputs)

@@ -13,7 +13,6 @@ import select
 import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from pathways_ray.errors import UsageError
 from pathways_ray.proxy.calls import Attached, Calls
@@ -34,17 +33,14 @@ class ProxyServer:
         open_session: a session of the tenant with the slices that a client gets.
         target: where to listen: `unix:path`, or `address:port`.
         token: what clients have to show on a port; sockets in a folder of the owner's need none.
-        shared: a folder of the owner's alone in which clients leave big arrays.
 
     Raises:
         UsageError: nobody can listen there.
     """
 
-    def __init__(
-        self, open_session: Callable[[], Opened], target: str, token: str = "", shared: Path | None = None
-    ) -> None:
-        self._attached = Attached(open_session, token, shared)
+    def __init__(self, open_session: Callable[[], Opened], target: str, token: str = "") -> None:
         self._listener, self.port = _listening(target)
+        self._attached = Attached(open_session, token)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: dict[int, Calls] = {}
         self._stopping = False

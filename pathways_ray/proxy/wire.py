@@ -66,7 +66,8 @@ class Wire:
         self._over = self._closed = False
         self._reader = 0
         self._watched: dict[int, Callable[[], None]] = {}
-        self._later: list[tuple[int, bytes]] = []
+        self._later: dict[int, list[bytes]] = {}
+        self._later_count = 0
         self._later_until = 0.0
 
     # --- the reader ---------------------------------------------------------------------------------------------------
@@ -163,19 +164,21 @@ class Wire:
     def send_later(self, stream: int, data: bytes) -> None:
         """Sends a message that nobody waits for, with others like it."""
         with self._lock:
-            self._later.append((stream, data))
-            if len(self._later) == 1:
+            self._later.setdefault(stream, []).append(data)
+            self._later_count += 1
+            if self._later_count == 1:
                 self._later_until = time.monotonic() + LATER_S
-        if len(self._later) >= MAX_LATER:
+        if self._later_count >= MAX_LATER:
             self._send_later()
-        elif len(self._later) == 1 and threading.get_ident() != self._reader:
+        elif self._later_count == 1 and threading.get_ident() != self._reader:
             self._call()
 
     def _send_later(self) -> None:
         with self._lock:
-            for stream, data in self._later:
-                self._http.send(stream, data)
+            for stream, messages in self._later.items():
+                self._http.send_all(stream, messages)
             self._later.clear()
+            self._later_count = 0
         self._leave()
 
     def finish(self, stream: int, code: int = 0, text: str = "") -> None:

@@ -1,5 +1,5 @@
-"""A proxy without a cluster, as a process: `python -m tests.unit.proxy.local_proxy SOCKET [DEVICES]`; it ends with its
-input, and prints its variables.
+"""A proxy without a cluster, as a process: `python -m tests.unit.proxy.local_proxy SOCKET [DEVICES [ISLANDS]]`; it ends
+with its input, and prints its variables. The client is told of as many islands, all of which are this process.
 
 A program whose name has `broken` in it loses its host; one with `lose` loses the session, as if the controller died.
 """
@@ -11,7 +11,7 @@ import os
 import sys
 
 
-def main(path: str, devices: int = 4) -> None:
+def main(path: str, devices: int = 4, islands: int = 1) -> None:
     os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_ENABLE_X64": "1", "NPROC": "8"}
 
     from pathways_ray.proxy.plugin import environment
@@ -27,7 +27,7 @@ def main(path: str, devices: int = 4) -> None:
             return "host 0 is gone" if "broken" in name else ""
 
         session.broken = broken
-        return session, [session.whole()]
+        return session, session.wholes(islands)
 
     server = ProxyServer(opened, f"unix:{path}")  # type: ignore[arg-type]
     server.start()

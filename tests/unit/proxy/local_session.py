@@ -30,6 +30,7 @@ from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
 from pathways_ray.transport.messages import Explained, IslandLaunch
+from pathways_ray.transport.shared_memory import SharedFile
 
 SESSION = 1
 
@@ -85,10 +86,15 @@ class LocalSession:
     def whole(self) -> VirtualSlice:
         return self._slice((len(self.compiler.devices),), ("x",), range(len(self.compiler.devices)))
 
+    def wholes(self, islands: int) -> list[VirtualSlice]:
+        """All devices, as slices of as many islands."""
+        size = len(self.compiler.devices) // islands
+        return [self._slice((size,), ("x",), range(k * size, (k + 1) * size)) for k in range(islands)]
+
     def part_of(
         self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
     ) -> VirtualSlice:
-        return self._slice(tuple(shape), tuple(axes), places)
+        return self._slice(tuple(shape), tuple(axes), [whole.placed.devices[place].index for place in places])
 
     def _slice(self, shape: tuple[int, ...], axes: tuple[str, ...], devices: Sequence[int]) -> VirtualSlice:
         number = next(self._numbers)
@@ -114,11 +120,14 @@ class LocalSession:
         self.store.put(SESSION, number, jax.device_put(np.array(stored), sharding))
         return self._array(number, kind)
 
-    def fetch_shard(self, array: Array, place: int) -> np.ndarray[Any, Any]:
+    def fetch_shard(self, array: Array, place: int, into: SharedFile | None = None) -> np.ndarray[Any, Any]:
         record = array._buffer.record
         if record.failure is not None:
             raise from_failure(record.failure)
         shard = np.asarray(self.store.get(SESSION, record.id)._arrays[place])  # type: ignore[union-attr]
+        if into is not None:
+            into.check(shard.nbytes)
+            into.write(shard, 0)
         return shard.view(array.dtype) if shard.size else shard.astype(array.dtype)
 
     def free(self, record: BufferRecord) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pathways_ray.proxy.arrays import Code, Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer, laid_out
 from pathways_ray.proxy.core import FIRST_HANDLE, MAX_EARLY, ProxyCore
 from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.programs import HANDING_OVER
 from pathways_ray.proxy.statuses import status_of
 
 M = messages()
@@ -23,11 +25,14 @@ SPLIT = Sharding((0, 1, 2, 3), (2, 2), (("f0", "f1"),))
 COPIES = Sharding((0, 1, 2, 3), (2, 2))
 
 
+ISLANDS = dict.fromkeys(range(4), 0)
+
+
 class Client:
     """A client of four devices; `ask` gives the answer and the other commands."""
 
-    def __init__(self) -> None:
-        self.core = ProxyCore(Reader(M), range(4))
+    def __init__(self, islands: Mapping[int, int] = ISLANDS) -> None:
+        self.core = ProxyCore(Reader(M), islands)
         self.ops = itertools.count(1)
 
     def send(self, kind: str, **fields: Any) -> list[do.Command]:
@@ -54,9 +59,10 @@ class Client:
             "make_arrays_from_host_buffer_shards_request", specs=[of_one], array_handles=[handle]
         )
         assert reply.status is None
-        (upload,) = commands
+        upload, discarded = commands
         assert isinstance(upload, do.Upload)
         assert upload.type == kind
+        assert discarded == do.Discard((handle,))
         return upload
 
     def program(self, donated: tuple[int, ...] = (), outputs: int = 1) -> int:
@@ -92,7 +98,7 @@ def test_a_request_for_bytes_on_their_way_waits_and_so_do_those_behind_it() -> N
     assert client.send("make_array_from_host_buffer_request", array_handle=5, **fields) == []
     assert client.send("destruct_array_request", array_handle=[5]) == []
     commands = client.core.handle(do.Stored(5))
-    assert [type(command) for command in commands] == [do.Upload, do.Reply, do.Reply, do.Free]
+    assert [type(command) for command in commands] == [do.Upload, do.Reply, do.Discard, do.Reply, do.Free]
     assert commands[0].pieces == (do.Piece(5, (), (0,)),)  # type: ignore[union-attr]
 
 
@@ -231,6 +237,32 @@ def test_values_are_fetched_before_they_are_there_and_their_memory_is_not_given_
     assert commands[0].donated == (0,)  # type: ignore[union-attr]
 
 
+def test_arrays_are_handed_over_by_number_and_what_cannot_be_counts_too() -> None:
+    """1. A client has an array handed over, then one that is unknown and one that is split. 2. Its memory is not given
+    away until it is in its file."""
+    client = Client()
+    (command,) = client.send("compile_request", program=M.Serialized(type_name="x"))
+    assert isinstance(command, do.Compile)
+    client.core.handle(do.Compiled(command.executable, HANDING_OVER.signature))
+    upload = client.put(1)
+    client.ask("disassemble_into_single_device_arrays_request", array_handle=1, result_handles=[11, 12, 13, 14])
+    given: list[do.HandOver] = []
+    for handle in (13, 404, 1):
+        reply, (handed,) = client.execute(command.executable, handle)
+        assert isinstance(handed, do.HandOver)
+        assert reply.status is None
+        assert reply.awaited == (not given)
+        given.append(handed)
+    assert [one[1:] for one in given] == [(1, upload.buffer, 2), (2, 0, 0), (3, 0, 0)]
+    client.send("destruct_array_request", array_handle=[11, 12, 13, 14])
+    program = client.program(donated=(0,))
+    for donated in ((), (0,)):
+        _, (launch, *_) = client.execute(program, 1)
+        assert launch.donated == donated  # type: ignore[union-attr]
+        client.core.handle(do.Settled(given[0].ticket))
+        client.put(1)
+
+
 def test_a_future_is_asked_for_once_and_those_of_deletions_are_not_counted() -> None:
     client = Client()
     client.put(1)
@@ -314,6 +346,35 @@ def test_copies_on_other_devices_are_moved_and_have_memory_of_their_own() -> Non
     assert (move.source, move.sharding) == (upload.buffer, Sharding.on(3))
     reply, _ = client.ask("fully_replicated_shard_request", array_handle=2, result_handle=3)
     assert reply.status is None
+
+
+def test_arrays_over_two_islands_lie_shard_by_shard_and_go_so() -> None:
+    """1. Two islands have two devices each. An array over all is four buffers, made of the same bytes. 2. Its shards
+    change places: only those that do are copied. 3. As other shards it is not to be had."""
+    client = Client({0: 0, 1: 0, 2: 1, 3: 1})
+    client.core.handle(do.Stored(1))
+    spec = M.ShardingProto()
+    Writer(M).set_sharding(spec, COPIES, 1)
+    about = {"dtype": F32, "shape": M.ShapeProto(dims=[8]), "sharding": spec}
+    _, commands = client.ask("make_array_from_host_buffer_request", array_handle=1, host_buffer_handle=1, **about)
+    *uploads, discarded = commands
+    assert [(one.sharding, one.pieces) for one in uploads if isinstance(one, do.Upload)] == [
+        (Sharding.on(device), (do.Piece(1, (), (0,)),)) for device in range(4)
+    ]
+    assert discarded == do.Discard((1,))
+    swapped = {"array_handles": [1], "result_handles": [2], "device_ids": [0, 3, 2, 1]}
+    _, moves = client.ask("copy_arrays_request", **swapped)
+    assert [(one.source, one.sharding) for one in moves if isinstance(one, do.Move)] == [
+        (uploads[1].buffer, Sharding.on(3)),  # type: ignore[union-attr]
+        (uploads[3].buffer, Sharding.on(1)),  # type: ignore[union-attr]
+    ]
+    asked = M.ArraySpecProto(dtype=F32, shape=M.ShapeProto(dims=[8]))
+    Writer(M).set_sharding(asked.sharding, SPLIT, 1)
+    reply, commands = client.ask("reshard_arrays_request", array_handles=[1], array_specs=[asked], result_handles=[3])
+    assert (reply.status is not None and reply.status.code, commands) == (Code.UNIMPLEMENTED, [])
+    freed = client.send("destruct_array_request", array_handle=[1, 2])
+    assert isinstance(freed[-1], do.Free)
+    assert len(freed[-1].buffers) == 6
 
 
 def test_remapped_shards_stay_on_their_devices() -> None:

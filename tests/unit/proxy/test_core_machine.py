@@ -13,6 +13,7 @@ from pathways_ray.proxy.arrays import Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer
 from pathways_ray.proxy.core import ProxyCore
 from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.programs import HANDING_OVER
 from tests.unit.strategies import repeatable
 
 M = messages()
@@ -91,9 +92,9 @@ def signature() -> do.Signature:
 
 
 @repeatable(100)
-@given(st.lists(requests(), max_size=25))
-def test_each_request_is_answered_once(asked: list[tuple[str, Any]]) -> None:
-    core = ProxyCore(Reader(M), range(4))
+@given(st.lists(requests(), max_size=25), st.sampled_from([(0, 0, 0, 0), (0, 0, 1, 1)]))
+def test_each_request_is_answered_once(asked: list[tuple[str, Any]], islands: tuple[int, ...]) -> None:
+    core = ProxyCore(Reader(M), dict(enumerate(islands)))
     answered: list[int] = []
     known: set[int] = set()
 
@@ -109,8 +110,9 @@ def test_each_request_is_answered_once(asked: list[tuple[str, Any]]) -> None:
                 case do.Free():
                     known.difference_update(command.buffers)
                 case do.Compile():
-                    take(core.handle(do.Compiled(command.executable, signature())))
-                case do.Await() | do.Fetch() | do.Inspect():
+                    made = signature() if command.executable % 2 else HANDING_OVER.signature
+                    take(core.handle(do.Compiled(command.executable, made)))
+                case do.Await() | do.Fetch() | do.HandOver() | do.Inspect():
                     take(core.handle(do.Settled(command.ticket, Status(13, "no"))))
 
     for op, (kind, body) in enumerate(asked):

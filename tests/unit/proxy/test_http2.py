@@ -143,6 +143,22 @@ def test_a_long_answer_is_cut_into_frames_and_stops_at_the_window_of_the_connect
     assert sum(len(payload) for kind, _, _, payload in frames_of(http) if kind == DATA) == 100_005 - sum(sizes)
 
 
+def test_messages_that_leave_together_are_one_frame_where_the_windows_take_it() -> None:
+    http = opened(setting(WINDOW_SETTING, 16), called())
+    http.send_all(1, [b"one", b"two"])
+    begin, both = frames_of(http)
+    assert begin[:3] == (HEADERS, END_HEADERS, 1)
+    assert both == (DATA, 0, 1, message(b"one") + message(b"two"))
+    http.receive(frame(WINDOW, 0, 1, struct.pack(">I", 10)))
+    http.send_all(1, [b"three", b"four"])
+    assert b"".join(payload for *_, payload in frames_of(http)) == message(b"three")
+    http.receive(frame(WINDOW, 0, 1, struct.pack(">I", 10)))
+    assert b"".join(payload for *_, payload in frames_of(http)) == message(b"four")
+    http.finish(1)
+    http.send_all(1, [b"too late"])
+    assert DATA not in [kind for kind, *_ in frames_of(http)]
+
+
 @pytest.mark.parametrize(
     ("sent", "status", "text"),
     [

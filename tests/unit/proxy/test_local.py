@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -34,12 +35,92 @@ found["moved"] = np.asarray(jax.device_put(parts[0], jax.devices()[3])).tolist()
 kept = x.addressable_shards[0].data
 y = jax.jit(lambda v: v + 1, donate_argnums=0)(x)
 found["donated"] = [x.is_deleted(), np.asarray(kept).tolist(), float(y[7])]
-big = np.arange(1 << 19, dtype=np.float64).astype(np.float32)
-found["big"] = bool((np.asarray(jax.device_put(big)) == big).all())
 compiled = jax.jit(lambda v: v @ v).lower(jnp.ones((4, 4))).compile()
 found["text"] = "dot" in compiled.as_text()
 found["cost"] = compiled.cost_analysis()["flops"] > 0
 found["memory"] = compiled.memory_analysis().argument_size_in_bytes
+"""
+
+BIG = """
+def in_a_file(value):
+    while value.base is not None and not hasattr(value.base, "_address"):
+        value = value.base
+    return hasattr(value.base, "_address")
+big = np.arange(1 << 20, dtype=np.float64).astype(np.float32).reshape(4, -1)
+mesh = Mesh(np.array(jax.devices()), "x")
+rows, copies = (NamedSharding(mesh, spec) for spec in (P("x"), P()))
+y = np.asarray(jax.device_put(big) + 1)
+found["one"] = [in_a_file(y), bool((y == big + 1).all()), y.flags.writeable]
+y = jax.device_put(big, rows)
+found["split"] = [in_a_file(np.asarray(y.addressable_shards[2].data)), bool((np.asarray(y) == big).all())]
+y.copy_to_host_async()
+y = np.asarray(jax.device_put(big, copies))
+found["copies"] = [in_a_file(y), bool((y == big).all())]
+turned = np.asarray(jax.device_put(big.astype(jnp.bfloat16)).T.block_until_ready())
+found["turned"] = [in_a_file(turned), turned.shape, bool((turned == big.astype(jnp.bfloat16).T).all())]
+jax.clear_caches()
+found["cleared"] = in_a_file(np.asarray(jax.device_put(big * 2)))
+gone = jax.device_put(big)
+gone.delete()
+try:
+    np.asarray(gone)
+except RuntimeError as error:
+    found["deleted"] = "deleted" in str(error)
+def broken(v):
+    return v * 2
+try:
+    np.asarray(jax.jit(broken)(big))
+except jax.errors.JaxRuntimeError as error:
+    found["broken"] = str(error)[:30]
+from jax.extend import backend
+backend.clear_backends()
+found["again"] = in_a_file(np.asarray(jax.device_put(big)))
+"""
+
+TOKENS = """
+token = jax.lax.create_token(123)
+found["made"] = type(jax.jit(lambda x, t: (x + 2, jax.lax.after_all(t)))(7, token)[1]).__name__
+kept, other = jax.jit(lambda x, t: (t, x * 3))(5, token)
+found["given"] = int(other)
+kept.block_until_ready()
+found["passed"] = int(jax.jit(lambda t, x: x - 1)(kept, other))
+"""
+
+ISLANDS = """
+from jaxlib import _pathways
+devices = jax.devices()
+found["islands"] = [device.slice_index for device in devices]
+grid = Mesh(np.array(devices).reshape(2, 2), ("i", "x"))
+halves = [Mesh(grid.devices[k : k + 1], ("i", "x")) for k in range(2)]
+value = np.arange(32, dtype=np.float32).reshape(8, 4)
+def same(array, wanted=value):
+    return bool((np.asarray(array) == wanted).all())
+put = [jax.device_put(value, NamedSharding(grid, spec)) for spec in (P("i", "x"), P(), P(None, "x"))]
+found["put"] = [same(array) for array in put] + [put[0].addressable_shards[2].data.tolist()[0]]
+there = jax.device_put(jax.device_put(value, NamedSharding(halves[0], P("x"))), NamedSharding(halves[1], P("x")))
+found["moved"] = [same(there), same(jax.jit(lambda v: v + 1)(there), value + 1)]
+kind = {"sharded_dim_idxs": [0], "mesh_axis_sizes": [2, 2], "mesh_axis_idx": 0, "mesh_axis_sections": [1, 2]}
+parts = [NamedSharding(half, P("i", "x")) for half in halves]
+((one, two),) = _pathways._split_by_mesh_axis(arrays=[put[0]], submesh_shardings=[parts], donate=False, **kind)
+found["split"] = [same(one, value[:4]), same(jax.jit(lambda v: v * 2)(two), value[4:] * 2), put[0].is_deleted()]
+(back,) = _pathways._concatenate_by_mesh_axis(
+    arrays=[[one, two]], out_shardings=[NamedSharding(grid, P("i", "x"))], donate=True, **kind
+)
+found["back"] = [same(back), one.is_deleted()]
+(turned,) = _pathways._transfer_to_shardings([there], [NamedSharding(halves[0], P(None, "x"))])
+found["turned"] = [same(turned), str(turned.sharding.spec)]
+try:
+    jax.jit(lambda v: v + 1)(put[1])
+except jax.errors.JaxRuntimeError as error:
+    found["refused"] = str(error)
+"""
+
+PUTS = """
+import sys
+value = np.full((1 << 20,), int(sys.argv[1]), np.int32)
+found["right"] = all(
+    bool((np.asarray(jax.device_put(value + k) + 1) == value + k + 1).all()) for k in range(12)
+)
 """
 
 FAILURES = """
@@ -96,8 +177,14 @@ found["again"] = float(jnp.ones(3).sum())
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    path = tmp_path_factory.mktemp("proxy") / "s"
-    command = [sys.executable, "-m", "tests.unit.proxy.local_proxy", str(path)]
+    with serving(tmp_path_factory.mktemp("proxy")) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[dict[str, str]]:
+    """The environment of programs that use a proxy."""
+    command = [sys.executable, "-m", "tests.unit.proxy.local_proxy", str(folder / "s"), *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None
         assert server.stdout is not None
@@ -107,13 +194,20 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         server.stdin.close()
 
 
-def run(env: dict[str, str], body: str) -> Any:
+def started(env: dict[str, str], body: str, *arguments: str) -> subprocess.Popen[str]:
     program = HEAD + body + "\nprint(json.dumps(found))\n"
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=env, cwd=ROOT, capture_output=True, text=True, timeout=110
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def printed(process: subprocess.Popen[str]) -> Any:
+    out, error = process.communicate(timeout=110)
+    assert process.returncode == 0, error[-3000:]
+    return json.loads(out.splitlines()[-1])
+
+
+def run(env: dict[str, str], body: str) -> Any:
+    return printed(started(env, body))
 
 
 def test_shards_are_named_put_together_moved_and_given_away(env: dict[str, str]) -> None:
@@ -123,11 +217,47 @@ def test_shards_are_named_put_together_moved_and_given_away(env: dict[str, str])
         "joined": [2.0 * (k + 1) for k in range(8)],
         "moved": [1.0, 2.0],
         "donated": [True, [0.0, 1.0], 8.0],
-        "big": True,
         "text": True,
         "cost": True,
         "memory": 64,
     }
+
+
+def test_big_values_come_in_files_and_what_cannot_come_says_why(env: dict[str, str]) -> None:
+    assert run(env, BIG) == {
+        "one": [True, True, False],
+        "split": [True, True],
+        "copies": [True, True],
+        "turned": [True, [1 << 18, 4], True],
+        "cleared": True,
+        "deleted": True,
+        "broken": "UNAVAILABLE: HostLost: host 0 ",
+        "again": True,
+    }
+
+
+def test_programs_at_the_same_time_put_big_arrays_of_their_own(env: dict[str, str]) -> None:
+    """They count their arrays alike, and so the files that they leave for the proxy."""
+    both = [started(env, PUTS, number) for number in ("1000", "2000")]
+    assert [printed(process) for process in both] == [{"right": True}] * 2
+
+
+def test_arrays_lie_over_two_islands_and_go_between_them(tmp_path: Path) -> None:
+    with serving(tmp_path, "4", "2") as env:
+        found = run(env, ISLANDS)
+    assert found == {
+        "islands": [0, 0, 1, 1],
+        "put": [True, True, True, [16.0, 17.0]],
+        "moved": [True, True],
+        "split": [True, True, False],
+        "back": [True, True],
+        "turned": [True, "P(None, 'x')"],
+        "refused": "UNIMPLEMENTED: devices (0, 1, 2, 3) are on several islands; use those of one",
+    }
+
+
+def test_tokens_go_in_and_out(env: dict[str, str]) -> None:
+    assert run(env, TOKENS) == {"made": "Token", "given": 15, "passed": 14}
 
 
 def test_layouts_in_memory_are_said_as_asked_for_and_options_of_the_compiler_are_checked(env: dict[str, str]) -> None:

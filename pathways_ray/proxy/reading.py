@@ -1,0 +1,146 @@
+"""Big values in the process of a proxy's client: by a file in memory, where the proxy is on this machine.
+
+jaxlib's client gets values by gRPC alone, and copies them four times. So the plugin has JAX ask here first for arrays
+from a size on. The array is the argument of a program that only the proxy understands; the call's place among the
+requests says when the value is meant, as it does for any call. The file with the value comes by a local socket
+(`handover`), and its memory is the array's. Where anything of that is not possible, or goes wrong, JAX reads as ever,
+and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.proxy.handover import number_of, question
+from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal, received
+
+READ_BYTES = 1 << 20
+"""Shards from this size on are read by a file; others gRPC brings as fast."""
+
+READING = b"pathways: hand over"
+"""The data of the program."""
+
+INVITATION = "pathways_values"
+"""The attribute of a client with the invitation to the local socket."""
+
+
+def written(invitation: Invitation) -> str:
+    """An invitation as a client's attribute."""
+    return f"{invitation.name} {invitation.tag.hex()} {invitation.answer.hex()}"
+
+
+def read(text: str) -> Invitation:
+    """An invitation as it is written. Raises `ValueError` for other text."""
+    name, tag, answer = text.split(" ")
+    return Invitation(name, bytes.fromhex(tag), bytes.fromhex(answer))
+
+
+class BigValues:
+    """Reads arrays of one client of JAX's.
+
+    Args:
+        invitation: to the proxy's local socket, for one connection.
+
+    Raises:
+        NotLocal: the proxy is on another machine.
+    """
+
+    def __init__(self, invitation: Invitation) -> None:
+        self._socket = LocalSocket(invitation)
+        self._program: Any = None
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """Lets go of the program, which keeps the client alive."""
+        self._program = None
+
+    def _reading(self, client: Any) -> Any:
+        from jax.extend.ifrt_programs import ifrt_programs
+
+        program = self._program
+        if program is None:
+            made, options = ifrt_programs.make_plugin_program(READING), ifrt_programs.make_plugin_compile_options()
+            program = self._program = client.compile_ifrt_program(made, options)
+        return program
+
+    def value(self, client: Any, array: Any) -> np.ndarray[Any, Any] | None:
+        """The value of an array that is whole on each of its devices; None where it does not come so."""
+        alone = array if len(array.sharding.device_set) == 1 else array.addressable_data(0)
+        program = self._reading(client)
+        with self._lock:
+            number = next(self._numbers)
+            program.execute_sharded([alone])
+            if not self._socket.send(question(number)):
+                return None
+            data, file = received(self._socket.connection)
+            while data and number_of(data) < number:  # the answer to a question whose thread was interrupted
+                data, file = received(self._socket.connection)
+        if file is None:
+            return None
+        dtype = np.dtype(array.dtype)
+        size = array.size * dtype.itemsize
+        return file.bytes(size).view(dtype).reshape(array.shape) if file.size == size else None
+
+
+class Readers:
+    """The readers of this process: one of each client."""
+
+    def __init__(self) -> None:
+        self._found: weakref.WeakKeyDictionary[Any, BigValues | None] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def takes(self, array: Any) -> bool:
+        """Whether an array is read here."""
+        return self._of(_client(array)) is not None
+
+    def value(self, array: Any) -> np.ndarray[Any, Any] | None:
+        """The value of an array; None where JAX is to read it."""
+        client = _client(array)
+        reader = self._of(client)
+        if reader is None or array.is_deleted():
+            return None
+        try:
+            return reader.value(client, array)
+        except Exception:  # JAX asks the same by itself, and says what is wrong
+            return None
+
+    def _of(self, client: Any) -> BigValues | None:
+        with self._lock:
+            if client not in self._found:
+                reader = None
+                if text := getattr(client, INVITATION, ""):
+                    with contextlib.suppress(NotLocal, ValueError):
+                        reader = BigValues(read(text))
+                self._found[client] = reader
+            return self._found[client]
+
+    def cache_clear(self) -> None:
+        """Lets go of what keeps clients alive: JAX clears its caches, and maybe its backends."""
+        with self._lock:
+            for reader in self._found.values():
+                if reader is not None:
+                    reader.forget()
+
+
+def _client(array: Any) -> Any:
+    return next(iter(array.sharding.device_set)).client
+
+
+@functools.cache
+def install() -> None:
+    """Has JAX read big arrays of proxies here, from the first call on."""
+    from jax.extend.backend import register_backend_cache
+
+    from pathways_ray.jax_hooks import arrays_read_by
+
+    readers = Readers()
+    register_backend_cache(readers, "the readers of pathways proxies")
+    arrays_read_by(readers.takes, readers.value, READ_BYTES)
