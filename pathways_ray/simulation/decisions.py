@@ -24,6 +24,7 @@ from pathways_ray.ir.graph import (
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn
+from pathways_ray.simulation.routes import drawn_routed
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.values import CHOICES, DIVERGENT, FLAWS, PICK, POISON, flaw_of, is_divergent, named
 
@@ -48,7 +49,7 @@ def drawn_decisions(random: Random, number: int, name: str, slices: list[PlacedS
 
 
 def drawn_program(random: Random, number: int, name: str, slices: list[PlacedSlice], settings: Settings) -> Drawn:
-    """A program: one that decides, or another one; sound or not."""
+    """A program: one that decides, one that routes rows, or another one; sound or not."""
     poisoned = random.random() < settings.poison
     if settings.flaws and random.random() < settings.flaws:
         name += f".{random.choice(FLAWS)}"
@@ -56,6 +57,8 @@ def drawn_program(random: Random, number: int, name: str, slices: list[PlacedSli
         name += f".{DIVERGENT}"
     if settings.decisions and random.random() < settings.decisions:
         made = drawn_decisions(random, number, name, slices, poisoned)
+    elif settings.routes and random.random() < settings.routes:
+        made = drawn_routed(random, number, name, slices, poisoned)
     else:
         made = drawn(random, number, name, slices, poisoned, settings.apart)
     return with_host_functions(made, settings.calls) if settings.calls else made

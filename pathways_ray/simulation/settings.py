@@ -21,8 +21,8 @@ class Settings:
     `scheduler_deaths` those in which a scheduler does. `changes` are islands that are
     added or drained, `moves` the chance that a user moves a slice, `suspends` that it suspends its session. `rings`
     says that the devices of each island are linked to a ring, `divergent` is the chance that a program has collectives
-    that one of its hosts does not enter, `calls` that hosts run a function beside their devices, `priorities` that a
-    launch has a priority.
+    that one of its hosts does not enter, `calls` that hosts run a function beside their devices, `routes` that a
+    program routes rows, `priorities` that a launch has a priority.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -60,6 +60,7 @@ class Settings:
     moves: float = 0.0
     suspends: float = 0.0
     calls: float = 0.0
+    routes: float = 0.0
     rings: bool = False
     priorities: float = 0.0
 
@@ -102,6 +103,7 @@ class Settings:
             hostile=int(random.random() < 0.2),
             divergent=divergent,
             calls=Random(f"calls {seed}").choice([0.0, 0.0, 0.4]),
+            routes=Random(f"routes {seed}").choice([0.0, 0.0, 0.4]),
             moves=Random(f"moves {seed}").choice([0.0, 0.0, 0.0, 0.3]),
             suspends=Random(f"suspends {seed}").choice([0.0, 0.0, 0.0, 0.2]),
             changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),
