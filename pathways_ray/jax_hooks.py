@@ -162,11 +162,18 @@ def outside_of_traces() -> Callable[[], bool]:
 
 def transform_like_jit(primitive: Any, parameters: Callable[..., dict[str, Any]]) -> None:
     """Has JAX differentiate and batch a primitive as it does a call of a jitted function, with these parameters."""
+    from jax._src import config
     from jax._src.interpreters import ad, batching
     from jax._src.pjit import jit_p
 
     def by(rule: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments, **params: rule(*arguments, **parameters(**params))
+        def run(*arguments: Any, **params: Any) -> Any:
+            # What a program keeps of its trace is looked for. JAX itself keeps some of that of a `jax.shard_map` that
+            # takes whole numbers, where it finds its derivative.
+            with config.check_tracer_leaks(False):
+                return rule(*arguments, **parameters(**params))
+
+        return run
 
     tables: list[Any] = [ad.primitive_jvps, ad.primitive_linearizations, batching.fancy_primitive_batchers]
     tables += [ad.primitive_transposes, ad.fancy_transposes]

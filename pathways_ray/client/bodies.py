@@ -21,6 +21,7 @@ from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import inner_equations
 from pathways_ray.client.outlines import Outline, Outliner, Place, without_code
 from pathways_ray.client.rounds import nothing_yet, unrolled, while_of
+from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import call_p, capture_p
 from pathways_ray.errors import GraphError
@@ -58,6 +59,11 @@ class _Control:
         # A host function is no part of a computation: the controller has to decide around it.
         self.single = len(self.slices) < 2 and not any(site.exported.host_limit_ms for site in calls)
         self.names = list(dict.fromkeys(site.exported.name for site in calls))
+        if any(isinstance(report, RowCheck) for site in calls for report in site.exported.reports):
+            raise GraphError(
+                f"{self._shown()}: pw.route with overflow='error' in a branch or a loop, whose counts have no way out; "
+                "take overflow='count', and give handle.dropped as a result"
+            )
         self.arrays = _captured(equation)
         self.known = dict(builder.slices)
         """Slices that outlines have found: those of the program, and of the bodies."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from pathways_ray import jax_hooks
-from pathways_ray.client.debugging import DebugCall, NanCheck, Reported
+from pathways_ray.client.debugging import DebugCall, Reported
 from pathways_ray.errors import PathwaysError
 
 _log = logging.getLogger(__name__)
@@ -41,17 +41,15 @@ class DebugCalls:
 
         Raises:
             FloatingPointError: under `jax_debug_nans`: an operation made such a value. That is waited for.
+            RoutingError: rows that a program routes cannot go where they are to go, and it was to say so.
         """
         calls = [one for one in reported if isinstance(one.report, DebugCall)]
         if calls:
             self._start()
             self._waiting.put((calls, results))
         for one in reported:
-            if isinstance(one.report, NanCheck) and (found := one.report.first(_values(one, results))):
-                raise FloatingPointError(
-                    f"invalid value ({one.report.what}) made by {found} in {one.name} on {one.slice}"
-                    + (f", called at {one.where}" if one.where else "")
-                )
+            if not isinstance(one.report, DebugCall):
+                one.report.check(_values(one, results), f"{one.name} on {one.slice}", one.where)
 
     def flush(self, limit_s: float | None = None) -> None:
         """Waits until the debug calls of all launches before are made."""

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 
 from pathways_ray.client import prng, source_info
 from pathways_ray.client.jaxprs import body_of, equations_of, inner_equations
+from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import TraceError
 
@@ -80,13 +81,17 @@ class NanCheck:
     what: str
     count: int = 1
 
-    def first(self, results: Sequence[np.ndarray[Any, Any]]) -> str:
-        """The first operation with such a value, and its line; "" without one."""
+    def check(self, results: Sequence[np.ndarray[Any, Any]], name: str, where: str) -> None:
+        """Raises `FloatingPointError`, with the first operation that made such a value. `name` is that of the node,
+        `where` the user's line."""
         (flags,) = results
-        return next((line for line, found in zip(self.lines, flags, strict=True) if found), "")
+        first = next((line for line, found in zip(self.lines, flags, strict=True) if found), "")
+        if first:
+            called = f", called at {where}" if where else ""
+            raise FloatingPointError(f"invalid value ({self.what}) made by {first} in {name}{called}")
 
 
-Report = DebugCall | NanCheck
+Report = DebugCall | NanCheck | RowCheck
 """What a function adds to its results."""
 
 

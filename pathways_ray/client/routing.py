@@ -9,36 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pathways_ray.client import routed_rows
 from pathways_ray.client.array import Array
 from pathways_ray.client.compiled import compiled
 from pathways_ray.client.completion import as_completed
 from pathways_ray.client.context import tracing
 from pathways_ray.client.placement import put_at, reshard
 from pathways_ray.client.program import program
+from pathways_ray.client.routing_inside import Part, RoutedInside, combine_inside, route_inside
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.tracer import is_outside
-from pathways_ray.errors import RoutingError, UsageError
+from pathways_ray.errors import UsageError
 from pathways_ray.ir.routing import Progress, Send, Start, rounded
 from pathways_ray.ir.types import Spec
 from pathways_ray.jax_types import partition_spec
-
-NOWHERE = -1
-"""The destination of a row that goes to no slice."""
-
-
-class Part(NamedTuple):
-    """The rows that came to a slice: the first `count` ones of `rows`, zeros behind them; `rows` is None where nothing
-    came."""
-
-    rows: Any
-    count: int  # type: ignore[assignment]  # of tuples, which a part is only in passing
 
 
 @dataclass
@@ -88,7 +79,7 @@ def route(
     *,
     spec: Any = None,
     overflow: Literal["count", "error"] = "count",
-) -> tuple[list[Part], Routed]:
+) -> tuple[list[Part], Any]:
     """Sends each row of an array to the slice that the data choose for it.
 
         parts, handle = pw.route(tokens, expert, slices)
@@ -99,6 +90,10 @@ def route(
     to a half more, of a few sizes; so the call waits until it knows that: one small value from each source. It does not
     wait for the rows.
 
+    In a `pw.program` it takes a capacity, waits for nothing, and all slices take part: each gets `capacity` rows, zeros
+    behind those that came. Counts are values of the program then (`part.count`, `handle.counts`, `handle.dropped`), so
+    there is no `if part.count`; parts and results have the bits of those outside.
+
     Args:
         x: an array [n, ...] on a slice, perhaps partitioned along its rows; or several, on any slices.
         destination: whole numbers [n], for each row the number of its slice, or -1: it goes nowhere. As many arrays as
@@ -106,45 +101,68 @@ def route(
         capacity: rows that each slice takes at most, those of earlier arrays and rows first; all parts then have this
             size. Left out, nothing is dropped.
         spec: the layout of a part on its slice.
-        overflow: whether rows beyond the capacity are counted (`handle.dropped`) or an error.
+        overflow: whether rows beyond the capacity are counted (`handle.dropped`) or an error. In a program "count"
+            also counts destinations that are no slice (`handle.out_of_range`), whose rows go nowhere; with "error" a
+            call of the program waits for the counts, and raises.
 
     Returns:
         A `Part` for each slice, and what `pw.combine` takes.
 
     Raises:
         RoutingError: a destination is not the number of a slice, or there are more rows than the capacity.
-        UsageError: in a program, whose shapes are known before its values; or arguments of the wrong kind.
+        UsageError: in a program without a capacity, or in another traced function; or arguments of the wrong kind.
     """
-    if tracing.session is not None or not is_outside():
+    inside = tracing.session is not None
+    if not inside and not is_outside():
         raise UsageError(
-            "pw.route was called in a program or a traced function: the sizes of its parts follow from values. Call it "
-            "outside, between programs; inside of a slice use jax.lax.ragged_dot or a sort"
+            "pw.route was called in a traced function: it stands between programs, or in a pw.program; inside of a "
+            "slice use jax.lax.ragged_dot or a sort"
         )
-    return _Routing(x, destination, slices, capacity, spec, overflow).run()
+    single = not isinstance(x, list | tuple)
+    arrays, chosen = ([x], [destination]) if single else (list(x), list(destination))
+    _check_options(arrays, chosen, slices, capacity, overflow)
+    specs = [spec_from_user(spec, where.axes) for where in slices]
+    if not inside:
+        return _Routing(arrays, chosen, slices, capacity, specs, overflow, single).run()
+    if capacity is None:
+        raise UsageError(
+            "pw.route in a program takes capacity=: shapes are known there before values, so each slice gets as many "
+            "rows as there may be. Without a capacity call it outside, between programs"
+        )
+    return route_inside(arrays, chosen, slices, specs, capacity, overflow == "error", single)
+
+
+def _check_options(arrays: Sequence[Any], chosen: Sequence[Any], slices: Any, capacity: Any, overflow: str) -> None:
+    if not arrays or len(arrays) != len(chosen):
+        raise UsageError(f"pw.route takes as many destinations as arrays; got {len(chosen)} and {len(arrays)}")
+    if not isinstance(slices, Sequence) or not slices or not all(isinstance(s, VirtualSlice) for s in slices):
+        raise UsageError(f"slices= takes what pw.virtual_slice returns, at least one, not {slices!r}")
+    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
+        raise UsageError(f"capacity= is a number of rows, at least 1, or None, not {capacity!r}")
+    if overflow not in ("count", "error"):
+        raise UsageError(f"overflow= is 'count' or 'error', not {overflow!r}")
 
 
 class _Routing:
-    """One call of `route`."""
+    """One call of `route` between programs."""
 
     def __init__(
-        self, x: Any, destination: Any, slices: Sequence[VirtualSlice], capacity: int | None, spec: Any, overflow: str
+        self,
+        arrays: Sequence[Any],
+        chosen: Sequence[Any],
+        slices: Sequence[VirtualSlice],
+        capacity: int | None,
+        specs: list[Spec],
+        overflow: str,
+        single: bool,
     ) -> None:
-        self.single = not isinstance(x, list | tuple)
-        arrays, chosen = ([x], [destination]) if self.single else (list(x), list(destination))
-        if not arrays or len(arrays) != len(chosen):
-            raise UsageError(f"pw.route takes as many destinations as arrays; got {len(chosen)} and {len(arrays)}")
-        if not isinstance(slices, Sequence) or not slices or not all(isinstance(s, VirtualSlice) for s in slices):
-            raise UsageError(f"slices= takes what pw.virtual_slice returns, at least one, not {slices!r}")
-        if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
-            raise UsageError(f"capacity= is a number of rows, at least 1, or None, not {capacity!r}")
-        if overflow not in ("count", "error"):
-            raise UsageError(f"overflow= is 'count' or 'error', not {overflow!r}")
         self.slices, self.capacity, self.overflow = list(slices), capacity, overflow
-        self.specs = [spec_from_user(spec, where.axes) for where in slices]
+        self.specs, self.single = specs, single
         self.sources = [_sorted(array, to, len(slices)) for array, to in zip(arrays, chosen, strict=True)]
         self.progress = Progress(len(self.sources), len(slices), capacity)
         self.pieces: dict[tuple[int, int], Array] = {}
         self.parts = [Part(None, 0) for _ in slices]
+        self.heard: list[np.ndarray[Any, Any]] = []
 
     def run(self) -> tuple[list[Part], Routed]:
         waiting = {id(source.said): number for number, source in enumerate(self.sources)}
@@ -162,11 +180,8 @@ class _Routing:
                     self.parts[command.destination] = self._start(command)
         counts = np.stack([source.counts.sum(0) for source in self.sources])
         sizes = [part.rows.shape[0] if part.count else 0 for part in self.parts]
-        if self.overflow == "error" and any(self.progress.dropped):
-            raise RoutingError(
-                f"slices {[k for k, rows in enumerate(self.progress.dropped) if rows]} get more rows than "
-                f"capacity={self.capacity}: {counts.sum(0).tolist()}; raise it, or count them by overflow='count'"
-            )
+        if self.overflow == "error":
+            routed_rows.check(np.concatenate(self.heard), self.capacity)
         before = np.zeros(len(self.slices), np.int64)
         for number, source in enumerate(self.sources):
             source.admitted = self._admitted(number)
@@ -178,13 +193,8 @@ class _Routing:
         source = self.sources[number]
         said = np.asarray(source.said)
         source.counts = said[:, : len(self.slices)].astype(np.int64)
-        wrong = said[:, -2].sum()
-        if wrong:
-            value = said[:, -1][said[:, -2] > 0][0]
-            raise RoutingError(
-                f"{wrong} rows have destinations such as {value}; there are slices 0 to {len(self.slices) - 1}, and "
-                f"{NOWHERE} for rows that go nowhere"
-            )
+        self.heard.append(said)
+        routed_rows.check(said, None)
 
     def _admitted(self, number: int) -> np.ndarray[Any, Any]:
         """The rows of each shard of a source that each destination takes: the first ones."""
@@ -227,8 +237,8 @@ class _Routing:
         return Part(_joiner(self.slices[k], self.specs[k], size)(limits, *pieces), start.rows)
 
 
-def combine(parts: Sequence[Any], handle: Routed) -> Any:
-    """The rows that came of `pw.route`'s parts, in the order of those that went.
+def combine(parts: Sequence[Any], handle: Routed | RoutedInside) -> Any:
+    """The rows that came of `pw.route`'s parts, in the order of those that went; in a program of a handle from there.
 
         y = pw.combine(made, handle)
 
@@ -236,26 +246,31 @@ def combine(parts: Sequence[Any], handle: Routed) -> Any:
         parts: for each slice an array [rows of its part, ...] or a `Part`, of one type but for rows; None: nothing came
 
     Returns:
-        An array [n, ...] on the slice that the rows came from, partitioned as they were; as many as there were. Rows
-        that went nowhere, or were dropped, are zeros.
+        An array [n, ...] on the slice that the rows came from, partitioned as they were (in a program as their
+        destinations were); as many as there were. Rows that went nowhere, or were dropped, are zeros.
 
     Raises:
         UsageError: the parts are not those of the handle.
     """
-    if not isinstance(parts, Sequence) or not isinstance(handle, Routed):
+    if not isinstance(parts, Sequence) or not isinstance(handle, Routed | RoutedInside):
         raise UsageError(f"pw.combine takes what came of pw.route's parts, and its handle; not {parts!r}, {handle!r}")
     arrays = [part.rows if isinstance(part, Part) else part for part in parts]
     if len(arrays) != len(handle.sizes):
         raise UsageError(f"pw.combine takes {len(handle.sizes)} parts, one for each slice; got {len(arrays)}")
     for k, (array, size) in enumerate(zip(arrays, handle.sizes, strict=True)):
-        if (array is None) != (size == 0) or (size and (not isinstance(array, Array) or array.shape[:1] != (size,))):
+        is_array = isinstance(array, Array | jax.core.Tracer)
+        if (array is None) != (size == 0) or (size and (not is_array or array.shape[:1] != (size,))):
             found = "nothing" if array is None else f"{getattr(array, 'dtype', type(array))}{np.shape(array)}"
             raise UsageError(f"part {k} has {size} rows, with those that pad it; got {found}")
     kinds = {(array.shape[1:], array.dtype) for array in arrays if array is not None}
     if len(kinds) > 1:
         raise UsageError(f"the parts have rows of different types: {sorted(map(str, kinds))}")
-    starts = np.cumsum([0, *handle.sizes])
-    made = [_combined(source, arrays, starts) for source in handle._sources]
+    made: list[Any]
+    if isinstance(handle, RoutedInside):
+        made = [combine_inside(source, arrays) for source in handle._sources]
+    else:
+        starts = np.cumsum([0, *handle.sizes])
+        made = [_combined(source, arrays, starts) for source in handle._sources]
     return made[0] if handle._single else made
 
 
@@ -293,30 +308,10 @@ def _sorted(x: Any, destination: Any, count: int) -> _Source:
     key = ("route sort", axes, count)
     if key not in where.functions:
         by_row = partition_spec(rows)
-        sort = compiled(_sort, slice=where, in_specs=by_row, out_specs=by_row, static_argnums=(1, 2))
+        sort = compiled(routed_rows.ordered, slice=where, in_specs=by_row, out_specs=by_row, static_argnums=(1, 2))
         where.functions[key] = sort
     order, bins, rank, said = where.functions[key](put_at(destination, where, rows), shards, count)
     return _Source(x, where, axes, shards, order, bins, rank, said)
-
-
-def _sort(destination: Any, shards: int, count: int) -> tuple[Any, ...]:
-    """The order of rows by destination in each shard, their bins and ranks; and what is said of them: how many rows
-    each bin has (the last two: nowhere, and out of range), and a value that is out of range.
-
-    Nothing is compared but with the few destinations: sums over the rows take a fifth of the time of a sort.
-    """
-    given = destination.reshape(shards, -1)
-    inside = (given >= 0) & (given < count)
-    nowhere = jnp.zeros_like(inside) if jnp.issubdtype(given.dtype, jnp.unsignedinteger) else given == NOWHERE
-    bins = jnp.where(inside, given, jnp.where(nowhere, count, count + 1)).astype(jnp.int32)
-    sums = jnp.cumsum((bins[:, None, :] == jnp.arange(count + 2)[:, None]).astype(jnp.int32), axis=2)
-    counts = sums[:, :, -1]
-    rank = jnp.take_along_axis(sums, bins[:, None, :], 1)[:, 0] - 1
-    place = jnp.take_along_axis(jnp.cumsum(counts, 1) - counts, bins, 1) + rank
-    row = jnp.arange(given.shape[1], dtype=jnp.int32)
-    order = jax.vmap(lambda at: jnp.zeros_like(row).at[at].set(row, unique_indices=True))(place)
-    wrong = jnp.where(inside | nowhere, jnp.iinfo(given.dtype).min, given).max(1, keepdims=True)
-    return order, jnp.minimum(bins, count), rank, jnp.concatenate([counts, wrong.astype(jnp.int32)], 1)
 
 
 def _mover(source: _Source, target: VirtualSlice, layout: Spec, rows: int, whole: bool, number: int) -> Any:
@@ -325,15 +320,9 @@ def _mover(source: _Source, target: VirtualSlice, layout: Spec, rows: int, whole
     where, axes, spec = source.where, source.axes, source.x._type.spec
     key = ("route cut", spec, target, layout, rows, whole, number)
     if key not in where.functions:
-        shards = source.shards
 
         def cut(x: Any, order: Any, said: Any, *admitted: Any) -> Any:
-            apart = x.reshape(shards, -1, *x.shape[1:])
-            places = jnp.minimum(said[:, :number].sum(1)[:, None] + jnp.arange(rows), apart.shape[1] - 1)
-            taken = jnp.take_along_axis(order, places, 1)
-            pieces = jax.vmap(lambda shard, which: shard[which])(apart, taken)
-            there = jnp.arange(rows) < (admitted[0] if admitted else said[:, number])[:, None]
-            pieces = jnp.where(there.reshape(*there.shape, *(1,) * (x.ndim - 1)), pieces, jnp.zeros((), x.dtype))
+            pieces = routed_rows.cut(x, order, said, admitted[0] if admitted else said[:, number], number, rows)
             return pieces[0] if whole else pieces
 
         left = spec[1:]
@@ -356,14 +345,7 @@ def _joiner(where: VirtualSlice, spec: Spec, size: int) -> Any:
     if key not in where.functions:
 
         def join(limits: Any, *pieces: Any) -> Any:
-            flat = jnp.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in pieces])
-            lengths = [piece.shape[1] for piece in pieces for _ in range(piece.shape[0])]
-            bases = np.cumsum([0, *lengths[:-1]]).astype(np.int32)
-            row = jnp.arange(size, dtype=jnp.int32)
-            shard = jnp.minimum((row[:, None] >= limits[1:]).sum(1), len(lengths) - 1)
-            there = row < limits[-1]
-            found = flat[jnp.where(there, jnp.asarray(bases)[shard] + row - limits[shard], 0)]
-            return jnp.where(there.reshape(-1, *(1,) * (flat.ndim - 1)), found, jnp.zeros((), flat.dtype))
+            return routed_rows.joined(limits, pieces, size)
 
         where.functions[key] = compiled(join, slice=where, out_specs=partition_spec(spec))
     return where.functions[key]
@@ -376,13 +358,7 @@ def _gatherer(source: _Source) -> Any:
     if key not in where.functions:
 
         def gather(bins: Any, rank: Any, offsets: Any, *parts: Any) -> Any:
-            flat = jnp.concatenate(parts)
-            inside = jnp.minimum(bins, offsets.shape[2] - 1)
-            base, room = (jnp.take_along_axis(table, inside, 1) for table in offsets)
-            there = (bins < offsets.shape[2]) & (rank < room)
-            found = flat[jnp.where(there, base + rank, 0)]
-            found = jnp.where(there.reshape(*there.shape, *(1,) * (flat.ndim - 1)), found, jnp.zeros((), flat.dtype))
-            return found.reshape(-1, *flat.shape[1:])
+            return routed_rows.gathered(bins, rank, offsets[0], offsets[1], parts)
 
         by_row = partition_spec((axes,) if axes else ())
 

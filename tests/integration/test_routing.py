@@ -113,3 +113,44 @@ def test_what_cannot_be_routed_is_refused(session, slices, places) -> None:
         pw.combine([parts[0].rows[:5], None, None], handle)
     with pytest.raises(pw.errors.UsageError, match="takes 3 parts"):
         pw.combine([parts[0]], handle)
+
+
+@pytest.mark.parametrize("spec", [P(), P("x")], ids=["whole", "rows"])
+def test_in_a_program_rows_take_the_same_way_with_the_same_bits(session, slices, places, spec) -> None:
+    """One source and two, on two islands, with a capacity that one slice's rows exceed."""
+    x, to = rows(8), np.random.default_rng(9).integers(-1, 3, ROWS).astype(np.int32)
+    given = [pw.put(x, slices.a4, spec), pw.put(rows(10, 20), slices.b2)]
+    tos = [to, np.arange(20, dtype=np.int32) % 3]
+    factors = [pw.compiled(lambda v, by=k + 1: v * np.float32(by), slice=place) for k, place in enumerate(places)]
+
+    @pw.program
+    def exchange(xs, tos):
+        parts, handle = pw.route(xs, tos, places, capacity=14)
+        made = [f(part.rows) for f, part in zip(factors, parts, strict=True)]
+        return parts, pw.combine(made, handle), handle.dropped
+
+    for count in (1, 2):
+        parts, ys, dropped = exchange(given[:count], tos[:count])
+        outside, handle = pw.route(given[:count], tos[:count], places, capacity=14)
+        np.testing.assert_array_equal(np.asarray(dropped), handle.dropped)
+        for part, other, place in zip(parts, outside, places, strict=True):
+            assert part.rows.slice is place
+            assert int(part.count) == other.count
+            np.testing.assert_array_equal(np.asarray(part.rows), np.asarray(other.rows))
+        for y, other in zip(ys, pw.combine(worked(outside), handle), strict=True):
+            assert y.slice is other.slice
+            np.testing.assert_array_equal(np.asarray(y), np.asarray(other))
+
+
+def test_a_call_of_a_program_raises_what_its_rows_deserve(session, slices, places) -> None:
+    @pw.program
+    def exchange(x, to):
+        parts, _ = pw.route(x, to, places, capacity=20, overflow="error")  # the line that is named
+        return [part.rows for part in parts]
+
+    source = pw.put(rows(11), slices.a1)
+    assert np.asarray(exchange(source, np.arange(ROWS) % 3)[2]).shape == (20, WIDTH)
+    with pytest.raises(pw.errors.RoutingError, match=r"slices \[0\] get more rows than capacity=20.*test_routing.py:"):
+        exchange(source, np.zeros(ROWS, np.int32))
+    with pytest.raises(pw.errors.RoutingError, match=r"2 rows have destinations such as 3;.*test_routing.py:"):
+        exchange(source, np.where(np.arange(ROWS) < 2, 3, np.arange(ROWS) % 3))

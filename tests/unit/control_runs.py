@@ -13,6 +13,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import export
 from jax.sharding import PartitionSpec as P
 
@@ -35,6 +36,13 @@ class Nowhere(NoCluster):
 
     def default_slice(self) -> VirtualSlice:
         return self.slice(1, 99)
+
+
+def opened(monkeypatch: pytest.MonkeyPatch) -> Nowhere:
+    """Makes such a session the current one of a test."""
+    made = Nowhere()
+    monkeypatch.setattr(context, "sessions", [made])
+    return made
 
 
 def run(lowered: Lowered, *leaves: Any) -> list[np.ndarray[Any, Any]]:

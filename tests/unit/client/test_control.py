@@ -11,19 +11,16 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import context
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
 from pathways_ray.errors import GraphError, TraceError, UsageError
 from pathways_ray.ir.graph import Argument, Compute
-from tests.unit.control_runs import Nowhere, compare, run
+from tests.unit.control_runs import Nowhere, compare, opened, run
 
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch) -> Nowhere:
-    made = Nowhere()
-    monkeypatch.setattr(context, "sessions", [made])
-    return made
+    return opened(monkeypatch)
 
 
 @pytest.fixture

@@ -140,3 +140,21 @@ def test_training_over_two_slices(model) -> None:
         close(loss, expected)
     assert (mine["encoder"].slice, mine["decoder"].slice) == (model.a, model.b)
     assert len(model.session._programs) == 1
+
+
+def test_a_shard_map_that_takes_whole_numbers_has_a_derivative(model: Model) -> None:
+    """Members look up rows of the table that they hold."""
+    mesh = model.b.mesh.abstract_mesh
+
+    def found(table: Any, numbers: Any) -> Any:
+        rows = numbers - jax.lax.axis_index("x") * table.shape[0]
+        own = (rows >= 0) & (rows < table.shape[0])
+        return jax.lax.psum(jnp.where(own, table[jnp.clip(rows, 0, table.shape[0] - 1)], 0), "x")
+
+    def look_up(table: Any, numbers: Any) -> Any:
+        return jax.shard_map(found, mesh=mesh, in_specs=(P("x"), P()), out_specs=P())(table, numbers)
+
+    f = pw.compiled(look_up, slice=model.b, in_specs=(P("x"), P()))
+    gradient = pw.program(lambda table, numbers: jax.grad(lambda t: (f(t, numbers) ** 2).sum())(table))
+    table = np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal(np.asarray(gradient(table, np.array([1, 3, 3], np.int32))), [0, 2, 0, 12])
