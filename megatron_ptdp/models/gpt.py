@@ -40,7 +40,7 @@ class Gpt(Transformer):
     ) -> Any:
         """As `Model.forward`."""
         if stage.has_embedding:
-            values = {"hidden": self._embedded(params["embedding"], batch["tokens"][:, :-1])}
+            values = {"hidden": self.embedded(params["embedding"], batch["tokens"][:, :-1])}
         x, more = layers.vary(values["hidden"], DATA), []
         if "layers" in params:
             x, own = self.run("layers", self._layer, x, self.prepared(params["layers"]), fetch)
@@ -50,13 +50,17 @@ class Gpt(Transformer):
             return self.loss(params, x, balance, batch)
         return {"hidden": x, **balance}
 
-    def _embedded(self, params: Tree, tokens: jax.Array) -> jax.Array:
+    def embedded(self, params: Tree, tokens: jax.Array) -> jax.Array:
+        """The input of the first layer, [B, S, H]."""
         positions = params["positions"]
         if self.compute.sequence_parallel:
             positions = layers.own_part(positions, 0)
         return self.embed(params["tokens"], tokens) + positions
 
-    def _layer(self, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
+    def attended(self, x: jax.Array, params: Tree) -> jax.Array:
+        """The first half of a layer: x + attention(norm(x))."""
         inside = layers.enter(layers.norm(x, params["attention_norm"]), self.compute)
-        x = x + layers.attention(inside, inside, params["attention"], self.compute, causal=True)
-        return self.feed_forward(x, params)
+        return x + layers.attention(inside, inside, params["attention"], self.compute, causal=True)
+
+    def _layer(self, x: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
+        return self.feed_forward(self.attended(x, params), params)

@@ -66,7 +66,7 @@ def experts_of_parts(x: jax.Array, params: Tree, config: ModelConfig) -> tuple[j
     slots = _slots(routed, config.experts, rows, 0)
     sent = _spread(x.reshape(-1, x.shape[-1]), slots).reshape(members, -1, rows, x.shape[-1])
     came = lax.all_to_all(sent, TENSOR, 0, 0)  # [t, e, c, H]: from each member what it has for the own experts
-    made = _computed(jnp.swapaxes(came, 0, 1).reshape(came.shape[1], -1, x.shape[-1]), params, config)
+    made = computed(jnp.swapaxes(came, 0, 1).reshape(came.shape[1], -1, x.shape[-1]), params, config)
     back = jnp.swapaxes(made.reshape(-1, members, rows, x.shape[-1]), 0, 1)
     back = lax.all_to_all(back, TENSOR, 0, 0).reshape(-1, x.shape[-1])
     return _gathered(back * _weights(routed, slots)[:, None].astype(x.dtype), slots).reshape(x.shape), routed.balance
@@ -133,7 +133,7 @@ def _dropless(x: jax.Array, routed: Routed, params: Tree, config: ModelConfig) -
     slots, expert = _blocks(routed, own, rows, choices // rows + own)
     blocks = _spread(x.reshape(tokens, -1), slots).reshape(len(expert), rows, -1)
     picked = jax.tree.map(lambda part: part[expert], {name: params[name] for name in ("in", "out")})
-    y = _computed(blocks, picked, config).reshape(-1, x.shape[-1])
+    y = computed(blocks, picked, config).reshape(-1, x.shape[-1])
     return _gathered(y * _weights(routed, slots)[:, None].astype(x.dtype), slots).reshape(x.shape)
 
 
@@ -148,11 +148,11 @@ def _with_capacity(x: jax.Array, routed: Routed, params: Tree, config: ModelConf
     own = params["in"]["weight"].shape[0]
     slots = _slots(routed, own, rows, lax.axis_index(TENSOR) * own)
     tokens = _spread(x.reshape(-1, x.shape[-1]), slots).reshape(own, rows, -1)
-    y = _computed(tokens, params, config).reshape(-1, x.shape[-1])
+    y = computed(tokens, params, config).reshape(-1, x.shape[-1])
     return _gathered(y * _weights(routed, slots)[:, None].astype(x.dtype), slots).reshape(x.shape)
 
 
-def _computed(x: jax.Array, params: Tree, config: ModelConfig) -> jax.Array:
+def computed(x: jax.Array, params: Tree, config: ModelConfig) -> jax.Array:
     """Rows [m, b, H] through the matrices [m, H, F] and [m, F, H]."""
     y = jnp.einsum("mbh,mhf->mbf", x, params["in"]["weight"])
     if config.bias:
