@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
@@ -11,6 +11,12 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.message import Codec, Message
+
+if TYPE_CHECKING:
+    Bytes = bytes | memoryview
+else:
+    Bytes = memoryview
+"""The bytes of a part: where a message is decoded, a view of what came, which is copied once, to its place."""
 
 # --- client ↔ host, data stream ---------------------------------------------------------------------------------------
 
@@ -35,7 +41,7 @@ class PutPart(Message, tag=51):
     request: int
     box: int
     offset: int
-    data: bytes
+    data: Bytes
 
 
 class Fetch(Message, tag=52):
@@ -83,7 +89,7 @@ class FetchPart(Message, tag=56):
     device: int
     offset: int
     total: int
-    data: bytes
+    data: Bytes
 
 
 class DataFailed(Message, tag=57):

@@ -7,6 +7,7 @@ reason: why the other end hangs up. The first frame of the end that dials is a `
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import msgspec
 
@@ -50,26 +51,49 @@ class Frames:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.close_reason: str | None = None
-        self._rest = bytearray()
+        self._header = b""
+        self._spoken = False
+        self._body: bytearray | None = None
+        """Of a frame that is not all there: each byte is copied once, to its place."""
+        self._filled = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Batches that are whole now. Raises `LinkLost` for a frame that is longer than it may be."""
-        rest = self._rest
-        if not rest and len(data) > 4 and int.from_bytes(data[:4], "big") == len(data) - 4 <= self.limit:
+        begun = self._header or self._body is not None
+        if not begun and len(data) > 4 and int.from_bytes(data[:4], "big") == len(data) - 4 <= self.limit:
             yield data[4:]  # one frame, whole: nearly always
             return
-        rest += data
-        while len(rest) >= 4:
-            size = int.from_bytes(rest[:4], "big")
-            spoken, size = bool(size & CLOSE_REASON), size & ~CLOSE_REASON
-            if size > self.limit:
-                raise LinkLost(f"a frame of {size} bytes came; the limit is {self.limit}")
-            if len(rest) - 4 < size:
-                return
-            with memoryview(rest) as view:
-                body = bytes(view[4 : 4 + size])
-            del rest[: 4 + size]  # which moves a pointer, not the rest
-            if spoken:
-                self.close_reason = body.decode(errors="replace")
-            elif body:
-                yield body
+        coming, at = memoryview(data), 0
+        while at < len(coming):
+            if self._body is None:
+                header = coming[at : at + 4 - len(self._header)]
+                self._header += bytes(header)
+                at += len(header)
+                if len(self._header) < 4:
+                    return
+                size = self._begin()
+                if size <= len(coming) - at:
+                    yield from self._end(bytes(coming[at : at + size]))
+                    at += size
+                    continue
+                self._body, self._filled = bytearray(size), 0
+            end = min(len(self._body), self._filled + len(coming) - at)
+            memoryview(self._body)[self._filled : end] = coming[at : at + end - self._filled]
+            at, self._filled = at + end - self._filled, end
+            if end == len(self._body):
+                whole, self._body = cast(bytes, self._body), None  # who takes a batch takes any buffer
+                yield from self._end(whole)
+
+    def _begin(self) -> int:
+        """The length of the frame whose header has come."""
+        size, self._header = int.from_bytes(self._header, "big"), b""
+        self._spoken, size = bool(size & CLOSE_REASON), size & ~CLOSE_REASON
+        if size > self.limit:
+            raise LinkLost(f"a frame of {size} bytes came; the limit is {self.limit}")
+        return size
+
+    def _end(self, body: bytes) -> Iterator[bytes]:
+        if self._spoken:
+            self.close_reason = body.decode(errors="replace")
+        elif body:
+            yield body

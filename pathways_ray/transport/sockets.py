@@ -14,6 +14,9 @@ from pathways_ray.transport.tls import Trust, client_context
 
 READ_BYTES = 1 << 18
 
+RECORD_BYTES = 1 << 14
+"""The most that one record of TLS carries, and one call of OpenSSL gives."""
+
 
 class PlainSocket:
     """A connection that is not encrypted."""
@@ -102,14 +105,23 @@ class EncryptedSocket:
 
     def read(self) -> bytes:
         while True:
-            with self._lock, contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
-                if data := self._tls.read(READ_BYTES):
-                    return data
+            with self._lock:
+                found = self._decrypted()
+            if found:
+                return found
             received = self._received()
             if not received:
                 return b""
             with self._lock:
                 self._coming.write(received)
+
+    def _decrypted(self) -> bytes:
+        """The bytes of whole records that have come, up to about `READ_BYTES`."""
+        pieces: list[bytes] = []
+        with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
+            while len(pieces) < READ_BYTES // RECORD_BYTES and (data := self._tls.read(RECORD_BYTES)):
+                pieces.append(data)
+        return b"".join(pieces)
 
     def _received(self) -> bytes:
         for _ in silences():
@@ -119,10 +131,11 @@ class EncryptedSocket:
 
     def write(self, data: bytes, wait: bool) -> bool:
         """Always waits: only the link's own thread writes."""
+        whole = memoryview(data)
         try:
-            if data:
+            for first in range(0, len(whole), READ_BYTES):  # in pieces: the other end decrypts one meanwhile
                 with self._lock:
-                    self._tls.write(data)
+                    self._tls.write(whole[first : first + READ_BYTES])
                     encrypted = self._going.read()
                 rest = memoryview(encrypted)
                 while rest:  # `sendall` would have to be through within the time that one step may take

@@ -68,7 +68,7 @@ MAX_FILES = 16
 """Files in memory of one stream whose fetches are not answered: each is a descriptor of this process. What comes beyond
 them goes over the link."""
 
-_PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, jax.errors.JaxRuntimeError)
+_PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, OSError, jax.errors.JaxRuntimeError)
 
 
 class DataServer:
@@ -390,7 +390,8 @@ class DataServer:
         data = await self._loop.run_in_executor(stream.workers, self.reader.bytes, value, device)
         total = len(data)
         for offset in range(0, max(total, 1), limits.PART_BYTES):
+            # A view: a part is copied when it is encoded, right before it leaves.
             part = data[offset : offset + limits.PART_BYTES]
-            stream.outbox.send(wire.FetchPart(request, device, offset, total, bytes(part)))
+            stream.outbox.send(wire.FetchPart(request, device, offset, total, part))
             await asyncio.sleep(0)
             await stream.outbox.room(MAX_BACKLOG_PARTS)

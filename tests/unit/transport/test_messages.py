@@ -62,7 +62,10 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         hints = typing.get_type_hints(hint, include_extras=True)
         return st.builds(hint, **{name: strategy(hints[name]) for name in hint.__struct_fields__})
     simple = {int: IDS, str: st.text(max_size=8), bytes: st.binary(max_size=8), bool: st.booleans()}
-    simple[float] = st.floats(0.0, allow_nan=False)
+    simple |= {
+        float: st.floats(0.0, allow_nan=False),
+        memoryview: st.binary(max_size=8).map(lambda data: memoryview(data)),
+    }
     return simple[hint] if hint in simple else st.none()
 
 
@@ -83,7 +86,7 @@ def _some(hint: Any, seed: int) -> Any:
         return _some(args[0], seed)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return some(hint, seed)  # type: ignore[arg-type]
-    return {int: seed + 3, str: f"s{seed}", bytes: b"abc", bool: True, float: 0.5}[hint]
+    return {int: seed + 3, str: f"s{seed}", bytes: b"abc", memoryview: memoryview(b"abc"), bool: True, float: 0.5}[hint]
 
 
 def test_every_codec_has_its_family_here() -> None:
