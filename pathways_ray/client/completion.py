@@ -13,8 +13,9 @@ import jax
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import PENDING, Buffer, BufferRecord
 from pathways_ray.errors import UsageError, WaitTimeout
+from pathways_ray.waits import slice_s
 
-SLICE_S = 0.5
+SLICE_S = slice_s()
 """Waits look again this often, so that the end of a session is seen whatever woke them."""
 
 
