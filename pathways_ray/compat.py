@@ -309,6 +309,19 @@ def results_made(outputs: Sequence[tuple[jax.ShapeDtypeStruct, NamedSharding]]) 
     return made
 
 
+def joiner(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """Makes what joins the shards on the devices of this process, in their order in `sharding`, to an array.
+
+    `jax.make_array_from_single_device_arrays` looks at each of them first, at four times the cost (11 us for four).
+    """
+    from jax._src.interpreters import pxla
+    from jax.core import ShapedArray
+
+    made: Callable[[Sequence[jax.Array]], jax.Array]
+    made = pxla.global_aval_to_result_handler(ShapedArray(shape, dtype), sharding, True)
+    return made
+
+
 def is_laid_out_as(op_sharding: Any, sharding: NamedSharding, dimensions: int) -> bool:
     """Whether shards of what XLA reports lie where JAX says. Devices with parts of a sum count as ones with copies."""
     from jax._src.op_shardings import are_hlo_shardings_equal

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
-from pathways_ray.compat import copier, shards_of
+from pathways_ray.compat import copier, joiner, shards_of
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
@@ -177,8 +177,10 @@ class Incoming:
         shares = _shares(bundle.edges, source, target, host)
         self.number = number
         self.host = host
-        self.shapes = [edge.type.shape for edge in bundle.edges]
-        self.shardings = [compiler.sharding(target, edge.target.spec) for edge in bundle.edges]
+        self.joined = [
+            joiner(edge.type.shape, dtype_of(edge.type.dtype), compiler.sharding(target, edge.target.spec))
+            for edge in bundle.edges
+        ]
         self.copied = sorted(shares.copied)
         self.moved = [k for k in range(len(bundle.edges)) if k not in shares.copied]
         packs = {
@@ -228,7 +230,7 @@ class Incoming:
         shards = [join.run(sources) for join in self.joins]
         for k in self.moved:
             parts = [one[k] for one in shards]
-            made[k] = jax.make_array_from_single_device_arrays(self.shapes[k], self.shardings[k], parts)
+            made[k] = self.joined[k](parts)
         return [made[k] for k in range(len(made))]
 
 
