@@ -1,8 +1,9 @@
 """Arrays in and out, beside what one socket between two processes carries: put, fetch, and from island to island.
 
 Each round moves the same bytes by all ways in turn: over a raw TCP connection on loopback from another process; `put`
-until the array is ready on the devices; `fetch`, `np.asarray` of it; from one island to the other, until the result of
-a function that hands it on is ready there. On slices of one device and of four, sharded by rows.
+until the array is ready on the devices; `fetch`, `np.asarray` of it; `across`, from one island to the other by
+`pw.reshard`, until it is ready there. On slices of one device and of four, sharded by rows. In a round more, with
+the largest array, the most memory that the client and any host take meanwhile beyond what they had.
 
 Trees: 20 leaves of the same bytes, resharded to the other island and another layout, beside one flat array that is; and
 from every device to all.
@@ -11,19 +12,21 @@ Rows: of an array of 64 MiB the tenth that the data choose goes to the other isl
 `pw.reshard`; and there and back, by `pw.combine`.
 
 Small ones: a call with an argument of 32 bytes that is still NumPy's, until its result is here, beside one with a
-future; and 60 small results fetched leaf by leaf, beside one of them.
+future; and 60 small results fetched leaf by leaf, by `jax.device_get`, and waited for, beside one of them.
 
-Run it with `python -m benchmarks run bytes --json bytes.json`; it takes about a minute.
+Run it with `python -m benchmarks run bytes --json bytes.json`; it takes about two minutes. With `--large 4096` an array
+of 4 GiB is put, goes to the other island and comes back, once; the machine needs memory for two and a half of it.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +42,13 @@ MIB = 1 << 20
 LEAVES = 60
 TREE_LEAVES = 20
 PEER = """
-import socket, sys
+import socket, ssl, sys
 import numpy as np
 peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+if len(sys.argv) > 3:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*sys.argv[3:])
+    peer = context.wrap_socket(peer, server_side=True)
 data = np.ones(int(sys.argv[2]), np.uint8)
 while size := peer.recv(64):
     peer.sendall(data[: int(size)])
@@ -55,20 +62,26 @@ class Settings:
     rounds: int = option(5, "that count, after one that does not")
     trees: tuple[int, ...] = option((1, 2, 25), "of each tree, in MiB")
     routed: int = option(64, "of the array of which rows are routed, in MiB")
+    large: int = option(0, "of an array that goes to and fro once, in MiB")
     calls: int = option(300, "of each small call")
 
 
-SMOKE = Settings((1,), (1,), rounds=1, trees=(1,), routed=1, calls=5)
+SMOKE = Settings((1,), (1,), rounds=1, trees=(1,), routed=1, large=2, calls=5)
 
 
 class Raw:
-    """A process that sends bytes over a TCP connection."""
+    """A process that sends bytes over a TCP connection; encrypted with `tls`, a certificate and its key."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, tls: Sequence[str] = ()) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
-            self._process = subprocess.Popen([sys.executable, "-c", PEER, str(port), str(most)])
+            self._process = subprocess.Popen([sys.executable, "-c", PEER, str(port), str(most), *tls])
             self._peer, _ = server.accept()
+        if tls:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.load_verify_locations(tls[0])
+            self._peer = context.wrap_socket(self._peer)
 
     def receive(self, size: int) -> None:
         """Asks for `size` bytes and reads them into memory of their own."""
@@ -88,35 +101,92 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - begun
 
 
+class Ways:
+    """The ways of an array, each waited for."""
+
+    def __init__(self, here: Any, there: Any, mib: int) -> None:
+        self.array = np.arange(mib * MIB // 4, dtype=np.float32).reshape(-1, 1024)
+        self._here, self._there = here, there
+        self.value: Any = None
+        self.back: Any = None
+        self.other: Any = None
+
+    def put(self) -> None:
+        import pathways_ray as pw
+
+        self.value = pw.put(self.array, slice=self._here, spec=P("x")).block_until_ready()
+
+    def fetch(self) -> None:
+        self.back = np.asarray(self.value)
+
+    def across(self) -> None:
+        import pathways_ray as pw
+
+        self.other = pw.reshard(self.value, self._there, P("x")).block_until_ready()
+
+    def all(self) -> dict[str, Callable[[], None]]:
+        return {"put": self.put, "fetch": self.fetch, "across": self.across}
+
+    def check(self) -> None:
+        """Raises `AssertionError` unless each brought the same bits."""
+        np.testing.assert_array_equal(self.back, self.array)
+        np.testing.assert_array_equal(np.asarray(self.other), self.array)
+
+
+def rates(kinds: Mapping[str, Callable[[], None]], mib: int, rounds: int) -> dict[str, list[float]]:
+    """MiB a second of each way in each round, in turn, after one that does not count."""
+    found: dict[str, list[float]] = {way: [] for way in kinds}
+    for number in range(rounds + 1):
+        for way, move in kinds.items():
+            took = seconds(move)
+            if number:
+                found[way].append(mib / took)
+    return found
+
+
 def moved(raw: Raw, here: Any, there: Any, mib: int, rounds: int) -> dict[str, Any]:
     """MiB a second of each way, and their ratios to the raw connection."""
+    ways = Ways(here, there, mib)
+    found = rates({"raw": lambda: raw.receive(ways.array.nbytes), **ways.all()}, mib, rounds)
+    ways.check()
+    ratios = {f"{way}_ratio": measure.paired_ratios(found[way], found["raw"]) for way in ways.all()}
+    return {**{way: measure.spread(one) for way, one in found.items()}, **ratios}
+
+
+def peaks(session: Any, here: Any, there: Any, mib: int) -> dict[str, Any]:
+    """The most memory that client and hosts take for each way, divided by the bytes of the array."""
+    from benchmarks.memory import buffers_left
+
+    ways, found = Ways(here, there, mib), {}
+    for way, move in ways.all().items():
+        buffers_left(session)
+        processes = measure.runtime_processes()
+        peaks = measure.Peaks({n: p for n, p in processes.items() if n == "client" or n.startswith("HostExecutor")})
+        move()
+        grown = peaks.grown()
+        for who, most in {"client": grown.pop("client"), "host": max(grown.values())}.items():
+            found[f"{way}_{who}"] = most / ways.array.nbytes
+    return found
+
+
+def large(here: Any, there: Any, mib: int) -> dict[str, Any]:
+    """Seconds that a large array takes, once. It is checked in pieces, and dropped where it is needed no more."""
     import pathways_ray as pw
 
-    array = np.arange(mib * MIB // 4, dtype=np.float32).reshape(-1, 1024)
-    hand_on = pw.compiled(lambda v: v, slice=there, in_specs=P("x"), out_specs=P("x"))
-    found: dict[str, list[float]] = {"raw": [], "put": [], "fetch": [], "across": []}
-    for _ in range(rounds + 1):
-        took = {"raw": seconds(lambda: raw.receive(array.nbytes))}
-        begun = time.perf_counter()
-        value = pw.put(array, slice=here, spec=P("x")).block_until_ready()
-        took["put"] = time.perf_counter() - begun
-        begun = time.perf_counter()
-        back = np.asarray(value)
-        took["fetch"] = time.perf_counter() - begun
-        begun = time.perf_counter()
-        other = hand_on(value).block_until_ready()
-        took["across"] = time.perf_counter() - begun
-        for way, one in took.items():
-            found[way].append(mib / one)
-    np.testing.assert_array_equal(back, array)
-    np.testing.assert_array_equal(np.asarray(other), array)
-    counted = {way: rates[1:] for way, rates in found.items()}
-    ratios = {
-        f"{way}_ratio": measure.spread([a / b for a, b in zip(rates, counted["raw"], strict=True)])
-        for way, rates in counted.items()
-        if way != "raw"
-    }
-    return {**{way: measure.spread(rates) for way, rates in counted.items()}, **ratios}
+    array = np.arange(mib * MIB // 4, dtype=np.uint32).reshape(-1, 1024)
+    begun = time.perf_counter()
+    value = pw.put(array, slice=here, spec=P("x")).block_until_ready()
+    put = time.perf_counter()
+    del array
+    other = pw.reshard(value, there, P("x")).block_until_ready()
+    across = time.perf_counter()
+    del value
+    back = np.asarray(other)
+    fetched = time.perf_counter()
+    for first in range(0, len(back), 4096):
+        part = back[first : first + 4096]
+        np.testing.assert_array_equal(part.ravel(), np.arange(first * 1024, first * 1024 + part.size, dtype=np.uint32))
+    return {"mib": mib, "devices": here.size, "put": put - begun, "across": across - put, "fetch": fetched - across}
 
 
 def trees(here: Any, there: Any, mib: int, rounds: int) -> list[dict[str, Any]]:
@@ -184,6 +254,7 @@ def small(where: Any, calls: int) -> dict[str, float]:
         "one_leaf": lambda: np.asarray(many(future)[0]),
         "leaves": lambda: jax.tree.map(np.asarray, many(future)),
         "device_get": lambda: jax.device_get(many(future)),
+        "waited": lambda: jax.block_until_ready(many(future)),
         "put": lambda: pw.put(value, slice=where, spec=P()).block_until_ready(),
     }
     took: dict[str, list[float]] = {name: [] for name in kinds}
@@ -192,7 +263,8 @@ def small(where: Any, calls: int) -> dict[str, float]:
             one = seconds(call)
             if k >= 10:
                 took[name].append(1e6 * one)
-    return {name: statistics.median(times) for name, times in took.items()}
+    medians = {name: statistics.median(times) for name, times in took.items()}
+    return {**medians, "numpy_ratio": medians["numpy"] / medians["future"]}
 
 
 def run(settings: Settings, progress: Progress) -> Result:
@@ -202,9 +274,11 @@ def run(settings: Settings, progress: Progress) -> Result:
     rows: list[dict[str, Any]] = []
     leaves: list[dict[str, Any]] = []
     chosen: list[dict[str, Any]] = []
+    most: list[dict[str, Any]] = []
+    once: list[dict[str, Any]] = []
     raw = Raw(max(settings.sizes) * MIB)
     try:
-        with pw.init(islands=2, devices_per_host=max(settings.devices)):
+        with pw.init(islands=2, devices_per_host=max(settings.devices)) as session:
             for devices in settings.devices:
                 with (
                     pw.virtual_slice((devices,), ("x",), island=0) as here,
@@ -213,12 +287,17 @@ def run(settings: Settings, progress: Progress) -> Result:
                     for mib in settings.sizes:
                         progress.say(f"{mib} MiB on {devices} devices")
                         rows.append({"devices": devices, "mib": mib, **moved(raw, here, there, mib, settings.rounds)})
+                    mib = max(settings.sizes)
+                    most.append({"devices": devices, "mib": mib, **peaks(session, here, there, mib)})
                     progress.say(f"rows on {devices} devices")
                     chosen.append(routed(here, there, settings.routed, settings.rounds))
                     if devices == settings.devices[-1]:
                         progress.say("trees")
                         for mib in settings.trees:
                             leaves += trees(here, there, mib, settings.rounds)
+                    if settings.large and devices == settings.devices[-1]:
+                        progress.say(f"{settings.large} MiB")
+                        once.append(large(here, there, settings.large))
             with pw.virtual_slice((1,), ("x",), island=0) as one:
                 calls = small(one, settings.calls)
     finally:
@@ -226,10 +305,16 @@ def run(settings: Settings, progress: Progress) -> Result:
     return {
         "measured": " ".join(__doc__.split("\n\n")[1].split()),
         "rows": rows,
+        "peaks": most,
+        "large": once,
         "trees": leaves,
         "routed": chosen,
-        "small": [{**calls, "numpy_ratio": calls["numpy"] / calls["future"]}],
-        "figures": figures(rows) + tree_figures(leaves) + routed_figures(chosen),
+        "small": [calls],
+        "figures": figures(rows)
+        + peak_figures(most)
+        + tree_figures(leaves)
+        + routed_figures(chosen)
+        + small_figures(calls),
     }
 
 
@@ -240,6 +325,20 @@ def figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         {"name": f"{name}, {rows[-1]['mib']} MiB, of a raw socket", "unit": "x", **rows[-1][f"{way}_ratio"]}
         for way, name in ways.items()
     ]
+
+
+def peak_figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The most that any process took of the largest array on the most devices."""
+    names = [name for name in rows[-1] if name.endswith(("_client", "_host"))]
+    return [
+        {"name": f"peak memory / array, {rows[-1]['mib']} MiB, {name.replace('_', ', ')}", "unit": "x", "median": value}
+        for name, value in ((name, rows[-1][name]) for name in names)
+    ]
+
+
+def small_figures(calls: dict[str, float]) -> list[dict[str, Any]]:
+    """The time of a call with an argument of this process against that with a future."""
+    return [{"name": "call with 32 bytes of NumPy / with a future", "unit": "x", "median": calls["numpy_ratio"]}]
 
 
 def tree_figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -266,6 +365,13 @@ show = shows(
         *("across:.0f", "across_ratio:.2f"),
     ),
     Table(
+        "the most memory that client and hosts took, ÷ the array",
+        "peaks",
+        *("devices", "mib", "put_client:.2f", "put_host:.2f", "fetch_client:.2f", "fetch_host:.2f"),
+        *("across_client:.2f", "across_host:.2f"),
+    ),
+    Table("a large array, s", "large", "devices", "mib", "put:.2f", "across:.2f", "fetch:.2f"),
+    Table(
         f"a tree of {TREE_LEAVES} leaves and one array of its bytes to another island and layout, ms",
         "trees",
         *("mib", "layout", "tree:.1f", "flat:.1f", "ratio:.2f"),
@@ -278,7 +384,8 @@ show = shows(
     Table(
         "small calls, us",
         "small",
-        *("future:.0f", "numpy:.0f", "numpy_ratio:.2f", "one_leaf:.0f", "leaves:.0f", "device_get:.0f", "put:.0f"),
+        *("future:.0f", "numpy:.0f", "numpy_ratio:.2f", "one_leaf:.0f", "leaves:.0f", "device_get:.0f"),
+        *("waited:.0f", "put:.0f"),
     ),
 )
 

@@ -80,6 +80,23 @@ def runtime_processes() -> dict[str, psutil.Process]:
     return found
 
 
+class Peaks:
+    """The most memory that processes have at a time from now on, beyond what they have now."""
+
+    def __init__(self, processes: Mapping[str, psutil.Process]) -> None:
+        self._before = {name: (process.pid, process.memory_info().rss) for name, process in processes.items()}
+        for pid, _ in self._before.values():
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is what there is now
+
+    def grown(self) -> dict[str, int]:
+        """Bytes, by the names of the processes."""
+        found = {}
+        for name, (pid, before) in self._before.items():
+            status = Path(f"/proc/{pid}/status").read_text()
+            found[name] = 1024 * int(status.partition("VmHWM:")[2].split()[0]) - before
+        return found
+
+
 def busy_cores(seconds: float) -> float:
     """CPU use of the whole machine over some time: of idle systems, and of other people's work."""
     return float(psutil.cpu_percent(seconds)) / 100 * (psutil.cpu_count() or 1)

@@ -34,6 +34,8 @@ BENCHMARKS = {
     "hotpath": Entry("hotpath", "Where the time of a launch goes"),
     "observing": Entry("observing", "The cost of being seen"),
     "bytes": Entry("bytes", "Arrays in and out"),
+    "network": Entry("network", "Arrays in and out between machines"),
+    "suspending": Entry("suspending", "Sessions suspended and resumed"),
     "proxy": Entry("proxy", "Unmodified JAX through a proxy"),
     "peers": Entry("peers.benchmark", "Dispatch against peers (Figure 5 of the paper)"),
     "parity": Entry("parity", "Smallest computation at parity with JAX (Figure 6)"),
