@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape, shard_boxes, shard_shape
+from pathways_ray.ir.regions import Box, box_shape, place_of, shard_boxes, shard_shape
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
@@ -22,20 +23,28 @@ class Fetching:
     """Shards on their way to the client, from one host. `told` is called when they are there, or cannot come, by the
     thread that reads; without it a thread waits for them."""
 
-    def __init__(self, devices: tuple[int, ...], told: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, array: FetchedArray, host: int, devices: tuple[int, ...], told: Callable[[], None] | None = None
+    ) -> None:
+        self.array = array
+        self.host = host
         self.missing = set(devices)
         self.told = told
-        self.parts: dict[int, bytearray] = {}
         self.failure: Failure | None = None
         self.in_file = False
 
     def add(self, part: wire.FetchPart) -> None:
-        buffer = self.parts.get(part.device)
-        if buffer is None:
-            buffer = self.parts[part.device] = bytearray(part.total)
-        memoryview(buffer)[part.offset : part.offset + len(part.data)] = part.data  # without a copy in between
-        if part.offset + len(part.data) >= part.total:
+        """Takes a part. Raises `ValueError` for one that is no part of what was asked for."""
+        if self.array.take(self.host, part):
             self.missing.discard(part.device)
+
+
+class Place(NamedTuple):
+    """The place of a shard in its array, in bytes; `start` is -1 where it is not in one piece."""
+
+    box: Box
+    start: int
+    size: int
 
 
 class FetchPlan:
@@ -63,34 +72,106 @@ class FetchPlan:
         for _, device in self.shards:
             by_host.setdefault(device.host, []).append(device.index)
         self.by_host = {host: tuple(indices) for host, indices in by_host.items()}
+        self.places = {(device.host, device.index): self._place_of(box) for box, device in shards}
+
+    def _place_of(self, box: Box) -> Place:
+        start, run, _ = place_of(box, self.shape)
+        size = math.prod(box_shape(box))
+        return Place(box, start * self.dtype.itemsize if run == size else -1, size * self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def assembled(self, received: dict[int, Fetching], file: SharedFile | None = None) -> np.ndarray[Any, Any]:
-        """The array, from what each host sent; some may have written to a file that has room for all of it."""
 
-        def shard(box: Box, device: Device) -> np.ndarray[Any, Any]:
-            return np.frombuffer(received[device.host].parts[device.index], self.dtype).reshape(box_shape(box))
+class FetchedArray:
+    """An array that is fetched: its shards come from hosts, each to its place. Where that is not in one piece, a shard
+    comes to memory of its own before.
 
-        if file is not None:
-            whole = file.bytes(self.nbytes, writable=True).view(self.dtype).reshape(self.shape)
-        elif len(self.shards) == 1:
-            return shard(*self.shards[0])
-        else:
-            whole = np.empty(self.shape, self.dtype)
-        for box, device in self.shards:
-            if not received[device.host].in_file:
-                whole[tuple(slice(a, b) for a, b in box)] = shard(box, device)
+    Args:
+        told: see `Fetching`.
+    """
+
+    def __init__(self, plan: FetchPlan, told: Callable[[], None] | None = None) -> None:
+        self.plan = plan
+        self.by_host = {host: Fetching(self, host, devices, told) for host, devices in plan.by_host.items()}
+        self._memory: bytearray | None = None
+        self._apart: dict[tuple[int, int], bytearray] = {}
+        self._making = threading.Lock()
+
+    @property
+    def is_there(self) -> bool:
+        """Whether all of its shards have come."""
+        return not any(fetching.missing for fetching in self.by_host.values())
+
+    def take(self, host: int, part: wire.FetchPart) -> bool:
+        """Takes a part of a shard; returns whether it was the last one. For the thread that reads from that host.
+
+        Raises:
+            ValueError: it does not belong there.
+        """
+        name = host, part.device
+        box, start, size = self.plan.places[name]
+        end = part.offset + len(part.data)
+        if part.total != size or part.offset < 0 or end > size:
+            raise ValueError(f"bytes {part.offset} to {end} of {part.total} came for a shard of {size}")
+        room = self._whole()
+        if start < 0:
+            start, room = 0, self._apart.get(name) or self._apart.setdefault(name, bytearray(size))
+        # Without a copy in between.
+        memoryview(room)[start + part.offset : start + end] = part.data
+        if end == size and room is not self._memory:
+            self._array()[_slices(box)] = np.frombuffer(room, self.plan.dtype).reshape(box_shape(box))
+            del self._apart[name]
+        return end == size
+
+    def value(self, file: SharedFile | None = None) -> np.ndarray[Any, Any]:
+        """The whole array. Some hosts may have written to a file that has room for all of it."""
+        if file is None:
+            return self._array()
+        plan = self.plan
+        whole = file.bytes(plan.nbytes, writable=True).view(plan.dtype).reshape(plan.shape)
+        for box, device in plan.shards:
+            if not self.by_host[device.host].in_file:
+                whole[_slices(box)] = self._array()[_slices(box)]
         return whole
+
+    def kept(self, file: SharedFile | None) -> np.ndarray[Any, Any] | ArrayFile:
+        """The whole array for an upload to come: where hosts have written it to a file, that file."""
+        if file is None or not all(fetching.in_file for fetching in self.by_host.values()):
+            return self.value(file)
+        return ArrayFile(file, self.plan.shape, self.plan.dtype)
+
+    def _whole(self) -> bytearray:
+        if self._memory is None:
+            with self._making:  # several hosts may begin at a time
+                self._memory = self._memory or bytearray(self.plan.nbytes)
+        return self._memory
+
+    def _array(self) -> np.ndarray[Any, Any]:
+        return np.frombuffer(self._whole(), self.plan.dtype).reshape(self.plan.shape)
+
+
+class ArrayFile(NamedTuple):
+    """An array in C order that is a file in memory, to which nobody writes any more."""
+
+    file: SharedFile
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The array, to be read only."""
+        size = math.prod(self.shape) * self.dtype.itemsize
+        return self.file.bytes(size).view(self.dtype).reshape(self.shape)
 
 
 class Copies:
-    """Copies of the boxes of an array, so that the caller may change it. Each is made once, however many take it."""
+    """Copies of the boxes of an array, so that the caller may change it. Each is made once, however many take it. An
+    array that is a file in memory changes no more: where its boxes lie in it as an upload has them, it goes itself."""
 
-    def __init__(self, array: np.ndarray[Any, Any]) -> None:
-        self._array = array
+    def __init__(self, array: np.ndarray[Any, Any] | ArrayFile) -> None:
+        self._filed = array if isinstance(array, ArrayFile) else None
+        self._array = array.array() if isinstance(array, ArrayFile) else array
         self._copies: dict[Box, memoryview] = {}
         self._files: dict[tuple[Box, ...], SharedFile] = {}
 
@@ -100,6 +181,8 @@ class Copies:
 
     def file(self, boxes: tuple[Box, ...]) -> SharedFile | None:
         """A file in memory with these boxes; None where there is no memory for it."""
+        if self._filed is not None and self._is_all(boxes):
+            return self._filed.file
         if boxes not in self._files:
             pieces = [self._piece(box) for box in boxes]
             places, size = offsets([piece.nbytes for piece in pieces])
@@ -112,6 +195,15 @@ class Copies:
             self._files[boxes] = file
         return self._files[boxes]
 
+    def _is_all(self, boxes: tuple[Box, ...]) -> bool:
+        """Whether these boxes, one behind the other as an upload has them, are the array in C order."""
+        item = self._array.itemsize
+        found = [place_of(box, self._array.shape) for box in boxes]
+        if any(run != math.prod(box_shape(box)) for box, (_, run, _) in zip(boxes, found, strict=True)):
+            return False
+        places, size = offsets([run * item for _, run, _ in found])
+        return places == [start * item for start, _, _ in found] and size == self._array.nbytes
+
     def messages(self, opening: wire.PutOpen, boxes: tuple[Box, ...]) -> list[wire.Message]:
         """The messages that bring these boxes in parts."""
         messages: list[wire.Message] = [opening]
@@ -121,14 +213,18 @@ class Copies:
             data = self._copies[box]
             for offset in range(0, len(data), limits.PART_BYTES):
                 # A view: a part is copied when it is encoded, right before it leaves.
-                part = cast(bytes, data[offset : offset + limits.PART_BYTES])
+                part = data[offset : offset + limits.PART_BYTES]
                 messages.append(wire.PutPart(opening.request, number, offset, part))
         return messages
 
     def _piece(self, box: Box) -> np.ndarray[Any, Any]:
-        return self._array[tuple(slice(a, b) for a, b in box)]
+        return self._array[_slices(box)]
 
     def _copy(self, box: Box) -> memoryview:
         """The bytes of a box, in C order, in memory of their own."""
         piece = np.array(self._piece(box), order="C")
         return memoryview(piece.reshape(-1).view(np.uint8).data) if piece.size else memoryview(b"")
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(a, b) for a, b in box)

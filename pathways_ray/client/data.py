@@ -12,22 +12,19 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from pathways_ray import limits
-from pathways_ray.client.array_pieces import Copies, Fetching, FetchPlan
+from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan
 from pathways_ray.client.buffer import Upload
+from pathways_ray.client.data_link import Acknowledge, DataLink, Sent
 from pathways_ray.client.local_reader import LocalReader, Sleeper
-from pathways_ray.errors import Failure, PathwaysError, from_failure
+from pathways_ray.errors import Failure, from_failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport import streams, thread_links
-from pathways_ray.transport.frames import LinkLost
-from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
 from pathways_ray.waits import slice_s
@@ -35,153 +32,12 @@ from pathways_ray.waits import slice_s
 _WAIT_SLICE_S = slice_s()
 """Waits look again this often, whether woken or not."""
 
-SHARED_BYTES = 1 << 18
-"""A smaller array goes over the stream sooner than a file in memory is made."""
-
-DOOR_LIMIT_S = 2.0
-"""A stream that was just opened waits this long for its host to say where its local socket is."""
-
 MAX_FILES = 16
 """Fetches that wait with a file in memory; further ones go over the stream. Each is a descriptor of this process."""
 
 RECONNECT_LIMIT_S = 10.0
 """A put or fetch waits this long for a host that is down, or whose stream broke and of which there is no news yet.
 Other calls of its thread wait meanwhile."""
-
-
-Acknowledge = Callable[[Upload, int, Failure | None], None]
-"""Called once for each host of an upload, with its failure if it could not take its part."""
-
-
-class _Sent(NamedTuple):
-    """An upload that a host has yet to acknowledge."""
-
-    upload: Upload
-    acknowledge: Acknowledge
-
-
-class _Link:
-    """The stream to one incarnation of a host."""
-
-    def __init__(self, owner: DataLinks, address: wire.HostAddress) -> None:
-        self.owner = owner
-        self.host = address.host
-        self.epoch = address.epoch
-        self.outbox = thread_links.Outbox()
-        self.uploads: dict[int, _Sent] = {}
-        self.fetches: dict[int, Fetching] = {}
-        self.dead: Failure | None = None
-        self._local: LocalSocket | None = None
-        self._settled = threading.Event()
-        metadata = {"session": str(owner.session), "authorization": owner.token}
-        self._wire = thread_links.ThreadLink(
-            address.address, streams.DATA_STREAM, metadata, self.outbox, owner.trust, limits.DATA_SILENCE_S
-        )
-        threading.Thread(target=self._read, name=f"pathways-data-{self.host}", daemon=True).start()
-
-    def _read(self) -> None:
-        reason = "it closed the stream"
-        try:
-            for data in self._wire:
-                for message in wire.FROM_HOST_DATA.decode_batch(data):
-                    self._on_message(message)
-        except (LinkLost, PathwaysError) as error:
-            reason = str(error)
-        except Exception as error:  # whatever it is: what waits for this thread would wait without end
-            reason = f"its messages cannot be read ({type(error).__name__}: {error})"
-            self._wire.close()
-        self.end(reason)
-
-    def _on_message(self, message: wire.Message) -> None:
-        match message:
-            case wire.PutDone(request):
-                self._uploaded(request, None)
-            case wire.FetchPart():
-                fetching = self.fetches.get(message.request)
-                if fetching is not None:
-                    fetching.add(message)
-                    if not fetching.missing:
-                        self._tell(fetching)
-            case wire.FetchDone(request):
-                if request in self.fetches:
-                    self.fetches[request].in_file = True
-                    self.fetches[request].missing.clear()
-                    self.owner.wake()
-            case wire.LocalDoor():
-                if message.name:
-                    with contextlib.suppress(NotLocal):
-                        local = LocalSocket(Invitation(message.name, message.tag, message.answer))
-                        self.owner.reader.add(local.connection, self._take_local)
-                        self._local = local
-                self._settled.set()
-                if self.dead is not None:  # it ended meanwhile
-                    self.end(self.dead)
-            case wire.DataFailed(request, failure):
-                if request in self.uploads:
-                    self._uploaded(request, failure)
-                elif request in self.fetches:
-                    self.fetches[request].failure = failure
-                    self._tell(self.fetches[request])
-
-    def _tell(self, fetching: Fetching) -> None:
-        """Has those who asked look at what has come, or cannot come."""
-        if fetching.told is not None:
-            fetching.told()
-        else:
-            self.owner.wake()
-
-    def _uploaded(self, request: int, failure: Failure | None) -> None:
-        sent = self.uploads.pop(request, None)
-        if sent is not None:
-            sent.acknowledge(sent.upload, self.host, failure)
-
-    def end(self, reason: str | Failure) -> None:
-        """Fails all that was under way."""
-        if isinstance(reason, str):
-            reason = Failure("HostLost", f"host {self.host} is gone: {reason}", host=self.host)
-        self.dead = self.dead or reason
-        self._settled.set()
-        local, self._local = self._local, None
-        if local is not None:
-            self.owner.reader.remove(local.connection)
-            local.close()
-        for request in list(self.uploads):
-            self._uploaded(request, self.dead)
-        for fetching in list(self.fetches.values()):
-            fetching.failure = fetching.failure or self.dead
-            if fetching.told is not None:
-                fetching.told()
-        self.owner.wake()
-
-    def _take_local(self, data: bytes) -> None:
-        try:
-            for message in wire.FROM_HOST_DATA.decode_batch(data):
-                self._on_message(message)
-        except PathwaysError as error:
-            self.end(str(error))
-
-    @property
-    def is_local(self) -> bool:
-        """Whether questions go by the local socket."""
-        return self._local is not None
-
-    def takes_files(self, size: int) -> bool:
-        """Whether an array of `size` bytes goes in a file in memory: it is big, and the host is on this machine."""
-        if size < SHARED_BYTES:
-            return False
-        self._settled.wait(DOOR_LIMIT_S)
-        return self._local is not None
-
-    def send_local(self, message: wire.Message, file: SharedFile | None = None) -> bool:
-        """Hands a message and a file to the host; False where that cannot be, and will not be again."""
-        local = self._local
-        if local is None or not local.send(wire.encode(message), file):
-            self._local = None
-            return False
-        return True
-
-    def close(self) -> None:
-        self._wire.close()
 
 
 class DataLinks:
@@ -198,7 +54,7 @@ class DataLinks:
         self.token = token
         self.trust = trust
         self._addresses = {h.host: h for h in hosts}
-        self._links: dict[int, _Link] = {}
+        self._links: dict[int, DataLink] = {}
         self._requests = itertools.count(1)
         self._changed = threading.Condition()
         self._closed = False
@@ -224,7 +80,7 @@ class DataLinks:
             link.end("its process was lost")
             link.close()
 
-    def _link(self, host: int) -> _Link:
+    def _link(self, host: int) -> DataLink:
         """The stream to a host; waits for a host that is starting again."""
         with self._changed:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
@@ -237,10 +93,10 @@ class DataLinks:
                 raise from_failure(Failure("HostLost", text, host=host))
             link = self._links.get(host)
             if link is None or link.dead is not None:
-                link = self._links[host] = _Link(self, address)
+                link = self._links[host] = DataLink(self, address)
             return link
 
-    def link_of(self, host: int) -> _Link | None:
+    def link_of(self, host: int) -> DataLink | None:
         """The stream to a host, where there is one that is alive."""
         link = self._links.get(host)
         return link if link is not None and link.dead is None else None
@@ -263,7 +119,7 @@ class DataLinks:
     def upload(
         self,
         buffer: int,
-        array: np.ndarray[Any, Any],
+        array: np.ndarray[Any, Any] | ArrayFile,
         kind: ArrayType,
         spec: Spec,
         placed: PlacedSlice,
@@ -277,14 +133,14 @@ class DataLinks:
         """
         boxes = shard_boxes(kind, spec, placed.mesh)
         copies = Copies(array)
-        asked: list[tuple[_Link, wire.PutOpen, tuple[Box, ...], SharedFile | list[wire.Message]]] = []
+        asked: list[tuple[DataLink, wire.PutOpen, tuple[Box, ...], SharedFile | list[wire.Message]]] = []
         for host in placed.hosts:
             opening = wire.PutOpen(next(self._requests), buffer, kind, spec, placed, tag)
             held = tuple(dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host))
             link = self._link(host)
             file = copies.file(held) if link.takes_files(copies.size(held)) else None
             asked.append((link, opening, held, file or copies.messages(opening, held)))
-        sent = _Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
+        sent = Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
         for link, opening, held, what in asked:
             link.uploads[opening.request] = sent
@@ -315,15 +171,38 @@ class DataLinks:
             early: takes those that did.
             into: a file in memory of its size, which has it afterwards.
         """
-        along = {number: (next(self._requests), plan, dict[int, Fetching]()) for number, plan in (also or {}).items()}
-        asked: list[tuple[_Link, int, Fetching, bool]] = []
-        file: SharedFile | None = None
+        along = {number: (next(self._requests), FetchedArray(plan)) for number, plan in (also or {}).items()}
+        found, file = self._fetched(buffer, cover, check, along, into)
+        for number, (_, other) in along.items():
+            if early is not None and other.is_there:
+                early[number] = other.value()
+        return found.value(file)
+
+    def fetch_to_keep(
+        self, buffer: int, cover: FetchPlan, check: Callable[[], None]
+    ) -> np.ndarray[Any, Any] | ArrayFile:
+        """The whole array for an upload to come: the file in memory in which it came, if it did."""
+        found, file = self._fetched(buffer, cover, check, {})
+        return found.kept(file)
+
+    def _fetched(
+        self,
+        buffer: int,
+        cover: FetchPlan,
+        check: Callable[[], None],
+        along: Mapping[int, tuple[int, FetchedArray]],
+        into: SharedFile | None = None,
+    ) -> tuple[FetchedArray, SharedFile | None]:
+        """An array that has come, in a file or not; `along` has further requests and arrays by their buffers."""
         sleeper = Sleeper()
 
         def told() -> None:
             sleeper.wake()
             self.reader.wake()
 
+        found = FetchedArray(cover, told)
+        asked: list[tuple[DataLink, int, Fetching, bool]] = []
+        file: SharedFile | None = None
         try:
             links = {}
             for host in cover.by_host:
@@ -332,10 +211,10 @@ class DataLinks:
             shared = all(link.takes_files(cover.nbytes) for link in links.values())
             file = into or (self._new_file(cover.nbytes) if shared else None)
             for host, devices in cover.by_host.items():
-                link, request, fetching = links[host], next(self._requests), Fetching(devices, told)
+                link, request, fetching = links[host], next(self._requests), found.by_host[host]
                 link.fetches[request] = fetching
-                for other, _, received in along.values():
-                    received[host] = link.fetches[other] = Fetching(devices)
+                for other, array in along.values():
+                    link.fetches[other] = array.by_host[host]
                 question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
                 asked.append((link, request, fetching, link.is_local))
                 if not (link.is_local and link.send_local(question, file if shared else None)):
@@ -346,7 +225,7 @@ class DataLinks:
         finally:
             for link, request, fetching, by_local in asked:
                 link.fetches.pop(request, None)
-                for other, _, _ in along.values():
+                for other, _ in along.values():
                     link.fetches.pop(other, None)
                 if not fetching.missing or fetching.failure is not None:
                     continue
@@ -355,10 +234,7 @@ class DataLinks:
                     link.outbox.send(wire.CancelFetch(request))
             if file is not None and into is None:
                 self._files.release()
-        for number, (_, plan, received) in along.items():
-            if early is not None and not any(fetching.missing for fetching in received.values()):
-                early[number] = plan.assembled(received)
-        return cover.assembled({link.host: fetching for link, _, fetching, _ in asked}, file)
+        return found, file
 
     def _new_file(self, size: int) -> SharedFile | None:
         """A file in memory, as one of `MAX_FILES`."""

@@ -245,7 +245,7 @@ class Mover:
             raise BufferLost(f"array {step.held.number} lies on slice {step.held.slice}, which has no handle any more")
         plan = FetchPlan.of_array(step.held.type, step.held.spec, where.placed)
         check = partial(self._driver.check_fetch, step.record)
-        self._saved.save(step.number, self._driver.data.fetch(step.held.number, plan, check))
+        self._saved.save(step.number, self._driver.data.fetch_to_keep(step.held.number, plan, check))
 
     def _load(self, step: Load, where: VirtualSlice) -> None:
         assert self._saved is not None

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pathways_ray.client.array_pieces import Fetching, FetchPlan
-from pathways_ray.client.data import SHARED_BYTES, DataLinks
+from pathways_ray.client.array_pieces import FetchedArray, FetchPlan
+from pathways_ray.client.data import DataLinks
+from pathways_ray.client.data_link import SHARED_BYTES
 from pathways_ray.transport import messages as wire
 
 Done = Callable[[np.ndarray[Any, Any] | None], None]
@@ -51,9 +52,10 @@ def ask(data: DataLinks, buffer: int, cover: FetchPlan, done: Done) -> Question 
     question = Question(link, data.new_request(), done)
 
     def told() -> None:
-        question.end(None if fetching.failure is not None else cover.assembled({host: fetching}))
+        question.end(None if fetching.failure is not None else found.value())
 
-    fetching = link.fetches[question._request] = Fetching(devices, told)
+    found = FetchedArray(cover, told)
+    fetching = link.fetches[question._request] = found.by_host[host]
     if not link.send_local(wire.Fetch(question._request, buffer, devices, ())):
         link.fetches.pop(question._request, None)
         return None

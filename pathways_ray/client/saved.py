@@ -16,20 +16,24 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from pathways_ray.client.array_pieces import ArrayFile
 from pathways_ray.errors import SuspensionDamaged, UsageError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.jax_types import dtype_named
 
 INDEX = "suspension.json"
 
+Value = np.ndarray[Any, Any] | ArrayFile
+"""The value of an array. One in a file in memory goes back to hosts of this machine as it is, without a copy."""
+
 
 class Saved(Protocol):
     """The values of one suspension, by number."""
 
-    def save(self, number: int, value: np.ndarray[Any, Any]) -> None:
+    def save(self, number: int, value: Value) -> None:
         """Keeps a value. Raises `UsageError` where there is no room."""
 
-    def load(self, number: int, kind: ArrayType) -> np.ndarray[Any, Any]:
+    def load(self, number: int, kind: ArrayType) -> Value:
         """A value. Raises `SuspensionDamaged` where it is not as it was."""
 
     def forget(self, number: int) -> None:
@@ -49,12 +53,12 @@ class InMemory:
     """Values in the memory of this process."""
 
     def __init__(self) -> None:
-        self.values: dict[int, np.ndarray[Any, Any]] = {}
+        self.values: dict[int, Value] = {}
 
-    def save(self, number: int, value: np.ndarray[Any, Any]) -> None:
+    def save(self, number: int, value: Value) -> None:
         self.values[number] = value
 
-    def load(self, number: int, kind: ArrayType) -> np.ndarray[Any, Any]:
+    def load(self, number: int, kind: ArrayType) -> Value:
         return self.values[number]
 
     def forget(self, number: int) -> None:
@@ -99,8 +103,8 @@ class InDirectory:
                 f"path={str(self.path)!r} has {found.name!r}; a session is suspended to an empty directory"
             )
 
-    def save(self, number: int, value: np.ndarray[Any, Any]) -> None:
-        data = _bytes_of(value)
+    def save(self, number: int, value: Value) -> None:
+        data = _bytes_of(value.array() if isinstance(value, ArrayFile) else value)
         try:
             with open(self._file(number), "wb") as file:
                 file.write(data)

@@ -9,8 +9,8 @@ Suspending:
 Resuming:
 
 1. A slice of the same mesh is made for each that the session had, on its island if that has room, or elsewhere.
-2. The controller exchanges each old slice for its new one; the new one is given back. Programs are registered again.
-3. Each array that a handle is left to is uploaded to the devices that its slice has now.
+2. The controller exchanges each old slice for its new one. Programs are registered again.
+3. Each array that a handle is left to is uploaded to the devices that its slice has now; the new slices are given back.
 4. Handles name what was uploaded, and calls go on. What fails before leaves the session suspended as it was.
 """
 
@@ -98,8 +98,6 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
         if pairs:
             found = yield Ask(wire.ExchangeSlices(core.session, tuple(pairs)))
             yield Exchanged(found.slices)
-        for number in new:
-            yield Ask(wire.ReleaseSlice(core.session, number))
         for buffer, (number, one) in list(suspension.arrays.items()):
             if (record := core.buffers.get(buffer)) is None:
                 continue  # its last handle went meanwhile
@@ -108,6 +106,8 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
             yield Load(number, copy, one)
             if len(loaded) > AHEAD:
                 yield Arrive(loaded[-1 - AHEAD][1])
+        for number in new:  # while the last arrays are on their way
+            yield Ask(wire.ReleaseSlice(core.session, number))
         for _, copy in loaded[-AHEAD:]:
             yield Arrive(copy)
     except PathwaysError:

@@ -55,6 +55,27 @@ def box_shape(box: Box) -> tuple[int, ...]:
     return tuple(stop - start for start, stop in box)
 
 
+def strides_of(shape: tuple[int, ...]) -> list[int]:
+    """For each dimension of an array in C order the elements from one index to the next."""
+    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+
+
+def place_of(box: Box, shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """The place of a box in an array of this shape in C order.
+
+    Returns:
+        The number of the first element; how many follow each other both in the box and in the array; and how many of
+        the dimensions, from the first on, count such runs. 0 of a box that is in one piece.
+    """
+    run, leading = 1, len(shape)
+    while leading and run == math.prod(shape[leading:]):
+        leading -= 1
+        run *= box[leading][1] - box[leading][0]
+    if run == math.prod(box_shape(box)):
+        leading = 0
+    return sum(a * stride for (a, _), stride in zip(box, strides_of(shape), strict=True)), run, leading
+
+
 class Holders:
     """The devices that hold each part of an array in one layout.
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.errors import WireError
-from pathways_ray.ir.regions import Box, box_shape
+from pathways_ray.ir.regions import Box, box_shape, place_of, strides_of
 
 ALIGNMENT = 64
 """Boxes begin at multiples of this: then XLA uses the memory as it is."""
@@ -47,8 +47,10 @@ class Mapping:
 
     def __init__(self, descriptor: int, size: int, writable: bool) -> None:
         self._size = size
-        protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
-        self._address = _C.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, 0)
+        # What is only read is mapped privately: it is the same memory, and before Linux 6.7 that is the only way to map
+        # a file that is sealed against writing.
+        access = (mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED) if writable else (mmap.PROT_READ, mmap.MAP_PRIVATE)
+        self._address = _C.mmap(None, size, *access, descriptor, 0)
         if self._address in (None, ctypes.c_void_p(-1).value):
             self._size, code = 0, ctypes.get_errno()
             raise OSError(code, f"{size} bytes of shared memory cannot be mapped: {os.strerror(code)}")
@@ -105,6 +107,8 @@ class SharedFile:
 
     def seal(self) -> None:
         """Makes sure that nobody writes to it any more. Raises `WireError` where somebody still may."""
+        if fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+            return  # another host has done so
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
         except OSError as error:
@@ -134,17 +138,12 @@ class SharedFile:
         """Writes the elements of a box to their places in an array of this shape, which is the whole file."""
         if data.size == 0:
             return
-        run = 1  # elements that follow each other both in the box and in the array
-        leading = len(shape)
-        while leading and run == math.prod(shape[leading:]):
-            leading -= 1
-            run *= box[leading][1] - box[leading][0]
+        start, run, leading = place_of(box, shape)
         if run * data.itemsize < SHORTEST_RUN_BYTES and run != data.size:
             whole = self.bytes(math.prod(shape) * data.itemsize, writable=True).view(data.dtype).reshape(shape)
             whole[tuple(slice(a, b) for a, b in box)] = data
             return
-        strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
-        start = sum(a * stride for (a, _), stride in zip(box, strides, strict=True))
+        strides = strides_of(shape)
         for place in np.ndindex(*box_shape(box)[:leading]):
             at = start + sum(k * stride for k, stride in zip(place, strides, strict=False))
             self.write(data[place], at * data.itemsize)

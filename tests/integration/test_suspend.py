@@ -60,7 +60,11 @@ def test_a_suspended_session_holds_no_device_and_goes_on_with_the_same_bits(
         "half": pw.put(jnp.arange(4, dtype=jnp.bfloat16), other, SPLIT),
         "part": pw.put(np.arange(3.0), part, P("y")),
         "none": pw.put(np.zeros((0, 2)), where, P()),
+        # Big ones go in files in memory. That of rows goes back as it is.
+        "rows": pw.put(np.arange(1 << 17, dtype=np.float32).reshape(512, 256), other, SPLIT),
+        "columns": pw.put(np.arange(1 << 17, dtype=np.float32).reshape(256, 512), where, P(None, "x")),
     }
+    shift = pw.compiled(lambda v: v + 1, slice=other, in_specs=SPLIT, out_specs=SPLIT, donate_argnums=(0,))
     values = {name: np.asarray(one) for name, one in kept.items()}
     key = pw.put(jax.random.key(7), where, P())
     expected = trained(lambda: None)
@@ -84,6 +88,10 @@ def test_a_suspended_session_holds_no_device_and_goes_on_with_the_same_bits(
         kept.pop("none")
         assert session.drain_island(number, deadline_s=0.0) == []
         tenant.resume()
+        kept["rows"] = shift(kept["rows"])  # its memory is given away
+        tenant.suspend()
+        tenant.resume()
+        values["rows"] = values["rows"] + 1
 
     equal(trained(interrupt), expected)
     equal({name: np.asarray(one) for name, one in kept.items()}, {name: values[name] for name in kept})

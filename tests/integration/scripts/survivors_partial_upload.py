@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client.array_pieces import Copies
 from pathways_ray.client.buffer import Upload
-from pathways_ray.client.data import _Sent
+from pathways_ray.client.data_link import Sent
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.transport.messages import PutOpen
 
@@ -44,7 +44,7 @@ with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="atta
         here = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
         opening = PutOpen(request, buffer, kind, spec, placed, tag)
         link = links._link(host)
-        link.uploads[request] = _Sent(upload, acknowledge)
+        link.uploads[request] = Sent(upload, acknowledge)
         link.outbox.send_all(Copies(array).messages(opening, tuple(dict.fromkeys(here))))
 
     def half(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:

@@ -12,35 +12,112 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pathways_ray import limits
 from pathways_ray.client import data as data_module
-from pathways_ray.client.array_pieces import Fetching, FetchPlan
+from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, FetchPlan
 from pathways_ray.client.data import DataLinks
 from pathways_ray.errors import Failure, HostLost
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import frames
 from pathways_ray.transport.messages import FetchPart, HostAddress, encode
+from pathways_ray.transport.shared_memory import SharedFile, offsets
 
 MIB = 1 << 20
 LIMIT_S = 20.0
 
 
-def test_a_part_of_a_fetch_takes_no_further_copy_of_the_array() -> None:
-    """Not a whole array cleared for each part: of 64 parts each was 8 times as dear then as of 8."""
-    part, size = bytes(limits.PART_BYTES), 16 * limits.PART_BYTES
-    fetching = Fetching((0,))
-    fetching.add(FetchPart(1, 0, 0, size, part))
+def fetched(fetching: FetchedArray, array: np.ndarray[Any, Any], part_bytes: int = limits.PART_BYTES) -> None:
+    """Has the shards of an array come, each from host 0, in parts."""
+    for device, (box, _) in enumerate(fetching.plan.shards):
+        data = np.ascontiguousarray(array[tuple(slice(a, b) for a, b in box)]).tobytes()
+        for at in range(0, max(len(data), 1), part_bytes):
+            fetching.by_host[0].add(FetchPart(1, device, at, len(data), data[at : at + part_bytes]))
+
+
+def on_devices(count: int) -> PlacedSlice:
+    return PlacedSlice.on(SliceType(1, (count,), ("x",)), 0, tuple(Device(0, k) for k in range(count)))
+
+
+def plan_of(array: np.ndarray[Any, Any], spec: Any, devices: int) -> FetchPlan:
+    return FetchPlan.of_array(ArrayType(array.shape, array.dtype.name), spec, on_devices(devices))
+
+
+@pytest.mark.parametrize(
+    ("spec", "most"), [((), 1.0), ((("x",), ()), 1.0), (((), ("x",)), 1.25)], ids=["whole", "rows", "columns"]
+)
+def test_a_fetch_takes_once_the_memory_of_its_array(spec: Any, most: float) -> None:
+    """Each part comes to its place. Of shards that are not in one piece, one at a time comes to memory of its own."""
+    array = np.arange(1 << 22, dtype=np.float32).reshape(2048, 2048)
+    fetching = FetchedArray(plan_of(array, spec, 4))
     tracemalloc.start()
     try:
-        for offset in range(limits.PART_BYTES, size, limits.PART_BYTES):
-            fetching.add(FetchPart(1, 0, offset, size, part))
+        fetched(fetching, array)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert not fetching.missing
-    assert peak < limits.PART_BYTES
+    assert fetching.is_there
+    np.testing.assert_array_equal(fetching.value(), array)
+    sent = 3 * array.nbytes // len(fetching.plan.shards)  # what this test makes of a shard
+    assert peak < most * array.nbytes + sent + MIB
+
+
+@given(st.data())
+def test_shards_come_to_their_places_in_any_order(data: st.DataObject) -> None:
+    shape = tuple(data.draw(st.lists(st.sampled_from([0, 2, 4, 6]), min_size=1, max_size=3)))
+    array = np.arange(np.prod(shape), dtype=np.int16).reshape(shape)
+    cut = data.draw(st.integers(0, len(shape)))
+    spec = tuple(("x",) if k == cut else () for k in range(len(shape)))
+    fetching = FetchedArray(plan_of(array, spec, 2))
+    parts = []
+    for device, (box, _) in enumerate(fetching.plan.shards):
+        piece = np.ascontiguousarray(array[tuple(slice(a, b) for a, b in box)]).tobytes()
+        step = data.draw(st.integers(1, 64))
+        cuts = range(0, max(len(piece), 1), step)
+        parts.append([FetchPart(1, device, at, len(piece), piece[at : at + step]) for at in cuts])
+    while any(parts):
+        fetching.by_host[0].add(data.draw(st.sampled_from([one for one in parts if one])).pop(0))
+    assert fetching.is_there
+    np.testing.assert_array_equal(fetching.value(), array)
+
+
+@pytest.mark.parametrize("part", [(0, 0, 8), (0, -1, 16), (0, 12, 16), (7, 0, 16)])
+def test_a_part_that_belongs_nowhere_is_refused(part: tuple[int, int, int]) -> None:
+    device, offset, total = part
+    fetching = FetchedArray(plan_of(np.zeros(8, np.float32), (("x",),), 2))
+    with pytest.raises((ValueError, KeyError)):
+        fetching.by_host[0].add(FetchPart(1, device, offset, total, bytes(8)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "spec", "goes"),
+    [
+        ((64, 64), (("x",), ()), True),
+        ((64, 64), (), True),
+        ((1, 64, 64), ((), ("x",), ()), True),
+        ((64, 64), ((), ("x",)), False),
+        ((6, 7), (("x",), ()), False),  # its second box would not begin where XLA takes it as it is
+    ],
+)
+def test_a_file_in_memory_goes_back_as_it_is_where_its_boxes_lie_so(shape: Any, spec: Any, goes: bool) -> None:
+    array = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    file = SharedFile.create(array.nbytes)
+    file.write(array, 0)
+    plan = plan_of(array, spec, 2)
+    boxes = tuple(dict.fromkeys(box for box, _ in plan.shards))
+    made = Copies(ArrayFile(file, shape, array.dtype)).file(boxes)
+    assert made is not None
+    assert (made is file) is goes
+    made.seal()  # nobody has it mapped to write
+    size = array.nbytes // len(boxes)
+    places, end = offsets([size] * len(boxes))
+    whole = made.bytes(end)
+    for place, box in zip(places, boxes, strict=True):
+        piece = array[tuple(slice(a, b) for a, b in box)]
+        assert whole[place : place + size].tobytes() == piece.tobytes()
 
 
 class Hosts:

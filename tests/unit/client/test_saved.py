@@ -9,9 +9,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pathways_ray.client.array_pieces import ArrayFile
 from pathways_ray.client.saved import INDEX, InDirectory, saved_at
 from pathways_ray.errors import SuspensionDamaged, UsageError
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport.shared_memory import SharedFile
 
 VALUES: list[Any] = [
     np.arange(6, dtype=np.float32).reshape(2, 3).T,
@@ -34,9 +36,27 @@ def test_values_come_back_with_the_same_bits(where: str | None, tmp_path: Path) 
     saved.check(None)
     for number, value in enumerate(VALUES):
         found = saved.load(number, kind(value))
+        assert isinstance(found, np.ndarray)
         assert (found.shape, found.dtype, found.tobytes()) == (value.shape, value.dtype, value.tobytes())
     saved.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("where", [None, "here"])
+def test_a_value_in_a_file_in_memory_is_kept_as_it_is_or_written_down(where: str | None, tmp_path: Path) -> None:
+    value = np.arange(16, dtype=np.float32).reshape(2, 8)
+    file = SharedFile.create(value.nbytes)
+    file.write(value, 0)
+    filed, saved = ArrayFile(file, value.shape, value.dtype), saved_at(where and tmp_path / where)
+    saved.save(0, filed)
+    saved.finish()
+    saved.check(None)
+    found = saved.load(0, kind(value))
+    if where is None:
+        assert found is filed
+    else:
+        np.testing.assert_array_equal(found, value)
+    saved.remove()
 
 
 def in_directory(path: Path) -> InDirectory:
@@ -57,7 +77,9 @@ def test_a_directory_that_is_not_as_it_was_is_refused_and_read_once_it_is(tmp_pa
     with pytest.raises(SuspensionDamaged, match="cannot be read: No such file"):
         saved.load(0, kind(VALUES[0]))
     file.write_bytes(before)
-    assert saved.load(0, kind(VALUES[0])).tobytes() == VALUES[0].tobytes()
+    found = saved.load(0, kind(VALUES[0]))
+    assert isinstance(found, np.ndarray)
+    assert found.tobytes() == VALUES[0].tobytes()
 
 
 def test_a_directory_may_have_been_moved_and_must_be_the_same(tmp_path: Path) -> None:
@@ -73,7 +95,9 @@ def test_a_directory_may_have_been_moved_and_must_be_the_same(tmp_path: Path) ->
         saved_at(None).check(tmp_path)
     (tmp_path / "one").rename(tmp_path / "three")
     saved.check(tmp_path / "three")
-    assert saved.load(0, kind(VALUES[0])).tobytes() == VALUES[0].tobytes()
+    found = saved.load(0, kind(VALUES[0]))
+    assert isinstance(found, np.ndarray)
+    assert found.tobytes() == VALUES[0].tobytes()
 
 
 def test_a_session_is_suspended_to_an_empty_directory_only(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
     expected = (
         ["Suspend"]
         + ["CreateSlice"] * 3
-        + ["ExchangeSlices", "Exchanged", "ReleaseSlice", "Load", "Arrive", "Suspended", "Drop"]
+        + ["ExchangeSlices", "Exchanged", "Load", "ReleaseSlice", "Arrive", "Suspended", "Drop"]
     )
     assert names(steps) == expected
     assert [step.request.island for step in steps[1:4]] == [1, -1, -1]

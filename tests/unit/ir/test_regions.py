@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from pathways_ray.ir.regions import (
     Holders,
     box_shape,
     intersect,
+    place_of,
     relative,
     shard_boxes,
     shard_shape,
@@ -99,3 +101,19 @@ def test_the_shards_of_a_box_are_those_that_meet_it(
 
 def test_an_array_without_dimensions_is_one_shard() -> None:
     assert Holders([(), ()]).shards(()) == [()]
+
+
+@given(layouts())
+def test_a_box_lies_in_its_array_as_its_place_says(layout: tuple[ArrayType, SliceType, Spec]) -> None:
+    array, mesh, one = layout
+    numbers = np.arange(math.prod(array.shape)).reshape(array.shape)
+    for box in shard_boxes(array, one, mesh):
+        held = numbers[tuple(slice(a, b) for a, b in box)]
+        first, run, leading = place_of(box, array.shape)
+        if held.size == 0:
+            continue
+        runs = held.reshape(-1, run)
+        assert runs[0, 0] == first
+        assert (np.diff(runs) == 1).all()
+        assert len(runs) == math.prod(box_shape(box)[:leading])
+        assert len(runs) == 1 or (np.diff(runs[:, 0]) > run).any() or leading == 0

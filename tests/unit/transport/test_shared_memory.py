@@ -94,6 +94,15 @@ def test_a_sealed_file_changes_no_more() -> None:
     os.close(other)
 
 
+def test_a_file_that_is_mapped_to_be_read_can_be_sealed_by_one_host_after_the_other() -> None:
+    file = SharedFile.create(4096)
+    file.write(np.ones(4096, np.uint8), 0)
+    before = file.bytes(4096)
+    file.seal()
+    SharedFile(os.dup(file.descriptor)).seal()
+    assert before.sum() == file.bytes(4096).sum() == 4096
+
+
 def test_a_file_that_its_maker_has_mapped_to_write_is_refused() -> None:
     file = SharedFile.create(4096)
     with mmap.mmap(file.descriptor, 4096), pytest.raises(WireError, match="cannot be sealed"):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pathways_ray import limits
-from pathways_ray.client import data as client_data
+from pathways_ray.client import data_link
 from pathways_ray.client.array_pieces import Fetching, FetchPlan
 from pathways_ray.client.data import DataLinks
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
@@ -543,7 +543,7 @@ def test_a_client_on_another_machine_sends_parts(host: Host, data: DataLinks, mo
     def away(_: Any) -> Any:
         raise NotLocal("connection refused")
 
-    monkeypatch.setattr(client_data, "LocalSocket", away)
+    monkeypatch.setattr(data_link, "LocalSocket", away)
     host.put(1, LARGE)
     np.testing.assert_array_equal(data.fetch(1, whole(LARGE_KIND), lambda: None), LARGE)
 

@@ -1,0 +1,174 @@
+"""The data stream to one host: what a client asks for there, what it sends, and the answers.
+
+One thread of its own reads it. On the host's machine there is a local socket beside it, which files in memory go by.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from pathways_ray import limits
+from pathways_ray.client.array_pieces import Fetching
+from pathways_ray.client.buffer import Upload
+from pathways_ray.client.local_reader import LocalReader
+from pathways_ray.errors import Failure, PathwaysError
+from pathways_ray.transport import messages as wire
+from pathways_ray.transport import streams, thread_links
+from pathways_ray.transport.frames import LinkLost
+from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
+from pathways_ray.transport.shared_memory import SharedFile
+from pathways_ray.transport.tls import Trust
+
+SHARED_BYTES = 1 << 18
+"""A smaller array goes over the stream sooner than a file in memory is made."""
+
+DOOR_LIMIT_S = 2.0
+"""A stream that was just opened waits this long for its host to say where its local socket is."""
+
+Acknowledge = Callable[[Upload, int, Failure | None], None]
+"""Called once for each host of an upload, with its failure if it could not take its part."""
+
+
+class Owner(Protocol):
+    """The part of all data streams of a session that one of them uses."""
+
+    session: int
+    token: str
+    trust: Trust | None
+    reader: LocalReader
+
+    def wake(self) -> None: ...
+
+
+class Sent(NamedTuple):
+    """An upload that a host has yet to acknowledge."""
+
+    upload: Upload
+    acknowledge: Acknowledge
+
+
+class DataLink:
+    """The stream to one incarnation of a host."""
+
+    def __init__(self, owner: Owner, address: wire.HostAddress) -> None:
+        self.owner = owner
+        self.host = address.host
+        self.epoch = address.epoch
+        self.outbox = thread_links.Outbox()
+        self.uploads: dict[int, Sent] = {}
+        self.fetches: dict[int, Fetching] = {}
+        self.dead: Failure | None = None
+        self._local: LocalSocket | None = None
+        self._settled = threading.Event()
+        metadata = {"session": str(owner.session), "authorization": owner.token}
+        self._wire = thread_links.ThreadLink(
+            address.address, streams.DATA_STREAM, metadata, self.outbox, owner.trust, limits.DATA_SILENCE_S
+        )
+        threading.Thread(target=self._read, name=f"pathways-data-{self.host}", daemon=True).start()
+
+    def _read(self) -> None:
+        reason = "it closed the stream"
+        try:
+            for data in self._wire:
+                for message in wire.FROM_HOST_DATA.decode_batch(data):
+                    self._on_message(message)
+        except (LinkLost, PathwaysError) as error:
+            reason = str(error)
+        except Exception as error:  # whatever it is: what waits for this thread would wait without end
+            reason = f"its messages cannot be read ({type(error).__name__}: {error})"
+            self._wire.close()
+        self.end(reason)
+
+    def _on_message(self, message: wire.Message) -> None:
+        match message:
+            case wire.PutDone(request):
+                self._uploaded(request, None)
+            case wire.FetchPart():
+                fetching = self.fetches.get(message.request)
+                if fetching is not None:
+                    fetching.add(message)
+                    if not fetching.missing:
+                        self._tell(fetching)
+            case wire.FetchDone(request):
+                if request in self.fetches:
+                    self.fetches[request].in_file = True
+                    self.fetches[request].missing.clear()
+                    self._tell(self.fetches[request])
+            case wire.LocalDoor():
+                if message.name:
+                    with contextlib.suppress(NotLocal):
+                        local = LocalSocket(Invitation(message.name, message.tag, message.answer))
+                        self.owner.reader.add(local.connection, self._take_local)
+                        self._local = local
+                self._settled.set()
+                if self.dead is not None:  # it ended meanwhile
+                    self.end(self.dead)
+            case wire.DataFailed(request, failure):
+                if request in self.uploads:
+                    self._uploaded(request, failure)
+                elif request in self.fetches:
+                    self.fetches[request].failure = failure
+                    self._tell(self.fetches[request])
+
+    def _tell(self, fetching: Fetching) -> None:
+        """Has those who asked look at what has come, or cannot come."""
+        if fetching.told is not None:
+            fetching.told()
+        else:
+            self.owner.wake()
+
+    def _uploaded(self, request: int, failure: Failure | None) -> None:
+        sent = self.uploads.pop(request, None)
+        if sent is not None:
+            sent.acknowledge(sent.upload, self.host, failure)
+
+    def end(self, reason: str | Failure) -> None:
+        """Fails all that was under way."""
+        if isinstance(reason, str):
+            reason = Failure("HostLost", f"host {self.host} is gone: {reason}", host=self.host)
+        self.dead = self.dead or reason
+        self._settled.set()
+        local, self._local = self._local, None
+        if local is not None:
+            self.owner.reader.remove(local.connection)
+            local.close()
+        for request in list(self.uploads):
+            self._uploaded(request, self.dead)
+        for fetching in list(self.fetches.values()):
+            fetching.failure = fetching.failure or self.dead
+            if fetching.told is not None:
+                fetching.told()
+        self.owner.wake()
+
+    def _take_local(self, data: bytes) -> None:
+        try:
+            for message in wire.FROM_HOST_DATA.decode_batch(data):
+                self._on_message(message)
+        except PathwaysError as error:
+            self.end(str(error))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether questions go by the local socket."""
+        return self._local is not None
+
+    def takes_files(self, size: int) -> bool:
+        """Whether an array of `size` bytes goes in a file in memory: it is big, and the host is on this machine."""
+        if size < SHARED_BYTES:
+            return False
+        self._settled.wait(DOOR_LIMIT_S)
+        return self._local is not None
+
+    def send_local(self, message: wire.Message, file: SharedFile | None = None) -> bool:
+        """Hands a message and a file to the host; False where that cannot be, and will not be again."""
+        local = self._local
+        if local is None or not local.send(wire.encode(message), file):
+            self._local = None
+            return False
+        return True
+
+    def close(self) -> None:
+        self._wire.close()
