@@ -70,12 +70,15 @@ class Batcher:
 
     def taken(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
         """The batches of `take`, each encoded when it is asked for: an array's bytes are not all there twice."""
+        composing = self._compose if compose else None
+        if len(self._messages) == 1 and composing is None:  # a lone message, whose sender is waited for
+            return iter((_LONE + encode(self._messages.popleft()),))
         messages: list[Message] = []
         with contextlib.suppress(IndexError):
             while len(messages) < most:
                 messages.append(self._messages.popleft())
-        if compose and self._compose is not None:
-            messages = self._compose(messages)
+        if composing is not None:
+            messages = composing(messages)
         return batches(messages)
 
     def clear(self) -> None:
@@ -120,6 +123,9 @@ def _grouped(bodies: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         group.append(body)
     if group:
         yield b"".join((_header(count), *group))
+
+
+_LONE = bytes((0x91,))
 
 
 def _header(count: int) -> bytes:

@@ -48,6 +48,8 @@ class PlainSocket:
         calls `send` and notes how much it took without a step in between.
         """
         whole, sent = self._unsent
+        if not data and not whole:
+            return True
         if before := whole[sum(sent) :]:
             data = bytes(before) + data
         self._unsent = whole, sent = memoryview(data), []
