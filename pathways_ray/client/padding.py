@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 
+from pathways_ray.client.joined_calls import Call, JoinedCalls
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import UsageError
 
@@ -16,14 +19,42 @@ from pathways_ray.errors import UsageError
 class Padded:
     """The result of `pw.padded`."""
 
-    def __init__(self, fun: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any) -> None:
+    def __init__(self, fun: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, join_calls: bool = False) -> None:
         self.fun = fun
         self.sizes = tuple(sorted(set(sizes)))
         self.in_axes, self.out_axes = in_axes, out_axes
+        self._joined = JoinedCalls(self._together, self.sizes[-1]) if join_calls else None
         functools.update_wrapper(self, fun, updated=())
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function for the next size; waits for the results, and returns them without the padding."""
+        if self._joined is not None:
+            leaves, tree, axes, count = self._batch(args)
+            kinds = [
+                id(leaf) if axis is None else (np.asarray(leaf).dtype, _rest(leaf, axis))
+                for leaf, axis in zip(leaves, axes, strict=True)
+            ]
+            return self._joined.outcome(Call((tree, *kinds), count, leaves))
+        return self._alone(args)
+
+    def _together(self, calls: Sequence[Call]) -> list[Any]:
+        """The results of calls of one kind, computed as one batch."""
+        (tree, *_), first = cast(tuple[Any, ...], calls[0].kind), calls[0].arguments
+        axes = _axes(self.in_axes, jax.tree.unflatten(tree, first), "in_axes")
+        joined = [
+            first[k] if axis is None else np.concatenate([call.arguments[k] for call in calls], axis)
+            for k, axis in enumerate(axes)
+        ]
+        out = self._alone(jax.tree.unflatten(tree, joined))
+        leaves, made = jax.tree.flatten(out)
+        ends = list(itertools.accumulate(call.rows for call in calls))
+        parts = [
+            [copy.copy(leaf) for _ in calls] if axis is None else np.split(leaf, ends[:-1], axis)
+            for leaf, axis in zip(leaves, _axes(self.out_axes, out, "out_axes"), strict=True)
+        ]
+        return [jax.tree.unflatten(made, [part[k] for part in parts]) for k in range(len(calls))]
+
+    def _alone(self, args: tuple[Any, ...]) -> Any:
         count, size, padded = self._padded(args)
         out = self.fun(*padded)
         axes = _axes(self.out_axes, out, "out_axes")
@@ -50,7 +81,8 @@ class Padded:
             for size in self.sizes
         ]
 
-    def _padded(self, args: tuple[Any, ...]) -> tuple[int, int, tuple[Any, ...]]:
+    def _batch(self, args: tuple[Any, ...]) -> tuple[list[Any], Any, list[int | None], int]:
+        """The leaves of the arguments, their tree, the axis of each, and how many rows there are."""
         axes = _axes(self.in_axes, args, "in_axes")
         leaves, tree = jax.tree.flatten(args)
         counts = {np.shape(leaf)[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
@@ -59,9 +91,13 @@ class Padded:
                 f"{self._name} takes batches of one size, not of {sorted(counts)} (in_axes={self.in_axes})"
             )
         (count,) = counts
-        size = next((size for size in self.sizes if size >= count), 0)
-        if not size:
+        if count > self.sizes[-1]:
             raise UsageError(f"a batch of {count} is larger than the largest of sizes={self.sizes} of {self._name}")
+        return leaves, tree, axes, count
+
+    def _padded(self, args: tuple[Any, ...]) -> tuple[int, int, tuple[Any, ...]]:
+        leaves, tree, axes, count = self._batch(args)
+        size = next(size for size in self.sizes if size >= count)
         padded = [
             leaf if axis is None else self._pad(leaf, axis, size - count)
             for leaf, axis in zip(leaves, axes, strict=True)
@@ -77,7 +113,11 @@ class Padded:
                 "would be compiled"
             )
         value = np.asarray(leaf)
-        return np.pad(value, [(0, missing if k == axis % value.ndim else 0) for k in range(value.ndim)])
+        shape = list(value.shape)
+        shape[axis] += missing
+        filled = np.zeros(shape, value.dtype)  # np.pad takes ten times as long for a small batch
+        np.moveaxis(filled, axis, 0)[: value.shape[axis]] = np.moveaxis(value, axis, 0)
+        return filled
 
     @property
     def _name(self) -> str:
@@ -87,7 +127,14 @@ class Padded:
         return f"pw.padded({self._name}, sizes={self.sizes})"
 
 
-def padded(fun: Callable[..., Any] | None = None, *, sizes: Sequence[int], in_axes: Any = 0, out_axes: Any = 0) -> Any:
+def padded(
+    fun: Callable[..., Any] | None = None,
+    *,
+    sizes: Sequence[int],
+    in_axes: Any = 0,
+    out_axes: Any = 0,
+    join_calls: bool = False,
+) -> Any:
     """Makes a function of batches one that is compiled for a few sizes only.
 
         serve = pw.padded(serve, sizes=(1, 8, 32), in_axes=(None, 0))
@@ -102,13 +149,16 @@ def padded(fun: Callable[..., Any] | None = None, *, sizes: Sequence[int], in_ax
         in_axes: for each argument the axis of its batch, or None for one that has none; a pytree prefix, as in
             `jax.vmap`.
         out_axes: the same for the results. Those with an axis are fetched, and returned as NumPy arrays.
+        join_calls: has calls of several threads that come while others are under way be computed as one batch, up to
+            the largest of the sizes. Arguments without a batch have to be the same objects. The last bits of a row may
+            then depend on how many rows it was computed with, as they do on the size.
 
     Raises:
         UsageError: an option of the wrong kind. When called: a batch larger than all sizes, batches of several sizes,
             or one that lies on a slice.
     """
     if fun is None:
-        return lambda f: padded(f, sizes=sizes, in_axes=in_axes, out_axes=out_axes)
+        return lambda f: padded(f, sizes=sizes, in_axes=in_axes, out_axes=out_axes, join_calls=join_calls)
     if not callable(fun):
         raise UsageError(f"pw.padded takes a function, not {fun!r}")
     try:
@@ -117,7 +167,7 @@ def padded(fun: Callable[..., Any] | None = None, *, sizes: Sequence[int], in_ax
         numbers = []
     if not numbers or min(numbers) < 1:
         raise UsageError(f"sizes= of pw.padded are positive numbers of rows, not {sizes!r}")
-    return Padded(fun, numbers, in_axes, out_axes)
+    return Padded(fun, numbers, in_axes, out_axes, join_calls)
 
 
 def _axes(axes: Any, tree: Any, what: str) -> list[int | None]:
@@ -138,6 +188,13 @@ class _Box:
 
     def __init__(self, axis: Any) -> None:
         self.axis = axis
+
+
+def _rest(leaf: Any, axis: int) -> tuple[int, ...]:
+    """The shape of a leaf but for its batch."""
+    shape = list(np.shape(leaf))
+    del shape[axis]
+    return tuple(shape)
 
 
 def _cut(value: np.ndarray[Any, Any], axis: int, size: int, count: int) -> np.ndarray[Any, Any]:

@@ -1,0 +1,142 @@
+"""Calls of several threads that are computed as one batch, as `pw.padded(…, join_calls=True)` has it.
+
+A call that comes while few batches are under way leaves at once. What comes meanwhile gathers, and leaves with the end
+of a batch: as many calls as fit, in the thread of the first of them. `CallQueue` decides, `JoinedCalls` has the
+threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from pathways_ray.errors import PathwaysError
+
+MAX_UNDER_WAY = 2
+"""Batches under way: one is computed while the next is on its way."""
+
+
+class Call:
+    """One call.
+
+    Attributes:
+        kind: calls of one kind may be joined.
+        rows: of its batch.
+        arguments: the leaves of its arguments.
+        batch: the calls that its thread is to run, itself among them; empty until then.
+        outcome: what it came to; None until then.
+        error: what it raises instead.
+    """
+
+    def __init__(self, kind: Hashable, rows: int, arguments: Sequence[Any]) -> None:
+        self.kind, self.rows, self.arguments = kind, rows, arguments
+        self.batch: list[Call] = []
+        self.outcome: Any = None
+        self.error: BaseException | None = None
+        self.woken = threading.Event()
+
+
+class CallQueue:
+    """The calls that wait, and how many batches are under way. Pure.
+
+    Args:
+        max_rows: of a batch.
+    """
+
+    def __init__(self, max_rows: int) -> None:
+        self.max_rows = max_rows
+        self.waiting: deque[Call] = deque()
+        self.under_way = 0
+
+    def enter(self, call: Call) -> list[Call]:
+        """Takes a call; returns the batch that leaves now, if one does."""
+        self.waiting.append(call)
+        return self._next()
+
+    def ended(self) -> list[Call]:
+        """Takes the end of a batch; returns the one that leaves now, if one does."""
+        self.under_way -= 1
+        return self._next()
+
+    def leave(self, call: Call) -> bool:
+        """Takes back a call that waits; False where it does not any more."""
+        if call not in self.waiting:
+            return False
+        self.waiting.remove(call)
+        return True
+
+    def _next(self) -> list[Call]:
+        if not self.waiting or self.under_way >= MAX_UNDER_WAY:
+            return []
+        self.under_way += 1
+        first = self.waiting[0]
+        batch: list[Call] = []
+        rows = 0
+        while self.waiting and self.waiting[0].kind == first.kind and rows + self.waiting[0].rows <= self.max_rows:
+            rows += self.waiting[0].rows
+            batch.append(self.waiting.popleft())
+        return batch
+
+
+class JoinedCalls:
+    """The threads of joined calls.
+
+    Args:
+        run: computes a batch: takes its calls, gives an outcome for each.
+        max_rows: of a batch; no call has more.
+    """
+
+    def __init__(self, run: Callable[[Sequence[Call]], Sequence[Any]], max_rows: int) -> None:
+        self._run = run
+        self._queue = CallQueue(max_rows)
+        self._lock = threading.Lock()
+
+    def outcome(self, call: Call) -> Any:
+        """Has a call computed, with others; waits for its outcome. Raises what its computation raised."""
+        with self._lock:
+            self._hand_over(self._queue.enter(call))
+        try:
+            call.woken.wait()
+        except BaseException:  # Ctrl-C
+            self._give_up(call)
+            raise
+        if call.batch:
+            self._compute(call)
+        if call.error is not None:
+            raise call.error
+        return call.outcome
+
+    def _hand_over(self, batch: list[Call]) -> None:
+        """Has the thread of its first call run a batch. The caller has the lock."""
+        if batch:
+            batch[0].batch = batch
+            batch[0].woken.set()
+
+    def _compute(self, call: Call) -> None:
+        batch, call.batch = call.batch, []
+        others = [one for one in batch if one is not call]
+        try:
+            for one, outcome in zip(batch, self._run(batch), strict=True):
+                one.outcome = outcome
+        except Exception as error:
+            for one in batch:
+                one.error = error
+        except BaseException as error:  # Ctrl-C came to this thread, not to the others
+            for one in others:
+                one.error = PathwaysError(f"the call that this one was joined with was interrupted: {error!r}")
+            raise
+        finally:
+            for one in others:
+                one.woken.set()
+            with self._lock:
+                self._hand_over(self._queue.ended())
+
+    def _give_up(self, call: Call) -> None:
+        """Its thread does not wait any more: what it was to run, another one runs."""
+        with self._lock:
+            if self._queue.leave(call) or not call.batch:
+                return
+            rest = [one for one in call.batch if one is not call]
+            self._hand_over(rest if rest else self._queue.ended())

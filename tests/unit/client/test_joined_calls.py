@@ -1,0 +1,134 @@
+"""Calls of several threads as one batch: which calls leave together, in whose thread, and how they end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pathways_ray as pw
+from pathways_ray.client.joined_calls import Call, CallQueue, JoinedCalls
+
+LIMIT_S = 30.0
+
+
+def test_what_comes_while_batches_are_under_way_leaves_together() -> None:
+    """1. Two calls leave at once, each by itself. 2. Four gather. 3. The end of a batch takes as many of one kind as
+    fit; another kind waits for the next."""
+    queue = CallQueue(max_rows=8)
+    first, second = Call("f", 8, ()), Call("f", 1, ())
+    assert (queue.enter(first), queue.enter(second)) == ([first], [second])
+    three, four, more, other = Call("f", 3, ()), Call("f", 4, ()), Call("f", 2, ()), Call("g", 1, ())
+    assert [queue.enter(call) for call in (three, four, more, other)] == [[]] * 4
+    assert queue.ended() == [three, four]
+    assert queue.leave(more)
+    assert not queue.leave(three)
+    assert queue.ended() == [other]
+    assert (queue.ended(), queue.ended(), queue.under_way) == ([], [], 0)
+
+
+class Held:
+    """Batches that wait until the test lets them go."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+        self.threads: list[int] = []
+        self.go = threading.Event()
+        self.error: BaseException | None = None
+
+    def __call__(self, calls: Sequence[Call]) -> list[Any]:
+        self.batches.append([call.arguments[0] for call in calls])
+        self.threads.append(threading.get_ident())
+        if len(self.batches) <= 2:
+            assert self.go.wait(LIMIT_S)
+        if self.error is not None:
+            raise self.error
+        return [call.arguments[0] * 2 for call in calls]
+
+
+def until(condition: Callable[[], object]) -> None:
+    for _ in range(30_000):
+        if condition():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it did not come to be")
+
+
+@pytest.mark.parametrize("error", [None, ValueError("too hot")])
+def test_each_thread_has_its_own_outcome(error: Exception | None) -> None:
+    held = Held()
+    joined = JoinedCalls(held, 4)
+    with ThreadPoolExecutor(6) as pool:
+        found = [pool.submit(joined.outcome, Call("f", 1, (number,))) for number in range(2)]
+        until(lambda: len(held.batches) == 2)
+        found += [pool.submit(joined.outcome, Call("f", 1, (number,))) for number in range(2, 6)]
+        until(lambda: len(joined._queue.waiting) == 4)
+        held.error = error
+        held.go.set()
+        if error is None:
+            assert [one.result(LIMIT_S) for one in found] == [0, 2, 4, 6, 8, 10]
+        else:
+            assert [one.exception(LIMIT_S) for one in found] == [error] * 6
+    assert sorted(map(len, held.batches)) == [1, 1, 4]
+    assert joined._queue.under_way == 0
+
+
+def test_an_interrupted_thread_leaves_the_others_their_calls() -> None:
+    """Ctrl-C in the thread that runs a batch is an error of the others; one in a thread that waits concerns no one."""
+    held = Held()
+    held.go.set()
+    held.error = KeyboardInterrupt()
+    joined = JoinedCalls(held, 4)
+    mine, other = Call("f", 1, (1,)), Call("f", 1, (2,))
+    mine.batch = [mine, other]
+    joined._queue.under_way = 1
+    with pytest.raises(KeyboardInterrupt):
+        joined._compute(mine)
+    assert other.woken.is_set()
+    assert "was interrupted" in str(other.error)
+    assert joined._queue.under_way == 0
+    held.error = None
+    joined._queue.under_way = 1
+    mine.batch, other.batch = [mine, other], []
+    other.woken.clear()
+    joined._give_up(mine)
+    assert (other.batch, other.woken.is_set()) == ([other], True)
+    other.batch = []
+    mine.batch = [mine]
+    joined._give_up(mine)
+    assert joined._queue.under_way == 0
+
+
+def test_a_server_joins_the_calls_of_its_threads(session) -> None:
+    """Eight threads, whatever is joined: each has its own rows, and a batch is compiled for the sizes alone."""
+    a = session.virtual_slice((2,), ("x",))
+    traced: list[tuple[int, ...]] = []
+
+    def serve(w: Any, batch: Any) -> Any:
+        traced.append(batch["rows"].shape)
+        return {"y": batch["rows"] @ w, "total": w.sum()}
+
+    f = pw.padded(
+        pw.compiled(serve, slice=a),
+        sizes=(4, 16),
+        in_axes=(None, 0),
+        out_axes={"y": 0, "total": None},
+        join_calls=True,
+    )
+    w = pw.put(np.ones((3, 2), np.float32), a)
+
+    def call(number: int) -> None:
+        rows = np.full((1 + number % 4, 3), number, np.float32)
+        found = f(w, {"rows": rows})
+        np.testing.assert_array_equal(found["y"], rows @ np.ones((3, 2), np.float32))
+        assert float(found["total"]) == 6.0
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(call, range(40)))
+    assert set(traced) <= {(4, 3), (16, 3)}
+    with pytest.raises(pw.errors.UsageError, match="a batch of 17 is larger"):
+        f(w, {"rows": np.ones((17, 3), np.float32)})
