@@ -2,8 +2,9 @@
 
 The model is three dense layers with weights that were placed once. A request is a NumPy batch of 1 to 32 rows, padded
 to the next of six sizes (`pw.padded`; for JAX the same padding); its caller waits for the result as NumPy, looks at it,
-and makes the next. Callers are threads of one client, or clients in processes of their own, each with one thread. JAX
-has as many threads, in one process.
+and makes the next. Callers are threads of one client, or clients in processes of their own, each with one thread;
+`joined` are threads of a client that has calls computed together which come while others are under way
+(`join_calls=True`). JAX has as many threads, in one process.
 
 Run it with `python -m benchmarks.serving --json serving.json`; it takes about two minutes.
 """
@@ -11,6 +12,7 @@ Run it with `python -m benchmarks.serving --json serving.json`; it takes about t
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import statistics
 import threading
@@ -27,6 +29,8 @@ from benchmarks.printing import Table, shows
 from benchmarks.workers import Worker, answers, ask_all
 
 SIZES = (1, 2, 4, 8, 16, 32)
+JOINED_SIZES = (*SIZES, 64, 128)
+SYSTEMS = ("pathways", "joined", "jax")
 BATCHES = 64
 TOLERANCE = 1e-3
 """Of a value against NumPy's, which adds in another order."""
@@ -85,11 +89,7 @@ class Load:
     def __init__(self, predict: Predict, layers: Sequence[int]) -> None:
         self._predict = predict
         self._batches = batches(layers[0])
-        self._expected = []
-        for rows in self._batches:
-            found = predict(rows)
-            np.testing.assert_allclose(found, model(weights(layers), rows), rtol=TOLERANCE, atol=TOLERANCE)
-            self._expected.append(found)
+        self._expected = [model(weights(layers), rows) for rows in self._batches]
 
     def latencies(self, threads: int, seconds: float) -> list[float]:
         """Seconds of each request that these threads made in this time."""
@@ -107,7 +107,7 @@ class Load:
                         return
                     value = self._predict(self._batches[turn % BATCHES])
                     found[number].append(time.perf_counter() - begun)
-                    if not np.array_equal(value, self._expected[turn % BATCHES]):
+                    if not np.allclose(value, self._expected[turn % BATCHES], TOLERANCE, TOLERANCE):
                         raise AssertionError(f"batch {turn % BATCHES} came to {value}")
             except BaseException as error:
                 errors.append(error)
@@ -131,10 +131,16 @@ class Client:
         self._session = pw.connect(url, token)
         where = self._session.virtual_slice((1,), ("x",))
         placed = pw.put(weights(layers), where)
-        serve = pw.padded(pw.compiled(model, slice=where), sizes=SIZES, in_axes=(None, 0))
-        pw.warmup(serve, (placed, np.zeros((1, layers[0]), np.float32)))
-        self._load = Load(lambda rows: serve(placed, rows), layers)
-        self.latencies = self._load.latencies
+        compiled = pw.compiled(model, slice=where)
+        self._loads = {}
+        for join_calls, sizes in ((False, SIZES), (True, JOINED_SIZES)):
+            serve = pw.padded(compiled, sizes=sizes, in_axes=(None, 0), join_calls=join_calls)
+            pw.warmup(serve, (placed, np.zeros((1, layers[0]), np.float32)))
+            self._loads[join_calls] = Load(functools.partial(serve, placed), layers)
+
+    def latencies(self, threads: int, seconds: float, join_calls: bool = False) -> list[float]:
+        """See `Load.latencies`."""
+        return self._loads[join_calls].latencies(threads, seconds)
 
     def close(self) -> None:
         self._session.close()
@@ -151,8 +157,9 @@ class Jax:
 
         def predict(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
             count = len(rows)
-            size = next(size for size in SIZES if size >= count)
-            return np.asarray(jitted(placed, np.pad(rows, ((0, size - count), (0, 0)))))[:count]
+            filled = np.zeros((next(size for size in SIZES if size >= count), rows.shape[1]), rows.dtype)
+            filled[:count] = rows
+            return np.asarray(jitted(placed, filled))[:count]
 
         self.latencies = Load(predict, layers).latencies
 
@@ -177,11 +184,13 @@ def run(settings: Settings, progress: Progress) -> Result:
             if system == "jax":
                 return list(jax.ask("latencies", count, settings.seconds))
             if callers == "threads":
-                return list(clients[0].ask("latencies", count, settings.seconds))
+                return list(clients[0].ask("latencies", count, settings.seconds, system == "joined"))
             each = ask_all(clients[:count], "latencies", 1, settings.seconds, limit_s=LIMIT_S)
             return [one for ones in each for one in ones]
 
-        every = [(system, *case) for case in cases for system in ("pathways", "jax")]
+        every = [
+            (system, *case) for case in cases for system in SYSTEMS if (system, case[0]) != ("joined", "processes")
+        ]
         samples = measure.interleaved(every, latencies, settings.rounds)
     rates = {case: [len(one) / settings.seconds for one in ones] for case, ones in samples.items()}
     last = {case: [1e3 * measure.p99(one) for one in ones] for case, ones in samples.items()}
@@ -200,10 +209,11 @@ def run(settings: Settings, progress: Progress) -> Result:
             for case, ones in samples.items()
         ],
         "ratios": [
-            {"name": f"{what} / jax.jit in one process, {count} {callers}"}
-            | measure.paired_ratios(of["pathways", callers, count], of["jax", callers, count])
-            for callers, count in cases
+            {"name": f"{what} / jax.jit in one process, {count} {callers}{', joined' if system == 'joined' else ''}"}
+            | measure.paired_ratios(ones, of["jax", callers, count])
             for what, of in (("requests a second", rates), ("p99 of a request", last))
+            for (system, callers, count), ones in of.items()
+            if system != "jax"
         ],
     }
 

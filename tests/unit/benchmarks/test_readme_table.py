@@ -20,24 +20,30 @@ def figure(benchmark: str, name: str, low: float, median: float, high: float) ->
 def test_lines_with_figures_change_and_the_others_stay() -> None:
     rates = [
         figure("serving", f"requests a second / jax.jit in one process, {callers}", 0.2, median, 0.9)
-        for callers, median in (("1 threads", 0.1), ("8 threads", 0.4), ("4 processes", 0.7))
+        for callers, median in (
+            ("1 threads", 0.1),
+            ("8 threads", 0.4),
+            ("8 threads, joined", 0.7),
+            ("4 processes", 0.3),
+        )
     ]
     old = "| METG, stencil of 4 tasks; the floor, plain JAX in one function | **258 us**; 211 us | ≤ 100 us | `x` |\n"
     text = f"# Project\n\n{HEAD}\n|---|---|---|---|\n| memory | 0.07 KiB | – | `y` |\n{old}\nRatios are medians.\n"
     found, made = updated(text, [("serving", rates)])
     assert made == 1
-    new = (
-        "| **0.40** (0.20 to 0.90); 0.70 (0.20 to 0.90) | ≥ 0.5 | `python -m benchmarks.serving --json serving.json` |"
-    )
+    spread = "(0.20 to 0.90)"
+    figures = f"**0.40** {spread}; 0.70 {spread}; **0.30** {spread}"
+    new = f"| {figures} | ≥ 0.5 | `python -m benchmarks.serving --json serving.json` |"
     lines = found.splitlines()
     assert [line for line in lines if "serving" in line] == [
-        f"| serving: requests a second, ÷ `jax.jit` in one process; 8 threads, 4 processes {new}"
+        f"| serving: requests a second, ÷ `jax.jit` in one process; 8 threads; with their calls joined; 4 processes "
+        f"{new}"
     ]
     assert old in found
     assert "| memory | 0.07 KiB | – | `y` |" in lines
     assert found.endswith("\n\nRatios are medians.\n")
     assert updated(found, [("serving", rates)]) == (found, 1)
-    assert updated(found, [("serving", rates[:2])]) == (found, 0)
+    assert updated(found, [("serving", rates[:3])]) == (found, 0)
 
 
 def test_a_page_without_the_table_is_refused() -> None:
