@@ -267,6 +267,8 @@ class Http2:
             return
         if len(payload) % 6:
             raise f.ProtocolError("settings have six bytes each", 6)
+        # Ahead of what the new windows let go: the peer counts with the old ones until it has this.
+        self._out.append(f.frame(f.SETTINGS, f.ACK, 0, b""))
         for key, value in struct.iter_unpack(">HI", payload):
             if key == f.SET_WINDOW:
                 if value > f.MAX_WINDOW:
@@ -280,7 +282,6 @@ class Http2:
                 if not f.MAX_FRAME <= value < 1 << 24:
                     raise f.ProtocolError(f"frames of {value} bytes")
                 self._max_frame = value
-        self._out.append(f.frame(f.SETTINGS, f.ACK, 0, b""))
 
     # --- out ----------------------------------------------------------------------------------------------------------
 

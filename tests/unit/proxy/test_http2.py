@@ -128,7 +128,8 @@ def test_an_answer_waits_for_the_windows_of_its_stream_and_of_the_connection() -
     http.receive(frame(WINDOW, 0, 1, struct.pack(">I", 4)))
     assert frames_of(http) == [(DATA, 0, 1, b"xxxx")]
     http.receive(setting(WINDOW_SETTING, 1000))
-    (rest, end, reset, _) = frames_of(http)
+    (taken, rest, end, reset) = frames_of(http)
+    assert taken == (SETTINGS, ACK, 0, b"")  # first: until it has come, the client counts with the old window
     assert rest == (DATA, 0, 1, b"xxx" + b"y" * 8)
     assert end[:3] == (HEADERS, END_HEADERS | END_STREAM, 1)
     assert reset == (RESET, 0, 1, bytes(4))  # the client had not ended the call
