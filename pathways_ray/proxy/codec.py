@@ -46,6 +46,9 @@ _DTYPES = {
 
 _KINDS = {name: kind for kind, name in _DTYPES.items()}
 
+_TOKEN = 17
+"""The type of tokens, which are no arrays."""
+
 _REPLICATED, _MAXIMAL, _OTHER, _UNREDUCED = 0, 1, 3, 6
 """`OpSharding.Type`."""
 
@@ -229,10 +232,15 @@ class Writer:
         if made["handles"] is None:
             return
         program: Signature = made["program"]
-        for handle, kind, sharding in zip(made["handles"], program.outputs, program.output_shardings, strict=True):
+        listed = zip(made["handles"], program.outputs, program.output_shardings, strict=True)
+        for number, (handle, kind, sharding) in enumerate(listed):
             output = body.outputs.add()
-            output.dtype.kind = _KINDS[kind.dtype]
-            output.shape.dims.extend(kind.shape)
+            if number in program.tokens:
+                output.dtype.kind = _TOKEN
+                output.shape.SetInParent()
+            else:
+                output.dtype.kind = _KINDS[kind.dtype]
+                output.shape.dims.extend(kind.shape)
             output.array_handle = handle
             self.set_sharding(output.sharding, sharding, len(kind.shape))
 
@@ -289,6 +297,9 @@ class Writer:
             layouts = getattr(made, name)
             layouts.SetInParent()
             for k, kind in enumerate(kinds):
+                if name == "output_layouts_list" and k in program.tokens:
+                    layouts.layouts.add()
+                    continue
                 order = orders[k] if orders else reversed(range(len(kind.shape)))
                 layouts.layouts.add().minor_to_major.extend(order)
         kinds_of_memory = made.output_memory_kinds.memory_kind_lists.add()

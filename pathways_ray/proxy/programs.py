@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -105,8 +105,9 @@ def read_program(
     except Exception as error:
         raise Refused(Code.INVALID_ARGUMENT, f"the program's StableHLO cannot be read: {error}") from None
     with module.context:
+        tokens: frozenset[int] = frozenset()
         if has_tokens(_main(module)):
-            replace_tokens(_main(module))
+            tokens = replace_tokens(_main(module))
             data = serialized_module(module)
         name, meshes, inputs, outputs, donated = _interface(module)
         asked = memory_layouts(_main(module))
@@ -120,6 +121,8 @@ def read_program(
     digest = hashlib.sha256(blob).hexdigest()
     fingerprint = hashlib.sha256(data).digest()
     signature = Signature(name, inputs, outputs, *shardings, frozenset(donated), devices, fingerprint, *layouts)
+    if tokens:
+        signature = replace(signature, tokens=tokens)
     return Program(signature, data, digest, blob)
 
 

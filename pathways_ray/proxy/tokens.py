@@ -2,7 +2,7 @@
 
 A token is no value: it says that what makes it comes before what takes it. The calls of a client on the same devices
 run in their order anyway, so a token between two programs has nothing left to say. JAX gives an empty array in the
-place of one that is an argument, and takes an array in the place of a result.
+place of one that is an argument; of a result it is told that it is a token.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ def has_tokens(main: Any) -> bool:
     return any(str(one) == _TOKEN for one in (*kind.inputs, *kind.results))
 
 
-def replace_tokens(main: Any) -> None:
-    """Has a main function take and give empty arrays where it takes and gives tokens. The caller has its context."""
+def replace_tokens(main: Any) -> frozenset[int]:
+    """Has a main function take and give empty arrays where it takes and gives tokens; the numbers of such results. The
+    caller has its context."""
     block = main.regions[0].blocks[0]
     array = ir.Type.parse(_ARRAY)
+    replaced = set()
     with ir.Location.unknown():
         for argument in block.arguments:
             if str(argument.type) == _TOKEN:
@@ -35,7 +37,9 @@ def replace_tokens(main: Any) -> None:
         *_, last = block.operations
         for number, value in enumerate(last.operands):
             if str(value.type) == _TOKEN:
+                replaced.add(number)
                 with ir.InsertionPoint(last):
                     last.operands[number] = stablehlo.constant(ir.Attribute.parse(f"dense<> : {_ARRAY}"))
     kinds = [argument.type for argument in block.arguments], [value.type for value in last.operands]
     main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(*kinds))
+    return frozenset(replaced)
