@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -17,12 +21,19 @@ ISLANDS = [
 OPTIONS = {"islands": ISLANDS, "check_order": True}
 
 
+def busy(session: pw.Session, host: int) -> list[float]:
+    """The part of its time for which each device of a host computed lately, as status has it."""
+    hosts = [one for island in session.status()["islands"] for one in island["hosts"]]
+    return [device["busy"] for one in hosts if one["host"] == host for device in one["devices"]]
+
+
 @pytest.mark.timeout(240)
 def test_islands_of_different_sizes_and_speeds_are_one_runtime(python: Scripts) -> None:
     """The four devices of each host of the first island share a core, the two of the other island have one.
 
     1. Slices are sub-grids, and say so. 2. What is asked of devices decides the island. 3. Programs over both islands
-    have the values of plain NumPy. 4. What nothing has is refused with what there is.
+    have the values of plain NumPy. 4. What nothing has is refused with what there is. 5. Both hosts of the first island
+    have one slice, and one of them computes: the next slice goes to the other.
     """
     cluster = Cluster(python, OPTIONS, PATHWAYS_CPU_CORES="0,0,1")
     with pw.connect(cluster.url, cluster.token) as session:
@@ -46,6 +57,13 @@ def test_islands_of_different_sizes_and_speeds_are_one_runtime(python: Scripts) 
             np.testing.assert_array_equal(np.asarray(program(v)), expected)
         with pytest.raises(Unschedulable, match=r"island 1 with 2 cpu devices on 1 host\(s\) \(fast, 268435456 bytes"):
             session.virtual_slice((2,), ("x",), generation="fast", memory=1 << 40)
-        busy = [d["busy"] for island in session.status()["islands"] for h in island["hosts"] for d in h["devices"]]
-        assert len(busy) == 10
+        assert len([share for host in range(3) for share in busy(session, host)]) == 10
+        long = pw.compiled(lambda v: jax.lax.fori_loop(0, 20_000, lambda _, x: jnp.tanh(x), v), slice=grid)
+        state = pw.put(np.ones((64, 64), np.float32), grid)
+        deadline = time.monotonic() + 100
+        while min(busy(session, 0)) < 0.2 and time.monotonic() < deadline:
+            state = long(state).block_until_ready()
+        assert max(busy(session, 1)) < 0.2 <= min(busy(session, 0))
+        beside = session.virtual_slice((2,), ("x",), generation="slow")
+        assert {device.partition(".")[0] for device in beside.devices} == {"1"}
     cluster.end()
