@@ -1,6 +1,7 @@
 """The method of all benchmarks: a description of the machine, interleaved rounds, statistics with their spread."""
 
 import contextlib
+import math
 import os
 import platform
 import re
@@ -167,6 +168,18 @@ def narrowed(
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Minimum, median and maximum."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def median_within(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
+    """The values between which the median of what they are drawn from lies, with this confidence: those at equal ranks
+    from both ends, whatever the distribution. With a few values it is all of them."""
+    ordered, n = sorted(values), len(values)
+    outside, rank = 0.0, 0
+    while rank < (n - 1) // 2 and outside + math.comb(n, rank) / 2**n <= (1 - level) / 2:
+        outside += math.comb(n, rank) / 2**n
+        rank += 1
+    rank = max(0, rank - 1)
+    return ordered[rank], ordered[n - 1 - rank]
 
 
 def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) -> dict[str, float]:

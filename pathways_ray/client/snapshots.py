@@ -147,10 +147,12 @@ def snapshot(tree: Any, copies: int = 1, local: bool = False) -> Snapshot:
         raise UsageError("there is no pw.Array in the tree to take a snapshot of")
     shadows = _shadows(arrays)
     places = {where: shadows.of(where, copies) for where in dict.fromkeys(_slice(array._type) for array in arrays)}
-    made: list[list[Array]] = [[copy] for copy in shadows.beside(arrays)] if local else [[] for _ in arrays]
+    # What peers read is copied again when a call donates it: they read the copies here, where there are some.
+    beside = shadows.beside(arrays) if local else []
+    made: list[list[Array]] = [[copy] for copy in beside] or [[] for _ in arrays]
     for number in range(copies):
         targets = [_spread(array._type, places[_slice(array._type)][number]) for array in arrays]
-        for found, copy in zip(made, copied(arrays, targets), strict=True):
+        for found, copy in zip(made, copied(beside or arrays, targets), strict=True):
             found.append(copy)
             shadows.last[copy._type.slice] = copy._buffer.record
     of_array = iter(made)

@@ -71,11 +71,18 @@ def test_one_of_two_copies_is_enough_and_without_any_the_snapshot_says_so(sessio
         safe.restore()
 
 
-def test_copies_on_their_own_devices_serve_where_the_others_are_lost(session: LocalSession) -> None:
+def test_copies_on_their_own_devices_serve_where_the_others_are_lost(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a, b = pw.virtual_slice((4,), ("x",), island=0), pw.virtual_slice((2,), ("x",), island=1)
     tree = {"w": pw.put(np.arange(8.0), a, P("x")), "v": pw.put(np.ones((3, 4)), b), "u": pw.put(np.zeros(2), a)}
+    taken: list[Any] = []
+    launch = session.launch
+    monkeypatch.setattr(session, "launch", lambda p, given, *rest: (taken.append(given), launch(p, given, *rest))[1])
     safe = pw.snapshot(tree, local=True)
     assert len(session.launched) == 2, "one launch for the copies here, one for those elsewhere"
+    beside = [copies[0] for copies in safe._copies]
+    assert taken[-1] == [copy._buffer.record for copy in beside], "what is donated next is not read by others"
     for name, copies in zip(sorted(tree), safe._copies, strict=True):
         assert (copies[0].slice, copies[0].sharding.spec) == (tree[name].slice, tree[name].sharding.spec)
         tree[name].delete()
