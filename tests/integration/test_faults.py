@@ -47,16 +47,27 @@ TOKENS = ("the token of one tenant", "the token of another tenant")
 def test_a_hundred_strikes_under_two_tenants(python: Any, hosts_per_island: int, tmp_path: Path) -> None:
     """Hosts, schedulers and the resource manager are killed or stopped; after each strike all programs of both tenants
     run again, without a hang or a wrong value, and what fails says so within 10 s but for one in a hundred."""
-    table = tmp_path / "tenants.json"
-    tenants = [{"name": f"tenant-{k}", "token": token} for k, token in enumerate(TOKENS)]
-    table.write_text(json.dumps({"tenants": tenants}))
-    arguments = (str(table), ",".join(TOKENS), str(hosts_per_island), "100", "11")
+    arguments = (str(tmp_path / "tenants.json"), ",".join(TOKENS), str(hosts_per_island), "100", "11")
     out = python.run("faults_two_tenants", *arguments, timeout=2900)
     print(out)
     found = json.loads(next(line for line in out.splitlines() if line.startswith('{"struck"')))
     assert (found["wrong"], found["hung"], found["left"]) == (0, 0, 0)
     assert found["to_error"]["p99"] <= 10.0
     assert found["to_error"]["max"] <= 20.0
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+def test_a_hundred_changes_of_islands_under_two_tenants(python: Any, tmp_path: Path) -> None:
+    """Islands are added, drained and removed, slices moved: no launch is lost or wrong, and what lies on a slice goes
+    along with it."""
+    arguments = (str(tmp_path / "tenants.json"), ",".join(TOKENS), "100", "7")
+    out = python.run("changes_two_tenants", *arguments, timeout=1400)
+    print(out)
+    found = json.loads(next(line for line in out.splitlines() if line.startswith('{"changes"')))
+    assert sum(found["changes"].values()) == 100
+    assert min(found["changes"].values()) >= 5
+    assert (found["wrong"], found["lost"], found["left"], found["sessions"]) == (0, 0, 0, len(TOKENS))
 
 
 @pytest.mark.timeout(180)
