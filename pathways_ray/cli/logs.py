@@ -23,6 +23,8 @@ AUDIT = {
     "session ended",
     "session suspended",
     "session resumed",
+    "session gives way",
+    "session came back",
     "client gone",
     "slice created",
     "slice released",

@@ -214,7 +214,8 @@ def sessions_table(sessions: Iterable[dict[str, Any]]) -> Table:
         table.add_column(heading, justify="right")
     for one in sessions:
         counts = (one["programs"], one["buffers"], decimal(one["bytes"]), one["in_flight"], one["waiting"])
-        name = f"{one['name']} (suspended)".strip() if one.get("suspended") else one["name"]
+        to = f" for session {other}" if (other := one.get("gives_way_to")) else ""
+        name = f"{one['name']} (suspended{to})".strip() if one.get("suspended") else one["name"]
         table.add_row(str(one["session"]), name, *map(str, counts))
     return table
 

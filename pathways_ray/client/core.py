@@ -57,9 +57,8 @@ class ClientCore:
         fusion: whether hosts compose nodes into one computation.
         coalesce: whether launches that repeat each other leave as one.
 
-    The session has `coalescer` coalesce the messages that leave in one batch.
-
-    `ended` is the failure that everything gets once the session has ended, and `closed_because` its reason.
+    The session has `coalescer` coalesce the messages that leave in one batch. `ended` is the failure that everything
+    gets once the session has ended, and `closed_because` its reason.
     """
 
     def __init__(self, session: int, max_launches: int, fusion: bool = True, coalesce: bool = True) -> None:
@@ -393,6 +392,7 @@ _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command
     wire.HostAddress: ClientCore._host_moved,
     wire.Prepared: ClientCore._prepared,
     wire.Vacate: lambda _self, message, _now: (events.MoveSlices(message.slices),),
+    wire.GiveWay: lambda _self, message, _now: (events.MakeWay(message.back),),
     wire.SessionEnded: ClientCore._session_ended,
     events.Disconnected: ClientCore._disconnected,
     events.Closing: ClientCore._closing,

@@ -43,6 +43,7 @@ class Driver:
         """Called whenever an array may have got its outcome, by threads that must not wait."""
         self.siblings = Siblings()
         self.vacate: Callable[[Sequence[int]], None] = lambda slices: None
+        self.make_way: Callable[[bool], None] = lambda back: None
         self.readers = 0
         self.held = False
         self.suspension: Suspension | None = None
@@ -131,6 +132,8 @@ class Driver:
                     self.data.host_changed(command.address)
                 case events.MoveSlices(slices):
                     self.vacate(slices)
+                case events.MakeWay(back):
+                    self.make_way(back)
                 case events.CloseData():
                     self.data.close(command.failure)
 
@@ -152,9 +155,11 @@ class Driver:
     def reading(self) -> Iterator[None]:
         """Has arrays stay where they are while one is fetched; waits while they are exchanged."""
         with self.changed:
-            while self.held and self.core.ended is None:
+            while (self.held or self.gives_way) and self.core.ended is None:
                 self.changed.wait(WAIT_SLICE_S)
-            self.check_not_suspended()
+            if self.gives_way:
+                self.check_open()
+            self.check_not_suspended_by_user()
             self.readers += 1
         try:
             yield
@@ -199,6 +204,11 @@ class Driver:
             self.suspension, self.forget_saved = suspension, forget
             self.changed.notify_all()
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether the session is suspended for another one, and not by its user: calls wait until it comes back."""
+        return self.suspension is not None and self.suspension.gives_way
+
     def hold_text(self) -> str:
         """The reason for which nothing of the session goes on, for `why`; "" while it does."""
         if self.suspension is not None:
@@ -206,7 +216,25 @@ class Driver:
         return "a slice of the session moves, and reading waits until it is elsewhere" if self.held else ""
 
     def check_not_suspended(self) -> None:
-        """Raises `SessionSuspended` while the session is suspended."""
+        """Raises `SessionSuspended` while the session is suspended; waits while it gives way to another one. The caller
+        has neither `sending` nor the mover's turn."""
+        with self.changed:
+            while self.gives_way:
+                self.check_open()
+                self.changed.wait(WAIT_SLICE_S)
+        self.check_not_suspended_by_user()
+
+    def wait_to_send(self) -> None:
+        """`check_not_suspended` for who has `sending`: gives it back meanwhile."""
+        while self.suspension is not None:
+            self.sending.release()
+            try:
+                self.check_not_suspended()
+            finally:
+                self.sending.acquire()
+
+    def check_not_suspended_by_user(self) -> None:
+        """Raises `SessionSuspended` while the session is suspended, for whomever."""
         if (found := self.suspension) is not None:
             what = f"{len(found.arrays)} arrays and {len(found.slices)} slices"
             raise SessionSuspended(f"the session is suspended with {what}: call its resume() before you use it")

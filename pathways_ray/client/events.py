@@ -91,6 +91,12 @@ class MoveSlices(msgspec.Struct, frozen=True, gc=False):
     slices: tuple[int, ...]
 
 
+class MakeWay(msgspec.Struct, frozen=True, gc=False):
+    """Suspend the session, or, with `back`, resume it, while the user's calls wait."""
+
+    back: bool
+
+
 class CloseData(msgspec.Struct, frozen=True, gc=False):
     """End all data streams; what is under way on them fails with `failure`."""
 
@@ -100,4 +106,4 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
 Call = Register | Launch | PrioritizedLaunch | Put | Free | Cancel
 """A message for the controller, which is the command to send it."""
 
-Command = Call | Wake | ReleaseQueue | MoveHost | MoveSlices | CloseData
+Command = Call | Wake | ReleaseQueue | MoveHost | MoveSlices | MakeWay | CloseData

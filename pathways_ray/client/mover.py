@@ -28,6 +28,7 @@ from pathways_ray.client.moving import (
     Kept,
     Load,
     Part,
+    Pause,
     Release,
     Save,
     Step,
@@ -61,6 +62,7 @@ class Mover:
         self._vacating = threading.Lock()
         self._saved: Saved | None = None
         driver.vacate = self.vacate
+        driver.make_way = self.make_way
 
     def known(self, made: VirtualSlice) -> VirtualSlice:
         """Notes a slice of the session, while a handle to it is left."""
@@ -88,7 +90,8 @@ class Mover:
     def move(self, where: VirtualSlice, island: int) -> None:
         """See `VirtualSlice.move`."""
         with self._turn:
-            self._driver.check_active()
+            self._driver.check_open()
+            self._driver.check_not_suspended_by_user()
             if where.released:
                 raise UsageError(f"{where} was released; there is nothing to move")
             parts = [part for part in where.parts if not part.released]
@@ -96,12 +99,32 @@ class Mover:
             steps = move(self._core, where.type, where.name, moving, island, where.wanted)
             self._carry_out(steps, f"{where} was not moved", {one.id: one for one in (where, *parts)})
 
+    # --- giving way ---------------------------------------------------------------------------------------------------
+
+    def make_way(self, back: bool) -> None:
+        """Suspends the session for another one, or resumes it, in a thread of its own, unless one is at it."""
+        if self._vacating.acquire(blocking=False):
+            threading.Thread(target=self._make_way, args=(back,), name="pathways-mover", daemon=True).start()
+
+    def _make_way(self, back: bool) -> None:
+        driver = self._driver
+        try:
+            if back and driver.gives_way:
+                self.resume(None)
+            elif not back and driver.suspension is None:
+                self.suspend(None, gives_way=True)
+        except PathwaysError as error:
+            self._core.story.note(Entry(time.monotonic(), "did not give way", str(error), session=self._core.session))
+        finally:
+            self._vacating.release()
+
     # --- suspending ---------------------------------------------------------------------------------------------------
 
-    def suspend(self, path: str | os.PathLike[str] | None) -> None:
-        """See `Session.suspend`."""
+    def suspend(self, path: str | os.PathLike[str] | None, gives_way: bool = False) -> None:
+        """See `Session.suspend`; `gives_way` where the controller asked for it."""
         with self._turn:
-            self._driver.check_active()
+            self._driver.check_open()
+            self._driver.check_not_suspended_by_user()
             self._saved = saved_at(path)
             slices = dict(self._slices)  # none goes meanwhile
             wholes = [one for one in slices.values() if one.whole is None]
@@ -110,7 +133,7 @@ class Mover:
                 for one in wholes
             ]
             try:
-                self._carry_out(suspend(self._core, kept), "the session was not suspended", slices)
+                self._carry_out(suspend(self._core, kept, gives_way), "the session was not suspended", slices)
             finally:
                 if self._driver.suspension is None:
                     self._forget_saved()
@@ -216,6 +239,8 @@ class Mover:
                 self._saved.finish()
             case Arrive(record):
                 self._driver.wait(record)
+            case Pause(seconds):
+                self._driver.wait_until(lambda: False, seconds)
             case Suspended(suspension):
                 self._driver.suspend(suspension, self._forget)
             case Exchanged(created):

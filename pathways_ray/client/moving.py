@@ -28,8 +28,11 @@ from pathways_ray.transport import messages as wire
 COPIES = 64
 """Arrays of one launch that copies."""
 
-LOOKS = 20
+LOOKS = 100
 """Questions for what the session holds, until no array is missing."""
+
+LOOK_S = 0.1
+"""The pause between two of them: what was sent before may take its time on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,13 @@ class Arrive:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """Go on after some seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Suspended:
     """The session is suspended from now on, or, with None, it is not any more."""
 
@@ -130,13 +140,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Suspension:
-    """Everything that a suspended session holds: slices, and the number and type of each saved array, by its buffer."""
+    """Everything that a suspended session holds: slices, and the number and type of each saved array, by its buffer.
+    `gives_way` where it was suspended for another session, and not by its user."""
 
     slices: tuple[Kept, ...]
     arrays: dict[int, tuple[int, wire.HeldBuffer]]
+    gives_way: bool = False
 
 
-Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | Arrive | Suspended
+Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | Arrive | Pause | Suspended
 
 
 def move(
@@ -206,6 +218,7 @@ def listed(core: ClientCore) -> Generator[Step, Any, Sequence[wire.HeldBuffer]]:
         if not missing:
             found: Sequence[wire.HeldBuffer] = held.buffers
             return found
+        yield Pause(LOOK_S)
     raise WaitTimeout(f"arrays {missing[:3]} are on their way to the controller, or were lost just now: try again")
 
 

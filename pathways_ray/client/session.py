@@ -155,7 +155,7 @@ class Session(SessionQuestions, SliceCalls):
         driver = self._driver
         with driver.sending:
             if driver.suspension is not None:
-                driver.check_not_suspended()
+                driver.wait_to_send()
             if core.trace is not None:
                 core.trace.now = time.monotonic()
             made = core.new_buffers(len(results))

@@ -47,11 +47,12 @@ AHEAD = 4
 """Uploads that are under way while another one begins; each may be in memory twice."""
 
 
-def suspend(core: ClientCore, slices: Sequence[Kept]) -> Generator[Step, Any, None]:
+def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -> Generator[Step, Any, None]:
     """The steps that suspend a session.
 
     Args:
         slices: all that handles are left to, `released` ones too, since arrays may lie on them.
+        gives_way: it is suspended for another session, and not by its user.
 
     Raises:
         PathwaysError: an array could not be saved, or a call did not end; nothing has changed.
@@ -69,8 +70,8 @@ def suspend(core: ClientCore, slices: Sequence[Kept]) -> Generator[Step, Any, No
             else:
                 saved[record.id] = number, one
         yield Finish()
-        yield Suspended(Suspension(tuple(slices), saved))  # before: should Ctrl-C come, the values are kept
-        yield Ask(wire.Suspend(core.session))
+        yield Suspended(Suspension(tuple(slices), saved, gives_way))  # before: should Ctrl-C come, the values are kept
+        yield Ask(wire.Suspend(core.session, gives_way))
     except PathwaysError:
         yield Suspended(None)
         yield Release()
@@ -92,7 +93,7 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
     pairs: list[tuple[int, int]] = []
     loaded: list[tuple[BufferRecord, BufferRecord]] = []
     try:
-        yield Ask(wire.Suspend(core.session))  # again, should a resumption have been interrupted
+        yield Ask(wire.Suspend(core.session, suspension.gives_way))  # again, should a resumption have been interrupted
         for kept in _needed(suspension, released):
             yield from _made(core, kept, new, pairs)
         if pairs:
@@ -112,7 +113,7 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
             yield Arrive(copy)
     except PathwaysError:
         yield Drop([copy for _, copy in loaded])
-        yield Ask(wire.Suspend(core.session))  # with all slices that it has got by now
+        yield Ask(wire.Suspend(core.session, suspension.gives_way))  # with all slices that it has got by now
         raise
     dropped = renumbered(core, loaded, {one for one, _ in pairs})
     yield Suspended(None)

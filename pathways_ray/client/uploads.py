@@ -27,7 +27,7 @@ def upload(
     where, spec = kind.slice, kind.spec
     assert where is not None
     with driver.sending:
-        driver.check_not_suspended()
+        driver.wait_to_send()
         (record,) = core.new_buffers(1)
     driver.sweep()
     buffer = Buffer(owner, record)
@@ -36,6 +36,8 @@ def upload(
         placed, uploaded = where.placed, partial(driver.uploaded, record)
         record.upload = driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
         with driver.sending:
+            if driver.gives_way:  # when it is back, the slice has other devices
+                driver.wait_to_send()
             if placed is where.placed:
                 driver.handle(Placed(Put(record.id, where.id, kind.array, spec, record.upload.epochs)))
     driver.sweep()

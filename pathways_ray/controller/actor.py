@@ -117,6 +117,8 @@ class Controller(Inspectable):
         self.token = token
         window = CrossIslandWindow(policy_named(policy))
         self.launches = Launches(parallel, limits.MAX_LAUNCHES_IN_FLIGHT, window, compile_limit_s, launch_limit_s)
+        if policy == "preempt":
+            self.launches.preemption.enable()
         # Hosts know a session by its number: one from before a restart must not come again.
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
         expected = (islands or {}) if self.restarted else ()  # at first they start after this process

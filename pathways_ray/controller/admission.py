@@ -68,7 +68,7 @@ class Admission:
     def close(self, session: Session) -> list[Send]:
         """Forgets the calls of a session; those that it held back may go."""
         self.window.queued.pop(session.id, None)
-        self.memory.waiting.pop(session.id, None)
+        self.memory.closed(session.id)
         for launch in self.backlogs.pop(session.id).launches():
             launch.move(LaunchEvent.SESSION_CLOSED)
             self.tables.ledger.leave(session.usage)
@@ -150,13 +150,12 @@ class Admission:
         if isinstance(call, Put):
             self.memory.changed()
             return buffers.put(self.tables, session, call)
-        commands = buffers.free(session, backlog.may_free(call.buffers) if backlog.deferred else call.buffers)
-        return commands + self.memory_freed(session.id) if self.memory.waiting else commands
+        now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers
+        return buffers.free(session, now) + (self.memory_freed(session.id) if now and self.memory.waiting else [])
 
     def memory_freed(self, session: int = 0) -> list[Send]:
         """Lets launches go on that waited for memory, but for those of the session that freed some: its turn comes."""
-        waiting = [self.tables.sessions[other] for other in self.memory.waiting if other != session]
-        return self.resume(waiting) if waiting else []
+        return [command for waiting in self.memory.freed(session) for command in self.resume(waiting)]
 
     def _admit(self, session: Session, backlog: Backlog, launch: WaitingLaunch) -> list[Send] | None:
         message = launch.message
@@ -201,6 +200,7 @@ class Admission:
         """Sends a launch, or a part of one, to its islands if they have room for it."""
         asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
         if asked or not self.hosts.are_ready(program):
+            self.memory.waits_no_more(session.id)
             return asked, self.hosts.absence(program) or LaunchEvent.HOSTS_ABSENT
         if session.in_flight >= self.max_in_flight:
             return [], None
@@ -222,6 +222,7 @@ class Admission:
 
     def refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
         """Ends a launch that waited here."""
+        self.memory.waits_no_more(session.id)
         if launch.whole is not None:
             self.window.queued.pop(session.id, None)
             return self.decisions.abandon(session, launch, failure)

@@ -80,7 +80,7 @@ class Changes:
 
         return self.ask(call, "exchange_slices", (number, request.pairs), answered)
 
-    def suspend(self, call: int, number: int) -> list[Command]:
+    def suspend(self, call: int, number: int, gives_way: bool) -> list[Command]:
         """Has the resource manager take back all slices of a session, then frees what it holds.
 
         Raises:
@@ -92,7 +92,7 @@ class Changes:
             session = self.launches.sessions.get(number)
             if session is None:
                 raise SessionClosed(f"session {number} ended while it was suspended")
-            return wire.Accepted(), [*self.moves.suspend(session)]
+            return wire.Accepted(), [*self.moves.suspend(session, gives_way)]
 
         return self.ask(call, "release_session", (number,), answered)
 

@@ -119,7 +119,8 @@ def _lacking(launches: Launches, session: Session, program: PlannedProgram) -> L
     for pool, need in memory.needs(program).items():
         taken = held.get(pool, 0) + max(temporaries.get(pool, 0), need.temporaries)
         if need.results > max(capacity[pool] - taken, 0) or taken > capacity[pool]:
-            return Lacking(pool, need.results + need.temporaries, capacity[pool], held.get(pool, 0), own.get(pool, 0))
+            wanted, way = need.results + need.temporaries, launches.preemption.for_session(session.id)
+            return Lacking(pool, wanted, capacity[pool], held.get(pool, 0), own.get(pool, 0), way)
     return None
 
 

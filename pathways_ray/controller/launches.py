@@ -20,6 +20,7 @@ from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.outcomes import Outcomes, Settled
+from pathways_ray.controller.preemption import Preemption
 from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.sequential import Sequential
@@ -72,6 +73,7 @@ class Launches:
         )
 
         self.cancellation = Cancellation(tables, self.admission)
+        self.preemption = Preemption(tables, self.admission.memory)
 
     @property
     def sequence(self) -> int:
@@ -140,7 +142,7 @@ class Launches:
     def add_slice(self, session: int, placed: PlacedSlice, within: int = 0, instead: int = 0, name: str = "") -> None:
         """Notes a slice of a session; the devices of a part of another one do not count again."""
         if self.sessions[session].suspended:
-            self.sessions[session].suspended = False
+            self.sessions[session].suspended = self.sessions[session].gives_way = False
             self.story.note(Entry(self.tables.now, "session resumed", session=session))
         if instead:
             self.sessions[session].replacing[placed.mesh.id] = instead
@@ -281,6 +283,7 @@ class Launches:
         self.tables.now = now
         self.tables.buffers = sum(len(session.buffers) for session in self.sessions.values())
         return (
-            self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
+            self.preemption.tick(now)
+            + self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
             + self.admission.memory_freed()
         )

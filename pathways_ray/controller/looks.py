@@ -228,7 +228,9 @@ class Looks:
         if state is None:
             return self._answer(call, Why(name, (Link(f"{name} is not open"),)))
         if view is None and state.suspended:
-            return self._answer(call, Why(name, (Link(f"{name} is suspended, until its client resumes it"),)))
+            other = self.launches.preemption.to(session)
+            until = f"for session {other}, until its turn comes" if other else "until its client resumes it"
+            return self._answer(call, Why(name, (Link(f"{name} is suspended, {until}"),)))
         if view is None:
             moving = [self._must_move(session, placed) for placed in state.slices.values()]
             links = tuple(link for found in moving for link in found)

@@ -12,7 +12,7 @@ up; when it is used up, the pools are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from pathways_ray.controller.programs import PlannedProgram
@@ -32,12 +32,19 @@ class Need(NamedTuple):
 
 
 class Memory:
-    """The pools of a cluster. `waiting` has the sessions whose next launch waits for room, and since when."""
+    """The pools of a cluster. `waiting` has the sessions whose next launch waits for room, and since when, `lacking`
+    the pool for each. Those in `let_through` wait for their own launches only, one of which is then under way. `peaks`
+    are the most bytes that sessions have held lately, or would have with their next launch, where memory is short."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.waiting: dict[int, float] = {}
+        self.lacking: dict[int, str] = {}
+        self.let_through: set[int] = set()
+        self.peaks: dict[int, dict[str, int]] = {}
+        self.limit_s = WAIT_LIMIT_S
         self.slack = 0
+        self._freed = self._going_on = False
 
     def pools(self, placed: PlacedSlice) -> dict[str, int]:
         """The pools of known size that a slice lies in, each with the number of its devices there."""
@@ -99,27 +106,63 @@ class Memory:
         wanted = program.result_bytes + program.devices * max(program.temporary_bytes.values(), default=0)
         if wanted <= self.slack:
             self.slack -= wanted
+            self.waits_no_more(session.id)
             return True
         capacity = self.capacity()
         needs = self.needs(program)
         held, temporaries = self.held(self.tables.sessions.values()), self.temporaries()
-        lacking = ""
+        mine, lacking = self.held([session]), ""
+        self._note_peak(session, mine, needs)
         for pool, need in needs.items():
             room = capacity[pool] - held.get(pool, 0) - max(temporaries.get(pool, 0), need.temporaries)
-            if need.results > max(room, 0) or (need.results + need.temporaries > 0 > room):
+            if not lacking and (need.results > max(room, 0) or (need.results + need.temporaries > 0 > room)):
                 lacking = pool
-                break
         if not lacking:
-            self.waiting.pop(session.id, None)
+            self.waits_no_more(session.id)
             self._measure(capacity, held, temporaries, needs)
             return True
-        need, own = needs[lacking], self.held([session]).get(lacking, 0)
-        since = self.waiting.setdefault(session.id, self.tables.now)
+        need, own = needs[lacking], mine.get(lacking, 0)
         never = own + need.results + need.temporaries > capacity[lacking]
-        if never or self.tables.now - since > WAIT_LIMIT_S:
-            self.waiting.pop(session.id, None)
+        if session.id in self.let_through and not session.in_flight and not never:
+            self.waits_no_more(session.id)
+            return True
+        since = self.waiting.setdefault(session.id, self.tables.now)
+        self.lacking[session.id] = lacking
+        if never or self.tables.now - since > self.limit_s:
+            self.waits_no_more(session.id)
             return self._failure(program, lacking, need, own, held.get(lacking, 0), never)
         return False
+
+    def _note_peak(self, session: Session, held: Mapping[str, int], needs: Mapping[str, Need]) -> None:
+        peak = self.peaks.setdefault(session.id, {})
+        for pool, need in needs.items():
+            peak[pool] = max(peak.get(pool, 0), held.get(pool, 0) + need.results + need.temporaries)
+
+    def closed(self, session: int) -> None:
+        """Forgets a session that has ended."""
+        self.waits_no_more(session)
+        self.let_through.discard(session)
+        self.peaks.pop(session, None)
+
+    def freed(self, session: int) -> Iterator[list[Session]]:
+        """Yields the sessions that may go on since something was freed, but for the one that did. What one of them
+        frees in turn is for the next round, since all of them are in the middle of it."""
+        self._freed = True
+        if self._going_on:
+            return
+        self._going_on = True
+        try:
+            while self._freed:
+                self._freed = False
+                if waiting := [self.tables.sessions[other] for other in self.waiting if other != session]:
+                    yield waiting
+        finally:
+            self._going_on = False
+
+    def waits_no_more(self, session: int) -> None:
+        """The launch of a session that waited for room has it, or has ended."""
+        if self.waiting.pop(session, None) is not None:
+            self.lacking.pop(session, None)
 
     def _measure(
         self,
@@ -147,7 +190,7 @@ class Memory:
 
     def _failure(self, program: PlannedProgram, pool: str, need: Need, own: int, held: int, never: bool) -> Failure:
         capacity = self.capacity()[pool]
-        why = "can never fit" if never else f"found no room for {WAIT_LIMIT_S:.0f} s"
+        why = "can never fit" if never else f"found no room for {self.limit_s:.0f} s"
         what = f"device {pool}" if "." in pool else "its devices' memory"
         return Failure(
             "OutOfMemory",

@@ -109,14 +109,15 @@ class Moves:
             self.launches.story.note(Entry(self.launches.tables.now, "slice moved", where, session=session.id))
         return commands
 
-    def suspend(self, session: Session) -> list[Send]:
-        """Frees all arrays of a session, and forgets its slices. Their meshes, and its programs, stay."""
+    def suspend(self, session: Session, gives_way: bool = False) -> list[Send]:
+        """Frees all arrays of a session, and forgets its slices. Their meshes, and its programs, stay. `gives_way`
+        where it is suspended for another session, and not by its user."""
         commands = buffers.free(session, list(session.buffers))
         for number in [number for number in session.slices if number not in session.parts]:
             self.launches.remove_slice(session.id, number)
         self.launches.admission.memory.changed()
         if not session.suspended:  # else its client begins to resume it
-            session.suspended = True
+            session.suspended, session.gives_way = True, gives_way
             self.launches.story.note(Entry(self.launches.tables.now, "session suspended", session=session.id))
         return commands
 

@@ -206,7 +206,7 @@ class Requests:
             case wire.ExchangeSlices():
                 return None, self.changes.exchange(event.call, client.session, request)
             case wire.Suspend():
-                return None, self.changes.suspend(event.call, client.session)
+                return None, self.changes.suspend(event.call, client.session, request.gives_way)
             case wire.CloseSession():
                 return wire.Accepted(), self.clients.close(client.session, at_once=False)
             case wire.Explain():

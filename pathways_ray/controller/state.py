@@ -86,7 +86,7 @@ class Session:
     on islands. `refused` are the last buffers that are not there because they were refused, in the order of their
     numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
     numbers, from `own_numbers` up.
-    While it is `suspended` it has neither slices nor buffers.
+    While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session.
     """
 
     id: int
@@ -110,6 +110,7 @@ class Session:
     charged_bytes: int = 0
     own_numbers: int = 0
     suspended: bool = False
+    gives_way: bool = False
 
     @property
     def device_bytes(self) -> int:

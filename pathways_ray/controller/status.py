@@ -125,6 +125,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
                 "in_flight": s.in_flight,
                 "waiting": launches.backlog(s.id),
                 "suspended": s.suspended,
+                "gives_way_to": launches.preemption.to(s.id),
             }
             for s in sessions.values()
         ],

@@ -57,7 +57,8 @@ def init(
         fusion: compose chains of nodes on one slice into one computation; results are the same bits.
         coalesce: have calls that repeat each other leave as one message; results are the same bits.
         policy: whose launch goes next when several clients have some: "fifo", "share" (device time in proportion to
-            tenants' weights), "priority" (with ageing), or "package.module:function" of your own.
+            tenants' weights), "priority" (with ageing), "preempt" (so too, and sessions give way where memory is
+            short), or "package.module:function" of your own.
         check_order: for debugging, have every host report the order in which it enqueues gangs; an island whose hosts
             differ fails its launches with `OrderMismatch`.
         launch_limit_s: seconds that a launch may keep its devices, unless its tenant has a limit of its own. One that

@@ -140,13 +140,15 @@ class IslandView(View, frozen=True):
 
 
 class Lacking(View, frozen=True):
-    """The memory that a launch waits for, in a pool of `size` bytes: `held` are taken, `own` by its session."""
+    """The memory that a launch waits for, in a pool of `size` bytes: `held` are taken, `own` by its session. Session
+    `gives_way` is being suspended for it, unless that is 0."""
 
     pool: str
     needed: int
     size: int
     held: int
     own: int
+    gives_way: int = 0
 
 
 class Upload(View, frozen=True):

@@ -174,7 +174,8 @@ class _Walk:
             what = f"device {lack.pool}" if "." in lack.pool else "its devices' memory"
             text = f"waits for {bytes_text(lack.needed)} on {what}, which has {bytes_text(lack.size)}: "
             held = f"{bytes_text(lack.own)} hold this session's buffers, {bytes_text(lack.held - lack.own)} those of "
-            self.add(launch, f"{text}{held}others{last}")
+            way = f"; session {lack.gives_way} gives way to it" if lack.gives_way else ""
+            self.add(launch, f"{text}{held}others{way}{last}")
         elif launch.parts:
             rounds = f", after {launch.rounds} rounds of its loops" if launch.rounds else ""
             self.add(

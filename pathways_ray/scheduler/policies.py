@@ -85,7 +85,8 @@ def priority(candidate: Candidate, now: float) -> Rank:
     return (-(candidate.usage.priority + (now - candidate.since) / AGEING_S), candidate.arrival)
 
 
-POLICIES: dict[str, Policy] = {"fifo": fifo, "share": share, "priority": priority}
+POLICIES: dict[str, Policy] = {"fifo": fifo, "share": share, "priority": priority, "preempt": priority}
+"""Under "preempt", sessions also give way where memory is short (`controller.preemption`)."""
 
 
 def check_policy(name: str) -> None:

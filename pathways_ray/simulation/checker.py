@@ -23,8 +23,8 @@ from pathways_ray.simulation import tables
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.placing import misplaced
-from pathways_ray.simulation.remains import Cluster, cycle, remains
-from pathways_ray.simulation.values import FLAWS, Future, Outcome
+from pathways_ray.simulation.remains import Cluster, cycle, remains, waiting
+from pathways_ray.simulation.values import Future, Outcome, is_flawed
 from pathways_ray.transport.messages import HostDown, HostUp
 
 T = TypeVar("T")
@@ -154,6 +154,8 @@ class Checker:
                 return True
             case "ProgramRefused":
                 return self.world.settings.divergent > 0 and record.may_fail
+            case "OutOfMemory" if self.world.settings.memory:
+                return "can never fit" in failure.message
         return failure.kind in OF_UPLOADS and record.amiss
 
     def _something_was_lost(self) -> bool:
@@ -193,6 +195,7 @@ class Checker:
         expected = self.expected.get((session, buffer))
         cancelled = failure.kind == "Cancelled" and self.world.settings.cancels > 0
         doubtful = (session, buffer) in self.doubtful or failure.kind == "BufferDeleted" or cancelled
+        doubtful = doubtful or (self.world.settings.memory > 0 and "can never fit" in failure.message)
         if not isinstance(expected, Failure) and not self._something_was_lost() and not doubtful:
             self.report(f"session {session} cannot look at buffer {buffer}: {failure}")
 
@@ -281,12 +284,12 @@ class Checker:
         found = [launches.in_flight[s].program for s in message.candidates if s in launches.in_flight]
         found += [launches.programs[key] for key in message.compiling if key in launches.programs]
         for program in found:
-            if not _is_flawed(program.name):
+            if not is_flawed(program.name):
                 self.report(f"{program.name} is blamed for the end of host {message.host}: {message.reason}")
 
     def _check_refusals(self, launches: Launches) -> None:
         for refusal in launches.circuit_breaker.refused.values():
-            if not _is_flawed(refusal.name):
+            if not is_flawed(refusal.name):
                 self.report(f"{refusal.name} is refused, and nothing is wrong with it: {refusal.failure.message}")
 
     # --- ownership ----------------------------------------------------------------------------------------------------
@@ -389,12 +392,7 @@ class Checker:
                 self.report(f"launch {launch} of session {session}, made at {record.made:.3f} s, has no outcome")
         for session in sorted(self.gone.keys() - self.freed):
             self.report(f"session {session} ended, and the cluster never came to rest")
-        for host in self.world.hosts.values():
-            if host.process.alive and host.under_epoch and any(host.devices.queues.values()):
-                self.report(f"a device of host {host.host} waits for ever")
+        for what in waiting(self.world):
+            self.report(f"{what} waits for ever")
         self._check_orders()
         self._check_islands()
-
-
-def _is_flawed(program: str) -> bool:
-    return any(flaw in program for flaw in FLAWS)

@@ -325,8 +325,8 @@ class SimulatedClient:
                     self.end.send(command)
                 case events.ReleaseQueue():
                     self._release_queue()
-                case events.MoveSlices(slices):
-                    self.mover.vacate(slices)
+                case events.MoveSlices() | events.MakeWay():
+                    self.mover.told(command)
                 case events.MoveHost():
                     self.data.host_moved(command.address)
                 case events.CloseData():

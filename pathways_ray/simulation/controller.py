@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -61,6 +61,8 @@ class SimulatedController:
         self.launches = Launches(
             settings.parallel, settings.max_in_flight, window, settings.compile_limit_s, settings.launch_limit_s
         )
+        if settings.preempts or settings.memory:
+            self.launches.preemption.enable()
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
         if world.random.random() < 0.5:
@@ -79,10 +81,20 @@ class SimulatedController:
 
     def _tick(self) -> None:
         self.handle(events.Tick(self.world.machine_slowness))
+        settings, random = self.world.settings, self.world.random
+        if settings.preempts and random.random() < settings.preempts:
+            able = [one for one in self.launches.sessions.values() if not one.suspended]
+            if len(able) > 1 and not self.launches.preemption.giving:
+                one, other = random.sample(able, 2)
+                self._do(self.launches.preemption.ask(one, other, self.world.clock.now))
         self.world.network.after(self.process, TICK_S, self._tick)
 
     def handle(self, event: events.Event) -> None:
-        for command in self.core.handle(event, self.world.clock.now):
+        self._do(self.core.handle(event, self.world.clock.now))
+        self.world.checker.controller_bounded(self.launches)
+
+    def _do(self, commands: Sequence[events.Command]) -> None:
+        for command in commands:
             match command:
                 case SendIsland(island, message):
                     if island in self.islands:
@@ -113,7 +125,6 @@ class SimulatedController:
                     self.world.kill(self.world.manager.process, "the controller was not answered")
                 case events.ReportFault(text):
                     raise AssertionError(text)
-        self.world.checker.controller_bounded(self.launches)
 
     def watches(self, process: Process) -> bool:
         """Whether a process is one that the controller has to have killed when it says nothing."""

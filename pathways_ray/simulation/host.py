@@ -131,9 +131,10 @@ class SimulatedHost:
     def _join_scheduler(self, holds: Holds | None = None) -> None:
         world, address = self.world, f"{self.host}/{self.epoch}"
         crash = world.crashes.pop(self.host, "")
-        info = info_of(world.settings, self.island, self.members, self.host, self.process)
-        where = (address, address, world.settings.devices, self.process.number)
-        self.end.send(HostUp(self.host, self.epoch, *where, crash, info=info, holds=holds))
+        settings = world.settings
+        info = info_of(settings, self.island, self.members, self.host, self.process)
+        where = (address, address, settings.devices, self.process.number)
+        self.end.send(HostUp(self.host, self.epoch, *where, crash, settings.memory, info=info, holds=holds))
 
     def _beat(self) -> None:
         self.end.send(self.devices.heartbeat(self.world.machine_slowness))

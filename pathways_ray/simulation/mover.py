@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.events import Placed
+from pathways_ray.client.events import MakeWay, MoveSlices, Placed
 from pathways_ray.client.moving import (
     Arrive,
     Ask,
@@ -18,6 +18,7 @@ from pathways_ray.client.moving import (
     Hold,
     Kept,
     Load,
+    Pause,
     Release,
     Save,
     Step,
@@ -81,11 +82,37 @@ class SimulatedMover:
     def held(self) -> bool:
         return self.holding or self.suspension is not None
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether the session is suspended for another one: the controller says when it comes back."""
+        return self.suspension is not None and self.suspension.gives_way
+
+    def told(self, command: MoveSlices | MakeWay) -> None:
+        """Does what the controller has asked for."""
+        if isinstance(command, MakeWay):
+            self.make_way(command.back)
+        else:
+            self.vacate(command.slices)
+
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices, unless it is at it."""
         if self.steps is None and not self.waiting and self.suspension is None:
             self.waiting = [(number, -1) for number in slices]
             self._next()
+
+    def make_way(self, back: bool) -> None:
+        """Suspends the session for another one, or resumes it, unless it is at something."""
+        if self.steps is not None or self.waiting or self.client.over:
+            return
+        if back and self.gives_way:
+            self._resume(self.client.world.clock.now)
+        elif not back and self.suspension is None:
+            self._suspend(gives_way=True)
+
+    def _suspend(self, gives_way: bool = False) -> None:
+        kept = [Kept(placed.mesh, "", placed.island, ()) for placed in self.client.slices]
+        self.steps = suspend(self.client.core, kept, gives_way)
+        self._go_on(None)
 
     def move_some(self, random: Random) -> None:
         """Moves a slice because the user wants it, now and then."""
@@ -96,8 +123,7 @@ class SimulatedMover:
             if self.steps is None:
                 self._next()
         if settings.suspends and self.steps is None and random.random() < settings.suspends:
-            self.steps = suspend(self.client.core, [Kept(p.mesh, "", p.island, ()) for p in self.client.slices])
-            self._go_on(None)
+            self._suspend()
 
     def _resume(self, since: float) -> None:
         client = self.client
@@ -109,6 +135,8 @@ class SimulatedMover:
     def _next(self) -> None:
         self.steps = None
         now = self.client.world.clock.now
+        if self.gives_way:
+            return
         if self.suspension is not None:
             pause = self.client.world.random.choice(SUSPENDED_S)
             self.client.world.network.after(self.client.process, pause, self._resume, now)
@@ -167,6 +195,9 @@ class SimulatedMover:
                 self._load(step)
             case Arrive(record):
                 self._loaded(record)
+                return
+            case Pause(seconds):
+                client.world.network.after(client.process, seconds, self._go_on, None)
                 return
             case Suspended(suspension):
                 self.suspension = suspension

@@ -16,4 +16,6 @@ def arbitrary(candidate: Candidate, now: float) -> Rank:
     return (float(mixed(named(candidate.usage.tenant), candidate.arrival, int(now * 10)) % 1000),)
 
 
-POLICIES: dict[str, Policy] = {**policies.POLICIES, "arbitrary": arbitrary}
+_OWN: dict[str, Policy] = {"arbitrary": arbitrary}
+POLICIES = {name: rank for name, rank in policies.POLICIES.items() if name != "preempt"} | _OWN
+"""Those of the runtime, but for "preempt", which orders as "priority" does: `Settings.preempts` is for the rest."""

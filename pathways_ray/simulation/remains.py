@@ -45,6 +45,16 @@ class Cluster(Protocol):
     touched: set[str]
 
 
+def waiting(world: Cluster) -> Iterable[str]:
+    """Yields who still waits when the run is over."""
+    for host in world.hosts.values():
+        if host.process.alive and host.under_epoch and any(host.devices.queues.values()):
+            yield f"a device of host {host.host}"
+    for client in world.clients:
+        if client.process.alive and not client.over and client.mover.gives_way:
+            yield f"session {client.session}, which gave way and is not told to come back,"
+
+
 def remains(world: Cluster, session: int) -> Iterable[tuple[str, str]]:
     """Yields what is left of a session that has ended, behind the place where it is."""
     launches = world.controller.launches

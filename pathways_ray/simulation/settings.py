@@ -19,10 +19,11 @@ class Settings:
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
     of them for good, `manager_deaths` those in which the resource manager alone ends,
     `scheduler_deaths` those in which a scheduler does. `changes` are islands that are
-    added or drained, `moves` the chance that a user moves a slice, `suspends` that it suspends its session. `rings`
-    says that the devices of each island are linked to a ring, `divergent` is the chance that a program has collectives
-    that one of its hosts does not enter, `calls` that hosts run a function beside their devices, `routes` that a
-    program routes rows, `priorities` that a launch has a priority.
+    added or drained, `moves` the chance that a user moves a slice, `suspends` that it suspends its session, `preempts`
+    that at a tick the controller has a session give way to another, `memory` the bytes of each device, 0 for more than
+    is ever needed. `rings` says that the devices of each island are linked to a ring, `divergent` is the chance that a
+    program has collectives that one of its hosts does not enter, `calls` that hosts run a function beside their
+    devices, `routes` that a program routes rows, `priorities` that a launch has a priority.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -59,6 +60,8 @@ class Settings:
     changes: int = 0
     moves: float = 0.0
     suspends: float = 0.0
+    preempts: float = 0.0
+    memory: int = 0
     calls: float = 0.0
     routes: float = 0.0
     rings: bool = False
@@ -106,6 +109,7 @@ class Settings:
             routes=Random(f"routes {seed}").choice([0.0, 0.0, 0.4]),
             moves=Random(f"moves {seed}").choice([0.0, 0.0, 0.0, 0.3]),
             suspends=Random(f"suspends {seed}").choice([0.0, 0.0, 0.0, 0.2]),
+            preempts=Random(f"preempts {seed}").choice([0.0, 0.0, 0.0, 0.3]),
             changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),
             rings=Random(f"rings {seed}").choice([False, True]),
             priorities=Random(f"priorities {seed}").choice([0.0, 0.0, 0.3]),

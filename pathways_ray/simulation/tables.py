@@ -54,4 +54,6 @@ def check_launches(launches: Launches) -> None:
             under_way[island] = under_way.get(island, 0) + 1
     assert under_way == {island: n for island, n in launches.cross_island.under_way.items() if n}
     assert launches.admission.backlogs.keys() == launches.sessions.keys()
+    memory = launches.admission.memory
+    assert memory.waiting.keys() == memory.lacking.keys() <= {s for s in launches.sessions if launches.backlog(s)}
     assert launches.cross_island.queued.keys() <= {s for s in launches.sessions if launches.backlog(s)}

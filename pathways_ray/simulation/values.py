@@ -52,6 +52,12 @@ compile it: those that hold parts of a program need not find the same."""
 FLAWS = (ENDLESS, UNCOMPILED, DEADLY)
 """What a program may have that keeps its hosts from others."""
 
+
+def is_flawed(program: str) -> bool:
+    """Whether a program of this name has a flaw."""
+    return any(flaw in program for flaw in FLAWS)
+
+
 LOOP = "loop"
 """A function with this in its name is called again and again, with what it gave."""
 

@@ -12,6 +12,7 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.launch_messages import Launch, PrioritizedLaunch
 from pathways_ray.transport.message import Codec, Counted, Message
+from pathways_ray.transport.preemption_messages import GiveWay
 
 # --- client → controller, hot stream ----------------------------------------------------------------------------------
 
@@ -145,6 +146,7 @@ ToClient = (
     | SessionEnded
     | Prepared
     | Vacate
+    | GiveWay
     | Upgraded
 )
 
@@ -249,9 +251,11 @@ class SlicesExchanged(Message, tag=201):
 
 class Suspend(Message, tag=202):
     """The client has copies of what the session holds: its arrays are freed, its slices given back. Nothing of the
-    session may be under way. A slice comes back when another one of its mesh is exchanged for it."""
+    session may be under way. A slice comes back when another one of its mesh is exchanged for it. `gives_way` says
+    that the client was told to do so (`GiveWay`), and its user was not asked."""
 
     session: int
+    gives_way: bool = False
 
 
 class CloseSession(Message, tag=75):

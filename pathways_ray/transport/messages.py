@@ -15,3 +15,4 @@ from pathways_ray.transport.island_messages import *
 from pathways_ray.transport.joining import *
 from pathways_ray.transport.launch_messages import *
 from pathways_ray.transport.message import *
+from pathways_ray.transport.preemption_messages import *

@@ -126,3 +126,15 @@ def test_a_damaged_suspension_is_refused_and_lost_nothing(
     np.testing.assert_array_equal(np.asarray(one), np.arange(8.0))
     np.testing.assert_array_equal(np.asarray(other), np.arange(4))
     assert not folder.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_session_gives_way_to_one_of_a_higher_priority_and_comes_back(python: Any, tmp_path: Path) -> None:
+    assert "given way" in python.run("preempt", str(tmp_path / "tenants.json"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(360)
+def test_two_that_do_not_fit_beside_each_other_take_turns_and_none_fails(python: Any, tmp_path: Path) -> None:
+    assert "given way" in python.run("preempt", str(tmp_path / "tenants.json"), "turns", timeout=350)

@@ -8,13 +8,21 @@ import pytest
 
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
-from tests.simulation import planted_calls, planted_decisions, planted_islands, planted_priorities, planted_routes
+from tests.simulation import (
+    planted_calls,
+    planted_decisions,
+    planted_islands,
+    planted_preemption,
+    planted_priorities,
+    planted_routes,
+)
 from tests.simulation.planted import BUGS, Planted
 
 assert planted_calls  # its bugs too
 assert planted_routes
 assert planted_decisions  # its bugs are in the table now
 assert planted_islands  # and its
+assert planted_preemption  # and its
 assert planted_priorities  # and its
 
 SLOW = "a gate forgets what did not arrive"

@@ -68,6 +68,7 @@ PURE = {
     "pathways_ray/transport/launch_messages.py",
     "pathways_ray/transport/message.py",
     "pathways_ray/transport/messages.py",
+    "pathways_ray/transport/preemption_messages.py",
 }
 IMPURE_IMPORTS = {
     "asyncio",

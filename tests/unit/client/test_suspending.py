@@ -8,7 +8,7 @@ import pytest
 
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.moving import LOOKS, Ask, Drop, Kept, Load, Part, Release, Save, Suspended, Suspension
+from pathways_ray.client.moving import LOOKS, Ask, Drop, Kept, Load, Part, Pause, Release, Save, Suspended, Suspension
 from pathways_ray.client.suspending import resume, suspend
 from pathways_ray.errors import BufferLost, Failure, HostLost, PathwaysError, Unschedulable, UsageError, WaitTimeout
 from pathways_ray.ir.plan import Device, PlacedSlice
@@ -126,7 +126,8 @@ def test_an_array_that_the_controller_does_not_know_yet_is_waited_for() -> None:
     run = suspend(core, SLICES)
     next(run)
     run.send(None)
-    assert run.send(Held(held.buffers[:1])) == Ask(ListHeld(1, ()))
+    assert isinstance(run.send(Held(held.buffers[:1])), Pause)
+    assert run.send(None) == Ask(ListHeld(1, ()))
     assert isinstance(run.send(held), Save)
     steps, error = carried_out(suspend(core, SLICES), Replies(Held(held.buffers[:1])))
     assert isinstance(error, WaitTimeout)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
+
+import pytest
 
 from pathways_ray.controller.memory import WAIT_LIMIT_S
-from pathways_ray.controller.state import Send
-from pathways_ray.transport.messages import HostUp, IslandLaunch, LaunchFailed, Ready
+from pathways_ray.controller.state import Send, Session
+from pathways_ray.transport.messages import Cancel, HostUp, IslandLaunch, LaunchFailed, Ready
 from tests.unit.controller.harness import ISLAND_OF_HOST, Harness, failure_of, program_over, to_client, to_island
 from tests.unit.helpers import VECTOR
 
@@ -68,6 +71,36 @@ def test_nobody_waits_for_ever() -> None:
     assert f"found no room for {WAIT_LIMIT_S:.0f} s" in failed.failure.message
 
 
+def test_one_whose_launch_was_cancelled_waits_for_nothing() -> None:
+    """Its next launch has all of the time, and nobody gives way to it."""
+    f = front(2)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    f.launch(1, (1,), 10, session=1)
+    memory = f.launches.admission.memory
+    assert list(memory.waiting) == [1]
+    f.checked(f.launches.cancellation.cancel(f.launches.sessions[1], Cancel(1)))
+    assert not memory.waiting
+    f.tick(WAIT_LIMIT_S)
+    f.launch(1, (1,), 20, session=1)
+    assert to_client(f.tick(WAIT_LIMIT_S + 2), kind=LaunchFailed) == []
+
+
+def test_launches_of_who_gives_way_go_one_by_one_where_there_is_no_room() -> None:
+    """Or two sessions that wait for each other would wait for ever. What can never fit fails all the same."""
+    f = front(4)
+    for number in (1, 2):
+        f.put(number, session=number)
+        f.put(number + 10, session=number)
+    assert started(f.launch(1, (1,), 20, session=1)) == []
+    f.launches.admission.memory.let_through.add(1)
+    assert started(f.tick(1.0)) == [20]
+    assert started(f.launch(2, (1,), 21, session=1)) == []
+    assert started(f.done(0, 1)) == [21]
+    f.done(0, 2)
+    assert failure_of(f.launch(3, (1,), 22, session=1)).kind == "OutOfMemory"
+
+
 def test_a_session_that_ends_gives_room() -> None:
     f = front(3)
     f.put(1, session=1)
@@ -125,3 +158,18 @@ def test_most_launches_are_not_counted_one_by_one() -> None:
     slack = f.launches.admission.memory.slack
     f.launch(2, (1,), 20)
     assert f.launches.admission.memory.slack == slack - 2 * EACH
+
+
+def test_what_those_that_go_on_free_is_for_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are in the middle of their calls: to work these off again from there would never end."""
+    admission = front(3).launches.admission
+    admission.memory.waiting = {1: 0.0, 2: 0.0}
+    rounds: list[list[int]] = []
+
+    def resumed(sessions: Iterable[Session]) -> list[Send]:
+        rounds.append([session.id for session in sessions])
+        return admission.memory_freed(2) if len(rounds) < 3 else []
+
+    monkeypatch.setattr(admission, "resume", resumed)
+    assert admission.memory_freed(1) == []
+    assert rounds == [[2], [2], [2]]

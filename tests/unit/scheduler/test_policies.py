@@ -217,4 +217,4 @@ def test_what_is_no_policy_is_refused(name: str) -> None:
 
 
 def test_those_there_are() -> None:
-    assert set(POLICIES) == {"fifo", "share", "priority"}
+    assert set(POLICIES) == {"fifo", "share", "priority", "preempt"}

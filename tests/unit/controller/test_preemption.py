@@ -1,0 +1,237 @@
+"""Who gives way under the policy "preempt", and who comes back, with sessions whose memory is written down here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pathways_ray.controller.memory import Memory
+from pathways_ray.controller.preemption import (
+    AGAIN_S,
+    GIVE_WAY_LIMIT_S,
+    PATIENCE_S,
+    STAY_S,
+    TURN_S,
+    Preemption,
+)
+from pathways_ray.controller.state import SendClient, Session, Tables
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.scheduler.policies import Usage
+from pathways_ray.transport import messages as wire
+
+
+class Room(Memory):
+    """One pool of 100 bytes; `bytes` are what each session holds there."""
+
+    def __init__(self, tables: Tables) -> None:
+        super().__init__(tables)
+        self.bytes: dict[int, int] = {}
+
+    def capacity(self) -> dict[str, int]:
+        return {"p": 100}
+
+    def held(self, sessions: Any) -> dict[str, int]:
+        return {"p": sum(self.bytes.get(one.id, 0) for one in sessions if not one.suspended)}
+
+
+class Story:
+    """Sessions of tenants with these priorities, each of which holds 60 bytes, but for the last one, which waits."""
+
+    def __init__(self, *priorities: int) -> None:
+        self.tables = Tables()
+        self.memory = Room(self.tables)
+        self.core = Preemption(self.tables, self.memory)
+        self.core.enable()
+        self.now = 100.0
+        for number, priority in enumerate(priorities):
+            tenant = Tenant(f"t{number}", priority=priority)
+            self.tables.sessions[number] = Session(number, tenant, Usage(tenant.name))
+            self.memory.bytes[number] = 60
+
+    def waits(self, number: int) -> None:
+        self.memory.waiting[number], self.memory.lacking[number] = self.now, "p"
+
+    def starts(self, number: int) -> None:
+        self.memory.waits_no_more(number)
+
+    def after(self, seconds: float) -> dict[int, bool]:
+        """What clients are told then: `back` for each session."""
+        self.now += seconds
+        self.tables.now = self.now
+        told: dict[int, bool] = {}
+        for command in self.core.tick(self.now):
+            assert isinstance(command, SendClient)
+            assert isinstance(command.message, wire.GiveWay)
+            told[command.session] = command.message.back
+        return told
+
+    def suspended(self, number: int, suspended: bool = True) -> None:
+        session = self.tables.sessions[number]
+        session.suspended = session.gives_way = suspended
+
+
+def test_a_lower_priority_gives_way_soon_and_comes_back_when_there_is_room() -> None:
+    """
+    1. Tenant 1, of a higher priority, waits for memory: after a moment session 0 is told to give way, once.
+    2. While it does, its launches do not wait for memory themselves. It is suspended, and the other one starts.
+    3. When that one has ended, session 0 is told to come back, and is there.
+    """
+    story = Story(0, 5)
+    story.waits(1)
+    assert story.after(PATIENCE_S / 2) == {}
+    assert story.after(PATIENCE_S) == {0: False}
+    assert story.memory.let_through == {0}
+    assert story.core.to(0) == 1
+    assert story.after(0.5) == {}
+    story.suspended(0)
+    story.starts(1)
+    assert story.after(0.5) == {}
+    assert story.memory.let_through == set()
+    del story.tables.sessions[1]
+    assert story.after(0.5) == {0: True}
+    story.suspended(0, False)
+    assert story.after(0.5) == {}
+    story.after(AGAIN_S + 1)
+    assert story.core.to(0) == 0
+    assert not story.core.giving
+
+
+def test_equals_take_turns() -> None:
+    story = Story(0, 0)
+    story.waits(1)
+    assert story.after(TURN_S - 1) == {}
+    assert story.after(1) == {0: False}
+    story.suspended(0)
+    story.starts(1)
+    story.after(1)
+    assert story.after(TURN_S) == {1: False}, "session 0 has waited for its turn"
+    story.suspended(1)
+    assert story.after(1) == {0: True}
+    story.suspended(0, False)
+    story.after(1)
+    story.after(AGAIN_S + 1)
+    assert set(story.core.giving) == {1}
+    assert story.after(TURN_S / 2) == {}
+    assert story.after(TURN_S) == {0: False}
+
+
+def test_a_lower_priority_has_its_turn_too_and_the_higher_one_lets_it_stay_a_while() -> None:
+    story = Story(0, 5)
+    story.waits(1)
+    assert story.after(PATIENCE_S) == {0: False}
+    story.suspended(0)
+    story.starts(1)
+    story.after(1)
+    assert story.after(TURN_S) == {1: False}
+    story.suspended(1)
+    assert story.after(1) == {0: True}
+    story.suspended(0, False)
+    story.after(1)
+    story.after(AGAIN_S + 1)
+    assert story.after(STAY_S / 2) == {}
+    assert story.after(STAY_S) == {0: False}
+
+
+def test_of_several_the_lowest_gives_way_and_one_that_holds_nothing_there_does_not() -> None:
+    story = Story(3, 1, 2, 0, 9)
+    story.memory.bytes[3] = 0
+    story.waits(4)
+    assert story.after(PATIENCE_S) == {1: False}
+
+
+def test_one_that_does_not_answer_is_told_again_and_stays_in_the_end() -> None:
+    story = Story(0, 5)
+    story.waits(1)
+    assert story.after(PATIENCE_S) == {0: False}
+    assert story.after(AGAIN_S + 1) == {0: False}
+    story.after(GIVE_WAY_LIMIT_S)
+    assert story.core.to(0) == 0
+    assert story.memory.let_through == set()
+
+
+def test_one_that_could_not_be_resumed_is_asked_again() -> None:
+    story = Story(0, 5)
+    story.waits(1)
+    story.after(PATIENCE_S)
+    story.suspended(0)
+    story.starts(1)
+    story.after(1)
+    story.memory.bytes[1] = 10
+    assert story.after(1) == {0: True}
+    story.suspended(0, False)
+    assert story.after(1) == {}
+    story.suspended(0)
+    assert story.after(1) == {0: True}
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+def test_sessions_that_end_are_forgotten(ends: int) -> None:
+    story = Story(0, 5)
+    story.waits(1)
+    story.after(PATIENCE_S)
+    story.suspended(0)
+    del story.tables.sessions[ends]
+    story.memory.waiting.clear()
+    told: Mapping[int, bool] = story.after(1)
+    assert told == ({0: True} if ends else {})
+    assert not story.memory.let_through
+
+
+def test_other_policies_have_nobody_give_way() -> None:
+    story = Story(0, 5)
+    story.core.enabled = False
+    story.waits(1)
+    assert story.after(10 * TURN_S) == {}
+
+
+def test_one_that_its_user_suspends_meanwhile_is_left_alone() -> None:
+    """Its room is not kept for it, and it is not told to come back."""
+    story = Story(0, 5)
+    story.waits(1)
+    assert story.after(PATIENCE_S) == {0: False}
+    story.tables.sessions[0].suspended = True
+    assert story.after(1) == {}
+    assert not story.core.giving
+    story.starts(1)
+    assert story.after(AGAIN_S + 1) == {}
+
+
+def test_one_that_gives_way_after_its_time_is_over_comes_back_all_the_same() -> None:
+    story = Story(0, 5)
+    story.waits(1)
+    story.after(PATIENCE_S)
+    story.memory.waiting.clear()
+    story.after(GIVE_WAY_LIMIT_S + 1)
+    assert not story.core.giving
+    story.suspended(0)
+    assert story.after(1) == {0: True}
+    story.suspended(0, False)
+    story.after(1)
+    story.after(AGAIN_S + 1)
+    assert not story.core.giving
+
+
+def test_two_that_wait_for_each_other_do_not_wait_for_a_turn() -> None:
+    """Each holds what the other needs: one of them gives way, and only one."""
+    story = Story(0, 0)
+    story.waits(0)
+    story.waits(1)
+    assert len(story.after(PATIENCE_S)) == 1
+    assert story.after(PATIENCE_S) == {}
+
+
+def test_one_comes_back_where_there_is_room_for_its_launches_too() -> None:
+    """It held 40 of 100 bytes, and 80 with its launch; the other one holds 30, and 50 with its own."""
+    story = Story(0, 5)
+    story.memory.bytes = {0: 40, 1: 30}
+    story.memory.peaks = {0: {"p": 80}, 1: {"p": 50}}
+    story.waits(1)
+    assert story.after(PATIENCE_S) == {0: False}
+    story.suspended(0)
+    story.starts(1)
+    assert story.after(1) == {}
+    story.memory.peaks[1] = {"p": 20}
+    story.memory.bytes[1] = 20
+    assert story.after(1) == {0: True}
