@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from pathways_ray.client import source_info
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
 from pathways_ray.client.tracer import operand
@@ -110,7 +111,8 @@ def _traced(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         return function(*args, **options)
     except (TypeError, ValueError) as error:
         if _is_ours(error):
-            raise GraphError(f"{error}") from error
+            at = source_info.here()
+            raise GraphError(f"{error} (pw.{function.__name__} at {at})" if at else f"{error}") from error
         raise
 
 

@@ -122,6 +122,10 @@ def route(
     arrays, chosen = ([x], [destination]) if single else (list(x), list(destination))
     _check_options(arrays, chosen, slices, capacity, overflow)
     specs = [spec_from_user(spec, where.axes) for where in slices]
+    for where, layout in zip(slices, specs, strict=True):
+        parts = _multiple(where, layout)
+        if capacity is not None and capacity % parts:
+            raise UsageError(f"capacity={capacity} rows do not divide into {parts} parts on {where}; take a multiple")
     if not inside:
         return _Routing(arrays, chosen, slices, capacity, specs, overflow, single).run()
     if capacity is None:
@@ -141,6 +145,11 @@ def _check_options(arrays: Sequence[Any], chosen: Sequence[Any], slices: Any, ca
         raise UsageError(f"capacity= is a number of rows, at least 1, or None, not {capacity!r}")
     if overflow not in ("count", "error"):
         raise UsageError(f"overflow= is 'count' or 'error', not {overflow!r}")
+
+
+def _multiple(where: VirtualSlice, spec: Spec) -> int:
+    """The number of parts that the rows of a part lie in."""
+    return math.prod(where.type.axis_size(axis) for axis in (spec[0] if spec else ()))
 
 
 class _Routing:
@@ -206,19 +215,14 @@ class _Routing:
         """Whether the one piece of each destination is its part."""
         return len(self.sources) == 1 and self.sources[0].shards == 1
 
-    def _multiple(self, k: int) -> int:
-        """Rows of a part are a multiple of this."""
-        axes = self.specs[k][0] if self.specs[k] else ()
-        return math.prod(self.slices[k].type.axis_size(axis) for axis in axes)
-
     def _send(self, send: Send) -> None:
         source, k = self.sources[send.source], send.destination
         admitted = self._admitted(send.source)[:, k]
         layout: Spec = self.specs[k]
         if self._is_whole():
-            rows = self.capacity or rounded(send.rows, self._multiple(k))
+            rows = self.capacity or rounded(send.rows, _multiple(self.slices[k], self.specs[k]))
         else:
-            rows = rounded(int(admitted.max()), self._multiple(k))
+            rows = rounded(int(admitted.max()), _multiple(self.slices[k], self.specs[k]))
             layout = ((), *layout) if layout else ()
         move = _mover(source, self.slices[k], layout, rows, self._is_whole(), k)
         if (admitted == source.counts[:, k]).all():
@@ -233,7 +237,7 @@ class _Routing:
         came = [number for number in range(len(self.sources)) if (number, k) in self.pieces]
         pieces = [self.pieces.pop((number, k)) for number in came]
         limits = np.cumsum([0, *(rows for number in came for rows in self._admitted(number)[:, k])]).astype(np.int32)
-        size = self.capacity or rounded(start.rows, self._multiple(k))
+        size = self.capacity or rounded(start.rows, _multiple(self.slices[k], self.specs[k]))
         return Part(_joiner(self.slices[k], self.specs[k], size)(limits, *pieces), start.rows)
 
 

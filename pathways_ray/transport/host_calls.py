@@ -157,6 +157,8 @@ def result_array(value: Any, kind: Local, at: str) -> np.ndarray[Any, Any]:
         TypeError: it has another shape, or a type that loses something.
     """
     array, dtype = np.asarray(value), dtype_of(kind[0])
+    if array.dtype.kind in "OSU":  # None, texts, rows of different lengths
+        raise TypeError(f"{at} is {_shown(value)}, and should be an array {dtype}{list(kind[1])} on this host")
     if array.shape != tuple(kind[1]):
         raise TypeError(f"{at} has shape {array.shape}, and should have {tuple(kind[1])} on this host")
     if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):

@@ -69,11 +69,15 @@ def answered(
             known[call.digest] = pickle.loads(call.function)
         function, arguments, results = known[call.digest]
         positional, named = filled(arguments, inputs)
-        given = taken_apart(results, function(*positional, **named))
-        outputs = [result_array(given[k], kind, f"result {k}") for k, kind in enumerate(call.outputs)]
+        made = function(*positional, **named)
     except BaseException as error:
         text = f"{call.name} raised {type(error).__name__}: {error}"
         return HostAnswer(text[:MAX_TEXT] + _line(error), _traceback(error)), []
+    try:
+        given = taken_apart(results, made)
+        outputs = [result_array(given[k], kind, f"result {k}") for k, kind in enumerate(call.outputs)]
+    except Exception as error:  # what it gave may be anything
+        return HostAnswer(f"{call.name} did not return what its result= says: {error}"[:MAX_TEXT]), []
     return HostAnswer(), outputs
 
 

@@ -147,7 +147,8 @@ def test_errors_are_those_of_the_counts(places: list[VirtualSlice]) -> None:
         said([0, 7, 1, 1])
 
 
-def test_what_a_program_cannot_route_is_refused(places: list[VirtualSlice]) -> None:
+def test_what_a_program_cannot_route_is_refused(session: Nowhere, places: list[VirtualSlice]) -> None:
+    wide = session.slice(2, 9)
     x, to = rows(4, 4), np.zeros(4, np.int32)
 
     def check(fun: Any, error: type[Exception], match: str) -> None:
@@ -160,6 +161,7 @@ def test_what_a_program_cannot_route_is_refused(places: list[VirtualSlice]) -> N
     )
     check(lambda x, to: pw.route(x, x[:, 0], places, 2), UsageError, r"not float32\(4,\)")
     check(lambda x, to: pw.route(x, to, places, 0), UsageError, "at least 1")
+    check(lambda x, to: pw.route(x, to, [wide], 3, spec=P("x")), UsageError, "3 rows do not divide into 2 parts")
     check(lambda x, to: pw.combine([x], pw.route(x, to, places, 2)[1]), UsageError, "takes 3 parts")
     check(lambda x, to: pw.combine([x] * 3, pw.route(x, to, places, 2)[1]), UsageError, r"part 0 has 2 rows")
     check(lambda x, to: x if pw.route(x, to, places, 2)[0][0].count else to, TraceError, "bool")

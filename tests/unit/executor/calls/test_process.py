@@ -71,7 +71,8 @@ def test_what_is_raised_comes_back_with_its_line_and_traceback(called: Called) -
 
 
 def test_a_result_that_does_not_fit_says_so(called: Called) -> None:
-    with pytest.raises(CallFailed, match=r"result 0 has shape \(2,\), and should have \(4,\) on this host"):
+    said = r"f did not return what its result= says: result 0 has shape \(2,\), and should have \(4,\) on this host"
+    with pytest.raises(CallFailed, match=said):
         called.call(lambda v: v[:2], V)
 
 
