@@ -89,6 +89,19 @@ def probe(slices: Slices) -> Callable[[], None]:
     return run
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Runs the tests with clusters of their own first, then those that share `cluster`, then those that share `pairs`:
+    the idle processes of a shared cluster take a good part of a core, and these live until the last test has run."""
+    items.sort(key=_clusters_shared)
+
+
+def _clusters_shared(item: pytest.Item) -> int:
+    if not isinstance(item, pytest.Function):
+        return 0
+    names = item.fixturenames
+    return ("cluster" in names and not hasattr(item.module, "cluster")) + 2 * ("pairs" in names)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
