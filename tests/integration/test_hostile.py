@@ -27,6 +27,7 @@ def flooded(python: Any, folder: Path, peace_s: float, flood_s: float) -> dict[s
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_hostile_client_ends_nobody_and_another_tenant_goes_on(python: Any, tmp_path: Path) -> None:
     """Ten seconds: every kind of flood has its turn in the long test only."""

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_what_was_donated_to_a_launch_that_fails_with_another_host_lives_on(python: Any) -> None:
     assert "lives on" in python.run("mishap_donation", timeout=140)

@@ -57,16 +57,11 @@ def sessions(cluster: pw.Session) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_an_ordinary_program_has_the_bits_of_plain_jax(proxy: ProxyProcess, plain: Any, session: pw.Session) -> None:
-    """Operations, transformations, random numbers, loops, linear algebra, sharded arrays, collectives, copies between
-    devices, donation, types of 64 bits and of 4, and errors."""
-    assert printed(run(proxy.env, str(SCRIPTS / "jax_program.py"))) == plain
-
-
-@pytest.mark.timeout(300)
-def test_two_programs_at_the_same_time_have_devices_and_arrays_of_their_own(
+def test_ordinary_programs_at_the_same_time_have_devices_of_their_own_and_the_bits_of_plain_jax(
     proxy: ProxyProcess, plain: Any, session: pw.Session
 ) -> None:
+    """Operations, transformations, random numbers, loops, linear algebra, sharded arrays, collectives, copies between
+    devices, donation, types of 64 bits and of 4, and errors."""
     both = [run(proxy.env, str(SCRIPTS / "jax_program.py")) for _ in range(2)]
     assert [printed(process) for process in both] == [plain, plain]
 
