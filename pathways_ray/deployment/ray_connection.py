@@ -7,7 +7,6 @@ and asks every user of this machine for a token.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import secrets
 import socket
@@ -20,6 +19,7 @@ from typing import Any
 import ray
 
 from pathways_ray.compat import ray_forgets_token, ray_has_token, ray_on_loopback
+from pathways_ray.deployment.ray_processes import few_processes, without_agent
 from pathways_ray.errors import AuthenticationError, UsageError
 
 Leave = Callable[[], None]
@@ -60,7 +60,8 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> Leave | None:
         # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their hosts aside.
         # And it asks a process that is to be killed for five seconds to end by itself, which a stopped one never does.
         settings = {"RAY_worker_niceness": "0", "RAY_kill_worker_timeout_milliseconds": "500"}
-        with _environment(settings), ray_on_loopback(), _few_processes():
+        agent = contextlib.nullcontext() if options.get("include_dashboard") else without_agent()
+        with _environment(settings), ray_on_loopback(), few_processes(), agent:
             _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
     except BaseException:
         leave.close()
@@ -82,29 +83,6 @@ def _token() -> Iterator[None]:
             yield
     finally:
         ray_forgets_token()
-
-
-@contextlib.contextmanager
-def _few_processes() -> Iterator[None]:
-    """Has a Ray that starts meanwhile do without the processes that scale it, print its workers' logs and serve its
-    dashboard: nobody asks them, and they are a fourth of what its start costs, and 280 MB."""
-    from ray._private import parameter
-    from ray._private.node import Node
-
-    whole, api_server = parameter.RayParams, Node.start_api_server
-    parameter.RayParams = functools.partial(whole, no_monitor=True, include_log_monitor=False)
-
-    def start_api_server(self: Node, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
-        if include_dashboard:
-            api_server(self, include_dashboard=include_dashboard, raise_on_failure=raise_on_failure)
-        else:
-            self._webui_url = None
-
-    Node.start_api_server = start_api_server
-    try:
-        yield
-    finally:
-        parameter.RayParams, Node.start_api_server = whole, api_server
 
 
 def _in_a_thread_that_stays(call: Callable[[], Any]) -> None:
