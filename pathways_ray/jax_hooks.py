@@ -229,21 +229,26 @@ def at_effects_barrier(flush: Callable[[], None]) -> None:
 
 def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Array], Any], from_bytes: int) -> None:
     """Has JAX ask `value` for the NumPy array of those arrays of its own that `takes` takes, from a size on; for None
-    it reads as ever. Copies of theirs that are begun ahead are not: it would read as ever then.
+    it reads as ever, and so it does where the user guards such transfers. Copies of theirs are not begun ahead: JAX
+    would make them as ever.
 
     What reads is a method of a class in jaxlib, with no seam.
     """
     from jax._src.array import ArrayImpl
+    from jaxlib._jax import guard_lib
 
     kind: Any = ArrayImpl
+    unguarded = None, guard_lib.TransferGuardLevel.ALLOW
     read_by_jax, begin_by_jax = (
         kind._single_device_array_to_np_array_did_copy,
         kind._copy_single_device_array_to_host_async,
     )
 
     def read(array: Any) -> tuple[Any, bool]:
-        if array.nbytes >= from_bytes and takes(array) and (found := value(array)) is not None:
-            return found, True
+        if array.nbytes >= from_bytes and takes(array):
+            states = guard_lib.thread_local_state(), guard_lib.global_state()
+            if all(state.device_to_host in unguarded for state in states) and (found := value(array)) is not None:
+                return found, True
         both: tuple[Any, bool] = read_by_jax(array)
         return both
 

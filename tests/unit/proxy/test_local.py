@@ -60,6 +60,13 @@ turned = np.asarray(jax.device_put(big.astype(jnp.bfloat16)).T.block_until_ready
 found["turned"] = [in_a_file(turned), turned.shape, bool((turned == big.astype(jnp.bfloat16).T).all())]
 jax.clear_caches()
 found["cleared"] = in_a_file(np.asarray(jax.device_put(big * 2)))
+def guarded(array):
+    with jax.transfer_guard_device_to_host("disallow"):
+        try:
+            return bool(np.asarray(array)[0, 0] == 0)
+        except jax.errors.JaxRuntimeError as error:
+            return str(error)[:40]
+found["guarded"] = [guarded(jax.device_put(big[:size])) for size in (1, 4)]
 gone = jax.device_put(big)
 gone.delete()
 try:
@@ -234,6 +241,7 @@ def test_big_values_come_in_files_and_what_cannot_come_says_why(env: dict[str, s
         "copies": [True, True],
         "turned": [True, [1 << 18, 4], True],
         "cleared": True,
+        "guarded": ["INVALID_ARGUMENT: Disallowed device-to-h"] * 2,
         "deleted": True,
         "broken": "UNAVAILABLE: HostLost: host 0 ",
         "again": True,
