@@ -235,10 +235,11 @@ def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Arra
     What reads is a method of a class in jaxlib, with no seam.
     """
     from jax._src.array import ArrayImpl
-    from jaxlib._jax import guard_lib
+    from jaxlib import _jax
 
     kind: Any = ArrayImpl
-    unguarded = None, guard_lib.TransferGuardLevel.ALLOW
+    guards: Any = _jax.guard_lib
+    unguarded = None, guards.TransferGuardLevel.ALLOW
     read_by_jax, begin_by_jax = (
         kind._single_device_array_to_np_array_did_copy,
         kind._copy_single_device_array_to_host_async,
@@ -246,7 +247,7 @@ def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Arra
 
     def read(array: Any) -> tuple[Any, bool]:
         if array.nbytes >= from_bytes and takes(array):
-            states = guard_lib.thread_local_state(), guard_lib.global_state()
+            states = guards.thread_local_state(), guards.global_state()
             if all(state.device_to_host in unguarded for state in states) and (found := value(array)) is not None:
                 return found, True
         both: tuple[Any, bool] = read_by_jax(array)
