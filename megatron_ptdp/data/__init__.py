@@ -5,6 +5,7 @@
 
 from megatron_ptdp.data.batches import Batches
 from megatron_ptdp.data.corpus import default_corpus, files_in
+from megatron_ptdp.data.host_rows import HostRows
 from megatron_ptdp.data.prepare import prepare
 from megatron_ptdp.data.tokenfile import Header, TokenFile, TokenWriter
 from megatron_ptdp.data.tokens import ByteTokens, TokenizerFile, Tokens, tokens_named
@@ -13,6 +14,7 @@ __all__ = [
     "Batches",
     "ByteTokens",
     "Header",
+    "HostRows",
     "TokenFile",
     "TokenWriter",
     "TokenizerFile",

@@ -9,7 +9,8 @@ an evaluation takes them in their order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import grain
@@ -71,7 +72,7 @@ class Examples:
 
 
 class Batches:
-    """The batches of all steps, of `examples` each.
+    """The batches of all steps, of `examples` each. Pickled, they are the name of their file and the order.
 
     Args:
         held_out: as `Examples` has it
@@ -80,13 +81,22 @@ class Batches:
     def __init__(self, file: TokenFile, lengths: Lengths, examples: int, seed: int, held_out: float = 0.0) -> None:
         self._source = source = Examples(file, lengths, held_out)
         self.size, self.there = examples, len(source)
-        data = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
-        self._batches: Any = data.batch(examples, drop_remainder=True)
+        self._opened = str(Path(file.path).absolute()), dict(lengths), examples, seed, held_out
+        self._rows: Any = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
+        self._batches: Any = self._rows.batch(examples, drop_remainder=True)
+
+    def __reduce__(self) -> Any:
+        return _opened, self._opened
 
     def at(self, step: int) -> dict[str, np.ndarray]:
         """The batch of a step, counted from 0: each array (examples, tokens of one), int32."""
         batch: dict[str, np.ndarray] = self._batches[step]
         return batch
+
+    def rows(self, places: Iterable[int]) -> dict[str, np.ndarray]:
+        """Examples by their places in the row of all batches: that of step s begins at s times `examples`."""
+        found = [self._rows[place] for place in places]
+        return {name: np.stack([one[name] for one in found]) for name in self._source.lengths}
 
     def held_out(self, count: int) -> list[dict[str, np.ndarray]]:
         """The first `count` whole batches of the held-out rows, or as many as there are.
@@ -114,3 +124,8 @@ class Batches:
     def passes(self, step: int) -> float:
         """The number of passes over the file after `step` steps."""
         return step * self.size / self.there
+
+
+def _opened(path: str, lengths: Lengths, examples: int, seed: int, held_out: float) -> Batches:
+    """Batches on a host that has the file. It was checked where training began."""
+    return Batches(TokenFile.open(path, check=False), lengths, examples, seed, held_out)

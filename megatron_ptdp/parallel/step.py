@@ -16,7 +16,7 @@ from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
 from megatron_ptdp.parallel import action_order, canonical, evaluation, stale, transfer_bytes
-from megatron_ptdp.parallel.batch_feed import BatchFeed
+from megatron_ptdp.parallel.batch_feed import BatchFeed, Fed
 from megatron_ptdp.parallel.layout import Layout
 from megatron_ptdp.parallel.nodes import StageNodes
 from megatron_ptdp.parallel.options import Options
@@ -81,8 +81,8 @@ class Step:
 
     # --- for users ----------------------------------------------------------------------------------------------------
 
-    def __call__(self, state: State, batch: Mapping[str, np.ndarray]) -> tuple[State, dict[str, Any]]:
-        """The next state and the metrics, as futures; the state is donated.
+    def __call__(self, state: State, batch: Mapping[str, np.ndarray] | Fed) -> tuple[State, dict[str, Any]]:
+        """The next state and the metrics, as futures; the state is donated. A batch may lie on the slices already.
 
         Raises:
             BatchError: the batch has other arrays or shapes than the model and the sizes ask for.

@@ -126,10 +126,13 @@ class Data(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         data_seed: of the order; left out, the seed of the run
         held_out: the share of the examples, the last of the file, that training leaves to evaluation; only where
             `eval_every` is set
+        loader: whether this process reads the batches of steps and sends them to the devices, or each host reads the
+            rows of its own devices, from a file of that path; for tenants that the operator trusts
     """
 
     path: str = ""
     check: bool = True
+    loader: Literal["client", "hosts"] = "client"
     data_seed: int | None = None
     held_out: float = 0.01
 

@@ -23,13 +23,14 @@ from megatron_ptdp.errors import NotFinite
 from megatron_ptdp.models import flops_per_token
 from megatron_ptdp.train.checkpoints import Checkpoints
 from megatron_ptdp.train.display import Display, StepFigures
+from megatron_ptdp.train.loading import Loader
 from megatron_ptdp.train.optimizer import rate
 from megatron_ptdp.train.records import Records
 from megatron_ptdp.train.setup import Training
 from megatron_ptdp.train.speed import Peak, Utilization
 from megatron_ptdp.train.stop import Stop
 
-Traced = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+Traced = Callable[[Any, Any], tuple[Any, dict[str, Any]]]
 """Runs a step while nothing else runs, and measures it; has the result of the step."""
 
 
@@ -61,6 +62,7 @@ class Loop:
     """One stretch of training, from a state to the end, a pause, a signal, or an error.
 
     Attributes:
+        loader: of the batches of steps
         guard: hears of each step
         data: the values that the order of the data depends on, for checkpoints
         held_out: the batches of each evaluation
@@ -68,6 +70,7 @@ class Loop:
     """
 
     training: Training
+    loader: Loader
     batches: Batches
     data: dict[str, int]
     checkpoints: Checkpoints
@@ -103,20 +106,19 @@ class Loop:
         """
         run, step = self.training.config.run, self.training.step
         self.saved, self.landed_at = done, time.perf_counter()
-        coming = self.batches.starting_at(done)
+        coming = self.loader.starting_at(done)
         while done < run.steps and not self.stop.asked:
             self._land(run.in_flight - 1)
             if self.guard.pauses():
                 self._land(0)
                 return done, state
             self.guard.before(state, done)
-            batch = next(coming)
+            batch, tokens = next(coming)
             launch = self.instead.get(done + 1, step)
             if launch is not step:
                 self._land(0)
             state, metrics = launch(state, batch)
             done += 1
-            tokens = float(self.training.model.tokens(batch))
             self.flying.append(InFlight(done, metrics, tokens, self._evaluation(state, done)))
             if run.checkpoint_every and done % run.checkpoint_every == 0:
                 self._save(state, done)

@@ -20,6 +20,7 @@ from megatron_ptdp.train import timeline
 from megatron_ptdp.train.checkpoints import Checkpoints, Restored
 from megatron_ptdp.train.config import Config
 from megatron_ptdp.train.display import Display
+from megatron_ptdp.train.loading import loader_of
 from megatron_ptdp.train.loop import Loop
 from megatron_ptdp.train.records import CHECKPOINTS, Records, locked
 from megatron_ptdp.train.setup import (
@@ -214,6 +215,7 @@ class Run:
             held_out = self.batches.held_out(run.eval_batches) if run.eval_every else []
             loop = Loop(
                 training,
+                loader_of(training, self.batches),
                 self.batches,
                 self.data,
                 self.checkpoints,

@@ -158,10 +158,11 @@ def test_a_step_is_drawn_next_to_its_prediction(whole: Path) -> None:
 
 @pytest.mark.long
 def test_a_run_goes_on_from_a_checkpoint_with_the_same_bits(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
+    """Hosts load the batches from there on."""
     directory = tmp_path / "run"
     shutil.copytree(whole, directory)
     shutil.rmtree(directory / "checkpoints" / "20")
-    trainer.run(directory)
+    trainer.run(directory, "loader=hosts")
     assert curve(directory) == curve(whole)
     trainer.python.assert_none_left()
 

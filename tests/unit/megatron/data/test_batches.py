@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from megatron_ptdp.data import Batches, TokenFile, TokenWriter
+from megatron_ptdp.data import Batches, HostRows, TokenFile, TokenWriter
 from megatron_ptdp.data.batches import lengths_of
 from megatron_ptdp.errors import ConfigError
 
@@ -106,3 +107,18 @@ def test_the_model_says_what_an_example_is() -> None:
     assert lengths_of({"encoder": ((1, 8), "int32"), "decoder": ((1, 4), "int32")}) == {"encoder": 8, "decoder": 4}
     with pytest.raises(ConfigError, match=r"wants image as float32\[1, 8, 8\]"):
         lengths_of({"image": ((1, 8, 8), "float32")})
+
+
+def test_a_host_that_has_the_file_reads_its_rows_of_a_batch(file: TokenFile) -> None:
+    """Wherever a batch is cut, and in whatever pass: what travels is the name of the file."""
+    batches = Batches(file, {"encoder_tokens": 3, "tokens": 2}, 6, seed=1)
+    sent = pickle.dumps(HostRows(batches, ("tokens",)))
+    assert len(sent) < 1000
+    on_host = pickle.loads(sent)
+    for step in (0, 3, 11):
+        whole = batches.at(step)["tokens"]
+        for places in (np.arange(6, dtype=np.int32).reshape(2, 3), np.array([[5], [0]], np.int32)):
+            found = on_host(np.int32(step), places)
+            np.testing.assert_array_equal(found["tokens"], whole[places])
+    assert found["tokens"].dtype == np.int32
+    assert list(found) == ["tokens"]
