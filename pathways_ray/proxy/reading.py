@@ -4,7 +4,7 @@ jaxlib's client gets values by gRPC alone, and copies them four times. So the pl
 from a size on. The array is the argument of a program that only the proxy understands; the call's place among the
 requests says when the value is meant, as it does for any call. The file with the value comes by a local socket
 (`handover`), and its memory is the array's. Where anything of that is not possible, or goes wrong, JAX reads as ever,
-and says what is wrong.
+and says what is wrong; so it does while another thread reads here.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ class BigValues:
         """The value of an array that is whole on each of its devices; None where it does not come so."""
         alone = array if len(array.sharding.device_set) == 1 else array.addressable_data(0)
         program = self._reading(client)
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return None  # another thread waits for a value that may take its time
+        try:
             number = next(self._numbers)
             program.execute_sharded([alone])
             if not self._socket.send(question(number)):
@@ -83,6 +85,8 @@ class BigValues:
             data, file = received(self._socket.connection)
             while data and number_of(data) < number:  # the answer to a question whose thread was interrupted
                 data, file = received(self._socket.connection)
+        finally:
+            self._lock.release()
         if file is None:
             return None
         dtype = np.dtype(array.dtype)
