@@ -28,7 +28,7 @@
     │   ├── LaunchTimeout        a launch kept its devices for longer than the cluster allows
     │   └── OrderMismatch        two hosts of an island ran gangs in different orders; only when that is checked
     ├── Cancelled                the launch was cancelled, or one that it depends on
-    ├── ControllerLost           the controller is gone; every open launch has failed
+    ├── ControllerLost           the controller is gone; what was under way has failed
     ├── AuthenticationError      wrong or missing token
     ├── WireError                a message that is not of this protocol
     ├── SuspensionDamaged        what suspend() wrote into a directory cannot be read again
@@ -297,8 +297,11 @@ class Cancelled(PathwaysError):
 class ControllerLost(PathwaysError):
     """The controller is gone.
 
-    When: nothing answers at `url`; the controller ended while launches were open. Later calls raise `SessionClosed`
-    Do: start a new cluster, or wait and `pw.connect` to it
+    When: nothing answers at `url`; the controller ended while a launch was under way, of which nobody knows whether it
+        ran. Arrays that were ready stay, and the session goes on with the controller's successor; where that does not
+        come, later calls raise `SessionClosed`
+    Do: call again (`pw.retry(step, on=pw.errors.ControllerLost)`), with arrays that are left; start a new cluster where
+        the session is closed
     """
 
 

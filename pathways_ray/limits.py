@@ -52,6 +52,10 @@ MAX_REMEMBERED_UPLOADS = 4096
 ORPHAN_LIMIT_S = 30.0
 """A host that has lost its scheduler goes on with what it holds, and looks for the successor, for this long."""
 
+RESUME_LIMIT_S = 30.0
+"""A session whose client has lost the controller may come back within this time from when its successor knows what
+there is; the client looks for the successor for this long too, and a start beside."""
+
 LOST_AFTER_S = 120.0
 """An island of which a host is missing for this long counts as lost: its machine takes no longer to boot again."""
 

@@ -181,7 +181,7 @@ class Survivor:
             self._count(error)
             try:
                 self.checkpoints.settle()
-                if isinstance(error, CONTROL_PLANE_LOST):
+                if isinstance(error, CONTROL_PLANE_LOST) and self.session.closed_because:
                     self._reconnect()
                 start, source = self._start(self._fit_now())
             except LOST as again:

@@ -52,6 +52,7 @@ class Upload:
 class BufferRecord(msgspec.Struct, eq=False, gc=False):
     """A logical array as the client's core knows it.
 
+    `kind` has its type, slice and spec, as an `ArgumentType` does; None of one that no other process has to know.
     `failure` is set when the launch that makes it, or its upload, failed, or its host was lost; `upload` when it is, or
     was, uploaded by the client.
 
@@ -72,6 +73,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     undecided: bool = False
     late: bool = False
     results: Results | None = None
+    kind: Any = None
 
     def donate(self, why: str) -> None:
         """Notes that a launch may take its memory."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -39,6 +40,12 @@ LINK_DIAL_LIMIT_S = 2.0
 
 CLOSE_REASON_LIMIT_S = 2.0
 """A session whose stream has ended waits this long for its link to end with a better reason."""
+
+NOTICE_LIMIT_S = 1.0
+"""The end of a controller is noticed by the stream within about this time of a call that fails of it."""
+
+ONCE = (wire.ExchangeSlices, wire.Suspend, wire.CloseSession)
+"""Calls that may not be made twice."""
 
 JOIN_LIMIT_S = 5.0
 """Closing waits this long for each thread that reads."""
@@ -126,6 +133,9 @@ class Connection:
         self._stream_outbox: grpc_streams.GrpcOutbox | None = None
         self._link: thread_links.ThreadLink | None = None
         self._readers: list[threading.Thread] = []
+        self._settled = threading.Event()
+        self._settled.set()
+        self._starts = 0
 
     @property
     def data_trust(self) -> Trust | None:
@@ -144,8 +154,55 @@ class Connection:
         return opened
 
     def call(self, request: Any, timeout: float = limits.DEFAULT_TIMEOUT_S) -> wire.Reply:
-        """One request and its reply. Raises the error that the controller answers with."""
-        return self._call(request, timeout, (("authorization", self._secret), ("session", str(self._session))))
+        """One request and its reply. While the controller is away, it waits for the successor; one that may be made
+        twice is made again there. Raises the error that the controller answers with."""
+        deadline, starts = time.monotonic() + timeout, self._starts
+        self._settled.wait(timeout)
+        try:
+            return self._call(request, timeout, self._shown())
+        except ControllerLost:
+            if isinstance(request, ONCE) or not self._is_back(starts, deadline):
+                raise
+        return self._call(request, max(1.0, deadline - time.monotonic()), self._shown())
+
+    def _shown(self) -> tuple[tuple[str, str], ...]:
+        return ("authorization", self._secret), ("session", str(self._session))
+
+    def _is_back(self, starts: int, deadline: float) -> bool:
+        """Whether the connection was lost, and there is another one."""
+        noticed = min(time.monotonic() + NOTICE_LIMIT_S, deadline)
+        while self._starts == starts and self._settled.is_set() and time.monotonic() < noticed:
+            time.sleep(NOTICE_LIMIT_S / 20)
+        self._settled.wait(max(0.0, deadline - time.monotonic()))
+        return self._starts > starts
+
+    # --- another controller -------------------------------------------------------------------------------------------
+
+    def unsettle(self) -> None:
+        """The controller is lost, and its successor looked for: calls wait."""
+        self._settled.clear()
+
+    def settle(self) -> None:
+        """There is a connection to the successor."""
+        self._settled.set()
+
+    give_up = settle
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the stream or the link has ended."""
+        return self.state is Channel.CLOSED
+
+    def resume_session(self, request: wire.ResumeSession, timeout: float) -> wire.SessionResumed:
+        """Opens the session again at the controller that answers now; `start` comes next. Raises the errors of
+        `open_session`, and `SessionClosed` where it is not to be resumed."""
+        self._hang_up()
+        self._channel = grpc_streams.channel(self._address, self._trust)
+        self._unary = self._channel.unary_unary(streams.CALL)
+        resumed = self._call(request, timeout, (("authorization", self.token),))
+        assert isinstance(resumed, wire.SessionResumed)
+        self._secret, self._link_port = resumed.secret, resumed.link_port
+        return resumed
 
     def _call(self, request: Any, timeout: float, metadata: tuple[tuple[str, str], ...]) -> wire.Reply:
         try:
@@ -178,6 +235,8 @@ class Connection:
             timeout: seconds for each step of a dial.
         """
         self._receive, self._lost = receive, lost
+        self._starts += 1
+        self.state, self._readers, self._link = Channel.ON_STREAM, [], None
         self.outbox = self._stream_outbox = grpc_streams.GrpcOutbox(depth, coalescer.coalesce)
         metadata = {"session": str(self._session), "authorization": self._secret}
         self._stream = grpc_streams.stream_call(self._channel, streams.CLIENT_STREAM, self._stream_outbox, metadata)
@@ -257,6 +316,10 @@ class Connection:
 
     def close(self) -> None:
         """Hangs up, and waits for the threads that read."""
+        self._settled.set()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         if self._stream_outbox is not None:
             self._stream_outbox.close()
         if self._stream is not None:

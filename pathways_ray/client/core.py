@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
+from pathways_ray.client.ending import WAKE_ALL, Ending, Queued
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.errors import Failure
 from pathways_ray.observe.client_trace import ClientTrace
@@ -35,20 +36,10 @@ from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
 _WAKE: Sequence[events.Command] = (events.Wake(fetches=False),)
-_WAKE_ALL: Sequence[events.Command] = (events.Wake(fetches=True),)
 _RELEASE: Sequence[events.Command] = (events.ReleaseQueue(),)
 
-FORKED = "it is that of the process that this one is a fork of; use multiprocessing's 'spawn', and pw.connect there"
 
-
-class _Queued(NamedTuple):
-    """A message in the queue, and the buffers whose uploads it waits for."""
-
-    message: events.Call
-    buffers: Sequence[BufferRecord] = ()
-
-
-class ClientCore:
+class ClientCore(Ending):
     """The state of one session in its client.
 
     Args:
@@ -57,28 +48,27 @@ class ClientCore:
         fusion: whether hosts compose nodes into one computation.
         coalesce: whether launches that repeat each other leave as one.
 
-    The session has `coalescer` coalesce the messages that leave in one batch. `ended` is the failure that everything
-    gets once the session has ended, and `closed_because` its reason.
+    The session has `coalescer` coalesce the messages that leave in one batch.
+
+    `ended` is the failure that everything gets once the session has ended, and `closed_because` its reason. `away` is
+    why there is no controller for now, "" while there is one: nothing leaves the queue meanwhile.
     """
 
     def __init__(self, session: int, max_launches: int, fusion: bool = True, coalesce: bool = True) -> None:
+        super().__init__()
         self.session = session
         self.max_launches = max_launches
         self.coalescer = Coalescer(self.new_program, fusion=fusion, enabled=coalesce)
         self.story = Story(f"client of session {session}")
-        self.queue: deque[_Queued] = deque()
+        self.queue: deque[Queued] = deque()
         self.remove_head: Callable[[], object] = self.queue.popleft
         """Removes the first message, whose commands were executed, or interrupted: it must not leave twice. A function
         of the interpreter, so that a second Ctrl-C cannot come at its first step."""
         self.pending: dict[int, Sequence[BufferRecord]] = {}
         self.buffers: dict[int, BufferRecord] = {}
         self.donations = Donations(self.buffers)
-        self.ended: Failure | None = None
-        self.closed_because = ""
-        self.closing = False
         self.trace: ClientTrace | None = None
         self.renewals = Renewals()
-        self._sent_functions: set[str] = set()
         self._launches, self._programs = itertools.count(1), itertools.count(1)
         self._next_buffer = 1
         self._heard_at: float | None = None
@@ -89,12 +79,12 @@ class ClientCore:
     def new_program(self) -> int:
         return next(self._programs)
 
-    def new_buffers(self, count: int) -> list[BufferRecord]:
-        """Records with consecutive numbers: a launch names its results by the first of them."""
+    def new_buffers(self, count: int, kinds: Iterable[Any] = itertools.repeat(None)) -> list[BufferRecord]:
+        """Records of these types with consecutive numbers: a launch names its results by the first of them."""
         first, made = self._next_buffer, []
         self._next_buffer = first + count
-        for number in range(first, first + count):
-            record = self.buffers[number] = BufferRecord(number)
+        for number, kind in zip(range(first, first + count), kinds, strict=False):
+            record = self.buffers[number] = BufferRecord(number, kind=kind)
             made.append(record)
         return made
 
@@ -139,7 +129,7 @@ class ClientCore:
                 result.fail(failure)
             return None
         if program in self.renewals.stale:
-            self.queue.append(_Queued(self.renewals.take(program)))
+            self.queue.append(Queued(self.renewals.take(program)))
         number = next(self._launches)
         self.pending[number] = results
         if self.trace is not None:
@@ -152,7 +142,7 @@ class ClientCore:
             self._fail(number, self.ended, self._now)
             return None
         if uploading or self.queue:
-            self.queue.append(_Queued(message, arguments))
+            self.queue.append(Queued(message, arguments))
             return None
         return message
 
@@ -167,9 +157,9 @@ class ClientCore:
             return None
         message = wire.Free((buffer.id,))
         if buffer.upload is not None and not buffer.upload.done:
-            self.queue.append(_Queued(message, (buffer,)))
+            self.queue.append(Queued(message, (buffer,)))
         elif self.queue:
-            self.queue.append(_Queued(message))
+            self.queue.append(Queued(message))
         else:
             return message
         return None
@@ -196,30 +186,27 @@ class ClientCore:
             return (wire.Cancel(launch),)
         for buffer in self.pending.get(launch, ()):
             buffer.cancel_late(Failure("Cancelled", "the launch was cancelled when it had left as one with others"))
-        return _WAKE_ALL
+        return WAKE_ALL
 
     def _cancel_refused(self, message: wire.CancelRefused, now: float) -> Sequence[events.Command]:
         """The results count as failed from now on; of donated arguments the end of the launch decides."""
         for buffer in self._results_of(message.launch):
             buffer.cancel_late(message.failure)
-        return _WAKE_ALL
+        return WAKE_ALL
 
     def _placed(self, event: events.Placed, _now: float) -> Sequence[events.Command]:
         return self._in_turn(event.message)
 
     def _registered(self, event: events.Registered, _now: float) -> Sequence[events.Command]:
         self.coalescer.register(event.program, event.graph)
-        self.renewals.registered(event)
-        new = {digest: blob for digest, blob in event.functions.items() if digest not in self._sent_functions}
-        self._sent_functions.update(new)
-        return self._in_turn(wire.Register(event.program, event.encoded, new))
+        return self._in_turn(self.renewals.registered(event))
 
     def _renewing(self, event: events.Renewing, _now: float) -> Sequence[events.Command]:
         return self._in_turn(self.renewals.take(event.program)) if event.program in self.renewals.stale else ()
 
     def _in_turn(self, message: events.Call) -> Sequence[events.Command]:
         """Through the queue even when it is empty, so that Ctrl-C on the way loses nothing."""
-        self.queue.append(_Queued(message))
+        self.queue.append(Queued(message))
         return _RELEASE
 
     # --- the queue ----------------------------------------------------------------------------------------------------
@@ -231,11 +218,11 @@ class ClientCore:
             buffers = self.queue[0].buffers
         except IndexError:
             return False
-        return all(buffer.upload is None or buffer.upload.done for buffer in buffers)
+        return not self.away and all(buffer.upload is None or buffer.upload.done for buffer in buffers)
 
     def head(self, now: float) -> Sequence[events.Command] | None:
         """The commands for the first message of the queue; None while it waits, or the queue is empty."""
-        if not self.queue:
+        if not self.queue or self.away:
             return None
         message, buffers = self.queue[0]
         failure: Failure | None = None
@@ -250,7 +237,9 @@ class ClientCore:
             failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)
             if failure is not None:
                 return self._fail(message.launch, failure, now)
-        return (message,)
+            if message.program in self.renewals.stale:  # the controller is another one than when it was called
+                return self.renewals.filled(self.renewals.take(message.program)), message
+        return (self.renewals.filled(message) if isinstance(message, wire.Register) else message,)
 
     def _uploaded(self, event: events.Uploaded, now: float) -> Sequence[events.Command]:
         buffer, upload = event.buffer, event.upload
@@ -265,7 +254,9 @@ class ClientCore:
             buffer.fail(upload.failure)
         else:
             buffer.become_ready()
-        return *(_WAKE_ALL if upload.failure is not None else _WAKE), *_RELEASE
+            if self.away:
+                self.arrived_away.add(buffer.id)
+        return *(WAKE_ALL if upload.failure is not None else _WAKE), *_RELEASE
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -299,14 +290,14 @@ class ClientCore:
         for buffer in results:
             if buffer.state is PENDING or buffer.donated is PENDING:
                 buffer.fail(failure)
-        return *_WAKE_ALL, *self._unused(self.donations.failed(donated, failure, consumed, undecided))
+        return *WAKE_ALL, *self._unused(self.donations.failed(donated, failure, consumed, undecided))
 
     def _unused(self, living: Sequence[BufferRecord]) -> Sequence[events.Command]:
         """Frees buffers that have come back from a donation, and that no handle is left to."""
         return [message for buffer in living if buffer.dropped and (message := self.free(buffer)) is not None]
 
     def _donations_decided(self, message: wire.DonationsDecided, now: float) -> Sequence[events.Command]:
-        return *_WAKE_ALL, *self._unused(self.donations.decided(message))
+        return *WAKE_ALL, *self._unused(self.donations.decided(message))
 
     def _results_of(self, launch: int) -> Sequence[BufferRecord]:
         """The results of a launch that has its outcome now, and of those that left with it and have theirs too. Of the
@@ -324,7 +315,7 @@ class ClientCore:
             buffer = self.buffers.get(number)
             if buffer is not None and (buffer.state in (PENDING, READY) or buffer.donated is not None):
                 buffer.fail(message.failure)
-        return _WAKE_ALL
+        return WAKE_ALL
 
     def _host_moved(self, message: wire.HostAddress, now: float) -> Sequence[events.Command]:
         what = f"up at {message.address}, epoch {message.epoch}" if message.address else "down"
@@ -334,48 +325,6 @@ class ClientCore:
     def _prepared(self, message: wire.Prepared, _now: float) -> Sequence[events.Command]:
         self.coalescer.prepared(message.program)
         return ()
-
-    # --- the end ------------------------------------------------------------------------------------------------------
-
-    def _session_ended(self, message: wire.SessionEnded, now: float) -> Sequence[events.Command]:
-        return self._end("SessionClosed", message.reason, now)
-
-    def _disconnected(self, event: events.Disconnected, now: float) -> Sequence[events.Command]:
-        return self._end("ControllerLost", event.reason, now)
-
-    def _closing(self, _event: events.Closing, now: float) -> Sequence[events.Command]:
-        # Before hosts learn of it and hang up: what is under way fails with the session, and not with a lost host.
-        self.closing = True
-        self._fail_all(Failure("SessionClosed", "the session ended: it was shut down"), now)
-        return _WAKE_ALL
-
-    def _forked(self, _event: events.Forked, _now: float) -> Sequence[events.Command]:
-        self.ended = Failure("SessionClosed", f"the session ended: {FORKED}")
-        self.closed_because = FORKED
-        return ()
-
-    def _end(self, kind: str, reason: str, now: float) -> Sequence[events.Command]:
-        if self.ended is None:
-            if self.closing:  # the connection may end before the call that ends it is answered
-                kind, reason = "SessionClosed", "it was shut down"
-            story: tuple[str, ...] = ()
-            if kind == "ControllerLost":
-                last = self._heard_at
-                heard = "no outcome so far" if last is None else f"{now - last:.3f} s after the last outcome"
-                detail = f"{len(self.pending)} launches without an outcome, {heard}"
-                self._note(now, "controller lost", detail, reason)
-                story = self.story.lines(now, session=self.session)
-            self.ended = Failure(kind, f"the session ended: {reason}", story=story)
-            self.closed_because = reason
-        self._fail_all(self.ended, now)
-        return *_WAKE_ALL, events.CloseData(self.ended)
-
-    def _fail_all(self, failure: Failure, now: float) -> None:
-        for launch in list(self.pending):
-            self._fail(launch, failure, now)
-
-    def _note(self, now: float, event: str, detail: str = "", cause: str = "", host: int = -1) -> None:
-        self.story.note(Entry(now, event, detail, cause, self.session, host=host))
 
 
 _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command]]] = {
@@ -395,6 +344,8 @@ _HANDLERS: dict[type, Callable[[ClientCore, Any, float], Sequence[events.Command
     wire.GiveWay: lambda _self, message, _now: (events.MakeWay(message.back),),
     wire.SessionEnded: ClientCore._session_ended,
     events.Disconnected: ClientCore._disconnected,
+    events.Resumed: ClientCore._resumed,
+    events.ResumeFailed: ClientCore._resume_failed,
     events.Closing: ClientCore._closing,
     events.Forked: ClientCore._forked,
 }

@@ -48,6 +48,7 @@ class Driver:
         self.held = False
         self.suspension: Suspension | None = None
         self.forget_saved: Callable[[int], None] = lambda number: None
+        self.resume: Callable[[], None] = lambda: None
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -134,6 +135,9 @@ class Driver:
                     self.vacate(slices)
                 case events.MakeWay(back):
                     self.make_way(back)
+                case events.Resume():
+                    self.connection.unsettle()
+                    self.resume()
                 case events.CloseData():
                     self.data.close(command.failure)
 

@@ -11,7 +11,16 @@ import msgspec
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.errors import Failure
 from pathways_ray.ir.graph import Graph
-from pathways_ray.transport.messages import Cancel, Free, HostAddress, Launch, PrioritizedLaunch, Put, Register
+from pathways_ray.transport.messages import (
+    Cancel,
+    Free,
+    HostAddress,
+    Launch,
+    PrioritizedLaunch,
+    Put,
+    Register,
+    SessionResumed,
+)
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -48,6 +57,18 @@ class Uploaded(msgspec.Struct, frozen=True, gc=False):
 
 class Disconnected(msgspec.Struct, frozen=True, gc=False):
     """The connection to the controller ended."""
+
+    reason: str
+
+
+class Resumed(msgspec.Struct, frozen=True, gc=False):
+    """The controller's successor has opened the session again. Comes once there is a connection to it."""
+
+    reply: SessionResumed
+
+
+class ResumeFailed(msgspec.Struct, frozen=True, gc=False):
+    """There is no successor, or the session is not open there."""
 
     reason: str
 
@@ -97,6 +118,11 @@ class MakeWay(msgspec.Struct, frozen=True, gc=False):
     back: bool
 
 
+class Resume(msgspec.Struct, frozen=True, gc=False):
+    """Find the successor of the controller, and open the session there again; answered with `Resumed` or
+    `ResumeFailed`."""
+
+
 class CloseData(msgspec.Struct, frozen=True, gc=False):
     """End all data streams; what is under way on them fails with `failure`."""
 
@@ -106,4 +132,4 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
 Call = Register | Launch | PrioritizedLaunch | Put | Free | Cancel
 """A message for the controller, which is the command to send it."""
 
-Command = Call | Wake | ReleaseQueue | MoveHost | MoveSlices | MakeWay | CloseData
+Command = Call | Wake | ReleaseQueue | MoveHost | MoveSlices | MakeWay | Resume | CloseData

@@ -40,7 +40,7 @@ from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspending import resume, suspend
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
-from pathways_ray.errors import BufferLost, PathwaysError, UsageError, WaitTimeout
+from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.observe.why import WHY
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
@@ -207,6 +207,8 @@ class Mover:
         driver = self._driver
         while not is_quiet(self._core):
             driver.check_open()
+            if self._core.away:
+                raise ControllerLost(f"{what}: {self._core.away}")
             if time.monotonic() > deadline:
                 error = WaitTimeout(f"{what}: the session had calls under way for {QUIET_LIMIT_S:.0f} s")
                 self._explain(error)
@@ -282,6 +284,14 @@ class Mover:
         with driver.sending:
             driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
         driver.sweep()
+
+    def slices_held(self) -> list[int]:
+        """The slices that there is a handle to, and that were not given back."""
+        return [number for number, one in list(self._slices.items()) if not one.released]
+
+    def place(self, slices: Sequence[wire.SliceCreated]) -> None:
+        """Gives handles the devices that their slices have at another controller."""
+        self._place(dict(self._slices), slices)
 
     def _place(self, slices: Mapping[int, VirtualSlice], created: Sequence[wire.SliceCreated]) -> None:
         """Gives handles of slices their new devices."""

@@ -1,4 +1,5 @@
-"""Programs that are registered again before they are launched, since a slice of theirs has moved. Pure."""
+"""Programs that are registered again before they are launched, since a slice of theirs has moved, or the controller is
+another one. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +10,43 @@ from pathways_ray.transport.messages import Register
 
 
 class Renewals:
-    """The registered programs of a session: which slices they name, and which of them are `stale`.
+    """The registered programs of a session, and which of them are `stale`.
 
-    Functions are not sent again: the controller has them as long as the session.
+    A function is sent once to each controller, which has it as long as the session: `sent` are those that the present
+    one has.
     """
 
     def __init__(self) -> None:
-        self.programs: dict[int, tuple[frozenset[int], bytes]] = {}
+        self.programs: dict[int, tuple[frozenset[int], bytes, tuple[str, ...]]] = {}
+        self.functions: dict[str, bytes] = {}
+        self.sent: set[str] = set()
         self.stale: set[int] = set()
 
-    def registered(self, event: Registered) -> None:
-        """A program is registered."""
-        self.programs[event.program] = frozenset(mesh.id for mesh in event.graph.slices), event.encoded
+    def registered(self, event: Registered) -> Register:
+        """A program is registered; returns the message, to be `filled` when it leaves."""
+        named = frozenset(mesh.id for mesh in event.graph.slices)
+        self.programs[event.program] = named, event.encoded, tuple(event.functions)
+        self.functions |= event.functions
+        return Register(event.program, event.encoded, {})
 
     def moved(self, slices: Container[int]) -> None:
         """Slices have other devices: the controller has forgotten the programs that name them."""
-        self.stale.update(n for n, (named, _) in self.programs.items() if any(one in slices for one in named))
+        self.stale.update(n for n, (named, *_) in self.programs.items() if any(one in slices for one in named))
+
+    def controller_lost(self) -> None:
+        """The next controller has no program, and no function."""
+        self.stale.update(self.programs)
+        self.sent.clear()
 
     def take(self, program: int) -> Register:
-        """The message that registers a stale program again."""
+        """The message that registers a stale program again, to be `filled` when it leaves."""
         self.stale.discard(program)
         return Register(program, self.programs[program][1], {})
+
+    def filled(self, message: Register) -> Register:
+        """A message that leaves now, with the functions that the controller lacks."""
+        if message.program not in self.programs:
+            return message
+        missing = [digest for digest in self.programs[message.program][2] if digest not in self.sent]
+        self.sent.update(missing)
+        return Register(message.program, message.graph, {digest: self.functions[digest] for digest in missing})

@@ -33,6 +33,7 @@ from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
+from pathways_ray.client.resumption import Resumption
 from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
@@ -69,6 +70,7 @@ class Session(SessionQuestions, SliceCalls):
         platforms: tuple[str, ...],
         trusted: bool = False,
         ca: str | bytes | os.PathLike[str] | None = None,
+        name: str = "",
     ) -> None:
         self.id = core.session
         self.url = connection.url
@@ -83,6 +85,8 @@ class Session(SessionQuestions, SliceCalls):
         self.watch, self.unwatch = self._driver.watchers.append, self._driver.watchers.remove
         self.debug_calls = DebugCalls()
         self._mover = Mover(core, connection, self._driver)
+        reach = (self._mover.slices_held, self._mover.place, self._connect)
+        self._driver.resume = Resumption(core, connection, self._driver, name, *reach).begin
         self.move_slice = self._mover.move
         self.guards: weakref.WeakSet[Guard] = weakref.WeakSet()
         self._process = os.getpid()
@@ -101,15 +105,19 @@ class Session(SessionQuestions, SliceCalls):
         try:
             opened = connection.open_session(name, timeout)
             core = ClientCore(opened.session, opened.max_launches, opened.fusion, opened.coalesce)
+            core.resume_tag = opened.resume_tag
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
             platforms = tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms)
-            session = cls(core, connection, data, platforms, opened.trusted, ca)
-            driver = session._driver
-            connection.start(core.pending.__len__, core.coalescer, driver.handle, driver.disconnected, timeout)
+            session = cls(core, connection, data, platforms, opened.trusted, ca, name)
+            session._connect(timeout)
         except BaseException:
             connection.close()
             raise
         return session
+
+    def _connect(self, timeout: float = 10.0) -> None:
+        core, driver = self._core, self._driver
+        self._connection.start(core.pending.__len__, core.coalescer, driver.handle, driver.disconnected, timeout)
 
     # --- programs, launches, buffers ----------------------------------------------------------------------------------
 
@@ -158,7 +166,7 @@ class Session(SessionQuestions, SliceCalls):
                 driver.wait_to_send()
             if core.trace is not None:
                 core.trace.now = time.monotonic()
-            made = core.new_buffers(len(results))
+            made = core.new_buffers(len(results), results)
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
             message = core.launch(program, arguments, made, donated, why, PRIORITY.get())
             if message is not None:
@@ -264,7 +272,7 @@ class Session(SessionQuestions, SliceCalls):
         self.debug_calls.close()
         self._driver.handle(Closing())
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
-            if not self.closed_because:
+            if not self.closed_because and not self._core.away:
                 self._connection.call(wire.CloseSession(self.id), _CLOSE_LIMIT_S)
         self._driver.disconnected("it was shut down")
         self._mover.close()

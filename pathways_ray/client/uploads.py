@@ -28,7 +28,7 @@ def upload(
     assert where is not None
     with driver.sending:
         driver.wait_to_send()
-        (record,) = core.new_buffers(1)
+        (record,) = core.new_buffers(1, (kind,))
     driver.sweep()
     buffer = Buffer(owner, record)
     placed = None

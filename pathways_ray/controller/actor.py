@@ -1,7 +1,7 @@
 """The controller as a Ray actor: a driver of `ControllerCore`, with the islands' streams and the calls of Ray.
 
-Clients come in by its `ClientService`. When its process dies, Ray starts it again, without sessions; schedulers and
-hosts join again (ADR 0014). The resource manager's death ends nothing (ADR 0037).
+Clients come in by its `ClientService`. When its process dies, Ray starts it again: schedulers, hosts and clients say to
+it what there is (ADR 0042). The resource manager's death ends nothing (ADR 0037).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -48,6 +49,7 @@ from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.inspectable import Inspectable
 from pathways_ray.transport.messages import (
     FROM_ISLAND,
+    HeldSlices,
     IslandUp,
     LogPart,
     ReadLog,
@@ -162,7 +164,7 @@ class Controller(Inspectable):
         )
 
     def _serve(self) -> None:
-        """Serves until something is wrong; then the process ends, and all sessions."""
+        """Serves until something is wrong; then the process ends."""
         try:
             asyncio.run(self._main())
         except BaseException as error:
@@ -196,10 +198,12 @@ class Controller(Inspectable):
     async def _take_over(self) -> None:
         """After a restart: islands have come and gone since the runtime began. Where the resource manager starts again
         too, however slowly, it is waited for: this process would end with what it did before."""
+        self.core.take_over(HeldSlices())  # where nobody says what there is
         deadline = time.monotonic() + MANAGER_START_LIMIT_S
         while True:
             try:
-                islands = await asyncio.wait_for(self.resource_manager.islands.remote(), self.silence_limit_s)
+                asked = self.resource_manager.islands.remote(), self.resource_manager.slices.remote()
+                islands, slices = await asyncio.wait_for(asyncio.gather(*asked), self.silence_limit_s)
             except TimeoutError:
                 return  # it may be stopped, which the watch over it finds out
             except ray.exceptions.RayError:
@@ -207,7 +211,7 @@ class Controller(Inspectable):
                     return
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
-                return self.core.expect(islands)
+                return self.core.take_over(msgspec.msgpack.decode(slices, type=HeldSlices), islands)
 
     async def _tick(self) -> None:
         while True:

@@ -68,11 +68,11 @@ class Clients:
     # --- opening and closing ------------------------------------------------------------------------------------------
 
     def open(
-        self, name: str, tenant: Tenant, token: str, secret: str, now: float
+        self, name: str, tenant: Tenant, token: str, secret: str, now: float, number: int = 0
     ) -> tuple[Client, list[events.Command]]:
-        """Opens the next session for a tenant; its messages are kept until its stream comes."""
-        self.sessions_made += 1
-        number = self.sessions_made
+        """Opens the next session for a tenant, or number `number` again; messages are kept until its stream comes."""
+        self.sessions_made += not number
+        number = number or self.sessions_made
         registration = Registration(self.functions.setdefault(tenant.name, TenantFunctions()))
         client = self.known[number] = Client(number, name, tenant, token, secret, now, registration)
         return client, [events.OpenChannel(number), *self.launches.open_session(number, tenant)]

@@ -19,6 +19,7 @@ from pathways_ray.controller.islands import Islands
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.manager_calls import QUESTION_LIMIT_S, ManagerCalls
 from pathways_ray.controller.requests import Requests
+from pathways_ray.controller.takeover import Takeover
 from pathways_ray.controller.tenants import difference
 from pathways_ray.controller.watch import Watch
 from pathways_ray.liveness import SILENCE_LIMIT_S
@@ -61,6 +62,7 @@ class ControllerCore:
         self.manager_calls = ManagerCalls(launches.tables)
         self.islands = Islands(launches, clients, self.requests, self.report, self.watch, self.manager_calls)
         self.unseen = dict(islands or {})
+        self.takeover: Takeover | None = None
         self._handlers: dict[type[events.Event], Callable[[Any, float], list[events.Command]]] = {
             events.ClientMessages: self.intake.messages,
             events.Turn: self.intake.turn,
@@ -89,6 +91,17 @@ class ControllerCore:
         """The islands are these, and not those that the runtime began with; called before the first event."""
         self.unseen = dict(islands)
         self.watch.expected = tuple(islands)
+
+    def take_over(self, found: wire.HeldSlices, islands: Mapping[int, Sequence[int]] | None = None) -> None:
+        """There was another controller before, under which these slices were made; called before the first event.
+
+        Args:
+            islands: as in `expect`, where they are known.
+        """
+        if islands is not None:
+            self.expect(islands)
+        self.takeover = self.islands.takeover = Takeover(self.requests, found)
+        self.requests.resume = self.takeover.received
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """The commands that follow from an event at time `now`, in seconds of a monotonic clock."""
@@ -123,6 +136,8 @@ class ControllerCore:
                 case wire.Enqueued():
                     commands += launches.enqueued(island, message)
                 case wire.Stored():
+                    if self.takeover is not None:
+                        self.takeover.stored(message)
                     commands += launches.stored(message)
                 case wire.Decided():
                     commands += launches.decided(message)
@@ -139,6 +154,8 @@ class ControllerCore:
                 case wire.HostUp():
                     commands += self.islands.host_up(island, message)
                 case wire.HostDown():
+                    if self.takeover is not None:
+                        self.takeover.host_lost(message.host)
                     commands += launches.host_down(message)
                     commands.append(events.CallManager("leave", (message.host, message.epoch)))
                 case wire.IslandUp():
@@ -178,6 +195,7 @@ class ControllerCore:
             commands += [*self.islands.ended(island, reason), events.KillScheduler(island)]
         commands += self.watch.absent_schedulers(now, event.slowness)
         commands += self.islands.give_up_hosts()
+        commands += self.takeover.look(now) if self.takeover is not None else []
         commands += self.launches.tick(now)
         commands += self.clients.expire(now)
         commands += self._give_up_questions(now)

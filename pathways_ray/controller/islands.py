@@ -15,6 +15,7 @@ from pathways_ray.controller.manager_calls import ManagerCalls
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.status import Report
+from pathways_ray.controller.takeover import Takeover
 from pathways_ray.controller.watch import Watch
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
@@ -23,7 +24,7 @@ from pathways_ray.transport import messages as wire
 class Islands:
     """The islands whose schedulers have joined.
 
-    `links` has, by island, the number of its scheduler's stream.
+    `links` has, by island, the number of its scheduler's stream. `takeover`: another controller was before.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Islands:
         self.manager_calls = manager_calls
         self.story = launches.story
         self.links: dict[int, int] = {}
+        self.takeover: Takeover | None = None
         requests.looks.connected = lambda: set(self.links)
         requests.changes.forget_island = self.removed
 
@@ -58,6 +60,8 @@ class Islands:
             commands += [c for c in ended if not (isinstance(c, SendIsland) and c.island == island)]
         self.links[island] = event.link
         self.manager_calls.schedulers[island] = event.hello.address
+        if self.takeover is not None:
+            self.takeover.island_up(event.hello)
         commands.append(events.CallManager("publish", (f"scheduler-{island}", event.hello.address)))
         self.watch.joined(island, now)
         self.story.note(Entry(now, "scheduler joined", f"island {island} at {event.hello.address}"))
@@ -100,17 +104,20 @@ class Islands:
 
     def host_up(self, island: int, message: wire.HostUp) -> list[events.Command]:
         """A host has joined, or joins again with what it holds. One that is refused is killed, to start again."""
-        launches, holds = self.launches, message.holds
-        if holds is None:
-            found: Sequence[events.Command] | None = launches.host_up(island, message)
+        launches, holds, takeover = self.launches, message.holds, self.takeover
+        if takeover is not None and takeover.is_new(message):
+            found: Sequence[events.Command] | None = takeover.host_up(island, message)
+        elif holds is None:
+            found = launches.host_up(island, message)
         else:
             found = launches.host_back(island, message, holds, self.clients.turns.uploads())
         if found is None:
             return [events.CallManager("kill_host", (message.host, message.epoch))]
-        if message.info is None:
-            return [*found]
-        known = wire.encode(wire.KnownHost(message.info, message.epoch))
-        return [*found, events.CallManager("serves", (known,))]
+        commands = [*found]
+        if message.info is not None:
+            known = wire.encode(wire.KnownHost(message.info, message.epoch))
+            commands.append(events.CallManager("serves", (known,)))
+        return commands + (takeover.look(launches.tables.now) if takeover is not None else [])
 
     def give_up_hosts(self) -> list[events.Command]:
         """Hosts that have been without a scheduler for too long are lost, with what they hold."""

@@ -28,12 +28,15 @@ class Isolation:
 
     Args:
         enabled: whether tenants have any.
+
+    While it `waits`, nothing is said: it is not known yet who has any.
     """
 
     enabled: bool = False
     needed: dict[str, float] = field(default_factory=dict)
     held: dict[str, tuple[int, ...]] = field(default_factory=dict)
     sent: float = float("-inf")
+    waits: bool = False
 
     def islands_of(self, client: Client) -> str:
         """The tenant whose islands a client's slices lie on; "" for those of all."""
@@ -46,6 +49,11 @@ class Isolation:
             return []
         self.needed[tenant] = now
         return self._want(now)
+
+    def held_before(self, tenant: str, now: float) -> None:
+        """A tenant had islands under the controller before: its sessions may come back."""
+        if self.enabled and tenant:
+            self.needed[tenant] = now
 
     def tick(self, clients: Iterable[Client], now: float) -> list[events.Command]:
         """Time has passed: sends the list again, without the tenants that have been away for too long."""
@@ -60,6 +68,8 @@ class Isolation:
         return self._want(now) if idle or now - self.sent >= REPEAT_S else []
 
     def _want(self, now: float) -> list[events.Command]:
+        if self.waits:
+            return []
         self.sent = now
         return [events.WantIslands(tuple(self.needed))]
 

@@ -69,6 +69,7 @@ def holdings(tables: Tables, schedulers: Mapping[int, str]) -> Holdings:
             HeldSlice(session.id, placed, session.names.get(number, ""), session.parts.get(number, 0))
             for session in tables.sessions.values()
             for number, placed in session.slices.items()
-        ),
+        )
+        + tuple(one for slices in tables.unclaimed.values() for one in slices.values()),
         tables.last_slice,
     )

@@ -34,10 +34,10 @@ from pathways_ray.errors import (
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.capabilities import authorised, data_token, session_of, slice_tag
+from pathways_ray.transport.capabilities import authorised, data_token, resume_tag, session_of, slice_tag
 
 MAX_CALL_BYTES = 1 << 16
-"""A call other than `Explain`."""
+"""A call other than `Explain` and `ResumeSession`."""
 
 UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
 
@@ -55,6 +55,10 @@ class Slicing:
     client: Client
     request: wire.CreateSlice
     deadline: float
+
+
+def _nothing_to_resume(event: Requested, request: wire.ResumeSession, caller: Caller, now: float) -> list[Command]:
+    raise SessionClosed(f"session {request.session} cannot be resumed: this controller has followed no other one")
 
 
 @dataclass
@@ -87,6 +91,7 @@ class Requests:
     not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
 
+    resume: Callable[[Requested, wire.ResumeSession, Caller, float], list[Command]] = _nothing_to_resume
     audited: float = -math.inf
     looking: int = 0
     """Calls of looks are numbered downward, apart from those of clients."""
@@ -177,12 +182,14 @@ class Requests:
         client = self.clients.known.get(caller) if isinstance(caller, int) else None
         if isinstance(caller, int) and client is None:
             raise SessionClosed(f"session {caller} has been closed")
-        if event.size > MAX_CALL_BYTES and not isinstance(request, wire.Explain):
+        if event.size > MAX_CALL_BYTES and not isinstance(request, wire.Explain | wire.ResumeSession):
             raise TooLarge(f"a call of {event.size} bytes; the limit is {MAX_CALL_BYTES}")
         if client is not None:
             quotas.enforce(quotas.message_bytes(client.tenant, event.size, "a call"))
         if isinstance(request, wire.OpenSession) and not isinstance(caller, int):
             return None, self._open(event, request, caller, now)
+        if isinstance(request, wire.ResumeSession):
+            return None, self.resume(event, request, caller, now)
         if client is None and isinstance(request, wire.Status | wire.Look) and request.session == 0:
             assert not isinstance(caller, int)
             return self._look(event.call, caller, request, now)
@@ -231,22 +238,26 @@ class Requests:
         return commands + self._ask_manager(event.call, "platforms", (), lambda found: self._opened(client, found))
 
     def _opened(self, client: Client, platforms: tuple[str, ...]) -> tuple[wire.Reply, list[Command]]:
-        hosts = (h for h in self.launches.hosts.values() if h.down_since is None)
+        secret, tenant = self.data_secret, client.tenant
         reply = wire.SessionOpened(
             session=client.session,
             secret=client.secret,
-            data_token=data_token(
-                self.data_secret, client.session, client.tenant.quota.device_bytes, client.tenant.name
-            ),
-            hosts=tuple(wire.HostAddress(h.host, h.epoch, h.data_address) for h in hosts),
+            data_token=data_token(secret, client.session, tenant.quota.device_bytes, tenant.name),
+            hosts=self.hosts_up(),
             platforms=platforms,
             fusion=self.clients.registrar.fusion,
             max_launches=limits.MAX_LAUNCHES_IN_FLIGHT,
             link_port=self.link_port,
-            trusted=client.tenant.trusted,
+            trusted=tenant.trusted,
             coalesce=self.coalesce,
+            resume_tag=resume_tag(secret, client.session, tenant.name),
         )
         return reply, []
+
+    def hosts_up(self) -> tuple[wire.HostAddress, ...]:
+        """The hosts that clients can reach."""
+        hosts = (h for h in self.launches.hosts.values() if h.down_since is None)
+        return tuple(wire.HostAddress(h.host, h.epoch, h.data_address) for h in hosts)
 
     def _create_slice(self, event: Requested, client: Client, request: wire.CreateSlice) -> list[Command]:
         """Asks for a slice; one request of a session at a time, so that all of them together keep nobody busy."""

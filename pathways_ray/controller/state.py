@@ -21,7 +21,7 @@ from pathways_ray.ir.script import Course
 from pathways_ray.observe.recorder import Recorder
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
-from pathways_ray.transport.messages import HostInfo, Stored, ToClient, ToIsland
+from pathways_ray.transport.messages import HeldSlice, HostInfo, Stored, ToClient, ToIsland
 
 MAX_FAILED = 4096
 """Launches that failed lately, of which their programs are remembered."""
@@ -295,8 +295,8 @@ class Tables:
 
     `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
     down, `schedulers` the islands whose scheduler has joined, `sequence` is the number of the last launch of the
-    cluster, `last_slice` the highest one of a slice, `now` the time of the event that is handled, in seconds, `buffers`
-    how many there were at the last tick.
+    cluster, `last_slice` the highest one of a slice, `unclaimed` the slices of sessions that may come back, `now` the
+    time of the event that is handled, in seconds, `buffers` how many there were at the last tick.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -312,6 +312,7 @@ class Tables:
     schedulers: set[int] = field(default_factory=set)
     sequence: int = 0
     last_slice: int = 0
+    unclaimed: dict[int, dict[int, HeldSlice]] = field(default_factory=dict)
     now: float = 0.0
     buffers: int = 0
 

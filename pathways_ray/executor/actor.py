@@ -149,6 +149,7 @@ class HostExecutor(Inspectable):
         compiler = Compiler(self.host, local[:devices], grouped)
         transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret)
         self.outbox = self._new_outbox()
+        self.found: thread_links.Outbox | None = None
         self.uploads: deque[Stored] = deque(maxlen=limits.MAX_REMEMBERED_UPLOADS)
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self._send, members, self.log.write)
         self.dispatcher.core.story.sink = self.log.write
@@ -244,13 +245,14 @@ class HostExecutor(Inspectable):
         return None
 
     def _rejoin(self, holds: Holds) -> None:
-        """Joins the scheduler that was found. In the thread of the dispatcher, which has heard all that its predecessor
-        said; what is sent from here on goes to the new one."""
+        """Joins the scheduler that was found; or says the same to the one that there is, for another controller. In the
+        thread of the dispatcher, which has heard all that was said before; what is sent from here on goes there."""
         from pathways_ray.executor.run.driver import stored_since, with_uploads
 
         known = with_uploads(holds, list(self.uploads))
-        self.found.send(msgspec.structs.replace(self.hello, crash="", holds=known))
-        self.outbox = self.found
+        outbox, self.found = self.found or self.outbox, None
+        outbox.send(msgspec.structs.replace(self.hello, crash="", holds=known))
+        self.outbox = outbox
         # Of what was uploaded in the meantime, the thread of uploads has told the old one.
         for report in stored_since(known, list(self.uploads), self.store.held()):
             self._send(report)

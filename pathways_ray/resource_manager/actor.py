@@ -98,7 +98,7 @@ class ResourceManager(Inspectable):
         busy: tuple[tuple[int, int, float], ...],
         process: tuple[int, int],
     ) -> str:
-        """Called by the controller once a second. A new one knows of no session: slices are free, hosts have to join.
+        """Called by the controller once a second. A new one says what hosts there are.
 
         Args:
             name: that of its actor.
@@ -159,6 +159,11 @@ class ResourceManager(Inspectable):
         """The hosts of each island that all share."""
         with self.lock:
             return self.core.shared.kept().members
+
+    async def slices(self) -> bytes:
+        """The slices of all sessions, as an encoded `HeldSlices`."""
+        with self.lock:
+            return encode(self.core.inventory.held_slices())
 
     async def specs(self) -> dict[int, bytes]:
         """The spec of each island that all share, as who started it encoded it."""

@@ -22,6 +22,7 @@ from pathways_ray.ir.links import Hardware, text
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
 from pathways_ray.resource_manager.choosing import Choice, HostRecord, choose, is_grid, links_of
+from pathways_ray.transport.messages import HeldSlice, HeldSlices
 
 BUSY_SLICES = 4
 """A device that computes all the time carries as much as with so many slices more."""
@@ -169,14 +170,17 @@ class Inventory:
         self.state_of(known.island)  # it is missed from now on
         return True
 
-    def start_over(self) -> None:
-        """Another controller has come: no slice has an owner any more, and every host is down until it joins again."""
-        self.slices.clear()
-        self.held.clear()
+    def new_controller(self) -> None:
+        """Another controller has come: a host is down until that one has heard of it. Slices stay: it says which
+        sessions do not come back."""
         self.busy.clear()
-        self.of_session.clear()
         for host in self.hosts.values():
             host.up = False
+
+    def held_slices(self) -> HeldSlices:
+        """All slices, with their owners."""
+        known = (HeldSlice(s.session, s.placed, s.name, s.within) for s in self.slices.values())
+        return HeldSlices(tuple(known), self.next_slice)
 
     def islands(self, tenant: str | None = None) -> dict[int, list[HostRecord]]:
         """The hosts of each island that have joined, in the order of their ids: of those of a tenant, or of all."""

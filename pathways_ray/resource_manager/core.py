@@ -16,8 +16,8 @@ may have islands for themselves, which share the devices of the first ones.
 for longer if nothing that is up can hold the slice, the answer is `NotYet`; the controller asks again, and says when it
 is to be mapped to what there is.
 
-*Controllers.* A new incarnation of the controller knows of no session: all slices are free, and hosts have to join
-again. A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
+*Controllers.* A new incarnation of the controller asks which slices there are, and says which sessions have ended.
+A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
 
 *Its own death* ends nothing. The successor knows which islands there are. The controller says to each resource manager
 that it meets what hosts, schedulers and slices there are; until then, questions about them wait here.
@@ -178,7 +178,7 @@ class ManagerCore:
         if self.controllers.is_past(event.incarnation):
             return []  # sent before it died
         if self.controllers.serves(event, now):
-            self.inventory.start_over()
+            self.inventory.new_controller()
             self.gathers_until = now + GATHER_S
             self.addresses.forget_schedulers()
         self.inventory.busy = dict(event.busy)

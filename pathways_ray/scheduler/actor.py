@@ -8,6 +8,7 @@ import os
 import threading
 import time
 import traceback
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any
 
@@ -24,10 +25,14 @@ from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
+from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.inspectable import Inspectable
 from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
 from pathways_ray.transport.tls import trust_of
 from pathways_ray.waits import tick_s
+
+LOOK_PAUSE_S = 0.2
+"""A scheduler that has lost its controller asks for the successor's address again after this pause."""
 
 FAREWELL_S = 0.2
 """The last messages to hosts leave within this time."""
@@ -36,8 +41,8 @@ FAREWELL_S = 0.2
 class IslandScheduler(Inspectable):
     """One for an island. Everything runs on an event loop in a thread of its own.
 
-    Ray restarts it when its process dies. The hosts have ended with their links by then and join again; the controller
-    has failed the launches it had on the island.
+    Ray restarts it when its process dies; the controller has failed the launches it had on the island by then. It
+    outlives the controller itself, with all that its hosts hold.
     """
 
     def __init__(
@@ -64,11 +69,12 @@ class IslandScheduler(Inspectable):
             silence_limit_s,
         )
         self.core.story.sink = ProcessLog(runtime, self.process).write
-        depth = self.core.order.outstanding.__len__
-        self.hosts = outboxes.FanOut(depth)
+        self.depth = self.core.order.outstanding.__len__
+        self.hosts = outboxes.FanOut(self.depth)
         self.branches: dict[int, outboxes.Branch] = {}
         self.links: dict[tuple[int, int], links.AsyncLink] = {}
-        self.controller = outboxes.AsyncOutbox(depth)
+        self.controller: outboxes.AsyncOutbox | None = None
+        """To the controller. Without one, what is said is lost, and said again to the next one."""
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
@@ -86,7 +92,7 @@ class IslandScheduler(Inspectable):
         return newest(self.core.order.over.records(), since, 2, most)
 
     def _serve(self) -> None:
-        """Serves until the controller's link ends or something is wrong.
+        """Serves until there is no controller for too long, or something is wrong.
 
         Then the process ends, since everybody would wait for a scheduler that hears nothing. Ray restarts it.
         """
@@ -106,25 +112,43 @@ class IslandScheduler(Inspectable):
             tls=self.listen.tls,
             silence=links.silence_of(self.silence_limit_s),
         )
-        controller = await self.resource_manager.lookup.remote("controller")
-        try:
-            link = await links.dial(
-                controller,
-                streams.ISLAND_STREAM,
-                {"authorization": self.link_secret},
-                trust_of(self.listen.tls),
-                links.silence_of(self.silence_limit_s),
-            )
-            self._handle(events.ControllerConnected(address))
-            self.address.set_result(address)
-            # None of them ends before the others: without any of them this process is of no use.
-            parts = (self._read(link), self.controller.carry(link), self._tick())
-            tasks = {asyncio.ensure_future(part) for part in parts}
-            for ended in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
-                ended.result()
-        finally:
-            self._handle(events.ControllerDisconnected(controller))
-            await asyncio.sleep(FAREWELL_S)
+        # Neither ends before the other: without any of them this process is of no use.
+        await _first_of(self._follow_controllers(address), self._tick())
+        await asyncio.sleep(FAREWELL_S)
+
+    async def _follow_controllers(self, address: str) -> None:
+        """Joins one controller after the other. The hosts' links stay meanwhile.
+
+        Args:
+            address: where it serves its hosts.
+        """
+        while True:
+            try:
+                controller = await self.resource_manager.lookup.remote("controller")
+                link = await links.dial(
+                    controller,
+                    streams.ISLAND_STREAM,
+                    {"authorization": self.link_secret},
+                    trust_of(self.listen.tls),
+                    links.silence_of(self.silence_limit_s),
+                )
+            except (ray.exceptions.RayError, LinkLost) as error:
+                print(f"{self.process}: no controller yet: {error}", flush=True)
+                await asyncio.sleep(LOOK_PAUSE_S)
+                continue
+            self.controller = outbox = outboxes.AsyncOutbox(self.depth)
+            try:
+                self._handle(events.ControllerConnected(address))
+                if not self.address.done():
+                    self.address.set_result(address)
+                await _first_of(self._read(link), outbox.carry(link))
+            except LinkLost as error:
+                print(f"{self.process}: the link to the controller ended: {error}", flush=True)
+            finally:
+                self.controller = None
+                link.close()
+                self._handle(events.ControllerDisconnected(controller))
+            await asyncio.sleep(LOOK_PAUSE_S)
 
     async def _read(self, link: links.AsyncLink) -> None:
         """Hears the controller until its link ends."""
@@ -160,9 +184,10 @@ class IslandScheduler(Inspectable):
             self._handle(events.HostDisconnected(host, epoch))
 
     async def _tick(self) -> None:
-        while True:
+        commands: list[events.Command] = []
+        while not any(isinstance(command, events.Exit) for command in commands):
             await asyncio.sleep(tick_s(TICK_S))
-            self._handle(events.Ticked(slowness()))
+            commands = self._handle(events.Ticked(slowness()))
 
     def _handle(self, event: events.Event) -> list[events.Command]:
         """Takes an event to the core, and carries out its commands; refused links are closed by their readers."""
@@ -172,7 +197,8 @@ class IslandScheduler(Inspectable):
                 case events.ToHosts(message):
                     self.hosts.send(message)
                 case events.ToController(message):
-                    self.controller.send(message)
+                    if self.controller is not None:
+                        self.controller.send(message)
                 case events.Accept(host):
                     self.branches[host] = self.hosts.open(host)
                 case events.ForgetHosts():
@@ -183,5 +209,16 @@ class IslandScheduler(Inspectable):
                         link.close("this host is taken for lost")
                 case events.Withdraw(name, address):
                     self.resource_manager.withdraw.remote(name, address)
-                # `Refuse` and `Exit` are carried out by the readers of the links, which end.
+                # `Refuse` is carried out by the reader of the link, which ends, and `Exit` by the ticks.
         return commands
+
+
+async def _first_of(*works: Coroutine[Any, Any, None]) -> None:
+    """Runs several until one of them ends, and raises what it raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        for ended in (await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED))[0]:
+            ended.result()
+    finally:
+        for task in tasks:
+            task.cancel()

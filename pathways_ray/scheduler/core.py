@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from pathways_ray import limits
+from pathways_ray.errors import Failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.observe.views import encode
 from pathways_ray.scheduler import events
@@ -37,7 +38,11 @@ LOAD_PERIOD_S = 1.0
 """Time between two reports of waiting launches to the controller, which takes them as this scheduler's heartbeat."""
 
 REJOIN_PAUSE_S = 1.0
-"""A scheduler without its controller ends after this pause, so that a dead controller is not hammered."""
+"""A scheduler that something is wrong with ends after this pause, so that Ray does not start it in a tight loop."""
+
+CONTROLLER_ABSENCE_LIMIT_S = 60.0
+"""A scheduler that has lost its controller goes on with what its hosts hold, and looks for the successor, for this
+long: Ray may take its time to start one on a busy machine."""
 
 
 class SchedulerCore:
@@ -71,6 +76,8 @@ class SchedulerCore:
         self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.restart = Restart(self.members, self.order, self.check, self.deadlines, self.liveness, self.story)
         self.next_load = -math.inf
+        self.alone_since: float | None = None
+        """When it lost its controller."""
         self.beats: dict[int, wire.Heartbeat] = {}
         """The last heartbeat of each host."""
 
@@ -94,14 +101,36 @@ class SchedulerCore:
                 # Or its link was given up: a process that was stopped keeps its devices until somebody ends it.
                 return self.restart.lose_host(host, epoch, "its process ended", kill=True)
             case events.ControllerConnected(address):
-                self.story.note(Entry(now, "controller connected"))
-                return [events.ToController(wire.IslandUp(self.island, address))]
+                return self._join_controller(address, now)
             case events.ControllerDisconnected(address):
-                self.story.note(Entry(now, "controller disconnected", address))
-                # Otherwise the successor might find the old controller; one that lives says every second where it is.
-                withdraw = events.Withdraw("controller", address)
-                dismissed = events.ToHosts(wire.Dismissed())
-                return [withdraw, dismissed, events.Exit(REJOIN_PAUSE_S, "the link to its controller ended")]
+                return self._leave_controller(address, now)
+
+    # --- the controller -----------------------------------------------------------------------------------------------
+
+    def _join_controller(self, address: str, now: float) -> list[events.Command]:
+        """A controller answers: it hears of this scheduler, which serves hosts at `address`, and then of each host that
+        is up what it holds."""
+        self.story.note(Entry(now, "controller connected"))
+        self.alone_since = None
+        hello = wire.IslandUp(self.island, address, self.order.last_sequence, self.order.last_program)
+        recount = [events.ToHosts(wire.Recount())] if self.members.present else []
+        return [events.ToController(hello), *recount]
+
+    def _leave_controller(self, address: str, now: float) -> list[events.Command]:
+        """The controller is gone. Launches that wait are nobody's any more, those with the hosts run to their end."""
+        self.story.note(Entry(now, "controller disconnected", address))
+        if self.alone_since is None:
+            self.alone_since = now
+        # Otherwise this process might find the old controller; one that lives says every second where it is.
+        withdraw = events.Withdraw("controller", address)
+        return [withdraw, *self.order.let_go(Failure("ControllerLost", "the controller ended"))]
+
+    def _give_up_controller(self, now: float) -> list[events.Command]:
+        if self.alone_since is None or now - self.alone_since < CONTROLLER_ABSENCE_LIMIT_S:
+            return []
+        self.alone_since = now
+        reason = f"there was no controller for {CONTROLLER_ABSENCE_LIMIT_S:.0f} s"
+        return [events.ToHosts(wire.Dismissed()), events.Exit(REJOIN_PAUSE_S, reason)]
 
     def load(self, slowness: float = 1.0) -> wire.Load:
         """Launches that wait here, by tenant."""
@@ -140,8 +169,8 @@ class SchedulerCore:
                 self.deadlines.heard(host, message, self.order.now)
                 self.beats[host] = message
                 return []
-            case wire.HostUp():
-                return []  # it has joined
+            case wire.HostUp():  # it has joined, and says what it holds to another controller
+                return [events.ToController(message)]
 
     def _tick(self, now: float, slowness: float) -> list[events.Command]:
         order = self.order
@@ -151,6 +180,7 @@ class SchedulerCore:
             reason = f"it did not answer for {self.liveness.limit_s:.0f} s"
             commands += self.restart.lose_host(host, self.members.epochs[host], reason, kill=True)
         commands += self.restart.repeated_kills(now)
+        commands += self._give_up_controller(now)
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
             commands.append(events.ToController(self.load(slowness)))

@@ -17,10 +17,12 @@ Drops of buffers stay behind the launches that came before them.
 
 from __future__ import annotations
 
+from collections import deque
 from itertools import zip_longest
 
 import msgspec
 
+from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
 from pathways_ray.scheduler.devices import DeviceTable
@@ -37,6 +39,10 @@ from pathways_ray.transport import messages as wire
 QUANTUM_S = 0.004
 """Scheduling quantum: a session goes on for this much estimated device time, since hosts run neighbouring small
 launches as one."""
+
+MAX_OVER_HERE = 256
+"""Cross-island launches that are remembered once they are over on an island: another one may still take what they gave.
+The controller has `controller.cross_island.CROSS_ISLAND_WINDOW` of them on an island at once."""
 
 MAX_CALLING = 8
 """Launches of a session that call host functions and may be with the hosts at once. They hold no device while they
@@ -66,6 +72,9 @@ class IslandOrder:
         """Launches that are over: number, when hosts got them, when they were over."""
         self.now = 0.0
         self.quantum: tuple[int, float] = (0, 0.0)
+        self.last_sequence = self.last_program = 0
+        self.over_here: deque[tuple[int, int]] = deque(maxlen=MAX_OVER_HERE)
+        """The last cross-island launches that are over on this island, with their programs."""
 
     # --- messages from the controller ---------------------------------------------------------------------------------
 
@@ -97,6 +106,7 @@ class IslandOrder:
                 return [ToHosts(message)]
             case wire.Program():
                 known = self.programs.get(message.program) or ProgramState()
+                self.last_program = max(self.last_program, message.program)
                 self.programs[message.program] = ProgramState(
                     message.name,
                     self.devices.set_of(message.devices),
@@ -123,6 +133,7 @@ class IslandOrder:
         if not self.members.agreed:
             # The controller did not know of the hosts' loss when it sent this; now it does, and has failed the launch.
             return []
+        self.last_sequence = launch.sequence
         self.queues.put(launch, self.now, priority)
         return self.advance() if launch.first == 0 else []
 
@@ -271,6 +282,8 @@ class IslandOrder:
         del self.outstanding[record.launch.sequence]
         self.over.add(record.launch.sequence, record.at, self.now)
         program = record.program
+        if program.cross_island:
+            self.over_here.append((record.launch.sequence, record.launch.program))
         if program.counts:
             program.devices.remove(record.estimate, program.computations)
         actual = record.estimate
@@ -279,6 +292,20 @@ class IslandOrder:
             program.seconds.measure(actual)
         self.ledger.settle(record.usage, record.charge, actual * program.width)
         self.ledger.leave(record.usage)
+
+    def let_go(self, failure: Failure) -> list[Command]:
+        """Nobody waits for a launch any more. Those that wait here are forgotten. Those with the hosts run to their
+        end; on a failure, where they may wait for other islands, or for gangs that nobody sends. What other islands may
+        not have taken yet is offered to nobody."""
+        waiting = [o for o in self.outstanding.values() if o.program.cross_island or o.launch.gangs]
+        self.queues.clear()
+        ended = (*self.over_here, *((one.launch.sequence, one.launch.program) for one in waiting))
+        self.over_here.clear()
+        self.programs.clear()  # the next controller gives them other numbers, and says whose the sessions are
+        self.sessions.clear()
+        for session in list(self.ledger.tenant_of):
+            self.ledger.close(session)
+        return [ToHosts(wire.Abort(ended, failure))] if ended else []
 
     def clear(self) -> None:
         """Forgets all launches: those with the hosts and those that waited."""

@@ -111,7 +111,8 @@ class Queues:
             self.sessions.pop(queue.session, None)
 
     def clear(self) -> None:
-        """Forgets all launches that wait. Drops are moot: the hosts start empty."""
+        """Forgets all launches that wait. Drops are moot: the hosts start empty, or say to another controller what they
+        hold."""
         for queue in self.waiting.values():
             for item in queue.items:
                 if isinstance(item, wire.IslandLaunch) and item.first == 0:

@@ -313,7 +313,7 @@ class Checker:
         now = self.world.clock.now
         for session, ended in self.gone.items():
             limit = FREED_LIMIT_S + (self.world.settings.launch_limit_s if self.world.settings.flaws else 0.0)
-            if session in self.freed or now - max(ended, self.world.quiet_since) < limit:
+            if session in self.freed or now - max(ended, self.world.freeing_since) < limit:
                 continue
             self.freed.add(session)
             for place, what in remains(self.world, session):

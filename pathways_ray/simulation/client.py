@@ -22,14 +22,16 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.simulation.client_data import AMISS, ClientData, DataEnvironment, Handle
+from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.decisions import drawn_program
+from pathways_ray.simulation.misuse import name_what_is_not_mine, upload_amiss
 from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
 from pathways_ray.simulation.settings import COALESCED_LENGTHS
 from pathways_ray.simulation.values import Outcome, made_alone, mixed
+from pathways_ray.simulation.way_back import Kind, WayBack
 from pathways_ray.transport import messages as wire
 
 
@@ -67,6 +69,8 @@ class SimulatedClient:
         self.data = ClientData(world, self.process, 0, self.handle)
         self.mover = SimulatedMover(self)
         self.last_drop = self.last_failure = 0.0
+        self.tenant = Tenant(f"tenant{number % 2}", 1.0 + number % 3, number % 3, trusted=True)
+        self.way_back = WayBack(self)
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
 
     @property
@@ -79,9 +83,8 @@ class SimulatedClient:
         controller = self.world.controller
         if not (controller.process.alive if self.late else self.world.is_whole()):
             return self.world.network.after(self.process, 0.5, self._open)
-        tenant = Tenant(f"tenant{self.number % 2}", 1.0 + self.number % 3, self.number % 3, trusted=True)
         network = self.world.network
-        network.post(self.process, controller.process, controller.open, self.process, tenant, self._opened)
+        network.post(self.process, controller.process, controller.open, self.process, self.tenant, self._opened)
         network.after(self.process, 30.0, self._give_up)
 
     def _give_up(self) -> None:
@@ -91,20 +94,26 @@ class SimulatedClient:
             if self.session:
                 self.end.close()  # or the controller would keep the session, whose stream is as alive as this process
 
-    def _opened(self, session: int, addresses: list[wire.HostAddress], controller: SimulatedController) -> None:
+    def _opened(self, opened: wire.SessionOpened, controller: SimulatedController) -> None:
+        session = opened.session
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
+        core.resume_tag = opened.resume_tag
         self.data = ClientData(self.world, self.process, session, self.handle)
         fusion = self.world.settings.fusion
         core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=COALESCED_LENGTHS, fusion=fusion)
-        ended = partial(self._disconnected, "the controller's stream ended")
-        self.end = End(self.world.network, self.process, self._received, ended, core.coalescer.coalesce)
-        if not controller.process.alive or not controller.client_connects(session, self.end):
+        if not self.connect(controller):
             self._disconnected("the controller is gone")
             return
-        self.controller = controller
-        for address in addresses:
+        for address in opened.hosts:
             self.data.addresses[address.host] = (address.epoch, address.address)
         self._next_slice()
+
+    def connect(self, controller: SimulatedController) -> bool:
+        """Opens the stream to a controller; false when it is gone."""
+        ended = partial(self._disconnected, "the controller's stream ended")
+        self.end = End(self.world.network, self.process, self._received, ended, self.core.coalescer.coalesce)
+        self.controller = controller
+        return controller.process.alive and controller.client_connects(self.session, self.end)
 
     def _next_slice(self) -> None:
         if len(self.slices) == (settings := self.world.settings).slices:
@@ -151,9 +160,9 @@ class SimulatedClient:
         if self.loop is not None and random.random() < 0.5:
             self._go_round(self.loop)
         if random.random() < 0.05:
-            self._name_what_is_not_mine()
-        if random.random() < 0.05:
-            self._upload_amiss()
+            name_what_is_not_mine(self)
+        if random.random() < 0.05 and not self.core.away:
+            upload_amiss(self)
         if self.world.settings.cancels:
             self._cancel_some()
         self.mover.move_some(random)
@@ -180,7 +189,7 @@ class SimulatedClient:
         made, whole = made_alone(program.graph, [handle.expected for handle in arguments])
         fails = whole is not None or any(isinstance(outcome, Failure) for outcome in made)
         doubtful = fails or any(handle.doubtful or isinstance(handle.expected, Failure) for handle in arguments)
-        records = self.core.new_buffers(len(program.results))
+        records = self.core.new_buffers(len(program.results), map(self.kind_of, program.results))
         results = tuple(
             self._handle_to(record, layout, outcome, doubtful)
             for record, layout, outcome in zip(records, program.results, made, strict=True)
@@ -204,7 +213,7 @@ class SimulatedClient:
                 self.donated[handle.number] = self.handles.pop(handle.number)
                 handle.record.dropped = handle.number % 3 == 0  # as in x = f(x)
                 self.last_drop = self.world.clock.now
-        self._do((message or events.ReleaseQueue(),))
+        self.do((message or events.ReleaseQueue(),))
         return results
 
     def _take_back(self) -> None:
@@ -258,67 +267,38 @@ class SimulatedClient:
     def _drop(self, handle: Handle) -> None:
         if self.handles.pop(handle.number, None) is not None:
             message = self.core.free(handle.record)
-            self._do((message,) if message is not None else ())
+            self.do((message,) if message is not None else ())
             self.last_drop = self.world.clock.now
-
-    def _name_what_is_not_mine(self) -> None:
-        """A launch with a buffer that this session does not have: another one may have a buffer of that number."""
-        program = self.random.choice(self.programs)
-        last = max(self.core.buffers, default=0) + 1000
-        strange = tuple(last + k for k in range(len(program.arguments)))
-        other = next((c for c in self.world.clients if c is not self and c.handles), None)
-        if other is not None and self.random.random() < 0.5:
-            found = [number for number in other.handles if number > last]
-            strange = tuple(found[:1] * len(program.arguments)) or strange
-        given = [BufferRecord(number) for number in strange]
-        message = self.core.launch(program.number, given, (BufferRecord(last + 5000),))
-        self.world.checker.trespassed(self.session, next(reversed(self.core.pending)))
-        self._do((message or events.ReleaseQueue(),))
-
-    def _upload_amiss(self) -> None:
-        """A launch whose arguments are not on all hosts, or of a wrong type or with other bytes on one of several; this
-        client does not wait for any. It has called the program before, so nobody can blame that."""
-        program = self.random.choice(self.programs)
-        given = self.core.new_buffers(len(program.arguments))
-        how = self.random.choice(AMISS)
-        for record, layout in zip(given, program.arguments, strict=True):
-            placed, value = self._slice_of(layout), mixed(self.session, record.id)
-            message = wire.Put(record.id, layout.slice, ARRAY, layout.spec)
-            self.data.upload_amiss(message, value, placed, how)
-            self.end.send(message)
-        results = self.core.new_buffers(len(program.results))
-        launch = self.core.launch(program.number, given, results)
-        self.world.checker.uploaded_amiss(self.session, next(reversed(self.core.pending)))
-        self._do((launch or events.ReleaseQueue(),))
-        self._do([freed for record in (*given, *results) if (freed := self.core.free(record)) is not None])
-        self.last_drop = self.world.clock.now
 
     # --- arrays -------------------------------------------------------------------------------------------------------
 
     def _put(self, layout: Layout) -> Handle:
-        (record,) = self.core.new_buffers(1)
-        value, placed = mixed(self.session, record.id), self._slice_of(layout)
+        (record,) = self.core.new_buffers(1, (self.kind_of(layout),))
+        value, placed = mixed(self.session, record.id), self.slice_of(layout)
         handle = self._handle_to(record, layout, value)
         message = wire.Put(record.id, layout.slice, ARRAY, layout.spec, self.data.epochs(placed))
         self.data.upload(record, message, value, placed)
         self.handle(events.Placed(message))
         return handle
 
-    def _slice_of(self, layout: Layout) -> PlacedSlice:
+    def kind_of(self, layout: Layout) -> Kind:
+        return Kind(self.slice_of(layout).mesh, layout.spec)
+
+    def slice_of(self, layout: Layout) -> PlacedSlice:
         return next(placed for placed in self.slices if placed.mesh.id == layout.slice)
 
     def _fetch_some(self) -> None:
         for handle in list(self.handles.values()):
             upload = handle.record.upload
             if handle.record.failure is None and self.random.random() < 0.2 and (upload is None or upload.done):
-                self.data.fetch(handle, self._slice_of(handle.layout))
+                self.data.fetch(handle, self.slice_of(handle.layout))
 
     # --- the core -----------------------------------------------------------------------------------------------------
 
     def handle(self, event: Any) -> None:
-        self._do(self.core.handle(event, self.world.clock.now))
+        self.do(self.core.handle(event, self.world.clock.now))
 
-    def _do(self, commands: Sequence[events.Command]) -> None:
+    def do(self, commands: Sequence[events.Command]) -> None:
         for command in commands:
             match command:
                 case wire.Launch() | wire.Put() | wire.Register() | wire.Free() | wire.Cancel():
@@ -329,6 +309,8 @@ class SimulatedClient:
                     self.mover.told(command)
                 case events.MoveHost():
                     self.data.host_moved(command.address)
+                case events.Resume():
+                    self.way_back.begin()
                 case events.CloseData():
                     self._session_over(command.failure)
         self.data.end_failed_fetches()
@@ -336,7 +318,7 @@ class SimulatedClient:
     def _release_queue(self) -> None:
         before = list(self.core.pending)
         while (commands := self.core.head(self.world.clock.now)) is not None:
-            self._do(commands)
+            self.do(commands)
             self.core.remove_head()
         self._take_back()
         self._report(before, Failure("HostLost", "an upload failed"), by_client=True)
@@ -390,7 +372,12 @@ class SimulatedClient:
     def _end(self, event: events.Closing | events.Disconnected) -> None:
         before = list(self.core.pending)
         self.handle(event)
-        self._report(before, self.core.ended or Failure("SessionClosed", "it left"), by_client=True)
+        self.left_behind(before, self.core.ended or Failure("SessionClosed", "it left"))
+
+    def left_behind(self, before: Sequence[int], failure: Failure) -> None:
+        """Launches have failed that were under way."""
+        self._take_back()
+        self._report(before, failure, by_client=True)
 
     def _session_over(self, failure: Failure) -> None:
         self.over, self.ended = True, failure.message

@@ -51,9 +51,10 @@ class ControllerEnvironment(Environment, Protocol):
 
 
 class SimulatedController:
-    """One incarnation of the controller process. Session numbers count on over restarts."""
+    """One incarnation of the controller process; one that was `restarted` follows another one. Session numbers count on
+    over restarts."""
 
-    def __init__(self, world: ControllerEnvironment) -> None:
+    def __init__(self, world: ControllerEnvironment, restarted: bool = False) -> None:
         self.world = world
         self.process = world.network.process("controller", "controller")
         settings = world.settings
@@ -70,6 +71,10 @@ class SimulatedController:
         islands = world.kept.members
         self.core = ControllerCore(self.launches, clients, expected=islands, islands=islands)
         self.core.requests.changes.moves.lost_after_s = settings.lost_after_s
+        if restarted:
+            manager = world.manager
+            answers = manager.process.alive and not manager.process.paused
+            self.core.take_over(manager.core.inventory.held_slices() if answers else wire.HeldSlices())
         self.incarnation = str(self.process.number)
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}
@@ -125,6 +130,12 @@ class SimulatedController:
                     self.world.kill(self.world.manager.process, "the controller was not answered")
                 case events.ReportFault(text):
                     raise AssertionError(text)
+
+    @property
+    def may_resume(self) -> bool:
+        """Whether sessions of the controller before may come back, which keeps what they hold."""
+        takeover = self.core.takeover
+        return takeover is not None and not takeover.over
 
     def watches(self, process: Process) -> bool:
         """Whether a process is one that the controller has to have killed when it says nothing."""
@@ -227,10 +238,15 @@ class SimulatedController:
 
         def opened(reply: wire.Reply) -> None:
             assert isinstance(reply, wire.SessionOpened)
-            self.world.network.post(self.process, caller, answer, reply.session, list(reply.hosts), self)
+            self.world.network.post(self.process, caller, answer, reply, self)
 
         self._request(tenant, wire.OpenSession(wire.VERSION, ""), opened)
         self.world.sessions = self.core.clients.sessions_made
+
+    def resume(self, caller: Process, tenant: Tenant, request: wire.ResumeSession, answer: Callable[..., None]) -> None:
+        """The call of a client that has lost the controller before."""
+        post = self.world.network.post
+        self._request(tenant, request, lambda reply: post(self.process, caller, answer, reply, self))
 
     def create_slice(
         self,

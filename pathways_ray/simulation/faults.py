@@ -104,6 +104,8 @@ def draw(random: Random, settings: Settings) -> list[Fault]:
             faults.append(Fault(time, kind, _link(random, nodes), _length(random, longest)))
     for _ in range(settings.manager_deaths):
         faults.append(Fault(1.0 + random.random() * FAULT_SPAN_S, "kill manager", "manager", 0.0))
+    for _ in range(settings.controller_deaths):
+        faults.append(Fault(1.0 + random.random() * FAULT_SPAN_S, "kill controller", "controller", 0.0))
     for _ in range(settings.scheduler_deaths):
         faults.append(
             Fault(1.0 + random.random() * FAULT_SPAN_S, "kill scheduler", random.choice(nodes["scheduler"]), 0.0)

@@ -45,7 +45,8 @@ class HostileClient:
         controller, post = self.world.controller, self.world.network.post
         post(self.process, controller.process, controller.open, self.process, Tenant("hostile"), self._opened)
 
-    def _opened(self, session: int, addresses: list[wire.HostAddress], controller: SimulatedController) -> None:
+    def _opened(self, opened: wire.SessionOpened, controller: SimulatedController) -> None:
+        session = opened.session
         self.session, self.controller = session, controller
         self.end = End(self.world.network, self.process, lambda batch: None, self._ended)
         if controller.process.alive and controller.client_connects(session, self.end):

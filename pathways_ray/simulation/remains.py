@@ -23,7 +23,7 @@ class Cluster(Protocol):
 
     `islands` has the hosts of each island, `kept` the resource manager's list of them, which it may have lost once.
     `losses` counts processes that were lost, `disturbed_until` is the end of the last fault, and the cluster has been
-    whole since `quiet_since`.
+    whole since `quiet_since`. From `freeing_since` on no session can come back to another controller.
     """
 
     settings: Settings
@@ -42,6 +42,7 @@ class Cluster(Protocol):
     losses: int
     disturbed_until: float
     quiet_since: float
+    freeing_since: float
     touched: set[str]
 
 
@@ -99,12 +100,15 @@ def disagreements(world: Cluster) -> Iterable[str]:
     controller, manager = world.controller, world.manager
     if not (controller.process.alive and manager.process.alive) or controller.calling or manager.core.uninformed:
         return
-    known = controller.core.manager_calls
-    if known.is_behind or known.again or known.incarnation != str(manager.process.number):
+    calls = controller.core.manager_calls
+    if calls.is_behind or calls.again or calls.incarnation != str(manager.process.number):
         return
     inventory, launches = manager.core.inventory, controller.launches
     found = {key: record.placed for key, record in inventory.slices.items()}
     held = {(s.id, n): placed for s in launches.sessions.values() for n, placed in s.slices.items()}
+    # Sessions that may come back keep their slices, unless they had ended before.
+    unclaimed = {(number, n): one for number, known in launches.tables.unclaimed.items() for n, one in known.items()}
+    held |= {key: one.placed for key, one in unclaimed.items() if key in found}
     there = {key: placed for key, placed in held.items() if placed.island in manager.core.islands}
     if found != there:
         yield f"sessions have slices {sorted(there)}, and the resource manager knows {sorted(found)}"

@@ -13,6 +13,9 @@ from pathways_ray.simulation.network import End
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.transport.messages import HostDown, HostUp
 
+LOOK_S = 0.5
+"""Time between two looks for the controller."""
+
 
 class SchedulerEnvironment(Environment, Protocol):
     """The environment of a scheduler."""
@@ -45,21 +48,26 @@ class SimulatedScheduler:
         self.accepted: dict[int, int] = {}
         self.links: dict[tuple[int, int], End] = {}
         self.controller: End | None = None
-        world.manager.lookup(self.process, "controller", self._found_controller)
+        self._look_for_controller()
+        self._tick()
+
+    def _look_for_controller(self) -> None:
+        if self.controller is None:
+            self.world.manager.lookup(self.process, "controller", self._found_controller)
+            self.world.network.after(self.process, LOOK_S, self._look_for_controller)
 
     def _found_controller(self, address: str) -> None:
-        end = End(
-            self.world.network,
-            self.process,
-            self._from_controller,
-            lambda: self._handle(events.ControllerDisconnected(address)),
-        )
-        if not self.world.connect_to_controller(address, end, self.address):
-            self._handle(events.ControllerDisconnected(address))
+        if self.controller is not None:
             return
-        self.controller = end
-        self._handle(events.ControllerConnected(self.address))
-        self._tick()
+        end = End(self.world.network, self.process, self._from_controller, lambda: self._controller_gone(address))
+        if self.world.connect_to_controller(address, end, self.address):
+            self.controller = end
+            self._handle(events.ControllerConnected(self.address))
+
+    def _controller_gone(self, address: str) -> None:
+        self.controller = None
+        self._handle(events.ControllerDisconnected(address))
+        self._look_for_controller()
 
     def _from_controller(self, batch: list[Any]) -> None:
         for message in batch:

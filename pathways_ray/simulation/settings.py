@@ -17,8 +17,8 @@ class Settings:
 
     `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
-    of them for good, `manager_deaths` those in which the resource manager alone ends,
-    `scheduler_deaths` those in which a scheduler does. `changes` are islands that are
+    of them for good, `manager_deaths` those in which the resource manager alone ends, `scheduler_deaths` those in which
+    a scheduler does, `controller_deaths` the controller. `changes` are islands that are
     added or drained, `moves` the chance that a user moves a slice, `suspends` that it suspends its session, `preempts`
     that at a tick the controller has a session give way to another, `memory` the bytes of each device, 0 for more than
     is ever needed. `rings` says that the devices of each island are linked to a ring, `divergent` is the chance that a
@@ -55,6 +55,7 @@ class Settings:
     outages: int = 0
     manager_deaths: int = 0
     scheduler_deaths: int = 0
+    controller_deaths: int = 0
     divergent: float = 0.0
     decisions: float = 0.0
     changes: int = 0

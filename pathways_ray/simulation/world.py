@@ -44,6 +44,8 @@ class World:
     It is the environment of each process, and the `Cluster` that the checker looks at.
     """
 
+    controller: SimulatedController
+
     def __init__(self, seed: int, settings: Settings, logged: bool = False) -> None:
         self.seed, self.settings = seed, settings
         self.random = Random(f"world {seed}")
@@ -62,7 +64,7 @@ class World:
         self.restarts: dict[int, Callable[[], None]] = {}
         self.sessions = 0
         self.losses = 0
-        self.disturbed_until = self.quiet_since = 0.0
+        self.disturbed_until = self.quiet_since = self.freeing_since = 0.0
         self.kills_lost_until = 0.0
         self.touched: set[str] = set()
         self.islands = {island: list(hosts) for island, hosts in settings.islands.items()}
@@ -115,6 +117,7 @@ class World:
         """Looks twice a second whether the cluster is whole, and whether all is over."""
         if self.clock.now < self.disturbed_until or not self.is_whole():
             self.quiet_since = self.clock.now
+        self.freeing_since = self.clock.now if self.controller.may_resume else max(self.freeing_since, self.quiet_since)
         self.checker.check_freed()
         self.checker.check_over()
         for difference in disagreements(self):
@@ -161,9 +164,7 @@ class World:
             self.controller.manager_died()
         self.manager = SimulatedManager(self, round(1000 * self.clock.now), self.controller.incarnation)
         self.restarts[self.manager.process.number] = self._start_manager
-        for process in [h.process for h in self.hosts.values() if not h.under_epoch] + [
-            s.process for s in self.schedulers.values() if s.controller is None
-        ]:
+        for process in [h.process for h in self.hosts.values() if not h.under_epoch]:
             self.kill(process, "the resource manager died with its call")
 
     def kill_scheduler(self, island: int) -> None:
@@ -171,9 +172,9 @@ class World:
             if scheduler.island == island:
                 self.kill(scheduler.process, "the controller did not hear from it")
 
-    def _start_controller(self) -> None:
-        self.controller = SimulatedController(self)
-        self.restarts[self.controller.process.number] = self._start_controller
+    def _start_controller(self, restarted: bool = False) -> None:
+        self.controller = SimulatedController(self, restarted)
+        self.restarts[self.controller.process.number] = lambda: self._start_controller(restarted=True)
 
     def _start_scheduler(self, island: int) -> None:
         if island not in self.islands:

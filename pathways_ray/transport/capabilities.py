@@ -5,6 +5,8 @@ HMAC-SHA256 made with it was sent by the controller, and cannot have changed a b
 
 - a *data token* binds a session, its tenant, and how many bytes the tenant may have uploaded on one host;
 - a *tag* binds a session and one of its slices, with its devices.
+
+The successor of a controller has the same secret, and knows by a tag made with it whose session is whose.
 """
 
 from __future__ import annotations
@@ -61,6 +63,16 @@ def slice_tag(secret: str, session: int, placed: PlacedSlice) -> str:
 def is_slice_tag(secret: str, session: int, placed: PlacedSlice, tag: str) -> bool:
     """Whether the controller gave this slice to this session; compared in constant time."""
     return hmac.compare_digest(tag.encode(), slice_tag(secret, session, placed).encode())
+
+
+def resume_tag(secret: str, session: int, tenant: str) -> str:
+    """The tag by which a client shows the successor of its controller that a session is its own."""
+    return _sign(secret, "resume", session, tenant)
+
+
+def is_resume_tag(secret: str, session: int, tenant: str, tag: str) -> bool:
+    """Whether a controller gave this tag to a session of this tenant; compared in constant time."""
+    return hmac.compare_digest(tag.encode(), resume_tag(secret, session, tenant).encode())
 
 
 def link_tags(secret: str, session: int) -> tuple[str, str]:

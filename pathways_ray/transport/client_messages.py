@@ -12,6 +12,14 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.launch_messages import Launch, PrioritizedLaunch
 from pathways_ray.transport.message import Codec, Counted, Message
+from pathways_ray.transport.operator_messages import (
+    DrainIsland,
+    LiftRefusal,
+    LogPart,
+    ReadLog,
+    RemoveIsland,
+    UndrainIsland,
+)
 from pathways_ray.transport.preemption_messages import GiveWay
 
 # --- client → controller, hot stream ----------------------------------------------------------------------------------
@@ -165,7 +173,8 @@ class SessionOpened(Message, tag=71):
     """`secret` opens the hot stream, `data_token` the data streams; functions are exported for `platforms`.
 
     `link_port` is a port of the controller for a direct link (`transport.links`); 0 where it has no such port. What a
-    `trusted` session may not export, JAX alone decides.
+    `trusted` session may not export, JAX alone decides. `resume_tag` shows the controller's successor that the session
+    is the client's.
     """
 
     session: int
@@ -178,6 +187,7 @@ class SessionOpened(Message, tag=71):
     link_port: int = 0
     trusted: bool = False
     coalesce: bool = True
+    resume_tag: str = ""
 
 
 class CreateSlice(Message, tag=72):
@@ -258,6 +268,42 @@ class Suspend(Message, tag=202):
     gives_way: bool = False
 
 
+class KeptBuffers(msgspec.Struct, frozen=True, array_like=True):
+    """Arrays of one type that a client has handles to. They are on their hosts, or, `arriving`, on the way there."""
+
+    slice: int
+    type: ArrayType
+    spec: Spec
+    numbers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
+    arriving: bool = False
+
+
+class ResumeSession(Message, tag=213):
+    """A client that has lost its controller comes to the successor, with its token, and its session's `resume_tag`.
+
+    `slices` are those that it has a handle to, `kept` its arrays. Buffers from number `next_buffer` on are newer.
+    """
+
+    version: int
+    session: int
+    resume_tag: str
+    name: str
+    slices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
+    kept: Annotated[tuple[KeptBuffers, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
+    next_buffer: Counted
+
+
+class SessionResumed(Message, tag=214):
+    """The session is open again, with a new `secret`, its `slices` as they are now, and without the `lost` buffers.
+    It has no program and no launch: programs have to be registered again."""
+
+    secret: str
+    link_port: int
+    hosts: tuple[HostAddress, ...]
+    slices: tuple[SliceCreated, ...]
+    lost: tuple[int, ...]
+
+
 class CloseSession(Message, tag=75):
     session: int
 
@@ -300,62 +346,6 @@ class Look(Message, tag=192):
     of: int = 0
 
 
-class ReadLog(Message, tag=193):
-    """The operator asks for a part of the log of a process, such as "host 3", wherever it lies: a `LogPart`.
-
-    Args:
-        node: Ray's id of the node on which it lies, for a process that does not answer; status has it.
-        offset: of the first byte; -1 is the beginning of the last part.
-        file: the one that the offset is in, as the `LogPart` before named it; 0 is the oldest one.
-    """
-
-    session: int
-    process: str
-    node: str = ""
-    offset: int = -1
-    file: Annotated[int, msgspec.Meta(ge=0)] = 0
-
-
-class LogPart(Message, tag=194):
-    """Whole lines of a log, and the place behind them: the offset in a file, and the file's number, which it keeps when
-    it is rolled. Of a log that is not there, nothing and zeros."""
-
-    text: str
-    offset: int
-    file: int = 0
-
-
-class LiftRefusal(Message, tag=170):
-    """The operator lets a program run again that the circuit breaker refuses; status has the ids."""
-
-    session: int
-    refusal: str
-
-
-class DrainIsland(Message, tag=195):
-    """The operator has an island get no slices any more; those that it has may stay for `deadline_s`. `reason` is for
-    who looks at the status."""
-
-    session: int
-    island: int
-    deadline_s: float
-    reason: str = ""
-
-
-class UndrainIsland(Message, tag=210):
-    """The operator takes a drain back."""
-
-    session: int
-    island: int
-
-
-class RemoveIsland(Message, tag=196):
-    """The operator ends an island for good."""
-
-    session: int
-    island: int
-
-
 class Accepted(Message, tag=80):
     pass
 
@@ -370,6 +360,7 @@ class NotYet(Message, tag=82):
 
 Request = (
     OpenSession
+    | ResumeSession
     | CreateSlice
     | ReleaseSlice
     | ListHeld
@@ -385,7 +376,18 @@ Request = (
     | UndrainIsland
     | RemoveIsland
 )
-Reply = SessionOpened | SliceCreated | Held | SlicesExchanged | Explained | StatusReply | LogPart | Accepted | Refused
+Reply = (
+    SessionOpened
+    | SessionResumed
+    | SliceCreated
+    | Held
+    | SlicesExchanged
+    | Explained
+    | StatusReply
+    | LogPart
+    | Accepted
+    | Refused
+)
 
 
 TO_CONTROLLER: Codec[ToController] = Codec(ToController)

@@ -6,8 +6,8 @@ import msgspec
 
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Device
-from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.observe.views import Arriving, Stopped
+from pathways_ray.transport.holding_messages import Holds, Recount, Stored
 from pathways_ray.transport.joining import HostInfo
 from pathways_ray.transport.launch_messages import IslandLaunch, PrioritizedIslandLaunch
 from pathways_ray.transport.message import Codec, Measured, Message
@@ -128,11 +128,21 @@ class Examine(Message, tag=211):
 
 
 class Dismissed(Message, tag=41):
-    """Scheduler to hosts: the controller that knew what they hold is gone, and they are to start again."""
+    """Scheduler to hosts: there is no controller that knows what they hold, and they are to start again."""
 
 
 ToHost = (
-    Peers | Program | IslandLaunch | Drop | DropSession | DropProgram | BarrierReleased | Abort | Examine | Dismissed
+    Peers
+    | Program
+    | IslandLaunch
+    | Drop
+    | DropSession
+    | DropProgram
+    | BarrierReleased
+    | Abort
+    | Examine
+    | Recount
+    | Dismissed
 )
 ToIsland = (
     Peers
@@ -153,38 +163,14 @@ ToIsland = (
 # --- hosts → scheduler → controller -----------------------------------------------------------------------------------
 
 
-class Stored(Message, tag=61):
-    """An array that a client uploaded lies on this host: its part of one of this type, on a slice, with a spec.
-
-    `digests` are those of the boxes that other hosts hold as well, by the first position in the slice's mesh that has
-    the box.
-    """
-
-    host: int
-    session: int
-    buffer: int
-    slice: int
-    type: ArrayType
-    spec: Spec
-    digests: dict[int, bytes] = msgspec.field(default_factory=dict)
-
-
-class Holds(msgspec.Struct, frozen=True, array_like=True):
-    """The holdings of a host that has lost its scheduler: buffers by session, also those that launches have yet to
-    store, programs by key, and what it said of the last uploads, which may be lost."""
-
-    buffers: dict[int, tuple[int, ...]]
-    programs: tuple[int, ...]
-    uploads: tuple[Stored, ...] = ()
-
-
 class HostUp(Message, tag=30):
     """A host joins under a new epoch: first message of its stream. `crash` is the signal that its process before this
     one brought on itself, if it did.
 
     `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
     `info` is what the resource manager knows of it: the successor of one that dies hears that from the controller. One
-    that `holds` something has come to the successor of its scheduler, under the epoch that it had.
+    that `holds` something has come to the successor of its scheduler, or of the controller, under the epoch that it
+    had.
     """
 
     host: int
@@ -303,10 +289,13 @@ class BarrierReached(Message, tag=38):
 
 
 class IslandUp(Message, tag=37):
-    """A scheduler joins the controller: first message of its stream. `address` is where it serves its hosts."""
+    """A scheduler joins the controller: first message of its stream. `address` is where it serves its hosts; `sequence`
+    and `program` are the highest numbers of launches and programs that it has seen."""
 
     island: int
     address: str
+    sequence: int = 0
+    program: int = 0
 
 
 class Gang(msgspec.Struct, frozen=True, array_like=True):

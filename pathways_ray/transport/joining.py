@@ -70,3 +70,11 @@ class Holdings(Message):
     schedulers: tuple[tuple[int, str], ...]
     slices: tuple[HeldSlice, ...]
     last_slice: int
+
+
+class HeldSlices(Message):
+    """The slices that a resource manager knows, for a controller that follows another one; and the highest number that
+    a slice has had."""
+
+    slices: tuple[HeldSlice, ...] = ()
+    last_slice: int = 0

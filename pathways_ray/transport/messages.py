@@ -11,8 +11,10 @@ The life of a launch, in messages: `Launch` (client → controller), `IslandLaun
 
 from pathways_ray.transport.client_messages import *
 from pathways_ray.transport.data_messages import *
+from pathways_ray.transport.holding_messages import *
 from pathways_ray.transport.island_messages import *
 from pathways_ray.transport.joining import *
 from pathways_ray.transport.launch_messages import *
 from pathways_ray.transport.message import *
+from pathways_ray.transport.operator_messages import *
 from pathways_ray.transport.preemption_messages import *

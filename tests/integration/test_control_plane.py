@@ -99,3 +99,52 @@ def test_a_scheduler_dies_and_its_host_keeps_what_it_holds(session: ClusterSessi
     for array in kept:
         np.testing.assert_array_equal(np.asarray(array), X)
     assert set(before.values()) - set(processes(session).values()) == {scheduler}
+
+
+@pytest.mark.timeout(180)
+def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices: Any) -> None:
+    """
+    1. It gets SIGKILL under launches on both islands. Each of these has its value, or `ControllerLost`.
+    2. Arrays stay, and can be looked at meanwhile. What is called meanwhile has its value.
+    3. The same session goes on, with its slices, programs and arrays: a chain of launches has the bits that it had.
+    4. No other process ends, and another client's session goes on as well.
+    """
+    here = pw.compiled(lambda v: v * 0.5 + 1.0, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+    there = pw.compiled(lambda v: v * 0.25 + 3.0, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
+    program = pw.program(lambda v: there(here(v)), name="over the controller")
+    program.slice = slices.a4  # it runs in this session, and not in the one that was made last
+    kept = [pw.put(X, place, P("x")) for place in (slices.a4, slices.b4)]
+    made = here(kept[0]).block_until_ready()
+    once, chain = np.asarray(program(made)), X
+    for _ in range(100):
+        chain = (chain * np.float32(0.5) + np.float32(1.0)) * np.float32(0.25) + np.float32(3.0)
+    with pw.connect(session.url, session.token, name="another") as other:
+        elsewhere = other.virtual_slice((2,), ("x",))
+        theirs = pw.put(X, elsewhere, P("x"))
+        theirs.block_until_ready()
+        before = processes(session)
+        (controller,) = [pid for title, pid in before.items() if "ray::Controller" in title]
+        launches = [program(made) for _ in range(50)]
+        psutil.Process(controller).kill()
+        struck = time.monotonic()
+        for array in (*kept, theirs):
+            np.testing.assert_array_equal(np.asarray(array), X)
+        lost = 0
+        for y in launches:
+            try:
+                np.testing.assert_array_equal(np.asarray(y), once)
+            except pw.errors.ControllerLost:
+                lost += 1
+        again = pw.retry(lambda: program(made), on=pw.errors.ControllerLost)()
+        np.testing.assert_array_equal(np.asarray(again), once)
+        print(f"{lost} of 50 lost, computing again after {time.monotonic() - struck:.1f} s")
+        last: Any = X
+        for _ in range(100):
+            last = program(last)
+        np.testing.assert_array_equal(np.asarray(last), chain)
+        for array in (*kept, theirs):
+            np.testing.assert_array_equal(np.asarray(array), X)
+        double = pw.compiled(lambda v: v * 2.0, slice=elsewhere, in_specs=P("x"), out_specs=P("x"))
+        np.testing.assert_array_equal(np.asarray(double(theirs)), X * 2.0)
+        assert {one["name"] for one in session.status()["sessions"]} >= {"another"}
+    assert set(before.values()) - set(processes(session).values()) == {controller}

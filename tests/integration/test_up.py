@@ -281,8 +281,8 @@ def begin(python, shared_head) -> subprocess.Popen[str]:
 def test_a_killed_controller_comes_back(python, shared_head, run, tmp_path) -> None:
     """
     1. The controller gets SIGKILL with launches under way.
-    2. Their session ends with ControllerLost within 10 s.
-    3. A new session at the same url serves within 20 s, with a number that no session had. 4. All that once more.
+    2. Those that have no value fail with ControllerLost within 10 s. Their session goes on within 20 s, with its array.
+    3. A new session at the same url serves, with a number that no session had. 4. All that once more.
     5. No zombie, and no process too many. 6. `down` finds and ends all without a controller, too.
     """
     found = up(run, "--islands", "2", "--devices-per-host", "2")

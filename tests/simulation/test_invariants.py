@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.events import Resumed
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.state import Send
 from pathways_ray.simulation.__main__ import main
@@ -96,6 +98,32 @@ def test_a_host_by_itself_outlives_its_scheduler(monkeypatch: pytest.MonkeyPatch
         assert World(seed, settings).run().violations == [], f"seed {seed}"
     assert {name[:4] for name in ended} <= {"sche", "clie"}
     assert sum(bool(message.holds and message.holds.buffers) for message in rejoined) > 25
+
+
+def test_sessions_outlive_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It dies twice, and nothing else does. No host and no scheduler ends. Sessions that were at work come back, and
+    none misses an array that a launch has not taken."""
+    ended: list[str] = []
+    lost: list[tuple[int, ...]] = []
+    kill, handle = World.kill, ClientCore.handle
+
+    def killed(world: World, process: Process, why: str) -> None:
+        ended.append(process.name)
+        kill(world, process, why)
+
+    def handled(core: ClientCore, event: Any, now: float) -> Any:
+        if isinstance(event, Resumed):
+            lost.append(event.reply.lost)
+        return handle(core, event, now)
+
+    monkeypatch.setattr(World, "kill", killed)
+    monkeypatch.setattr(ClientCore, "handle", handled)
+    for seed in range(25):
+        settings = replace(Settings.drawn(seed, 0, ""), changes=0, flaws=0.0, moves=0.0, suspends=0.0)
+        assert World(seed, replace(settings, controller_deaths=2)).run().violations == [], f"seed {seed}"
+    assert {name[:4] for name in ended} <= {"cont", "clie"}
+    assert len(lost) > 20
+    assert not any(lost)
 
 
 def test_faults_strike_and_launches_fail_of_them() -> None:

@@ -15,6 +15,7 @@ from tests.simulation import (
     planted_preemption,
     planted_priorities,
     planted_routes,
+    planted_takeover,
 )
 from tests.simulation.planted import BUGS, Planted
 
@@ -24,6 +25,7 @@ assert planted_decisions  # its bugs are in the table now
 assert planted_islands  # and its
 assert planted_preemption  # and its
 assert planted_priorities  # and its
+assert planted_takeover  # and its
 
 SLOW = "a gate forgets what did not arrive"
 """The one that takes many seeds."""

@@ -29,6 +29,7 @@ PURE = {
     "pathways_ray/client/coalesce.py",
     "pathways_ray/client/core.py",
     "pathways_ray/client/donations.py",
+    "pathways_ray/client/ending.py",
     "pathways_ray/client/events.py",
     "pathways_ray/client/moving.py",
     "pathways_ray/client/renewals.py",
@@ -63,11 +64,13 @@ PURE = {
     "pathways_ray/transport/frames.py",
     "pathways_ray/transport/client_messages.py",
     "pathways_ray/transport/data_messages.py",
+    "pathways_ray/transport/holding_messages.py",
     "pathways_ray/transport/island_messages.py",
     "pathways_ray/transport/joining.py",
     "pathways_ray/transport/launch_messages.py",
     "pathways_ray/transport/message.py",
     "pathways_ray/transport/messages.py",
+    "pathways_ray/transport/operator_messages.py",
     "pathways_ray/transport/preemption_messages.py",
 }
 IMPURE_IMPORTS = {

@@ -70,8 +70,9 @@ class HostCore:
             wire.DropSession: self._session_ended,
             do.Joined: self._joined,
             do.InputsArrived: self._arrived,
-            do.SchedulerFound: self._rejoin,
-            wire.Dismissed: lambda _: [do.End("the controller that knew what it holds is gone")],
+            do.SchedulerFound: lambda _: self._rejoin("joins its scheduler's successor"),
+            wire.Recount: lambda _: self._rejoin("says what it holds"),
+            wire.Dismissed: lambda _: [do.End("there is no controller that knows what it holds")],
         }
 
     def handle(self, event: do.Event, now: float) -> list[do.Instruction]:
@@ -86,8 +87,8 @@ class HostCore:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
         return []
 
-    def _rejoin(self, _: do.SchedulerFound) -> list[do.Instruction]:
-        self.story.note(Entry(self._now, "joins its scheduler's successor", host=self.host))
+    def _rejoin(self, what: str) -> list[do.Instruction]:
+        self.story.note(Entry(self._now, what, host=self.host))
         coming: dict[int, tuple[int, ...]] = {}
         for active in self.active.values():
             session = active.launch.session

@@ -38,7 +38,8 @@ class HostIO(Protocol):
         """Pulls from these hosts from now on."""
 
     def rejoin(self, holds: Holds) -> None:
-        """Joins the successor of the scheduler; what is sent from now on goes there."""
+        """Joins the successor of the scheduler, where one was found: what is sent from now on goes there; or says the
+        same to the scheduler that there is, for another controller."""
 
     def end_process(self, reason: str) -> None:
         """Ends this process."""

@@ -173,8 +173,8 @@ class SetPeers(msgspec.Struct, frozen=True):
 
 
 class Rejoin(msgspec.Struct, frozen=True):
-    """Join the successor of the scheduler, with all that is in the store. `coming` are the buffers, by session, that
-    launches have yet to store, `programs` those that are compiled, or to be."""
+    """Join the successor of the scheduler, or of the controller, with all that is in the store. `coming` are the
+    buffers, by session, that launches have yet to store, `programs` those that are compiled, or to be."""
 
     coming: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Hosts, schedulers and the resource manager, killed and stopped at random under the load of two tenants.
+"""Processes of the runtime, killed and stopped at random under the load of two tenants.
 
 Arguments: a file for the table of tenants, their tokens, hosts of an island, strikes, seed, and "kind:signal" where all
 strikes are to be of one kind. It prints what became of all launches, as JSON.
@@ -33,6 +33,7 @@ KINDS = {
     ("IslandScheduler", signal.SIGSTOP): 10,
     ("ResourceManager", signal.SIGKILL): 8,
     ("ResourceManager", signal.SIGSTOP): 7,
+    ("Controller", signal.SIGKILL): 8,
 }
 if sys.argv[6:]:
     KINDS = {one: weight for one, weight in KINDS.items() if sys.argv[6] == f"{one[0]}:{one[1].name}"}
@@ -57,7 +58,9 @@ with pw.init(2, hosts_per_island, 2, tenants=table, policy="share") as session:
     serving: list[float] = []
     serving_since(loads, 0.0)
     # Of these deaths nobody else dies, and what lies on devices stays there.
-    harmless = {"ResourceManager"} | ({"IslandScheduler"} if hosts_per_island == 1 and len(KINDS) == 1 else set())
+    harmless = {"ResourceManager", "Controller"} | (
+        {"IslandScheduler"} if hosts_per_island == 1 and len(KINDS) == 1 else set()
+    )
     kept = [pw.put(X, place, P("x")) for load in loads for place in load.programs.places]
     while struck.total() < strikes:
         kind, sign = choose.choices(list(KINDS), list(KINDS.values()))[0]

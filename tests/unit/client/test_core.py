@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pathways_ray.client.buffer import BufferRecord, BufferState, Upload
-from pathways_ray.client.core import FORKED
+from pathways_ray.client.ending import FORKED
 from pathways_ray.client.events import (
     Cancelling,
     CloseData,

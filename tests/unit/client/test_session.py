@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import threading
+from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
@@ -15,8 +16,8 @@ import numpy as np
 import pytest
 
 from pathways_ray.client import driver, mover
-from pathways_ray.client.core import _Queued
 from pathways_ray.client.driver import Driver
+from pathways_ray.client.ending import Queued
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import (
@@ -113,9 +114,9 @@ def test_a_handle_in_a_cycle_is_freed_by_the_collector_in_the_middle_of_a_launch
     offline.controller.take()
     new_buffers = offline.session._core.new_buffers
 
-    def collecting(count: int) -> Any:
+    def collecting(count: int, kinds: Iterable[Any] = ()) -> Any:
         gc.collect()
-        return new_buffers(count)
+        return new_buffers(count, kinds)
 
     offline.session._core.new_buffers = collecting  # type: ignore[method-assign]
     offline.session.launch(3, [], (offline.kind,))
@@ -140,7 +141,7 @@ def test_a_handle_that_goes_behind_a_queue_that_has_just_been_emptied_is_freed_a
         found = head(now)
         if found is None:
             core.head = head  # type: ignore[method-assign]
-            core.queue.append(_Queued(Free((1,))))  # as `free` does that has seen a queue that was not empty
+            core.queue.append(Queued(Free((1,))))  # as `free` does that has seen a queue that was not empty
         return found
 
     def removes() -> object:

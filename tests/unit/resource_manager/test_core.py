@@ -39,6 +39,7 @@ from pathways_ray.resource_manager.events import (
 from pathways_ray.transport.messages import (
     Accepted,
     HeldSlice,
+    HeldSlices,
     Holdings,
     HostInfo,
     JoinReply,
@@ -237,12 +238,13 @@ def test_a_resource_manager_that_did_not_run_itself_kills_no_controller() -> Non
     assert [type(c) for c in core.handle(Ticked(), 131.0)] == [KillController]
 
 
-def test_a_new_controller_finds_all_slices_free_and_no_host_up() -> None:
+def test_a_new_controller_finds_the_slices_that_there_are_and_no_host_up() -> None:
+    """It says which sessions have ended, and of each host that it is up."""
     core = running()
     core.handle(request(4), 1.0)
-    assert core.inventory.slices
+    (placed,) = (one.placed for one in core.inventory.slices.values())
     assert core.handle(ControllerServes("second", "c:2", "controller"), 2.0) == []
-    assert core.inventory.slices == {}
+    assert core.inventory.held_slices() == HeldSlices((HeldSlice(1, placed),), 1)
     assert not any(host.up for host in core.inventory.hosts.values())
     assert core.handle(LookedUp(5, "controller"), 2.0) == [Answer(5, "c:2")]
     assert core.handle(LookedUp(6, "scheduler-0"), 2.0) == [], "the schedulers are those of the old controller"

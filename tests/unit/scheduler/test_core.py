@@ -29,6 +29,7 @@ from pathways_ray.scheduler.events import (
 )
 from pathways_ray.scheduler.policies import fifo
 from pathways_ray.transport.messages import (
+    Abort,
     Account,
     BarrierReached,
     Dismissed,
@@ -37,6 +38,7 @@ from pathways_ray.transport.messages import (
     Examined,
     Gang,
     Heartbeat,
+    Holds,
     HostDown,
     HostUp,
     IslandLaunch,
@@ -46,6 +48,7 @@ from pathways_ray.transport.messages import (
     Peer,
     Peers,
     Program,
+    Recount,
     Running,
 )
 from tests.unit.scheduler.island import devices
@@ -95,14 +98,50 @@ def test_a_scheduler_names_itself_and_its_address_to_its_controller() -> None:
     assert core.handle(ControllerConnected("here:1"), 0.0) == [ToController(IslandUp(3, "here:1"))]
 
 
-def test_a_scheduler_without_its_controller_withdraws_the_address_and_ends() -> None:
-    """Otherwise its successor might find the controller that is gone."""
+def test_a_scheduler_without_its_controller_withdraws_the_address_and_goes_on_for_a_while() -> None:
+    """Otherwise it might find the controller that is gone. What its hosts hold is of use to the next one."""
     core = core_of(0)
-    assert core.handle(ControllerDisconnected("there:1"), 5.0) == [
-        Withdraw("controller", "there:1"),
+    assert core.handle(ControllerDisconnected("there:1"), 5.0) == [Withdraw("controller", "there:1")]
+    assert not [c for c in core.handle(Ticked(), 64.0) if isinstance(c, Exit)]
+    assert core.handle(Ticked(), 65.0)[:2] == [
         ToHosts(Dismissed()),
-        Exit(REJOIN_PAUSE_S, "the link to its controller ended"),
+        Exit(REJOIN_PAUSE_S, "there was no controller for 60 s"),
     ]
+
+
+def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> None:
+    """
+    1. A launch is with the hosts, one waits behind it. The controller goes: the second one is nobody's.
+    2. The next one hears of both numbers, and each host says what it holds. The first launch runs to its end.
+    """
+    core = SchedulerCore(3, (0,), 1)
+    core.handle(HostConnected(up(0)), 0.0)
+    core.handle(ControllerMessage(Program(7, b"", {})), 0.0)
+    core.handle(launch(1), 0.0)
+    core.handle(launch(2), 0.0)
+    core.handle(ControllerDisconnected("there:1"), 5.0)
+    assert core.handle(ControllerConnected("here:1"), 6.0) == [
+        ToController(IslandUp(3, "here:1", 2, 7)),
+        ToHosts(Recount()),
+    ]
+    held = HostUp(0, 1, "t", "d", 2, 1, holds=Holds({1: (4,)}, ()))
+    assert core.handle(HostMessage(0, 1, held), 6.1) == [ToController(held)]
+    assert core.handle(HostMessage(0, 1, Done((1,), (5,))), 7.0) == [ToController(Done((1,), (5,)))]
+    assert not [c for c in core.handle(Ticked(), 100.0) if isinstance(c, Exit)]
+
+
+def test_launches_that_may_wait_for_other_islands_fail_with_the_controller() -> None:
+    """Those with the hosts, and those that are over here: what they offer may not have been taken."""
+    core = SchedulerCore(3, (0,), 4)
+    core.handle(HostConnected(up(0)), 0.0)
+    core.handle(ControllerMessage(Program(7, b"", {}, cross_island=True)), 0.0)
+    for sequence in (1, 2):
+        core.handle(ControllerMessage(IslandLaunch(sequence, 1, 7, (), 10 * sequence)), 0.0)
+    core.handle(HostMessage(0, 1, Done((1,), (5,))), 1.0)
+    (aborted,) = [c.message for c in core.handle(ControllerDisconnected("there:1"), 5.0) if isinstance(c, ToHosts)]
+    assert isinstance(aborted, Abort)
+    assert aborted.launches == ((1, 7), (2, 7))
+    assert aborted.failure.kind == "ControllerLost"
 
 
 def test_the_link_of_a_host_is_open_before_anything_is_sent_to_it() -> None:

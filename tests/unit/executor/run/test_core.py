@@ -65,6 +65,7 @@ from pathways_ray.transport.messages import (
     Peers,
     Program,
     Ready,
+    Recount,
 )
 from tests.unit.helpers import Sketch
 
@@ -469,7 +470,15 @@ def test_a_host_lists_what_it_holds_when_it_finds_another_scheduler() -> None:
     host.driver.handle(SchedulerFound(), 0.0)
     assert host.holds == Holds({1: (4,)}, ())
     host.driver.handle(Dismissed(), 0.0)
-    assert host.ends == "the controller that knew what it holds is gone"
+    assert host.ends == "there is no controller that knows what it holds"
+
+
+def test_a_host_lists_what_it_holds_for_another_controller() -> None:
+    host = Host()
+    host.store.put(1, 4, "kept")
+    host.driver.handle(Recount(), 0.0)
+    assert host.holds == Holds({1: (4,)}, ())
+    assert not host.ends
 
 
 def test_a_launch_that_has_ended_elsewhere_waits_for_nothing() -> None:

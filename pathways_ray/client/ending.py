@@ -1,0 +1,194 @@
+"""The loss of the controller, the way back to its successor, and the end of a session, as its client decides them.
+
+**The loss.** What was sent and has no outcome fails, with `ControllerLost`: whether it ran, nobody can know, and it
+must not run twice. What waits in the queue has not left, and stays there, with all that is called meanwhile.
+
+**The way back.** The successor is told what there are handles to (`resume_request`). It opens the session again with
+that, as far as it is there; of the rest it says that it is lost. Programs are registered again when they are next
+called, and the queue goes on.
+
+**The end.** Everything fails with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pathways_ray.client import events
+from pathways_ray.client.buffer import PENDING, BufferRecord
+from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.donations import Donations
+from pathways_ray.client.renewals import Renewals
+from pathways_ray.errors import Failure
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.story import Entry, Story
+from pathways_ray.transport import messages as wire
+
+WAKE_ALL: Sequence[events.Command] = (events.Wake(fetches=True),)
+
+FORKED = "it is that of the process that this one is a fork of; use multiprocessing's 'spawn', and pw.connect there"
+
+
+class Queued(NamedTuple):
+    """A message in the queue, and the buffers whose uploads it waits for."""
+
+    message: events.Call
+    buffers: Sequence[BufferRecord] = ()
+
+
+_HOLD = Queued(wire.Free(()))
+"""Frees nothing. While it is in the queue, what is called enters the queue as well."""
+
+
+class _Everything:
+    """A container that has everything."""
+
+    def __contains__(self, _: object) -> bool:
+        return True
+
+
+class Ending:
+    """The part of `ClientCore` that loses its controller, comes back, and ends.
+
+    `resume_tag` shows the controller's successor that the session is this client's; without it, the session ends with
+    the controller.
+    """
+
+    session: int
+    story: Story
+    queue: deque[Queued]
+    pending: dict[int, Sequence[BufferRecord]]
+    buffers: dict[int, BufferRecord]
+    donations: Donations
+    renewals: Renewals
+    coalescer: Coalescer
+    _next_buffer: int
+    _heard_at: float | None
+
+    def __init__(self) -> None:
+        self.ended: Failure | None = None
+        self.closed_because = ""
+        self.closing = False
+        self.away = ""
+        self.resume_tag = ""
+        self.arrived_away: set[int] = set()
+        """Uploads that have arrived while there was no controller: their hosts may have said before what they hold."""
+
+    def _fail(
+        self, launch: int, failure: Failure, now: float, consumed: Sequence[int] = (), undecided: Sequence[int] = ()
+    ) -> Sequence[events.Command]:
+        raise NotImplementedError
+
+    def _buffers_lost(self, message: wire.BuffersLost, now: float) -> Sequence[events.Command]:
+        raise NotImplementedError
+
+    def _donations_decided(self, message: wire.DonationsDecided, now: float) -> Sequence[events.Command]:
+        raise NotImplementedError
+
+    # --- the controller is lost ---------------------------------------------------------------------------------------
+
+    def _disconnected(self, event: events.Disconnected, now: float) -> Sequence[events.Command]:
+        if self.closing or self.ended is not None or not self.resume_tag:
+            return self._end("ControllerLost", event.reason, now)
+        if self.away:
+            return ()
+        self.away = event.reason  # before the look: what is called from here on is not sent, or is failed here
+        self.queue.append(_HOLD)
+        self._note_loss(event.reason, now)
+        self._fail_sent(now)
+        return *WAKE_ALL, events.Resume()
+
+    def _fail_sent(self, now: float) -> None:
+        """Fails the launches that have left, with what was donated to them."""
+        text = f"{self.away}; whether the launch ran is not known. The session goes on with its arrays: call again"
+        failure = Failure("ControllerLost", text, story=self.story.lines(now, session=self.session))
+        messages = [queued.message for queued in list(self.queue)]
+        waiting = {message.launch for message in messages if isinstance(message, wire.Launch)}
+        for launch in [launch for launch in list(self.pending) if launch not in waiting]:
+            donated = [buffer.id for buffer in self.donations.by_launch.get(launch, ())]
+            self._fail(launch, failure, now, donated)
+        undecided = tuple(number for number, buffer in list(self.buffers.items()) if buffer.undecided)
+        if undecided:
+            self._donations_decided(wire.DonationsDecided(undecided, undecided), now)
+
+    def resume_request(self, name: str, slices: Sequence[int], now: float) -> wire.ResumeSession:
+        """The request to the controller's successor, with all that it has to know. Nothing is sent meanwhile.
+
+        Args:
+            slices: those of the session that there is a handle to.
+        """
+        self._fail_sent(now)  # what has left since then went nowhere
+        records = {id(record): record for record in list(self.buffers.values())}
+        for queued in list(self.queue):  # its arguments may have no handle any more, and are freed behind it
+            if isinstance(queued.message, wire.Launch):
+                records |= {id(record): record for record in queued.buffers}
+        groups: dict[tuple[int, ArrayType, Spec, bool], list[int]] = {}
+        for record in records.values():
+            uploading = record.upload is not None and not record.upload.done
+            arriving = uploading or record.id in self.arrived_away
+            made = arriving or (record.donated or record.state) is not PENDING
+            if record.kind is None or record.failure is not None or not made:
+                continue
+            kind = record.kind
+            groups.setdefault((kind.slice.id, kind.array, kind.spec, arriving), []).append(record.id)
+        kept = [wire.KeptBuffers(s, kind, spec, tuple(found), way) for (s, kind, spec, way), found in groups.items()]
+        known = self.session, self.resume_tag, name
+        return wire.ResumeSession(wire.VERSION, *known, tuple(slices), tuple(kept), self._next_buffer)
+
+    def _resumed(self, event: events.Resumed, now: float) -> Sequence[events.Command]:
+        reply = event.reply
+        self._note(now, "session resumed", f"{len(reply.lost)} arrays lost")
+        self.renewals.controller_lost()
+        self.coalescer.moved(_Everything())
+        text = "it was not on its hosts any more, or not known to be, when the session had another controller"
+        lost = self._buffers_lost(wire.BuffersLost(reply.lost, Failure("BufferLost", text)), now) if reply.lost else ()
+        self.away = ""
+        self.arrived_away.clear()
+        return *(events.MoveHost(host) for host in reply.hosts), *lost, *WAKE_ALL, events.ReleaseQueue()
+
+    def _resume_failed(self, event: events.ResumeFailed, now: float) -> Sequence[events.Command]:
+        return self._end("ControllerLost", event.reason, now)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _session_ended(self, message: wire.SessionEnded, now: float) -> Sequence[events.Command]:
+        return self._end("SessionClosed", message.reason, now)
+
+    def _closing(self, _event: events.Closing, now: float) -> Sequence[events.Command]:
+        # Before hosts learn of it and hang up: what is under way fails with the session, and not with a lost host.
+        self.closing = True
+        self._fail_all(Failure("SessionClosed", "the session ended: it was shut down"), now)
+        return WAKE_ALL
+
+    def _forked(self, _event: events.Forked, _now: float) -> Sequence[events.Command]:
+        self.ended = Failure("SessionClosed", f"the session ended: {FORKED}")
+        self.closed_because = FORKED
+        return ()
+
+    def _end(self, kind: str, reason: str, now: float) -> Sequence[events.Command]:
+        if self.ended is None:
+            if self.closing:  # the connection may end before the call that ends it is answered
+                kind, reason = "SessionClosed", "it was shut down"
+            story: tuple[str, ...] = ()
+            if kind == "ControllerLost":
+                if not self.away:
+                    self._note_loss(reason, now)
+                story = self.story.lines(now, session=self.session)
+            self.ended = Failure(kind, f"the session ended: {reason}", story=story)
+            self.closed_because = reason
+        self._fail_all(self.ended, now)
+        return *WAKE_ALL, events.CloseData(self.ended)
+
+    def _fail_all(self, failure: Failure, now: float) -> None:
+        for launch in list(self.pending):
+            self._fail(launch, failure, now)
+
+    def _note_loss(self, reason: str, now: float) -> None:
+        last = self._heard_at
+        heard = "no outcome so far" if last is None else f"{now - last:.3f} s after the last outcome"
+        self._note(now, "controller lost", f"{len(self.pending)} launches without an outcome, {heard}", reason)
+
+    def _note(self, now: float, event: str, detail: str = "", cause: str = "", host: int = -1) -> None:
+        self.story.note(Entry(now, event, detail, cause, self.session, host=host))

@@ -1,0 +1,252 @@
+"""Takeover: how a controller that follows another one learns what there is, and opens sessions again for their clients.
+
+It has read nothing that its predecessor wrote down. The resource manager says which slices there are, schedulers the
+highest numbers of launches and programs, hosts what they hold, and a client, which shows by a tag that a session is its
+own, what of that it has handles to. Until all hosts that are awaited have said so, or for `GATHER_LIMIT_S`, clients
+wait. What nobody has come for `RESUME_LIMIT_S` later is freed.
+
+No launch is taken over: its client has failed it when it lost the controller. So nothing runs twice.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pathways_ray import limits
+from pathways_ray.controller import buffers, quotas, tenants
+from pathways_ray.controller.channel import ChannelState
+from pathways_ray.controller.clients import Client
+from pathways_ray.controller.comparing import compared
+from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.programs import BufferType
+from pathways_ray.controller.requests import Requests
+from pathways_ray.controller.state import Arriving, Buffer, Send, SendIsland, Session
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.errors import AuthenticationError, GraphError, PathwaysError, SessionClosed, WireError, to_failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import check_layout
+from pathways_ray.story import Entry
+from pathways_ray.transport import messages as wire
+from pathways_ray.transport.capabilities import is_resume_tag, slice_tag
+
+GATHER_LIMIT_S = 10.0
+"""Clients that come back wait this long for hosts to say what they hold; those that have not by then count as lost."""
+
+NUMBERS_APART = 1 << 20
+"""Launches and programs are numbered from this far above the highest number that a scheduler tells: one that tells
+later may have seen higher ones."""
+
+
+class _Asked(NamedTuple):
+    """A call that waits until the hosts have said what they hold."""
+
+    event: Requested
+    request: wire.ResumeSession
+    tenant: Tenant | None
+
+
+class Takeover:
+    """The findings of a controller that follows another one, and the sessions that come back to it.
+
+    Args:
+        found: the slices that the resource manager knows.
+
+    `slices` has them by session, `held` what hosts hold, as they said; `open_since` is when sessions could first come
+    back, `over_since` since when none can any more.
+    """
+
+    def __init__(self, requests: Requests, found: wire.HeldSlices) -> None:
+        self.requests, self.launches, self.clients = requests, requests.launches, requests.clients
+        self.tables = tables = requests.launches.tables
+        tables.last_slice = max(tables.last_slice, found.last_slice)
+        self.slices = tables.unclaimed
+        self.slices.clear()
+        for one in found.slices:
+            self.slices.setdefault(one.session, {})[one.placed.mesh.id] = one
+        self.held: dict[int, wire.Holds] = {}
+        self.asked: list[_Asked] = []
+        self.began: float | None = None
+        self.open_since: float | None = None
+        self.over_since: float | None = None
+        requests.isolation.waits = True
+
+    @property
+    def over(self) -> bool:
+        """Whether no session can come back any more."""
+        return self.over_since is not None
+
+    # --- what there is ------------------------------------------------------------------------------------------------
+
+    def island_up(self, hello: wire.IslandUp) -> None:
+        """A scheduler tells the highest numbers that it has seen: those that follow are above them."""
+        registrar = self.clients.registrar
+        self.tables.sequence = max(self.tables.sequence, hello.sequence + NUMBERS_APART)
+        registrar.programs_made = max(registrar.programs_made, hello.program + NUMBERS_APART)
+
+    def is_new(self, message: wire.HostUp) -> bool:
+        """Whether a host that holds something was not known to this controller."""
+        known = self.tables.hosts.get(message.host)
+        return message.holds is not None and (known is None or known.epoch == 0)
+
+    def host_up(self, island: int, message: wire.HostUp) -> list[Send]:
+        """A host is up, with what it held under the controller before. What nobody can have a handle to is dropped."""
+        assert message.holds is not None
+        commands = self.launches.host_up(island, message)
+        if message.info is not None:
+            self.requests.isolation.held_before(message.info.tenant, self.tables.now)
+        self.held[message.host] = message.holds
+        unwanted = compared(self.tables, self.tables.hosts[message.host], message.holds).unwanted
+        return commands + [
+            SendIsland(island, one) for one in unwanted if self.over or not isinstance(one, wire.DropSession)
+        ]
+
+    def stored(self, message: wire.Stored) -> None:
+        """An upload of a session that may come back has arrived since its host said what it holds."""
+        holds, session = self.held.get(message.host), message.session
+        if holds is not None and session not in self.tables.sessions:
+            numbers = (*holds.buffers.get(session, ()), message.buffer)
+            self.held[message.host] = wire.Holds(
+                holds.buffers | {session: numbers}, holds.programs, (*holds.uploads, message)
+            )
+
+    def host_lost(self, host: int) -> None:
+        """A host is gone, with what it held."""
+        self.held.pop(host, None)
+
+    def look(self, now: float) -> list[Command]:
+        """Opens the sessions of clients that wait, once it is known what there is; frees what nobody has come for."""
+        if self.began is None:
+            self.began = now
+        if self.open_since is None and (not self._awaited() or now - self.began >= GATHER_LIMIT_S):
+            self.open_since, self.requests.isolation.waits = now, False
+            missing = ", ".join(map(str, sorted(self._awaited()))) or "none"
+            found = f"{len(self.slices)} sessions with slices, hosts missing: {missing}"
+            self.launches.story.note(Entry(now, "took over", found))
+            asked, self.asked = self.asked, []
+            return [command for one in asked for command in self._answered(one, now)]
+        if self.open_since is not None and not self.over and now - self.open_since >= limits.RESUME_LIMIT_S:
+            return self._end(now)
+        return []
+
+    def _awaited(self) -> set[int]:
+        """The hosts that have not said yet what they hold, of those that anything may be on."""
+        hosts = self.tables.hosts
+        named = {host for held in self.slices.values() for one in held.values() for host in one.placed.hosts}
+        return {host for host in named | hosts.keys() if host not in hosts or hosts[host].epoch == 0}
+
+    def _end(self, now: float) -> list[Command]:
+        self.over_since = now
+        gone = self.slices.keys() | {session for holds in self.held.values() for session in holds.buffers}
+        commands: list[Command] = []
+        for session in sorted(gone - self.tables.sessions.keys()):
+            self.launches.story.note(Entry(now, "session ended", cause="its client did not come back", session=session))
+            commands += [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
+            commands.append(CallManager("release_session", (session,)))
+        self.slices.clear()
+        self.held.clear()
+        return commands
+
+    # --- sessions that come back --------------------------------------------------------------------------------------
+
+    def received(self, event: Requested, request: wire.ResumeSession, caller: Caller, now: float) -> list[Command]:
+        """Opens a session again for its client, at once or later.
+
+        Raises:
+            WireError: the client speaks another version of the protocol.
+            AuthenticationError: the session is not of this tenant, or the tag is not its own.
+            SessionClosed: it cannot be resumed any more.
+        """
+        if request.version != wire.VERSION:
+            raise WireError(f"the client speaks protocol version {request.version}, this cluster {wire.VERSION}")
+        if isinstance(caller, int):
+            raise AuthenticationError("a session is resumed with its tenant's token, and not with the secret of one")
+        owner = (caller or tenants.operators(request.session)).name
+        if not is_resume_tag(self.requests.data_secret, request.session, owner, request.resume_tag):
+            raise AuthenticationError(f"session {request.session} is not of tenant {owner!r}, or its tag is wrong")
+        asked = _Asked(event, request, caller)
+        if self.open_since is None:
+            self.asked.append(asked)
+            return []
+        return self._answered(asked, now)
+
+    def _answered(self, asked: _Asked, now: float) -> list[Command]:
+        try:
+            return self._resume(asked, now)
+        except PathwaysError as error:
+            return [AnswerCall(asked.event.call, wire.Refused(to_failure(error)))]
+
+    def _resume(self, asked: _Asked, now: float) -> list[Command]:
+        event, request, tenant = asked
+        number, client = request.session, self.clients.known.get(request.session)
+        if client is not None and client.channel.state is ChannelState.OPENED:
+            return [self._reply(event.call, client, request)]  # the reply to the first call got lost
+        slices = self.slices.get(number, {})
+        unknown = [one for one in request.slices if one not in slices]
+        if client is not None or self.over or unknown:
+            why = "is open" if client is not None else "was given up" if self.over else f"has no slices {unknown}"
+            raise SessionClosed(f"session {number} cannot be resumed: it {why}")
+        self.slices.pop(number, None)
+        owner = tenant if tenant is not None else tenants.operators(number)
+        token = next((digest for other, digest in self.requests.book.entries if other == tenant), "")
+        opened = self.clients.open(request.name[:256], owner, token, event.secret, now, number)
+        client, commands = opened[0], [*opened[1], *self.requests.isolation.opened(opened[0], now)]
+        for one in sorted(slices):
+            if one in request.slices:
+                self.launches.add_slice(number, slices[one].placed, slices[one].within, name=slices[one].name)
+            else:
+                commands.append(CallManager("release_slice", (number, one)))
+        commands += self._enter(self.launches.sessions[number], request)
+        return [*commands, self._reply(event.call, client, request)]
+
+    def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
+        """Enters the buffers that are on all their hosts, or on the way there; others are dropped."""
+        there = {host: frozenset(holds.buffers.get(session.id, ())) for host, holds in self.held.items()}
+        said: dict[int, list[wire.Stored]] = {}
+        for report in (one for holds in self.held.values() for one in holds.uploads if one.session == session.id):
+            said.setdefault(report.buffer, []).append(report)
+        commands: list[Command] = []
+        for group in request.kept:
+            place = session.places.get(group.slice)
+            kind = _type_of(group, place)
+            if place is None or kind is None:
+                continue
+            for number in group.numbers:
+                absent = {host for host in place.hosts if number not in there.get(host, ())}
+                if (absent and not group.arriving) or session.lives(number) or number >= request.next_buffer:
+                    continue
+                if quotas.buffers(session, self.tables.buffers, 1, "an array of a session that is resumed") is not None:
+                    continue
+                session.keep(number, Buffer(kind, 0))
+                if hosts := absent | {report.host for report in said.get(number, ())}:
+                    session.arriving[number] = Arriving(hosts)
+        # Of those it is known what came to each host, and of newer ones the client will say more.
+        for number, reports in said.items():
+            if number in session.arriving or number >= request.next_buffer:
+                commands += [command for report in reports for command in buffers.stored(session, report)]
+        stray: dict[int, set[int]] = {}
+        for host, numbers in there.items():
+            dropped = {n for n in numbers if n < request.next_buffer and n not in session.buffers}
+            stray.setdefault(self.tables.hosts[host].island, set()).update(dropped)
+        drops = [(island, tuple(sorted(found))) for island, found in sorted(stray.items()) if found]
+        return commands + [SendIsland(island, wire.Drop(session.id, found)) for island, found in drops]
+
+    def _reply(self, call: int, client: Client, request: wire.ResumeSession) -> AnswerCall:
+        session = self.launches.sessions[client.session]
+        secret = self.requests.data_secret
+        slices = tuple(wire.SliceCreated(one, slice_tag(secret, session.id, one)) for one in session.slices.values())
+        lost = tuple(n for group in request.kept for n in group.numbers if not session.lives(n))
+        reply = wire.SessionResumed(
+            client.secret, self.requests.link_port, self.requests.hosts_up(), slices, tuple(dict.fromkeys(lost))
+        )
+        return AnswerCall(call, reply)
+
+
+def _type_of(group: wire.KeptBuffers, place: PlacedSlice | None) -> BufferType | None:
+    """The type of some arrays; None where they cannot lie so."""
+    if place is None:
+        return None
+    try:
+        check_layout(group.type, group.spec, place.mesh, "resume")
+    except GraphError:
+        return None
+    return BufferType.on(place.mesh, group.type, group.spec)

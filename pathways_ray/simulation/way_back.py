@@ -1,0 +1,113 @@
+"""The way of a simulated client to the successor of its controller: a driver of `client/ending.py`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+from pathways_ray import limits
+from pathways_ray.client import events
+from pathways_ray.client.core import ClientCore
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.simulation.controller import SimulatedController
+from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.mover import SimulatedMover
+from pathways_ray.simulation.network import End, Process
+from pathways_ray.simulation.programs import ARRAY
+from pathways_ray.transport import messages as wire
+
+LOOK_S = 0.5
+"""Time between two looks for the successor."""
+
+ANSWER_LIMIT_S = 20.0
+"""A call that has no answer after this time is made again."""
+
+
+class Kind(NamedTuple):
+    """The type of an array, with the names that `ArgumentType` has."""
+
+    slice: SliceType
+    spec: Spec
+    array: ArrayType = ARRAY
+
+
+class Returning(Protocol):
+    """The client that comes back."""
+
+    process: Process
+    tenant: Tenant
+    controller: SimulatedController
+    core: ClientCore
+    mover: SimulatedMover
+    end: End
+    slices: list[PlacedSlice]
+    programs: list[Any]
+    over: bool
+
+    @property
+    def world(self) -> Any: ...
+
+    def handle(self, event: Any) -> None: ...
+
+    def connect(self, controller: SimulatedController) -> bool: ...
+
+    def left_behind(self, before: list[int], failure: Failure) -> None: ...
+
+
+class WayBack:
+    """Looks for the successor, and opens the session there. `back` counts the sessions that were opened again."""
+
+    def __init__(self, client: Returning) -> None:
+        self.client = client
+        self.calls = self.back = 0
+        self.since = 0.0
+
+    @property
+    def world(self) -> Environment:
+        world: Environment = self.client.world
+        return world
+
+    def begin(self) -> None:
+        """The controller is lost. A session that has just begun, or is moving or suspended, ends."""
+        client, mover = self.client, self.client.mover
+        self.since = self.world.clock.now
+        if not client.programs or mover.steps is not None or mover.suspension is not None:
+            return self._fail("it was not at work when its controller was lost")
+        self._look(self.calls)
+
+    def _look(self, calls: int) -> None:
+        client, world = self.client, self.world
+        if client.over or not client.core.away or calls != self.calls:
+            return
+        if world.clock.now - self.since > 2 * limits.RESUME_LIMIT_S:
+            return self._fail("there was no successor")
+        controller: SimulatedController = client.world.controller
+        if not controller.process.alive:
+            return world.network.after(client.process, LOOK_S, self._look, calls)
+        before = list(client.core.pending)
+        request = client.core.resume_request("", [placed.mesh.id for placed in client.slices], world.clock.now)
+        client.left_behind(before, Failure("ControllerLost", "the controller is gone"))
+        self.calls += 1
+        answered = partial(self._answered, self.calls)
+        post = world.network.post
+        post(client.process, controller.process, controller.resume, client.process, client.tenant, request, answered)
+        world.network.after(client.process, ANSWER_LIMIT_S, self._look, self.calls)
+
+    def _answered(self, call: int, reply: wire.Reply, controller: SimulatedController) -> None:
+        client = self.client
+        if client.over or call != self.calls or not client.core.away:
+            return
+        if not isinstance(reply, wire.SessionResumed):
+            return self._fail(str(reply))
+        if not client.connect(controller):
+            return self._look(self.calls)
+        placed = {made.placed.mesh.id: made.placed for made in reply.slices}
+        client.slices[:] = [placed[one.mesh.id] for one in client.slices]
+        self.back += 1
+        client.handle(events.Resumed(reply))
+
+    def _fail(self, reason: str) -> None:
+        self.client.handle(events.ResumeFailed(reason))

@@ -1,0 +1,71 @@
+"""Bugs planted into how a controller follows another one; they join the table of `planted`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.ending import Ending
+from pathways_ray.client.renewals import Renewals
+from pathways_ray.controller import takeover
+from pathways_ray.controller.takeover import Takeover
+from pathways_ray.scheduler.order import IslandOrder
+from tests.simulation.planted import Original, Patch, bug, wrapped
+
+DYING: dict[str, Any] = {
+    "controller_deaths": 2,
+    "flaws": 0.0,
+    "poison": 0.0,
+    "changes": 0,
+    "moves": 0.0,
+    "suspends": 0.0,
+}
+"""Controllers die under the work of clients, and nothing else does."""
+
+
+@bug(faults=0, **DYING)
+def a_resumed_session_does_not_register_its_programs_again(patch: Patch) -> None:
+    patch.setattr(Renewals, "controller_lost", lambda self: None)
+
+
+@bug(faults=0, **DYING)
+def launches_that_were_sent_are_forgotten_with_the_controller(patch: Patch) -> None:
+    patch.setattr(ClientCore, "_fail_sent", lambda self, now: None)
+
+
+@bug(faults=0, **DYING)
+def a_controller_numbers_its_launches_as_the_one_before(patch: Patch) -> None:
+    patch.setattr(takeover, "NUMBERS_APART", 0)
+    patch.setattr(Takeover, "island_up", lambda self, hello: None)
+
+
+@bug(faults=0, **DYING)
+def what_hosts_hold_without_a_handle_stays_there(patch: Patch) -> None:
+    def enter(original: Original, self: Takeover, session: Any, request: Any) -> Any:
+        return [c for c in original(self, session, request) if type(c.message).__name__ != "Drop"]
+
+    wrapped(patch, Takeover, "_enter", enter)
+
+
+@bug(faults=0, **DYING)
+def sessions_that_do_not_come_back_keep_what_they_hold(patch: Patch) -> None:
+    def end(self: Takeover, now: float) -> list[Any]:
+        self.over_since = now
+        return []
+
+    patch.setattr(Takeover, "_end", end)
+
+
+@bug(faults=0, **DYING)
+def launches_wait_for_other_islands_after_the_controller_died(patch: Patch) -> None:
+    wrapped(patch, IslandOrder, "let_go", lambda original, self, failure: original(self, failure) and [])
+
+
+@bug(faults=0, **DYING | {"controller_deaths": 1})
+def what_was_called_while_the_controller_was_away_is_not_sent(patch: Patch) -> None:
+    def request(original: Original, self: ClientCore, name: str, slices: Any, now: float) -> Any:
+        found = original(self, name, slices, now)
+        self.queue.clear()
+        return found
+
+    wrapped(patch, Ending, "resume_request", request)

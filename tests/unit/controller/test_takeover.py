@@ -1,0 +1,249 @@
+"""A controller that follows another one: what it learns, and the sessions that come back to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pathways_ray import limits
+from pathways_ray.controller.events import CallManager, Command, IslandConnected, StreamOpened, WantIslands
+from pathways_ray.controller.takeover import GATHER_LIMIT_S, NUMBERS_APART
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.transport.capabilities import resume_tag
+from pathways_ray.transport.messages import (
+    VERSION,
+    Drop,
+    DropProgram,
+    DropSession,
+    HeldSlice,
+    HeldSlices,
+    Holds,
+    HostDown,
+    HostInfo,
+    HostUp,
+    IslandUp,
+    KeptBuffers,
+    Refused,
+    ResumeSession,
+    SessionResumed,
+    Stored,
+)
+from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
+from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES
+from tests.unit.helpers import VECTOR
+
+ALICE = Tenant("alice")
+SESSION = 77
+BOTH = SLICES[3]
+"""A slice on hosts 0 and 1."""
+
+
+class Successor(CoreHarness):
+    """A controller that follows another one, under which session 77 of alice had slices 1 and 4."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        members: dict[int, list[int]] = {}
+        for host, island in ISLAND_OF_HOST.items():
+            members.setdefault(island, []).append(host)
+        self.core.expect(members)
+        held = tuple(HeldSlice(SESSION, placed, "mine") for placed in (SLICES[0], BOTH))
+        self.core.take_over(HeldSlices(held, 9))
+
+    def comes(self, host: int, holds: Holds | None = None) -> list[Command]:
+        """The scheduler of a host joins, if it has not, and the host, which had epoch 5."""
+        island = ISLAND_OF_HOST[host]
+        self.connect(island)
+        return self.from_island(island, HostUp(host, 5, f"t{host}", f"d{host}", 2, 100 + host, holds=holds))
+
+    def join(self, island: int, sequence: int, program: int) -> None:
+        self.handle(IslandConnected(island, IslandUp(island, "s", sequence, program)))
+
+    def all_come(self, **held: Any) -> list[Command]:
+        """All hosts join, with these buffers of the session, as in `h0`."""
+        commands: list[Command] = []
+        for host in ISLAND_OF_HOST:
+            commands += self.comes(host, Holds({SESSION: tuple(held.get(f"h{host}", ()))}, (3,)))
+        return commands
+
+    def ask(
+        self, *kept: KeptBuffers, tenant: Tenant | None = ALICE, slices: tuple[int, ...] = (1, 4), **more: Any
+    ) -> Any:
+        tag = more.get("tag", resume_tag("data secret", SESSION, "alice"))
+        request = ResumeSession(more.get("version", VERSION), SESSION, tag, "again", slices, kept, 100)
+        return self.request(tenant, request)
+
+
+def kept(*numbers: int, slice: int = 1, arriving: bool = False) -> KeptBuffers:
+    return KeptBuffers(slice, VECTOR, (), numbers, arriving)
+
+
+def test_a_session_comes_back_with_what_is_there() -> None:
+    """
+    1. Of its arrays one is on both hosts of its slice, one on one of them, one nowhere. Hosts have one more.
+    2. It is open under its number, with its slices and the first array; the others are lost, or dropped.
+    """
+    front = Successor()
+    front.all_come(h0=(1, 2, 8), h1=(1,))
+    commands = front.ask(kept(1, 2, 3, slice=4))
+    found = reply(commands)
+    assert isinstance(found, SessionResumed)
+    assert found.lost == (2, 3)
+    assert [made.placed for made in found.slices] == [SLICES[0], BOTH]
+    assert all(made.slice_tag for made in found.slices)
+    assert [host.host for host in found.hosts] == list(ISLAND_OF_HOST)
+    session = front.core.launches.sessions[SESSION]
+    assert list(session.buffers) == [1]
+    assert not session.arriving
+    assert session.names == {1: "mine", 4: "mine"}
+    assert Drop(SESSION, (2, 8)) in sent(commands)
+    assert front.core.clients.known[SESSION].tenant == ALICE
+
+
+def test_calls_wait_until_all_hosts_have_said_what_they_hold() -> None:
+    front = Successor()
+    front.comes(0, Holds({SESSION: (1,)}, ()))
+    asked = front.ask(kept(1))
+    assert asked == []
+    for host in (1, 2):
+        assert not [c for c in front.comes(host, Holds({}, ())) if c in asked]
+    assert isinstance(reply(front.comes(3, Holds({}, ()))), SessionResumed)
+
+
+def test_a_host_that_does_not_come_in_time_counts_as_lost() -> None:
+    front = Successor()
+    front.tick(1.0)
+    for host in (0, 2, 3):
+        front.comes(host, Holds({SESSION: (1, 2)}, ()))
+    assert front.ask(kept(1), kept(2, slice=4)) == []
+    found = reply(front.tick(1.0 + GATHER_LIMIT_S))
+    assert isinstance(found, SessionResumed)
+    assert found.lost == (2,)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "text"),
+    [
+        ({"tag": "0" * 64}, "AuthenticationError", "not of tenant 'alice', or its tag is wrong"),
+        ({"tenant": Tenant("bob")}, "AuthenticationError", "not of tenant 'bob'"),
+        ({"tenant": None}, "AuthenticationError", "its tag is wrong"),
+        ({"version": 3}, "WireError", "protocol version 3"),
+        ({"slices": (1, 6)}, "SessionClosed", r"it has no slices \[6\]"),
+    ],
+)
+def test_nobody_gets_the_session_of_another_one(more: Any, kind: str, text: str) -> None:
+    front = Successor()
+    front.all_come(h0=(1,))
+    found = reply(front.ask(kept(1), **more))
+    assert isinstance(found, Refused)
+    assert found.failure.kind == kind
+    with pytest.raises(Exception, match=text):
+        raise Exception(found.failure.message)
+    assert SESSION not in front.core.launches.sessions
+
+
+def test_a_controller_that_follows_no_other_one_resumes_nothing() -> None:
+    front = CoreHarness(hosts=True)
+    request = ResumeSession(VERSION, 1, resume_tag("data secret", 1, "alice"), "", (), (), 1)
+    found = reply(front.request(ALICE, request))
+    assert isinstance(found, Refused)
+    assert "has followed no other one" in found.failure.message
+
+
+def test_a_session_is_resumed_once_and_answered_again_where_the_answer_got_lost() -> None:
+    front = Successor()
+    front.all_come(h0=(1,))
+    first = reply(front.ask(kept(1, 2)))
+    assert reply(front.ask(kept(1, 2))) == first
+    front.handle(StreamOpened(SESSION))
+    found = reply(front.ask(kept(1)))
+    assert isinstance(found, Refused)
+    assert "it is open" in found.failure.message
+
+
+def test_numbers_go_on_above_those_that_schedulers_have_seen() -> None:
+    front = Successor()
+    front.join(0, sequence=500, program=40)
+    front.join(1, sequence=900, program=7)
+    assert front.core.launches.sequence == 900 + NUMBERS_APART
+    assert front.core.clients.registrar.programs_made == 40 + NUMBERS_APART
+    assert front.core.launches.tables.last_slice == 9
+
+
+def test_what_nobody_comes_for_is_freed() -> None:
+    """Programs at once, since they are registered again; buffers and slices after the limit. Then none comes back."""
+    front = Successor()
+    commands = front.all_come(h2=(5,))
+    assert DropProgram(0, 3) in sent(commands)
+    assert not [m for m in sent(commands) if isinstance(m, DropSession)]
+    commands = [c for second in range(1, 40) for c in front.tick(float(second)) if second <= limits.RESUME_LIMIT_S]
+    assert [m for m in sent(commands) if isinstance(m, DropSession)] == [DropSession(SESSION)] * 3
+    assert CallManager("release_session", (SESSION,)) in commands
+    found = reply(front.ask(kept(5)))
+    assert isinstance(found, Refused)
+
+
+def test_slices_without_a_handle_are_given_back() -> None:
+    front = Successor()
+    front.all_come()
+    commands = front.ask(slices=(4,))
+    assert CallManager("release_slice", (SESSION, 1)) in commands
+    assert list(front.core.launches.sessions[SESSION].slices) == [4]
+
+
+def test_an_upload_that_was_under_way_goes_on() -> None:
+    """Host 0 has it, host 1 gets it later. The hosts say what came to them, and that is compared."""
+    front = Successor()
+    where = (4, VECTOR, ())
+    said = Stored(0, SESSION, 1, *where, {0: b"x"})
+    front.comes(0, Holds({SESSION: (1,)}, (), (said,)))
+    for host in (1, 2, 3):
+        front.comes(host, Holds({}, ()))
+    found = reply(front.ask(kept(1, slice=4, arriving=True)))
+    assert isinstance(found, SessionResumed)
+    assert not found.lost
+    session = front.core.launches.sessions[SESSION]
+    assert session.arriving[1].hosts == {1}
+    front.from_island(0, Stored(1, SESSION, 1, *where, {0: b"other bytes"}))
+    assert not session.lives(1)
+
+
+def test_an_upload_that_was_not_as_it_was_said_is_not_taken() -> None:
+    front = Successor()
+    front.comes(0, Holds({SESSION: (1,)}, (), (Stored(0, SESSION, 1, 4, VECTOR, ()),)))
+    for host in (1, 2, 3):
+        front.comes(host, Holds({}, ()))
+    found = reply(front.ask(kept(1)))
+    assert isinstance(found, SessionResumed)
+    assert found.lost == (1,)
+
+
+def test_a_host_that_is_lost_meanwhile_takes_what_it_held_with_it() -> None:
+    front = Successor()
+    front.all_come(h0=(1,), h1=(1,))
+    front.from_island(0, HostDown(0, 5, "killed"))
+    found = reply(front.ask(kept(1)))
+    assert isinstance(found, SessionResumed)
+    assert found.lost == (1,)
+
+
+def test_islands_of_tenants_are_not_ended_before_their_sessions_can_come_back() -> None:
+    front = Successor()
+    front.core.requests.isolation.enabled = True
+    assert not of(WantIslands, front.tick(3.0))
+    info = HostInfo(0, 0, "cpu", 2, "node", 100, "", (0,), "alice")
+    front.connect(0)
+    front.from_island(0, HostUp(0, 5, "t", "d", 2, 1, info=info, holds=Holds({}, ())))
+    commands = [c for second in range(4, 20) for c in front.tick(float(second))]
+    assert {c.tenants for c in of(WantIslands, commands)} == {("alice",)}
+
+
+def test_an_upload_that_came_after_its_host_had_said_what_it_holds_is_there() -> None:
+    front = Successor()
+    front.all_come()
+    front.from_island(0, Stored(0, SESSION, 1, 1, VECTOR, ()))
+    found = reply(front.ask(kept(1)))
+    assert isinstance(found, SessionResumed)
+    assert not found.lost
+    assert not front.core.launches.sessions[SESSION].arriving
