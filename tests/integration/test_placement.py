@@ -61,9 +61,9 @@ def test_islands_of_different_sizes_and_speeds_are_one_runtime(python: Scripts) 
         long = pw.compiled(lambda v: jax.lax.fori_loop(0, 20_000, lambda _, x: jnp.tanh(x), v), slice=grid)
         state = pw.put(np.ones((64, 64), np.float32), grid)
         deadline = time.monotonic() + 100
-        while min(busy(session, 0)) < 0.2 and time.monotonic() < deadline:
+        while (share := min(busy(session, 0))) < 0.2 and time.monotonic() < deadline:
             state = long(state).block_until_ready()
-        assert max(busy(session, 1)) < 0.2 <= min(busy(session, 0))
+        assert max(busy(session, 1)) < 0.2 <= share
         beside = session.virtual_slice((2,), ("x",), generation="slow")
         assert {device.partition(".")[0] for device in beside.devices} == {"1"}
     cluster.end()
