@@ -9,7 +9,7 @@ import numpy as np
 
 import pathways_ray as pw
 
-LIMIT_S = 16.0
+LIMIT_S = 25.0
 
 with pw.init(1, 1, 2, launch_limit_s=LIMIT_S) as session:
     visitor = pw.connect(session.url, session.token)
