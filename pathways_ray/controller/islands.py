@@ -107,6 +107,8 @@ class Islands:
         launches, holds, takeover = self.launches, message.holds, self.takeover
         if takeover is not None and takeover.is_new(message):
             found: Sequence[events.Command] | None = takeover.host_up(island, message)
+        elif takeover is not None and takeover.says_again(message):
+            return []
         elif holds is None:
             found = launches.host_up(island, message)
         else:

@@ -247,3 +247,13 @@ def test_an_upload_that_came_after_its_host_had_said_what_it_holds_is_there() ->
     assert isinstance(found, SessionResumed)
     assert not found.lost
     assert not front.core.launches.sessions[SESSION].arriving
+
+
+def test_a_host_that_says_twice_what_it_holds_stays() -> None:
+    """Two controllers died, one soon after the other: its answer to the second one is heard by the third."""
+    front = Successor()
+    front.all_come(h0=(1,))
+    assert front.comes(0, Holds({SESSION: (1, 2)}, ())) == []
+    found = reply(front.ask(kept(1, 2)))
+    assert isinstance(found, SessionResumed)
+    assert not found.lost
