@@ -29,6 +29,8 @@ class Hosts:
         self.preparation = preparation
         self.dispatch = dispatch
         self.outcomes = outcomes
+        self.gathering = False
+        """Whether hosts that live may not have come yet: others, told that they are gone, would drop connections."""
 
     def expect(self, islands: Mapping[int, Sequence[int]]) -> None:
         """The hosts of the cluster as it begins: none has joined, and none is waited for for ever."""
@@ -190,6 +192,10 @@ class Hosts:
         return self._fail_buffers(session, host, list(session.buffers), text)
 
     def _peers(self) -> list[SendIsland]:
+        return [] if self.gathering else self.peers()
+
+    def peers(self) -> list[SendIsland]:
+        """The list of the hosts that are up, for all islands."""
         up = [h for h in self.tables.hosts.values() if h.down_since is None]
         peers = Peers(tuple(Peer(h.host, h.epoch, h.transfer_address, h.since) for h in up))
         return [SendIsland(island, peers) for island in self.tables.islands()]

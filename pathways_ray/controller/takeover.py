@@ -68,7 +68,7 @@ class Takeover:
         self.began: float | None = None
         self.open_since: float | None = None
         self.over_since: float | None = None
-        requests.isolation.waits = True
+        requests.isolation.waits = self.launches.membership.gathering = True
 
     @property
     def over(self) -> bool:
@@ -133,7 +133,9 @@ class Takeover:
             found = f"{len(self.slices)} sessions with slices, hosts missing: {missing}"
             self.launches.story.note(Entry(now, "took over", found))
             asked, self.asked = self.asked, []
-            return [command for one in asked for command in self._answered(one, now)]
+            self.launches.membership.gathering = False
+            peers = self.launches.membership.peers()
+            return [*peers] + [command for one in asked for command in self._answered(one, now)]
         if self.open_since is not None and not self.over and now - self.open_since >= limits.RESUME_LIMIT_S:
             return self._end(now)
         return []

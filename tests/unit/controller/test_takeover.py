@@ -24,6 +24,7 @@ from pathways_ray.transport.messages import (
     HostUp,
     IslandUp,
     KeptBuffers,
+    Peers,
     Refused,
     ResumeSession,
     SessionResumed,
@@ -257,3 +258,12 @@ def test_a_host_that_says_twice_what_it_holds_stays() -> None:
     found = reply(front.ask(kept(1, 2)))
     assert isinstance(found, SessionResumed)
     assert not found.lost
+
+
+def test_hosts_hear_of_all_that_live_at_once() -> None:
+    """One that hears of some of them would drop its connections to the others."""
+    front = Successor()
+    commands = [c for host in (0, 1, 2) for c in front.comes(host, Holds({}, ()))]
+    assert not [m for m in sent(commands) if isinstance(m, Peers)]
+    lists = [m for m in sent(front.comes(3, Holds({}, ()))) if isinstance(m, Peers)]
+    assert [[peer.host for peer in one.peers] for one in lists] == [[0, 1, 2, 3]] * 3
