@@ -38,7 +38,8 @@ class Reports:
 
     def left_s(self) -> float | None:
         """Seconds until the thread that says `later` has to `flush`; None while nothing waits for it."""
-        return None if self._due is None else self._due - time.perf_counter()
+        due = self._due  # once: another thread may flush meanwhile
+        return None if due is None else due - time.perf_counter()
 
     def done(self, sequence: int, device_us: int, more: bool, later: bool = False) -> None:
         """A launch has run.

@@ -81,3 +81,26 @@ def test_nothing_waits_for_a_launch_that_does_not_end(reports: Reports, sent: qu
     for sequence in range(3):
         reports.done(sequence, 1, more=True)
         assert sent.get(timeout=LIMIT_S) == Done((sequence,), (1,))
+
+
+def test_a_thread_that_looks_while_another_one_flushes_gets_an_answer(sent: queue.SimpleQueue[Message]) -> None:
+    """It looks at the time once: what is due may have left before it looks again."""
+
+    class Flushed(Reports):
+        """Reports that leave as soon as somebody has looked at when they are due."""
+
+        @property
+        def _due(self) -> float | None:  # type: ignore[override]
+            found, self._found = self._found, None
+            return found
+
+        @_due.setter
+        def _due(self, due: float | None) -> None:
+            self._found = due
+
+    reports = Flushed(sent.put)
+    reports._due = 0.0
+    left = reports.left_s()
+    assert left is not None
+    assert left < 0
+    assert reports.left_s() is None
