@@ -22,7 +22,15 @@ from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendIsland, Session
 from pathways_ray.controller.tenants import Tenant
-from pathways_ray.errors import AuthenticationError, GraphError, PathwaysError, SessionClosed, WireError, to_failure
+from pathways_ray.errors import (
+    AuthenticationError,
+    GraphError,
+    PathwaysError,
+    SessionClosed,
+    TooLarge,
+    WireError,
+    to_failure,
+)
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import check_layout
 from pathways_ray.story import Entry
@@ -31,6 +39,12 @@ from pathways_ray.transport.capabilities import is_resume_tag, slice_tag
 
 GATHER_LIMIT_S = 10.0
 """Clients that come back wait this long for hosts to say what they hold; those that have not by then count as lost."""
+
+MAX_RESUME_BYTES = 8 << 20
+"""A call that resumes a session: 65,536 arrays, each of another type, take less. It is kept while it waits."""
+
+MAX_NAMED = 2 * limits.MAX_SESSION_BUFFERS
+"""Arrays in such a call: some are freed behind launches that wait at the client."""
 
 NUMBERS_APART = 1 << 20
 """Launches and programs are numbered from this far above the highest number that a scheduler tells: one that tells
@@ -63,8 +77,11 @@ class Takeover:
         self.slices.clear()
         for one in found.slices:
             self.slices.setdefault(one.session, {})[one.placed.mesh.id] = one
+        # Numbers are made from the time, which may have been set back: none is given again that somebody comes for.
+        self.clients.sessions_made = max(self.clients.sessions_made, *self.slices, 0)
         self.held: dict[int, wire.Holds] = {}
-        self.asked: list[_Asked] = []
+        self.epochs: dict[int, int] = {}
+        self.asked: dict[int, _Asked] = {}
         self.began: float | None = None
         self.open_since: float | None = None
         self.over_since: float | None = None
@@ -104,7 +121,7 @@ class Takeover:
         commands = self.launches.host_up(island, message)
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
-        self.held[message.host] = message.holds
+        self.held[message.host], self.epochs[message.host] = message.holds, message.epoch
         unwanted = compared(self.tables, self.tables.hosts[message.host], message.holds).unwanted
         return commands + [
             SendIsland(island, one) for one in unwanted if self.over or not isinstance(one, wire.DropSession)
@@ -132,7 +149,7 @@ class Takeover:
             missing = ", ".join(map(str, sorted(self._awaited()))) or "none"
             found = f"{len(self.slices)} sessions with slices, hosts missing: {missing}"
             self.launches.story.note(Entry(now, "took over", found))
-            asked, self.asked = self.asked, []
+            asked, self.asked = list(self.asked.values()), {}
             self.launches.membership.gathering = False
             peers = self.launches.membership.peers()
             return [*peers] + [command for one in asked for command in self._answered(one, now)]
@@ -166,20 +183,38 @@ class Takeover:
         Raises:
             WireError: the client speaks another version of the protocol.
             AuthenticationError: the session is not of this tenant, or the tag is not its own.
+            TooLarge: the request names more than a session may have.
+            QuotaExceeded: the tenant has as many sessions as it may.
             SessionClosed: it cannot be resumed any more.
         """
         if request.version != wire.VERSION:
             raise WireError(f"the client speaks protocol version {request.version}, this cluster {wire.VERSION}")
         if isinstance(caller, int):
             raise AuthenticationError("a session is resumed with its tenant's token, and not with the secret of one")
-        owner = (caller or tenants.operators(request.session)).name
-        if not is_resume_tag(self.requests.data_secret, request.session, owner, request.resume_tag):
-            raise AuthenticationError(f"session {request.session} is not of tenant {owner!r}, or its tag is wrong")
+        owner = caller or tenants.operators(request.session)
+        if not is_resume_tag(self.requests.data_secret, request.session, owner.name, request.resume_tag):
+            raise AuthenticationError(f"session {request.session} is not of tenant {owner.name!r}, or its tag is wrong")
+        named = sum(len(group.numbers) for group in request.kept)
+        if event.size > MAX_RESUME_BYTES or named > MAX_NAMED:
+            text = f"a call of {event.size} bytes that names {named} arrays"
+            raise TooLarge(f"{text}; {MAX_RESUME_BYTES} and {MAX_NAMED} are the limits")
         asked = _Asked(event, request, caller)
-        if self.open_since is None:
-            self.asked.append(asked)
+        if self.open_since is not None:
+            return self._answered(asked, now)
+        before = self.asked.get(request.session)
+        if before is None:
+            self._check_sessions(owner)
+        self.asked[request.session] = asked
+        if before is None:
             return []
-        return self._answered(asked, now)
+        again = to_failure(SessionClosed(f"session {request.session} was asked for once more"))
+        return [AnswerCall(before.event.call, wire.Refused(again))]
+
+    def _check_sessions(self, owner: Tenant) -> None:
+        """Refuses one more session of a tenant; those count that others wait for."""
+        open_ones = sum(client.tenant.name == owner.name for client in self.clients.known.values())
+        waiting = sum((a.tenant or tenants.operators(n)).name == owner.name for n, a in self.asked.items())
+        quotas.enforce(quotas.sessions(owner, open_ones + waiting))
 
     def _answered(self, asked: _Asked, now: float) -> list[Command]:
         try:
@@ -197,8 +232,9 @@ class Takeover:
         if client is not None or self.over or unknown:
             why = "is open" if client is not None else "was given up" if self.over else f"has no slices {unknown}"
             raise SessionClosed(f"session {number} cannot be resumed: it {why}")
-        self.slices.pop(number, None)
         owner = tenant if tenant is not None else tenants.operators(number)
+        self._check_sessions(owner)
+        self.slices.pop(number, None)
         token = next((digest for other, digest in self.requests.book.entries if other == tenant), "")
         opened = self.clients.open(request.name[:256], owner, token, event.secret, now, number)
         client, commands = opened[0], [*opened[1], *self.requests.isolation.opened(opened[0], now)]
@@ -212,9 +248,10 @@ class Takeover:
 
     def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
         """Enters the buffers that are on all their hosts, or on the way there; others are dropped."""
-        there = {host: frozenset(holds.buffers.get(session.id, ())) for host, holds in self.held.items()}
+        held = self._still_held()
+        there = {host: frozenset(holds.buffers.get(session.id, ())) for host, holds in held.items()}
         said: dict[int, list[wire.Stored]] = {}
-        for report in (one for holds in self.held.values() for one in holds.uploads if one.session == session.id):
+        for report in (one for holds in held.values() for one in holds.uploads if one.session == session.id):
             said.setdefault(report.buffer, []).append(report)
         commands: list[Command] = []
         for group in request.kept:
@@ -241,6 +278,17 @@ class Takeover:
             stray.setdefault(self.tables.hosts[host].island, set()).update(dropped)
         drops = [(island, tuple(sorted(found))) for island, found in sorted(stray.items()) if found]
         return commands + [SendIsland(island, wire.Drop(session.id, found)) for island, found in drops]
+
+    def _still_held(self) -> dict[int, wire.Holds]:
+        """What hosts hold, without those that are gone or have started again since. One without a scheduler has it."""
+        known = ((self.tables.hosts.get(host), holds) for host, holds in self.held.items())
+        return {
+            host.host: holds
+            for host, holds in known
+            if host is not None
+            and host.epoch == self.epochs[host.host]
+            and (host.down_since is None or host.orphaned)
+        }
 
     def _reply(self, call: int, client: Client, request: wire.ResumeSession) -> AnswerCall:
         session = self.launches.sessions[client.session]

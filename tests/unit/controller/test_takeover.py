@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from pathways_ray import limits
-from pathways_ray.controller.events import CallManager, Command, IslandConnected, StreamOpened, WantIslands
-from pathways_ray.controller.takeover import GATHER_LIMIT_S, NUMBERS_APART
+from pathways_ray.controller.events import (
+    CallManager,
+    Command,
+    IslandConnected,
+    IslandDisconnected,
+    StreamOpened,
+    WantIslands,
+)
+from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.transport.capabilities import resume_tag
 from pathways_ray.transport.messages import (
@@ -73,7 +80,7 @@ class Successor(CoreHarness):
     ) -> Any:
         tag = more.get("tag", resume_tag("data secret", SESSION, "alice"))
         request = ResumeSession(more.get("version", VERSION), SESSION, tag, "again", slices, kept, 100)
-        return self.request(tenant, request)
+        return self.request(tenant, request, more.get("size", 10))
 
 
 def kept(*numbers: int, slice: int = 1, arriving: bool = False) -> KeptBuffers:
@@ -267,3 +274,62 @@ def test_hosts_hear_of_all_that_live_at_once() -> None:
     assert not [m for m in sent(commands) if isinstance(m, Peers)]
     lists = [m for m in sent(front.comes(3, Holds({}, ()))) if isinstance(m, Peers)]
     assert [[peer.host for peer in one.peers] for one in lists] == [[0, 1, 2, 3]] * 3
+
+
+def test_what_a_host_held_goes_with_its_islands_scheduler() -> None:
+    """Hosts of an island of several start again when its scheduler ends; one by itself keeps what it holds."""
+    front = Successor()
+    front.all_come(h0=(1,), h1=(1,))
+    front.handle(IslandDisconnected(0, 0, "scheduler-0"))
+    found = reply(front.ask(kept(1)))
+    assert isinstance(found, SessionResumed)
+    assert found.lost == (1,)
+
+
+def test_an_island_that_is_ended_meanwhile_is_not_asked_for() -> None:
+    front = Successor()
+    front.all_come(h0=(1,), h3=(8,))
+    front.core.islands.forget(ISLAND_OF_HOST[3])
+    found = reply(front.ask(kept(1)))
+    assert isinstance(found, SessionResumed)
+    assert not found.lost
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size"), [(range(1), MAX_RESUME_BYTES + 1), (range(MAX_NAMED + 1), 10)], ids=["bytes", "arrays"]
+)
+def test_a_request_of_more_than_a_session_may_have_is_not_kept(numbers: range, size: int) -> None:
+    front = Successor()
+    found = reply(front.ask(kept(*numbers), size=size))
+    assert isinstance(found, Refused)
+    assert found.failure.kind == "TooLarge"
+    assert front.core.takeover is not None
+    assert not front.core.takeover.asked
+
+
+def test_of_two_calls_for_a_session_the_last_one_waits() -> None:
+    """Whoever gave up waiting for an answer asks again: what waits is bounded all the same."""
+    front = Successor()
+    assert front.ask(kept(1)) == []
+    found = reply(front.ask(kept(1)))
+    assert isinstance(found, Refused)
+    assert "was asked for once more" in found.failure.message
+    assert isinstance(reply(front.all_come(h0=(1,))), SessionResumed)
+
+
+def test_a_tenant_has_no_more_sessions_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions that were closed have tags too."""
+    monkeypatch.setattr("pathways_ray.controller.quotas.MAX_SESSIONS", 1)
+    front = Successor()
+    front.all_come()
+    front.open_session(ALICE)
+    found = reply(front.ask())
+    assert isinstance(found, Refused)
+    assert found.failure.kind == "QuotaExceeded"
+    assert SESSION not in front.core.launches.sessions
+
+
+def test_no_session_gets_the_number_of_one_that_may_come_back() -> None:
+    front = Successor()
+    front.open_session(Tenant("bob"))
+    assert list(front.core.clients.known) == [SESSION + 1]
