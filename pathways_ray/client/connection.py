@@ -153,9 +153,21 @@ class Connection:
         self._session, self._secret, self._link_port = opened.session, opened.secret, opened.link_port
         return opened
 
-    def call(self, request: Any, timeout: float = limits.DEFAULT_TIMEOUT_S) -> wire.Reply:
+    def call(self, request: Any, timeout: float = limits.DEFAULT_TIMEOUT_S, patient: bool = True) -> wire.Reply:
         """One request and its reply. While the controller is away, it waits for the successor; one that may be made
-        twice is made again there. Raises the error that the controller answers with."""
+        twice is made again there.
+
+        Args:
+            patient: whether it waits so. Who keeps the session's calls must not: the way to the successor needs them.
+
+        Raises:
+            ControllerLost: there is no controller, or it does not answer in time.
+            PathwaysError: what the controller answers with.
+        """
+        if not patient:
+            if not self._settled.is_set():
+                raise ControllerLost("the controller is gone, and its successor is looked for")
+            return self._call(request, timeout, self._shown())
         deadline, starts = time.monotonic() + timeout, self._starts
         self._settled.wait(timeout)
         try:

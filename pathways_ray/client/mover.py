@@ -16,7 +16,7 @@ from pathways_ray.client.array_pieces import FetchPlan
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
-from pathways_ray.client.events import Placed
+from pathways_ray.client.events import Cancelling, Placed
 from pathways_ray.client.moving import (
     Arrive,
     Ask,
@@ -188,7 +188,7 @@ class Mover:
                             sending.release()
                             held = False
                             self._driver.sweep()
-                    reply = self._do(step, slices)
+                    reply = self._do(step, slices, held)
                 except PathwaysError as error:
                     step = steps.throw(error)
                 else:
@@ -226,10 +226,10 @@ class Mover:
             if isinstance(reply, wire.StatusReply):
                 error.add_note(str(WHY.decode(reply.text)))
 
-    def _do(self, step: Step, slices: Mapping[int, VirtualSlice]) -> Any:
+    def _do(self, step: Step, slices: Mapping[int, VirtualSlice], held: bool) -> Any:
         match step:
-            case Ask(request):
-                return self._connection.call(request, ASK_LIMIT_S)
+            case Ask(request):  # the session comes back when what is held is let go
+                return self._connection.call(request, ASK_LIMIT_S, patient=not held)
             case Copy():
                 self._copy(step)
             case Save():
@@ -258,6 +258,9 @@ class Mover:
         launch = self._core.launch(step.program.program, step.arguments, step.results)
         if launch is not None:
             self._connection.outbox.send(launch)
+        elif self._core.away:  # it entered the queue, which nobody releases before this is over
+            self._driver.handle(Cancelling(step.results[0]))
+            raise ControllerLost(self._core.away)
         for record in step.results:
             try:
                 self._driver.wait(record)

@@ -24,7 +24,8 @@ VECTOR = ArrayType((2,), "float32")
 
 
 class Controller:
-    """In place of a connection. `sent` has the messages, `calls` the requests, `answers` replies or errors to them."""
+    """In place of a connection. `sent` has the messages, `calls` the requests, `answers` replies or errors to them;
+    `patient` says of each request whether it would wait for another controller."""
 
     url = "grpc://nowhere:1"
 
@@ -32,6 +33,7 @@ class Controller:
         self.outbox = self
         self.sent: list[Message] = []
         self.calls: list[Any] = []
+        self.patient: list[bool] = []
         self.answers: dict[type, Any] = {}
         self.closed = False
 
@@ -40,8 +42,9 @@ class Controller:
 
     send_later = send
 
-    def call(self, request: Any, timeout: float = 0.0) -> Reply:
+    def call(self, request: Any, timeout: float = 0.0, patient: bool = True) -> Reply:
         self.calls.append(request)
+        self.patient.append(patient)
         found = self.answers.get(type(request))
         if callable(found):
             found = found(request)
@@ -50,6 +53,9 @@ class Controller:
         if found is None and isinstance(request, CreateSlice):
             found = SliceCreated(placed(len(self.calls), ["0.0", "0.1"]), "tag")
         return found or Accepted()
+
+    def unsettle(self) -> None:
+        pass
 
     def close(self) -> None:
         self.closed = True

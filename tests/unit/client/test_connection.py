@@ -281,6 +281,14 @@ def test_the_controllers_refusal_of_a_call_is_raised(controller: Controller) -> 
 # --- the upgrade ------------------------------------------------------------------------------------------------------
 
 
+def test_a_call_that_is_not_patient_waits_for_no_other_controller() -> None:
+    connection = connection_module.Connection("grpc://127.0.0.1:1", TOKEN)
+    connection.unsettle()
+    with pytest.raises(ControllerLost, match="its successor is looked for"):
+        connection.call(CloseSession(SESSION), LIMIT_S, patient=False)
+    connection.close()
+
+
 def test_messages_take_the_link_and_upgrade_is_the_last_one_on_the_stream(controller: Controller) -> None:
     with controller.connect() as session:
         assert_answers(session)
