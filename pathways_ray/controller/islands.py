@@ -107,10 +107,12 @@ class Islands:
         launches, holds, takeover = self.launches, message.holds, self.takeover
         if takeover is not None and takeover.is_new(message):
             found: Sequence[events.Command] | None = takeover.host_up(island, message)
-        elif takeover is not None and takeover.says_again(message):
-            return []
         elif holds is None:
             found = launches.host_up(island, message)
+        elif self._is_up(message):  # what it answers to a stream of its scheduler that has ended came by the next one
+            if takeover is not None:
+                takeover.says_again(message)
+            return []
         else:
             found = launches.host_back(island, message, holds, self.clients.turns.uploads())
         if found is None:
@@ -120,6 +122,10 @@ class Islands:
             known = wire.encode(wire.KnownHost(message.info, message.epoch))
             commands.append(events.CallManager("serves", (known,)))
         return commands + (takeover.look(launches.tables.now) if takeover is not None else [])
+
+    def _is_up(self, message: wire.HostUp) -> bool:
+        known = self.launches.hosts.get(message.host)
+        return known is not None and known.epoch == message.epoch and known.down_since is None
 
     def give_up_hosts(self) -> list[events.Command]:
         """Hosts that have been without a scheduler for too long are lost, with what they hold."""

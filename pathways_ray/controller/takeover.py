@@ -105,15 +105,11 @@ class Takeover:
         known = self.tables.hosts.get(message.host)
         return message.holds is not None and (known is None or known.epoch == 0)
 
-    def says_again(self, message: wire.HostUp) -> bool:
+    def says_again(self, message: wire.HostUp) -> None:
         """Takes a further list of a host that is up. Its answer to the controller before this one comes first, where
         that died before it heard it."""
-        known = self.tables.hosts.get(message.host)
-        if message.holds is None or known is None or known.epoch != message.epoch or known.down_since is not None:
-            return False
-        if message.host in self.held:
+        if message.holds is not None and message.host in self.held:
             self.held[message.host] = message.holds
-        return True
 
     def host_up(self, island: int, message: wire.HostUp) -> list[Send]:
         """A host is up, with what it held under the controller before. What nobody can have a handle to is dropped."""

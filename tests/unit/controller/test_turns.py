@@ -131,6 +131,17 @@ def test_an_upload_whose_message_waits_for_its_turn_outlives_the_scheduler_of_it
     assert session.arriving == {}
 
 
+def test_a_host_whose_scheduler_joins_twice_stays() -> None:
+    """It answers each time what it holds, and both answers may come by the last stream."""
+    core = with_sessions(1)
+    core.handle(IslandDisconnected(1, 1, "scheduler-1"))
+    core.connect(1, link=7)
+    again = HostUp(2, 1, "transfer-2", "data-2", 2, 102, holds=Holds({}, ()))
+    core.from_island(1, again, link=7)
+    assert core.from_island(1, again, link=7) == []
+    assert core.core.launches.hosts[2].down_since is None
+
+
 def test_sessions_take_turns() -> None:
     core = with_sessions(3)
     for session in (1, 2, 3):
