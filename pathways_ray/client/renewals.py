@@ -45,6 +45,7 @@ class Renewals:
 
     def filled(self, message: Register) -> Register:
         """A message that leaves now, with the functions that the controller lacks."""
+        self.stale.discard(message.program)  # one that was called while there was no controller waited in the queue
         if message.program not in self.programs:
             return message
         missing = [digest for digest in self.programs[message.program][2] if digest not in self.sent]

@@ -40,8 +40,8 @@ class Session(Script):
         super().__init__()
         self.core.resume_tag = "tag"
 
-    def call(self, *arguments: BufferRecord, **donated: tuple[BufferRecord, ...]) -> BufferRecord:
-        (made,) = self.launch(*arguments, **donated)  # type: ignore[arg-type]
+    def call(self, *arguments: BufferRecord, **more: int | tuple[BufferRecord, ...]) -> BufferRecord:
+        (made,) = self.launch(*arguments, **more)  # type: ignore[arg-type]
         made.kind = Kind()
         return made
 
@@ -172,6 +172,15 @@ def test_a_launch_that_leaves_while_nobody_listens_fails_before_the_successor_is
     s.request()
     assert made[0].failure is not None
     assert made[0].failure.kind == "ControllerLost"
+
+
+def test_a_program_of_a_first_call_meanwhile_is_registered_once() -> None:
+    """Twice, hosts would drop it and compile it again."""
+    s = Session()
+    s.lose()
+    s.call(program=s.register())
+    s.resume()
+    assert [message for message in s.take() if isinstance(message, Register)] == [Register(1, b"f", {})]
 
 
 def test_a_session_that_finds_no_successor_ends() -> None:
