@@ -218,11 +218,12 @@ class Connection:
 
     def _call(self, request: Any, timeout: float, metadata: tuple[tuple[str, str], ...]) -> wire.Reply:
         try:
-            reply = wire.REPLY.decode(self._unary(wire.encode(request), timeout=timeout, metadata=metadata))
-        except grpc.RpcError as error:
+            data = self._unary(wire.encode(request), timeout=timeout, metadata=metadata)
+        except (grpc.RpcError, ValueError) as error:  # gRPC's ValueError: it was hung up meanwhile
             details = _details(error)
             text = f"the controller at {self.url} does not answer: {details}{hint(self.url, details)}"
             raise ControllerLost(text) from None
+        reply = wire.REPLY.decode(data)
         if isinstance(reply, wire.Refused):
             raise from_failure(reply.failure)
         return reply
@@ -364,5 +365,5 @@ def _endpoint(url: str, ca: str | bytes | os.PathLike[str] | None) -> tuple[str,
     raise UsageError(f"a cluster's address looks like grpc://host:port, not {url!r}")
 
 
-def _details(error: grpc.RpcError) -> str:
+def _details(error: Exception) -> str:
     return str(getattr(error, "details", lambda: "")() or error)

@@ -63,6 +63,9 @@ class Resumption:
             except PathwaysError as error:
                 reason = str(error)
                 break
+            except Exception as error:  # nobody else looks for the successor: what waits would wait without end
+                reason = f"{type(error).__name__}: {error}"
+                break
             else:
                 return self._look_again()
         reason = f"{self.core.away}; {reason}"

@@ -57,6 +57,11 @@ class Controller:
     def unsettle(self) -> None:
         pass
 
+    give_up = unsettle
+
+    def resume_session(self, request: Any, timeout: float) -> Any:
+        raise RuntimeError("what nobody has thought of")
+
     def close(self) -> None:
         self.closed = True
 

@@ -289,6 +289,14 @@ def test_a_call_that_is_not_patient_waits_for_no_other_controller() -> None:
     connection.close()
 
 
+def test_a_call_on_a_connection_that_was_hung_up_meanwhile_says_so() -> None:
+    """The search for another controller hangs up, while a thread of the user's is about to call."""
+    connection = connection_module.Connection("grpc://127.0.0.1:1", TOKEN)
+    connection.close()
+    with pytest.raises(ControllerLost, match="does not answer"):
+        connection.call(CloseSession(SESSION), LIMIT_S, patient=False)
+
+
 def test_messages_take_the_link_and_upgrade_is_the_last_one_on_the_stream(controller: Controller) -> None:
     with controller.connect() as session:
         assert_answers(session)
