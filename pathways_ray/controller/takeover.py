@@ -63,7 +63,7 @@ class Takeover:
     """The findings of a controller that follows another one, and the sessions that come back to it.
 
     Args:
-        found: the slices that the resource manager knows.
+        found: the slices that the resource manager knows, and the islands that they are to leave.
 
     `slices` has them by session, `held` what hosts hold, as they said; `open_since` is when sessions could first come
     back, `over_since` since when none can any more.
@@ -73,6 +73,7 @@ class Takeover:
         self.requests, self.launches, self.clients = requests, requests.launches, requests.clients
         self.tables = tables = requests.launches.tables
         tables.last_slice = max(tables.last_slice, found.last_slice)
+        requests.changes.moves.draining = set(found.draining)
         self.slices = tables.unclaimed
         self.slices.clear()
         for one in found.slices:

@@ -178,9 +178,9 @@ class Inventory:
             host.up = False
 
     def held_slices(self) -> HeldSlices:
-        """All slices, with their owners."""
+        """All slices, with their owners, and the islands that they are to leave."""
         known = (HeldSlice(s.session, s.placed, s.name, s.within) for s in self.slices.values())
-        return HeldSlices(tuple(known), self.next_slice)
+        return HeldSlices(tuple(known), self.next_slice, tuple(sorted(self.draining)))
 
     def islands(self, tenant: str | None = None) -> dict[int, list[HostRecord]]:
         """The hosts of each island that have joined, in the order of their ids: of those of a tenant, or of all."""

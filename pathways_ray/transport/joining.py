@@ -73,8 +73,9 @@ class Holdings(Message):
 
 
 class HeldSlices(Message):
-    """The slices that a resource manager knows, for a controller that follows another one; and the highest number that
-    a slice has had."""
+    """The slices that a resource manager knows, for a controller that follows another one; the highest number that a
+    slice has had; and the islands that are being drained."""
 
     slices: tuple[HeldSlice, ...] = ()
     last_slice: int = 0
+    draining: tuple[int, ...] = ()

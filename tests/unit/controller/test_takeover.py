@@ -36,6 +36,7 @@ from pathways_ray.transport.messages import (
     ResumeSession,
     SessionResumed,
     Stored,
+    Vacate,
 )
 from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
 from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES
@@ -50,14 +51,14 @@ BOTH = SLICES[3]
 class Successor(CoreHarness):
     """A controller that follows another one, under which session 77 of alice had slices 1 and 4."""
 
-    def __init__(self) -> None:
+    def __init__(self, draining: tuple[int, ...] = ()) -> None:
         super().__init__()
         members: dict[int, list[int]] = {}
         for host, island in ISLAND_OF_HOST.items():
             members.setdefault(island, []).append(host)
         self.core.expect(members)
         held = tuple(HeldSlice(SESSION, placed, "mine") for placed in (SLICES[0], BOTH))
-        self.core.take_over(HeldSlices(held, 9))
+        self.core.take_over(HeldSlices(held, 9, draining))
 
     def comes(self, host: int, holds: Holds | None = None) -> list[Command]:
         """The scheduler of a host joins, if it has not, and the host, which had epoch 5."""
@@ -333,3 +334,11 @@ def test_no_session_gets_the_number_of_one_that_may_come_back() -> None:
     front = Successor()
     front.open_session(Tenant("bob"))
     assert list(front.core.clients.known) == [SESSION + 1]
+
+
+def test_slices_have_to_leave_an_island_that_was_being_drained() -> None:
+    front = Successor(draining=(0,))
+    front.all_come()
+    front.ask()
+    front.handle(StreamOpened(SESSION))
+    assert Vacate((1, 4)) in sent(front.tick(1.0))

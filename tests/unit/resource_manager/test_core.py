@@ -244,7 +244,8 @@ def test_a_new_controller_finds_the_slices_that_there_are_and_no_host_up() -> No
     core.handle(request(4), 1.0)
     (placed,) = (one.placed for one in core.inventory.slices.values())
     assert core.handle(ControllerServes("second", "c:2", "controller"), 2.0) == []
-    assert core.inventory.held_slices() == HeldSlices((HeldSlice(1, placed),), 1)
+    core.inventory.draining[0] = 60.0
+    assert core.inventory.held_slices() == HeldSlices((HeldSlice(1, placed),), 1, (0,))
     assert not any(host.up for host in core.inventory.hosts.values())
     assert core.handle(LookedUp(5, "controller"), 2.0) == [Answer(5, "c:2")]
     assert core.handle(LookedUp(6, "scheduler-0"), 2.0) == [], "the schedulers are those of the old controller"
