@@ -265,6 +265,8 @@ class Takeover:
                 session.keep(number, Buffer(kind, 0))
                 if hosts := absent | {report.host for report in said.get(number, ())}:
                     session.arriving[number] = Arriving(hosts)
+        # Parts of launches that still run may store under these: no other part of a launch may have their numbers.
+        session.own_numbers = min((n for numbers in there.values() for n in numbers if n < 0), default=0)
         # Of those it is known what came to each host, and of newer ones the client will say more.
         for number, reports in said.items():
             if number in session.arriving or number >= request.next_buffer:

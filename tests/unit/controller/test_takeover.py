@@ -342,3 +342,12 @@ def test_slices_have_to_leave_an_island_that_was_being_drained() -> None:
     front.ask()
     front.handle(StreamOpened(SESSION))
     assert Vacate((1, 4)) in sent(front.tick(1.0))
+
+
+def test_what_lies_between_the_parts_of_a_launch_gets_other_numbers_than_before() -> None:
+    """A part that still runs would store its value under the number of another one, and free that behind it."""
+    front = Successor()
+    front.all_come(h0=(1, -3, -2))
+    commands = front.ask(kept(1))
+    assert front.core.launches.sessions[SESSION].own_numbers == -3
+    assert Drop(SESSION, (-3, -2)) in sent(commands)
