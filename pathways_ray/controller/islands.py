@@ -109,6 +109,8 @@ class Islands:
             found: Sequence[events.Command] | None = takeover.host_up(island, message)
         elif holds is None:
             found = launches.host_up(island, message)
+            if takeover is not None:
+                takeover.host_began(message)
         elif self._is_up(message):  # what it answers to a stream of its scheduler that has ended came by the next one
             if takeover is not None:
                 takeover.says_again(message)

@@ -10,6 +10,7 @@ No launch is taken over: its client has failed it when it lost the controller. S
 
 from __future__ import annotations
 
+from collections import deque
 from typing import NamedTuple
 
 from pathways_ray import limits
@@ -65,8 +66,9 @@ class Takeover:
     Args:
         found: the slices that the resource manager knows, and the islands that they are to leave.
 
-    `slices` has them by session, `held` what hosts hold, as they said; `open_since` is when sessions could first come
-    back, `over_since` since when none can any more.
+    `slices` has them by session, `held` what hosts hold, as they said under their `epochs`, `arrived`, by host and
+    session, the last uploads since then; `open_since` is when sessions could first come back, `over_since` since when
+    none can any more.
     """
 
     def __init__(self, requests: Requests, found: wire.HeldSlices) -> None:
@@ -82,6 +84,7 @@ class Takeover:
         self.clients.sessions_made = max(self.clients.sessions_made, *self.slices, 0)
         self.held: dict[int, wire.Holds] = {}
         self.epochs: dict[int, int] = {}
+        self.arrived: dict[tuple[int, int], deque[wire.Stored]] = {}
         self.asked: dict[int, _Asked] = {}
         self.began: float | None = None
         self.open_since: float | None = None
@@ -124,14 +127,17 @@ class Takeover:
             SendIsland(island, one) for one in unwanted if self.over or not isinstance(one, wire.DropSession)
         ]
 
+    def host_began(self, message: wire.HostUp) -> None:
+        """A host has started again: it holds nothing yet."""
+        if not self.over:
+            self.held[message.host], self.epochs[message.host] = wire.Holds({}, ()), message.epoch
+            self.arrived = {key: uploads for key, uploads in self.arrived.items() if key[0] != message.host}
+
     def stored(self, message: wire.Stored) -> None:
         """An upload of a session that may come back has arrived since its host said what it holds."""
-        holds, session = self.held.get(message.host), message.session
-        if holds is not None and session not in self.tables.sessions:
-            numbers = (*holds.buffers.get(session, ()), message.buffer)
-            self.held[message.host] = wire.Holds(
-                holds.buffers | {session: numbers}, holds.programs, (*holds.uploads, message)
-            )
+        if message.host in self.held and message.session not in self.tables.sessions:
+            last: deque[wire.Stored] = deque(maxlen=limits.MAX_REMEMBERED_UPLOADS)
+            self.arrived.setdefault((message.host, message.session), last).append(message)
 
     def host_lost(self, host: int) -> None:
         """A host is gone, with what it held."""
@@ -163,6 +169,7 @@ class Takeover:
     def _end(self, now: float) -> list[Command]:
         self.over_since = now
         gone = self.slices.keys() | {session for holds in self.held.values() for session in holds.buffers}
+        gone |= {session for _, session in self.arrived}
         commands: list[Command] = []
         for session in sorted(gone - self.tables.sessions.keys()):
             self.launches.story.note(Entry(now, "session ended", cause="its client did not come back", session=session))
@@ -170,6 +177,7 @@ class Takeover:
             commands.append(CallManager("release_session", (session,)))
         self.slices.clear()
         self.held.clear()
+        self.arrived.clear()
         return commands
 
     # --- sessions that come back --------------------------------------------------------------------------------------
@@ -246,10 +254,13 @@ class Takeover:
     def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
         """Enters the buffers that are on all their hosts, or on the way there; others are dropped."""
         held = self._still_held()
-        there = {host: frozenset(holds.buffers.get(session.id, ())) for host, holds in held.items()}
+        there: dict[int, set[int]] = {}
         said: dict[int, list[wire.Stored]] = {}
-        for report in (one for holds in held.values() for one in holds.uploads if one.session == session.id):
-            said.setdefault(report.buffer, []).append(report)
+        for host, holds in held.items():
+            arrived = self.arrived.pop((host, session.id), ())
+            there[host] = {*holds.buffers.get(session.id, ()), *(one.buffer for one in arrived)}
+            for report in (*(one for one in holds.uploads if one.session == session.id), *arrived):
+                said.setdefault(report.buffer, []).append(report)
         commands: list[Command] = []
         for group in request.kept:
             place = session.places.get(group.slice)
@@ -279,14 +290,12 @@ class Takeover:
         return commands + [SendIsland(island, wire.Drop(session.id, found)) for island, found in drops]
 
     def _still_held(self) -> dict[int, wire.Holds]:
-        """What hosts hold, without those that are gone or have started again since. One without a scheduler has it."""
+        """The holdings of hosts that are there and have not started again since, with or without a scheduler."""
         known = ((self.tables.hosts.get(host), holds) for host, holds in self.held.items())
         return {
             host.host: holds
             for host, holds in known
-            if host is not None
-            and host.epoch == self.epochs[host.host]
-            and (host.down_since is None or host.orphaned)
+            if host is not None and host.epoch == self.epochs[host.host] and (host.down_since is None or host.orphaned)
         }
 
     def _reply(self, call: int, client: Client, request: wire.ResumeSession) -> AnswerCall:

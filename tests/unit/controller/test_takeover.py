@@ -31,6 +31,7 @@ from pathways_ray.transport.messages import (
     HostUp,
     IslandUp,
     KeptBuffers,
+    Load,
     Peers,
     Refused,
     ResumeSession,
@@ -126,6 +127,9 @@ def test_a_host_that_does_not_come_in_time_counts_as_lost() -> None:
     for host in (0, 2, 3):
         front.comes(host, Holds({SESSION: (1, 2)}, ()))
     assert front.ask(kept(1), kept(2, slice=4)) == []
+    front.tick(GATHER_LIMIT_S / 2)
+    for island in set(ISLAND_OF_HOST.values()):  # or their hosts would count as lost too
+        front.from_island(island, Load(island, {}))
     found = reply(front.tick(1.0 + GATHER_LIMIT_S))
     assert isinstance(found, SessionResumed)
     assert found.lost == (2,)
@@ -351,3 +355,22 @@ def test_what_lies_between_the_parts_of_a_launch_gets_other_numbers_than_before(
     commands = front.ask(kept(1))
     assert front.core.launches.sessions[SESSION].own_numbers == -3
     assert Drop(SESSION, (-3, -2)) in sent(commands)
+
+
+def test_uploads_of_a_session_that_has_not_come_back_are_not_kept_without_bound() -> None:
+    front = Successor()
+    front.all_come()
+    most = limits.MAX_REMEMBERED_UPLOADS
+    front.from_island(0, *(Stored(0, SESSION, number, 1, VECTOR, ()) for number in range(1, most + 10)))
+    assert front.core.takeover is not None
+    assert sum(map(len, front.core.takeover.arrived.values())) == most
+
+
+def test_a_host_that_starts_again_has_what_is_uploaded_to_it_from_then_on() -> None:
+    front = Successor()
+    front.all_come(h0=(1, 2))
+    front.from_island(0, HostDown(0, 5, "killed"), HostUp(0, 6, "t0", "d0", 2, 200))
+    front.from_island(0, Stored(0, SESSION, 2, 1, VECTOR, ()))
+    found = reply(front.ask(kept(1, 2)))
+    assert isinstance(found, SessionResumed)
+    assert found.lost == (1,)

@@ -89,8 +89,10 @@ def test_a_thread_that_looks_while_another_one_flushes_gets_an_answer(sent: queu
     class Flushed(Reports):
         """Reports that leave as soon as somebody has looked at when they are due."""
 
+        _found: float | None = None
+
         @property
-        def _due(self) -> float | None:  # type: ignore[override]
+        def _due(self) -> float | None:
             found, self._found = self._found, None
             return found
 
