@@ -181,7 +181,7 @@ class Mover:
                     if isinstance(step, Hold):
                         sending.acquire()
                         held = True
-                        self._hold(what)
+                        self._hold(what, min(step.limit_s, QUIET_LIMIT_S))
                     elif isinstance(step, Release):
                         self._driver.end_hold()
                         if held:
@@ -201,16 +201,16 @@ class Mover:
                 sending.release()
                 self._driver.sweep()
 
-    def _hold(self, what: str) -> None:
+    def _hold(self, what: str, limit_s: float) -> None:
         """Waits until nothing is under way. The caller has `sending`, so nothing new is called."""
-        deadline = time.monotonic() + QUIET_LIMIT_S
+        deadline = time.monotonic() + limit_s
         driver = self._driver
         while not is_quiet(self._core):
             driver.check_open()
             if self._core.away:
                 raise ControllerLost(f"{what}: {self._core.away}")
             if time.monotonic() > deadline:
-                error = WaitTimeout(f"{what}: the session had calls under way for {QUIET_LIMIT_S:.0f} s")
+                error = WaitTimeout(f"{what}: the session had calls under way for {limit_s:.0f} s")
                 self._explain(error)
                 raise error
             driver.release_queue()

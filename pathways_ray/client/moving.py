@@ -13,6 +13,7 @@ Until the exchange nothing has changed for anybody, so a step that fails leaves 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,9 @@ class Ask:
 
 @dataclass(frozen=True)
 class Hold:
-    """Hold the session's calls from now on, and go on when nothing of it is under way."""
+    """Hold the session's calls from now on, and go on when nothing of it is under way, or fail after `limit_s`."""
+
+    limit_s: float = math.inf
 
 
 @dataclass(frozen=True)

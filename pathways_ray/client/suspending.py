@@ -47,6 +47,11 @@ AHEAD = 4
 """Uploads that are under way while another one begins; each may be in memory twice."""
 
 
+GIVE_WAY_LIMIT_S = 20.0
+"""A session that is to give way, and is not quiet within this time, goes on with its calls: it may have to move first.
+The controller asks again."""
+
+
 def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -> Generator[Step, Any, None]:
     """The steps that suspend a session.
 
@@ -59,7 +64,7 @@ def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -
     """
     saved: dict[int, tuple[int, wire.HeldBuffer]] = {}
     try:
-        yield Hold()
+        yield Hold(GIVE_WAY_LIMIT_S) if gives_way else Hold()
         held = yield from listed(core)
         for number, (record, one) in enumerate(living(core, held)):
             try:

@@ -152,8 +152,9 @@ class Moves:
         empty = sorted(self.draining | self.gone | self._lost(now))
         commands: list[Send] = []
         left: set[int] = set()
-        for session in self.launches.sessions.values() if empty else ():
+        for session in self.launches.sessions.values():
             found = [n for n, placed in session.slices.items() if placed.island in empty]
+            session.vacates = bool(found)
             left |= {session.slices[n].island for n in found}
             if whole := tuple(n for n in found if n not in session.parts):
                 commands.append(SendClient(session.id, wire.Vacate(whole)))

@@ -127,7 +127,9 @@ class Preemption:
             self.giving[late] = Way(0, now, {}, now)  # its client took longer than it may
         for number, way in list(self.giving.items()):
             session = sessions.get(number)
-            if session is None or self._is_over(way, session, now):
+            # A session that has to leave an island does that first: what it waits for there may never come.
+            leaves = session is not None and session.vacates and not way.away
+            if session is None or leaves or self._is_over(way, session, now):
                 del self.giving[number]
                 self.memory.let_through.discard(number)
                 self.came[number] = now
@@ -204,7 +206,7 @@ class Preemption:
         return self.ask(min(able, key=lambda s: (s.tenant.priority, self.came.get(s.id, 0.0))), one.session, now)
 
     def _may_displace(self, one: Wanting, other: Session, pools: set[str], now: float) -> bool:
-        if other.id == one.session.id or other.id in self.giving or other.suspended:
+        if other.id == one.session.id or other.id in self.giving or other.suspended or other.vacates:
             return False
         held = self.memory.held([other])
         if not any(held.get(pool, 0) for pool in pools):

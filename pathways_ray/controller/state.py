@@ -87,6 +87,7 @@ class Session:
     numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
     numbers, from `own_numbers` up.
     While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session.
+    While it `vacates`, slices of it have to leave an island.
     """
 
     id: int
@@ -111,6 +112,7 @@ class Session:
     own_numbers: int = 0
     suspended: bool = False
     gives_way: bool = False
+    vacates: bool = False
 
     @property
     def device_bytes(self) -> int:

@@ -88,7 +88,7 @@ class SimulatedController:
         self.handle(events.Tick(self.world.machine_slowness))
         settings, random = self.world.settings, self.world.random
         if settings.preempts and random.random() < settings.preempts:
-            able = [one for one in self.launches.sessions.values() if not one.suspended]
+            able = [one for one in self.launches.sessions.values() if not one.suspended and not one.vacates]
             if len(able) > 1 and not self.launches.preemption.giving:
                 one, other = random.sample(able, 2)
                 self._do(self.launches.preemption.ask(one, other, self.world.clock.now))

@@ -173,9 +173,9 @@ class SimulatedMover:
                 target, session = client.controller.process, client.core.session
                 post(client.process, target, call, client.process, session, request, self._go_on)
                 return
-            case Hold():
+            case Hold(limit_s):
                 self.holding = True
-                self._wait_until_quiet(client.world.clock.now + QUIET_LIMIT_S)
+                self._wait_until_quiet(client.world.clock.now + min(limit_s, QUIET_LIMIT_S))
                 return
             case Copy():
                 self._copy(step)
