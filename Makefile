@@ -52,7 +52,7 @@ test: $(READY)  ## all tests but those marked slow or long (about a quarter of a
 test-all: MARKS = not long
 test-all: test  ## those marked slow as well, as CI does
 
-test-pure: WORKERS := 1
+test-pure: WORKERS := 2
 test-pure: $(READY)
 	@nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
 	[ $$status -eq 0 ] || [ $$status -eq $(NONE) ]
