@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run import steps
+from pathways_ray.executor.run.steps import Slots
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
 ROUTING: dict[str, Any] = {
@@ -25,7 +25,7 @@ ROUTING: dict[str, Any] = {
 def parts_change_places(patch: Patch) -> None:
     """Where several parts lie on one slice, they travel in one bundle."""
 
-    def put(original: Original, slots: Any, targets: Any, made: Any) -> None:
-        original(slots, targets, made if isinstance(made, Failure) else list(made)[::-1])
+    def put(original: Original, self: Slots, targets: Any, made: Any) -> None:
+        original(self, targets, made if isinstance(made, Failure) else list(made)[::-1])
 
-    wrapped(patch, steps, "_put", put)
+    wrapped(patch, Slots, "put", put)
