@@ -45,10 +45,13 @@ def test_an_upload_that_is_stored_while_a_host_rejoins_is_reported_to_the_new_sc
                 upload(3)
                 executor.store.drop(1, (3,))
 
-    executor.outbox, executor.found = Outbox(), Found()
+    found = Found()
+    executor.outbox, executor.found = Outbox(), found
     executor.hello = HostUp(HOST, 1, "t", "d", 2, 1)
     upload(1)
     executor._rejoin(Holds(executor.store.held(), ()))
-    hello, *rest = executor.found.sent
+    hello, *rest = found.sent
+    assert isinstance(hello, HostUp)
     assert hello.holds == Holds({1: (1,)}, (), (reports[1],))
     assert rest == [reports[2]]
+    assert (executor.outbox, executor.found) == (found, None)
