@@ -23,7 +23,7 @@ from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import SharedIslands
 from pathways_ray.simulation import mover
 from pathways_ray.transport.messages import Abort, Drop, DropSession
-from tests.simulation.planted import Original, Patch, bug, wrapped
+from tests.simulation.planted import SINGLES, Original, Patch, bug, wrapped
 
 CHANGING: dict[str, Any] = {"islands": {0: [0], 1: [1], 2: [2]}, "clients": 4, "changes": 8, "flaws": 0.0}
 """Many islands come and go under clients that come and go."""
@@ -172,6 +172,10 @@ def a_host_keeps_what_an_ended_session_had(patch: Patch) -> None:
     wrapped(patch, hosts, "compared", _without(DropSession))
 
 
-@bug(faults=0, shown=17, **(ORPHANING | {"parallel": False}))
+WIDE: dict[str, Any] = SINGLES | {"clients": 4, "slices": 3, "launches": (40, 40), "scheduler_deaths": 6}
+"""Launches over many islands, each of a host that outlives its scheduler: some wait for what the others lost."""
+
+
+@bug(faults=0, shown=1, **ORPHANING | WIDE | {"parallel": False})
 def launches_go_on_that_failed_with_a_scheduler(patch: Patch) -> None:
     wrapped(patch, hosts, "compared", _without(Abort))
