@@ -39,7 +39,7 @@ def a_controller_numbers_its_launches_as_the_one_before(patch: Patch) -> None:
     patch.setattr(Takeover, "island_up", lambda self, hello: None)
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, shown=11, **DYING | {"clients": 4, "launches": (40, 40)})
 def what_hosts_hold_without_a_handle_stays_there(patch: Patch) -> None:
     def enter(original: Original, self: Takeover, session: Any, request: Any) -> Any:
         return [c for c in original(self, session, request) if type(c.message).__name__ != "Drop"]
