@@ -44,7 +44,7 @@ lint: $(READY)  ## format, lint and types
 check: lint  ## lint, then the tests that need no cluster (about three minutes)
 	$(PURE)
 
-# Tests with clusters wait for much of their time. The others fill the gaps: one at a time and with a lower priority, so
+# Tests with clusters wait for much of their time. The others fill the gaps: with a lower priority, so
 # that they delay nothing whose time is measured. Their output comes when they are through.
 test: $(READY)  ## all tests but those marked slow or long (about a quarter of an hour)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" test-pure test-cluster
