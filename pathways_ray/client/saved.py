@@ -26,6 +26,10 @@ INDEX = "suspension.json"
 Value = np.ndarray[Any, Any] | ArrayFile
 """The value of an array. One in a file in memory goes back to hosts of this machine as it is, without a copy."""
 
+MAX_FILES = 128
+"""Files in memory that one suspension keeps open: each is a descriptor, of which a process has a thousand. Of others
+the memory is kept, and copied at resumption."""
+
 
 class Saved(Protocol):
     """The values of one suspension, by number."""
@@ -54,8 +58,13 @@ class InMemory:
 
     def __init__(self) -> None:
         self.values: dict[int, Value] = {}
+        self._files = 0
 
     def save(self, number: int, value: Value) -> None:
+        if isinstance(value, ArrayFile):
+            self._files += 1
+            if self._files > MAX_FILES:
+                value = value.array()
         self.values[number] = value
 
     def load(self, number: int, kind: ArrayType) -> Value:

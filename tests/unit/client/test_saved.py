@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from pathways_ray.client.array_pieces import ArrayFile
-from pathways_ray.client.saved import INDEX, InDirectory, saved_at
+from pathways_ray.client.saved import INDEX, MAX_FILES, InDirectory, saved_at
 from pathways_ray.errors import SuspensionDamaged, UsageError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.shared_memory import SharedFile
@@ -40,6 +41,26 @@ def test_values_come_back_with_the_same_bits(where: str | None, tmp_path: Path) 
         assert (found.shape, found.dtype, found.tobytes()) == (value.shape, value.dtype, value.tobytes())
     saved.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_so_many_files_in_memory_are_kept_open_and_of_others_their_bytes() -> None:
+    """A process has a thousand descriptors, and a state may have more arrays."""
+    saved = saved_at(None)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(MAX_FILES + 20):
+        value = np.full(4, number, np.int32)
+        file = SharedFile.create(value.nbytes)
+        file.write(value, 0)
+        saved.save(number, ArrayFile(file, value.shape, value.dtype))
+        del file
+    assert len(os.listdir("/proc/self/fd")) - before <= MAX_FILES
+    for number in range(MAX_FILES + 20):
+        found = saved.load(number, ArrayType((4,), "int32"))
+        found = found.array() if isinstance(found, ArrayFile) else found
+        assert found.tolist() == [number] * 4
+    saved.remove()
+    del found
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("where", [None, "here"])
