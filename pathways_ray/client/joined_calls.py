@@ -74,10 +74,19 @@ class CallQueue:
         first = self.waiting[0]
         batch: list[Call] = []
         rows = 0
-        while self.waiting and self.waiting[0].kind == first.kind and rows + self.waiting[0].rows <= self.max_rows:
+        while self.waiting and _alike(self.waiting[0], first) and rows + self.waiting[0].rows <= self.max_rows:
             rows += self.waiting[0].rows
             batch.append(self.waiting.popleft())
         return batch
+
+
+def _alike(call: Call, other: Call) -> bool:
+    """Whether two calls may be joined. Those whose trees of arguments cannot be compared may not (a user's class of
+    pytrees may raise, of what it has beside its children), and nobody else's call fails of it."""
+    try:
+        return bool(call.kind == other.kind)
+    except Exception:
+        return False
 
 
 class JoinedCalls:
@@ -95,9 +104,9 @@ class JoinedCalls:
 
     def outcome(self, call: Call) -> Any:
         """Has a call computed, with others; waits for its outcome. Raises what its computation raised."""
-        with self._lock:
-            self._hand_over(self._queue.enter(call))
         try:
+            with self._lock:
+                self._hand_over(self._queue.enter(call))
             call.woken.wait()
         except BaseException:  # Ctrl-C
             self._give_up(call)

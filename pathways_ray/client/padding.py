@@ -11,6 +11,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
+from pathways_ray.client.export import jax_settings
 from pathways_ray.client.joined_calls import Call, JoinedCalls
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import UsageError
@@ -28,14 +29,17 @@ class Padded:
 
     def __call__(self, *args: Any) -> Any:
         """Calls the function for the next size; waits for the results, and returns them without the padding."""
-        if self._joined is not None:
-            leaves, tree, axes, count = self._batch(args)
-            kinds = [
-                id(leaf) if axis is None else (np.asarray(leaf).dtype, _rest(leaf, axis))
-                for leaf, axis in zip(leaves, axes, strict=True)
-            ]
-            return self._joined.outcome(Call((tree, *kinds), count, leaves))
-        return self._alone(args)
+        if self._joined is None:
+            return self._alone(args)
+        leaves, tree, axes, count = self._batch(args)
+        if any(isinstance(leaf, SliceArray) for leaf, axis in zip(leaves, axes, strict=True) if axis is not None):
+            return self._alone(args)  # to be joined, it would have to be fetched
+        kinds = [
+            id(leaf) if axis is None else (np.asarray(leaf).dtype, _rest(leaf, axis))
+            for leaf, axis in zip(leaves, axes, strict=True)
+        ]
+        # The thread of another call may have other settings of JAX.
+        return self._joined.outcome(Call((tree, jax_settings(), *kinds), count, leaves))
 
     def _together(self, calls: Sequence[Call]) -> list[Any]:
         """The results of calls of one kind, computed as one batch."""
@@ -151,7 +155,8 @@ def padded(
         out_axes: the same for the results. Those with an axis are fetched, and returned as NumPy arrays.
         join_calls: has calls of several threads that come while others are under way be computed as one batch, up to
             the largest of the sizes. Arguments without a batch have to be the same objects. The last bits of a row may
-            then depend on how many rows it was computed with, as they do on the size.
+            then depend on how many rows it was computed with, as they do on the size; an error is that of all calls
+            that were joined.
 
     Raises:
         UsageError: an option of the wrong kind. When called: a batch larger than all sizes, batches of several sizes,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -29,6 +32,25 @@ def test_what_comes_while_batches_are_under_way_leaves_together() -> None:
     assert not queue.leave(three)
     assert queue.ended() == [other]
     assert (queue.ended(), queue.ended(), queue.under_way) == ([], [], 0)
+
+
+class Strange:
+    """A part of a call's kind that cannot be compared, as an array among the static parts of a user's pytree."""
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_calls_that_cannot_be_compared_leave_each_by_itself() -> None:
+    queue = CallQueue(max_rows=8)
+    calls = [Call((Strange(),), 1, ()) for _ in range(4)]
+    left = [queue.enter(call) for call in calls]
+    left += [queue.ended() for _ in calls]
+    assert left == [[calls[0]], [calls[1]], [], [], [calls[2]], [calls[3]], [], []]
+    assert queue.under_way == 0
 
 
 class Held:
@@ -132,3 +154,48 @@ def test_a_server_joins_the_calls_of_its_threads(session) -> None:
     assert set(traced) <= {(4, 3), (16, 3)}
     with pytest.raises(pw.errors.UsageError, match="a batch of 17 is larger"):
         f(w, {"rows": np.ones((17, 3), np.float32)})
+
+
+def held_up(serve: Callable[[Any], Any]) -> tuple[Any, threading.Event]:
+    """`serve` with joined calls, of which two wait until the event."""
+    go, calls = threading.Event(), list[int]()
+
+    def held(v: Any) -> Any:
+        calls.append(len(v))
+        if len(calls) <= 2:
+            assert go.wait(LIMIT_S)
+        return serve(v)
+
+    return pw.padded(held, sizes=(1, 4), join_calls=True), go
+
+
+def test_calls_under_other_settings_of_jax_are_not_joined() -> None:
+    """A thread that computes with 64 bits has them, whichever thread's call comes before its own."""
+    f, go = held_up(lambda v: jnp.asarray(v) / 3)
+    row = np.ones(1, np.float64)
+
+    def gathered(count: int) -> bool:
+        return len(f._joined._queue.waiting) == count
+
+    def call(x64: bool) -> Any:
+        with jax.enable_x64(x64):
+            return f(row)
+
+    with ThreadPoolExecutor(6) as pool:
+        found = [pool.submit(call, False) for _ in range(2)]
+        until(lambda: f._joined._queue.under_way == 2)
+        for waiting, x64 in enumerate((False, True, False, True), 1):
+            found.append(pool.submit(call, x64))
+            until(partial(gathered, waiting))
+        go.set()
+        dtypes = [one.result(LIMIT_S).dtype.name for one in found]
+    assert dtypes == ["float32", "float32", "float32", "float64", "float32", "float64"]
+
+
+def test_a_batch_on_a_slice_is_neither_fetched_nor_joined(session) -> None:
+    a = session.virtual_slice((2,), ("x",))
+    f = pw.padded(pw.compiled(lambda v: v + 1, slice=a), sizes=(1, 4), join_calls=True)
+    rows = np.ones((4, 2), np.float32)
+    np.testing.assert_array_equal(f(pw.put(rows, a)), rows + 1)
+    with pytest.raises(pw.errors.UsageError, match="lies on a slice, where each size would be compiled"):
+        f(pw.put(rows[:3], a))
