@@ -32,7 +32,7 @@ from pathways_ray.client.session import Session
 from pathways_ray.client.slices import slice_of
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.stages import Lowered
-from pathways_ray.client.tracer import holds_calls, is_call
+from pathways_ray.client.tracer import holds_calls, is_call, slices_of_call
 from pathways_ray.errors import UsageError
 
 _lowered: weakref.WeakKeyDictionary[Any, dict[Any, LoweredProgram]] = weakref.WeakKeyDictionary()
@@ -97,9 +97,7 @@ def _session(leaves: Sequence[Any], closed: Any, params: Any) -> Session:
         owners = [*(where.session for where in slices_of(params)), *owners, None]
     for equation in equations_of(closed.jaxpr) if not owners else ():
         if is_call(equation):
-            site = equation.params.get("site")
-            slices = [site.slice] if site is not None else slices_of(equation.params)
-            owners += [where.session for where in slices]
+            owners += [where.session for where in slices_of_call(equation)]
     if not owners:
         raise UsageError(
             f"{params['name']} uses a pw.Array that a jax.jit inside of it captured; pass it as an argument there"

@@ -136,11 +136,11 @@ class Program:
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool = False) -> LoweredProgram:
         """The program for arguments of these types. What the function does depends on their shapes and dtypes alone: it
-        does not run again for arguments that lie elsewhere."""
+        does not run again for arguments that lie elsewhere, as long as all is there that it used."""
         session.check_open()
         key = (session, tree, *jax_settings(), *(kind.aval for kind in kinds))
         found = self._traced.get(key)
-        if found is None:
+        if found is None or not found.is_current:
             if noted:
                 self._traces.note(kinds, stacklevel=5)
             found = self._traced[key] = trace(session, self.fun, self.__name__, tree, kinds)

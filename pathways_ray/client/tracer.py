@@ -103,9 +103,14 @@ def first_slice(kinds: Sequence[ArgumentType], closed: Any) -> VirtualSlice | No
         if equation.primitive is capture_p:
             return equation.params["captured"].array.slice
         if is_call(equation):
-            site = equation.params.get("site")
-            return site.slice if site is not None else next(iter(slices_of(equation.params)), None)
+            return next(iter(slices_of_call(equation)), None)
     return found
+
+
+def slices_of_call(equation: Any) -> list[VirtualSlice]:
+    """The slices that a call of a function that is pinned to one says."""
+    site = equation.params.get("site")
+    return [site.slice] if site is not None else slices_of(equation.params)
 
 
 def operand(leaf: Any, name: str, number: int) -> Any:
@@ -139,6 +144,15 @@ class Trace:
     output_tree: Any
     captured: list[Array]
     operations: dict[Any, Exported] = field(default_factory=dict)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the arrays that it captured, and the slices of what it calls, are still there. Where they are not,
+        the function may have others now."""
+        arrays = (*self.captured, *(one for one in constants_of(self.closed) if isinstance(one, Array)))
+        calls = (one for one in equations_of(self.closed.jaxpr) if is_call(one))
+        slices = (where for call in calls for where in slices_of_call(call))
+        return not any(array.is_deleted() for array in arrays) and not any(where.released for where in slices)
 
 
 def traced(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Any:
