@@ -22,7 +22,7 @@ MAX_KEPT = 64
 
 _START_LIMIT_S = 10.0
 
-Send = Callable[[socket.socket, bytes, SharedFile | None], object]
+Send = Callable[[socket.socket, bytes, SharedFile | None], bool]
 
 
 def question(number: int) -> bytes:
@@ -40,7 +40,7 @@ class Handover:
 
     Args:
         invitation: brings the client to the socket.
-        send: sends an answer, with a file where there is one.
+        send: sends an answer, with a file where there is one; False where that cannot be.
         end: hangs up on the client.
     """
 
@@ -64,7 +64,7 @@ class Handover:
                     del self._kept[oldest]
                     self._past = max(self._past, oldest)
                 return
-        self._send(asked, question(number), file)
+        self._answer(asked, number, file)
 
     def ask(self, connection: socket.socket, number: int) -> None:
         """Sends file `number` as soon as it is there."""
@@ -73,7 +73,12 @@ class Handover:
                 self._asked[number] = connection
                 return
             file = self._kept.pop(number, None)
-        self._send(connection, question(number), file)
+        self._answer(connection, number, file)
+
+    def _answer(self, connection: socket.socket, number: int, file: SharedFile | None) -> None:
+        """Sends an answer. A client that cannot be sent one waits for it: it sees the end."""
+        if not self._send(connection, question(number), file):
+            self._end(self)
 
     def close(self) -> None:
         """Lets go of all files, and hangs up on the client, who sees that no more come."""

@@ -56,6 +56,7 @@ class BigValues:
         self._socket = LocalSocket(invitation)
         self._program: Any = None
         self._numbers = itertools.count(1)
+        self._lost_count = False
         self._lock = threading.Lock()
 
     def forget(self) -> None:
@@ -71,6 +72,18 @@ class BigValues:
             program = self._program = client.compile_ifrt_program(made, options)
         return program
 
+    def _asked(self, program: Any, array: Any) -> int:
+        """Asks for a file; its number. Where that is interrupted, or refused here (another thread may delete the array
+        meanwhile), nobody knows whether the proxy has counted it: a later number would be that of another array, or of
+        a file that never comes."""
+        try:
+            number = next(self._numbers)
+            program.execute_sharded([array])
+        except BaseException:
+            self._lost_count = True
+            raise
+        return number
+
     def value(self, client: Any, array: Any) -> np.ndarray[Any, Any] | None:
         """The value of an array that is whole on each of its devices; None where it does not come so."""
         alone = array if len(array.sharding.device_set) == 1 else array.addressable_data(0)
@@ -78,8 +91,9 @@ class BigValues:
         if not self._lock.acquire(blocking=False):
             return None  # another thread waits for a value that may take its time
         try:
-            number = next(self._numbers)
-            program.execute_sharded([alone])
+            if self._lost_count:
+                return None
+            number = self._asked(program, alone)
             if not self._socket.send(question(number)):
                 return None
             data, file = received(self._socket.connection)

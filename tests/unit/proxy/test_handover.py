@@ -21,7 +21,13 @@ class Client:
     def __init__(self) -> None:
         self.sent: list[tuple[Any, int, SharedFile | None]] = []
         self.ended: list[Handover] = []
-        self.files = Handover(lambda to, data, file: self.sent.append((to, number_of(data), file)), self.ended.append)
+        self.takes = True
+        self.files = Handover(self.send, self.ended.append)
+
+    def send(self, to: Any, data: bytes, file: SharedFile | None) -> bool:
+        if self.takes:
+            self.sent.append((to, number_of(data), file))
+        return self.takes
 
 
 def test_a_file_and_its_question_find_each_other() -> None:
@@ -44,6 +50,17 @@ def test_what_is_not_asked_for_is_kept_up_to_a_limit_and_no_question_waits_for_w
     assert [(number, file is not None) for _, number, file in client.sent] == [(2, False), (3, True)]
     client.files.give(MAX_KEPT + 3, None)
     assert client.sent[-1] == (HERE, MAX_KEPT + 3, None)
+
+
+@pytest.mark.parametrize("asks_first", [True, False])
+def test_who_cannot_be_sent_an_answer_sees_the_end_and_does_not_wait_for_it(asks_first: bool) -> None:
+    client = Client()
+    client.takes = False
+    steps = [lambda: client.files.ask(HERE, 1), lambda: client.files.give(1, SharedFile.create(8))]
+    for step in steps if asks_first else steps[::-1]:
+        assert not client.ended
+        step()
+    assert client.ended == [client.files]
 
 
 def test_a_socket_hands_files_to_whom_it_has_invited_and_hangs_up_at_the_end() -> None:
