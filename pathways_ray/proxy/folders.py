@@ -42,9 +42,15 @@ def own_folder() -> str:
         made = tempfile.mkdtemp(prefix=PREFIX, dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
         descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # open while the process lives
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        atexit.register(shutil.rmtree, made, ignore_errors=True)
+        atexit.register(_remove_own, os.getpid())
         found = _own[os.getpid()] = made
     return found
+
+
+def _remove_own(process: int) -> None:
+    """Removes the folder of this process at its end; a fork, which ends with the same calls, leaves it alone."""
+    if process == os.getpid():
+        shutil.rmtree(_own.pop(process), ignore_errors=True)
 
 
 def folder_of(said: str) -> Path | None:

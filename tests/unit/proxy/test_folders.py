@@ -20,6 +20,17 @@ os.abort()
 """
 
 
+FORKS = """
+import os, sys
+from pathways_ray.proxy.folders import own_folder
+path = own_folder()
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(path, os.path.isdir(path))
+"""
+
+
 def test_a_folder_is_this_users_alone_and_stays_while_its_process_lives() -> None:
     path = Path(own_folder())
     assert path.stat().st_mode & 0o777 == 0o700
@@ -38,6 +49,12 @@ def test_the_folder_of_a_process_that_was_killed_is_removed() -> None:
     remove_left(path)
     assert not path.exists()
     remove_left(path)
+
+
+def test_the_end_of_a_fork_leaves_the_folder_and_that_of_its_process_removes_it() -> None:
+    found = subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True, text=True).stdout.split()
+    assert found[1] == "True"
+    assert not Path(found[0]).exists()
 
 
 def test_bytes_are_taken_once_and_only_as_many_as_announced(tmp_path: Path) -> None:
