@@ -253,5 +253,11 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
 
 def jax_settings() -> tuple[Any, ...]:
     """The settings of JAX that a trace depends on beside its arguments; they may differ with each call
-    (`jax.enable_x64`, `jax.default_matmul_precision`)."""
-    return _CONFIG.jax_enable_x64, _CONFIG.jax_default_matmul_precision, debugging.checks_asked()
+    (`jax.enable_x64`, `jax.default_matmul_precision`, `jax.threefry_partitionable`, `jax.default_prng_impl`)."""
+    return (
+        _CONFIG.jax_enable_x64,
+        _CONFIG.jax_default_matmul_precision,
+        _CONFIG.jax_threefry_partitionable,
+        _CONFIG.jax_default_prng_impl,
+        debugging.checks_asked(),
+    )

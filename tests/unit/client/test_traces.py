@@ -70,6 +70,43 @@ def test_arguments_on_another_slice_of_the_layout_are_neither_traced_nor_exporte
         winner(pw.put(V[:4], slices[0], P("x")), scale)
 
 
+def test_a_function_whose_slices_and_arrays_are_gone_is_traced_again(session) -> None:
+    """It takes others now, as a program does that goes on after a loss."""
+    slices = [session.virtual_slice((2,), ("x",)) for _ in range(3)]
+    used: dict[str, Any] = {}
+
+    def uses(where: Any, number: int) -> None:
+        used["step"] = pw.compiled(lambda v: v + number, slice=where, in_specs=P("x"), out_specs=P("x"))
+        used["w"] = pw.put(V * number, where, P("x"))
+
+    f = pw.program(lambda v: used["step"](v) * used["w"])
+    for number, where in enumerate(slices):
+        uses(where, number)
+        found = np.asarray(f(pw.put(V, where, P("x"))))
+        np.testing.assert_array_equal(found, (V + number) * (V * number))
+        if number == 0:
+            used["w"].delete()
+        else:
+            where.released = True
+
+
+def test_settings_that_change_random_numbers_are_not_those_of_an_earlier_trace(session) -> None:
+    def drawn(seed: Any) -> Any:
+        return jax.random.uniform(jax.random.key(seed), (8,))
+
+    f = pw.program(drawn)
+    found = []
+    for setting in (
+        jax.threefry_partitionable(True),
+        jax.threefry_partitionable(False),
+        jax.default_prng_impl("rbg"),
+    ):
+        with setting:
+            found.append(np.asarray(f(np.int32(3))))
+            np.testing.assert_array_equal(found[-1], drawn(np.int32(3)))
+    assert len({one.tobytes() for one in found}) == 3
+
+
 def test_operations_outside_of_programs_are_exported_once_for_a_layout(session, exported) -> None:
     slices = [session.virtual_slice((2,), ("x",)) for _ in range(3)]
     step = jax.jit(lambda v: jnp.sin(v) + 1)
