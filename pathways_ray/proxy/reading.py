@@ -20,6 +20,7 @@ import numpy as np
 
 from pathways_ray.proxy.handover import number_of, question
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal, received
+from pathways_ray.transport.shared_memory import SharedFile
 
 READ_BYTES = 1 << 20
 """Shards from this size on are read by a file; others gRPC brings as fast."""
@@ -56,7 +57,7 @@ class BigValues:
         self._socket = LocalSocket(invitation)
         self._program: Any = None
         self._numbers = itertools.count(1)
-        self._lost_count = False
+        self._over = False
         self._lock = threading.Lock()
 
     def forget(self) -> None:
@@ -80,9 +81,20 @@ class BigValues:
             number = next(self._numbers)
             program.execute_sharded([array])
         except BaseException:
-            self._lost_count = True
+            self._over = True
             raise
         return number
+
+    def _answer(self, number: int) -> SharedFile | None:
+        """The file of a question; None for one that does not come, or where the proxy has hung up."""
+        with contextlib.suppress(ConnectionError):
+            data, file = received(self._socket.connection)
+            while data and number_of(data) < number:  # the answer to a question whose thread was interrupted
+                data, file = received(self._socket.connection)
+            if data:
+                return file
+        self._over = True
+        return None
 
     def value(self, client: Any, array: Any) -> np.ndarray[Any, Any] | None:
         """The value of an array that is whole on each of its devices; None where it does not come so."""
@@ -91,14 +103,13 @@ class BigValues:
         if not self._lock.acquire(blocking=False):
             return None  # another thread waits for a value that may take its time
         try:
-            if self._lost_count:
+            if self._over:
                 return None
             number = self._asked(program, alone)
             if not self._socket.send(question(number)):
+                self._over = True
                 return None
-            data, file = received(self._socket.connection)
-            while data and number_of(data) < number:  # the answer to a question whose thread was interrupted
-                data, file = received(self._socket.connection)
+            file = self._answer(number)
         finally:
             self._lock.release()
         if file is None:

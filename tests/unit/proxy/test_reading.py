@@ -48,4 +48,19 @@ def test_nothing_is_asked_for_once_the_count_may_differ_from_that_of_the_proxy()
     program.error = ""
     assert reader.value(None, ARRAY) is None
     assert program.handed == 2
+    reader._socket.close()
+    server.close()
+
+
+def test_nothing_is_asked_for_once_the_proxy_has_hung_up() -> None:
+    """Each value would be fetched twice."""
+    server = Handovers()
+    files = server.open()
+    reader = BigValues(files.invitation)
+    reader._socket.connection.settimeout(5.0)
+    program = reader._program = Program(files)
+    files.close()
+    assert [reader.value(None, ARRAY) for _ in range(3)] == [None] * 3
+    assert program.handed == 1
+    reader._socket.close()
     server.close()
