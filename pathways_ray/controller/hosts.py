@@ -30,7 +30,8 @@ class Hosts:
         self.dispatch = dispatch
         self.outcomes = outcomes
         self.gathering = False
-        """Whether hosts that live may not have come yet: others, told that they are gone, would drop connections."""
+        """Whether hosts that live may not have come yet: others, told that they are gone, would drop connections. So no
+        list of hosts is sent, and no launch: a scheduler drops those that come before a list with its hosts."""
 
     def expect(self, islands: Mapping[int, Sequence[int]]) -> None:
         """The hosts of the cluster as it begins: none has joined, and none is waited for for ever."""
@@ -210,6 +211,7 @@ class Hosts:
         return (
             program.is_ready
             and not program.unsent
+            and not self.gathering
             and not (self.tables.away and self.away(program))
             and not self.preparation.must_wait(program)
         )

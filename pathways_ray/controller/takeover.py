@@ -3,7 +3,7 @@
 It has read nothing that its predecessor wrote down. The resource manager says which slices there are, schedulers the
 highest numbers of launches and programs, hosts what they hold, and a client, which shows by a tag that a session is its
 own, what of that it has handles to. Until all hosts that are awaited have said so, or for `GATHER_LIMIT_S`, clients
-wait. What nobody has come for `RESUME_LIMIT_S` later is freed.
+wait, and so do launches of sessions that are new. What nobody has come for `RESUME_LIMIT_S` later is freed.
 
 No launch is taken over: its client has failed it when it lost the controller. So nothing runs twice.
 """
@@ -155,7 +155,8 @@ class Takeover:
             asked, self.asked = list(self.asked.values()), {}
             self.launches.membership.gathering = False
             peers = self.launches.membership.peers()
-            return [*peers] + [command for one in asked for command in self._answered(one, now)]
+            begun = self.launches.admission.resume(self.launches.sessions.values())
+            return [*peers, *begun, *(command for one in asked for command in self._answered(one, now))]
         if self.open_since is not None and not self.over and now - self.open_since >= limits.RESUME_LIMIT_S:
             return self._end(now)
         return []

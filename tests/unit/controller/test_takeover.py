@@ -15,6 +15,7 @@ from pathways_ray.controller.events import (
     StreamOpened,
     WantIslands,
 )
+from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.transport.capabilities import resume_tag
@@ -29,10 +30,13 @@ from pathways_ray.transport.messages import (
     HostDown,
     HostInfo,
     HostUp,
+    IslandLaunch,
     IslandUp,
     KeptBuffers,
+    Launch,
     Load,
     Peers,
+    Ready,
     Refused,
     ResumeSession,
     SessionResumed,
@@ -40,7 +44,7 @@ from pathways_ray.transport.messages import (
     Vacate,
 )
 from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
-from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES
+from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES, program_over
 from tests.unit.helpers import VECTOR
 
 ALICE = Tenant("alice")
@@ -374,3 +378,22 @@ def test_a_host_that_starts_again_has_what_is_uploaded_to_it_from_then_on() -> N
     found = reply(front.ask(kept(1, 2)))
     assert isinstance(found, SessionResumed)
     assert found.lost == (1,)
+
+
+def test_no_launch_goes_before_the_list_of_hosts() -> None:
+    """
+    1. A new session calls a program on host 0, which is there; host 3 is still awaited. A scheduler whose host started
+       again would drop what comes before a list that names it: the launch waits.
+    2. Host 3 comes. The list goes to the island, and then the launch.
+    """
+    front = Successor()
+    for host in (0, 1, 2):
+        front.comes(host, Holds({}, ()))
+    launches = front.core.launches
+    launches.open_session(1)
+    launches.add_slice(1, SLICES[0])
+    launches.register(1, 1, program_over(1, arguments=0))
+    launches.ready(Ready(0, 1, 0))
+    assert launches.admission.call(launches.sessions[1], Launch(1, 1, (), 0)) == []
+    kinds = [type(c.message) for c in of(SendIsland, front.comes(3, Holds({}, ()))) if c.island == 0]
+    assert [kind for kind in kinds if kind in (Peers, IslandLaunch)] == [Peers, IslandLaunch]
