@@ -143,7 +143,12 @@ class Ending:
         self.renewals.controller_lost()
         self.coalescer.moved(_Everything())
         text = "it was not on its hosts any more, or not known to be, when the session had another controller"
-        lost = self._buffers_lost(wire.BuffersLost(reply.lost, Failure("BufferLost", text)), now) if reply.lost else ()
+        failure, gone = Failure("BufferLost", text), set(reply.lost)
+        lost = self._buffers_lost(wire.BuffersLost(reply.lost, failure), now) if gone else ()
+        for queued in list(self.queue) if gone else ():  # arguments that have no handle any more, as in the request
+            for record in queued.buffers:
+                if record.id in gone and record.failure is None:
+                    record.fail(failure)
         self.away = ""
         self.arrived_away.clear()
         return *(events.MoveHost(host) for host in reply.hosts), *lost, *WAKE_ALL, events.ReleaseQueue()

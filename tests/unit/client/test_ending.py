@@ -144,6 +144,23 @@ def test_arrays_that_are_not_there_any_more_are_lost() -> None:
     assert b.failure.kind == "BufferLost"
 
 
+def test_a_launch_that_waited_fails_with_the_loss_of_an_argument_without_a_handle() -> None:
+    """Its argument was dropped behind it. The successor does not know the array, so the launch must not be sent."""
+    s = Session()
+    s.register()
+    a = s.call()
+    s.handle(Completed((1,)))
+    s.take()
+    s.lose()
+    b = s.call(a)
+    s.free(a)
+    assert [group.numbers for group in s.request().kept] == [(a.id,)]
+    s.resume(a.id)
+    assert not [m for m in s.take() if isinstance(m, Launch)]
+    assert b.failure is not None
+    assert b.failure.kind == "BufferLost"
+
+
 def test_what_a_lost_launch_may_have_taken_is_gone() -> None:
     """A donated array, and one of which it was not known yet whether a failed launch had taken it."""
     s = Session()
