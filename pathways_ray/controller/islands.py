@@ -180,4 +180,6 @@ class Islands:
         for host in [host.host for host in tables.hosts.values() if host.island == island]:
             del tables.hosts[host]
             tables.away.discard(host)
+            if self.takeover is not None:
+                self.takeover.host_lost(host)
         return commands

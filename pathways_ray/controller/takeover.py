@@ -304,9 +304,10 @@ class Takeover:
         secret = self.requests.data_secret
         slices = tuple(wire.SliceCreated(one, slice_tag(secret, session.id, one)) for one in session.slices.values())
         lost = tuple(n for group in request.kept for n in group.numbers if not session.lives(n))
-        reply = wire.SessionResumed(
-            client.secret, self.requests.link_port, self.requests.hosts_up(), slices, tuple(dict.fromkeys(lost))
-        )
+        # Of one that was up under the controller before, and is not, nobody else would tell: uploads there never end.
+        down = (h for h in self.tables.hosts.values() if h.down_since is not None)
+        hosts = *self.requests.hosts_up(), *(wire.HostAddress(h.host, h.epoch, "") for h in down)
+        reply = wire.SessionResumed(client.secret, self.requests.link_port, hosts, slices, tuple(dict.fromkeys(lost)))
         return AnswerCall(call, reply)
 
 

@@ -276,6 +276,28 @@ def test_a_host_that_says_twice_what_it_holds_stays() -> None:
     assert not found.lost
 
 
+def test_a_session_that_comes_back_hears_which_hosts_are_down() -> None:
+    """One was up under the controller before, and is gone: uploads to it would wait for ever."""
+    front = Successor()
+    front.tick(9.0)  # schedulers that join sooner would have to be heard of again
+    for host in (0, 2, 3):
+        front.comes(host, Holds({}, ()))
+    assert front.ask() == []
+    found = reply(front.tick(1.0 + GATHER_LIMIT_S))  # since the first tick
+    assert isinstance(found, SessionResumed)
+    assert {one.host: one.address for one in found.hosts} == {0: "d0", 1: "", 2: "d2", 3: "d3"}
+
+
+def test_what_a_host_held_goes_with_its_island() -> None:
+    """Its island was ended before the session came back."""
+    front = Successor()
+    front.all_come(h0=(1, 2), h2=(8,))
+    front.core.islands.forget(1)
+    commands = front.ask(kept(1))
+    assert isinstance(reply(commands), SessionResumed)
+    assert [c.island for c in of(SendIsland, commands) if isinstance(c.message, Drop)] == [0]
+
+
 def test_hosts_hear_of_all_that_live_at_once() -> None:
     """One that hears of some of them would drop its connections to the others."""
     front = Successor()
