@@ -52,6 +52,11 @@ NUMBERS_APART = 1 << 20
 later may have seen higher ones."""
 
 
+PROGRAMS_APART = 1024
+"""Programs that a controller may number for each number of a session, a hundredth of a second, before those of the next
+controller begin."""
+
+
 class _Asked(NamedTuple):
     """A call that waits until the hosts have said what they hold."""
 
@@ -89,6 +94,8 @@ class Takeover:
         self.began: float | None = None
         self.open_since: float | None = None
         self.over_since: float | None = None
+        # Sessions are numbered by the clock. Hosts may have programs of a number that no scheduler has told of yet.
+        self.clients.registrar.programs_made = self.clients.sessions_made * PROGRAMS_APART
         requests.isolation.waits = self.launches.membership.gathering = True
 
     @property

@@ -64,6 +64,7 @@ class SimulatedController:
         )
         if settings.preempts or settings.memory:
             self.launches.preemption.enable()
+        world.sessions += restarted  # the clock has gone on
         # Functions are names here, without content; sessions of different incarnations have different numbers.
         clients = Clients(self.launches, settings.fusion, world.sessions, check=lambda functions: None)
         if world.random.random() < 0.5:

@@ -16,7 +16,7 @@ from pathways_ray.controller.events import (
     WantIslands,
 )
 from pathways_ray.controller.state import SendIsland
-from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART
+from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.transport.capabilities import resume_tag
 from pathways_ray.transport.messages import (
@@ -186,6 +186,14 @@ def test_numbers_go_on_above_those_that_schedulers_have_seen() -> None:
     assert front.core.launches.sequence == 900 + NUMBERS_APART
     assert front.core.clients.registrar.programs_made == 40 + NUMBERS_APART
     assert front.core.launches.tables.last_slice == 9
+
+
+def test_programs_have_other_numbers_before_a_scheduler_has_told_of_any() -> None:
+    """A host that is cut off may have programs of the controller before, and would take them for these."""
+    front = CoreHarness()
+    front.core.clients.sessions_made = 17
+    front.core.take_over(HeldSlices((), 9))
+    assert front.core.clients.registrar.programs_made == 17 * PROGRAMS_APART
 
 
 def test_what_nobody_comes_for_is_freed() -> None:
