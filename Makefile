@@ -14,9 +14,9 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.project
 
-# Tests that start no processes of the runtime share the cores; the others run one after the other.
+# Tests that start no processes of the runtime share the cores, so they may take longer; the others run one after the other.
 WORKERS := 2
-PURE = $(PY) -m pytest -q -m "$(MARKS)" --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
+PURE = $(PY) -m pytest -q -m "$(MARKS)" -o timeout=280 --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
 CLUSTER = $(PY) -m pytest -q -m "$(MARKS)" tests/integration tests/deploy $(ARGS)
 # What pytest returns when ARGS leave no test of one kind.
 NONE := 5

@@ -23,7 +23,9 @@ def slices(session: LocalSession, *sizes: int) -> list[pw.VirtualSlice]:
     return [session.virtual_slice((1, size), (DATA, TENSOR)) for size in sizes]
 
 
-@pytest.mark.parametrize("capacity", [pytest.param(0.0, marks=pytest.mark.long), 1.0])
+@pytest.mark.parametrize(
+    "capacity", [pytest.param(0.0, marks=pytest.mark.long), pytest.param(1.0, marks=pytest.mark.slow)]
+)
 def test_loss_and_gradients_are_those_of_one_slice(session: LocalSession, capacity: float) -> None:
     """Two slices of one and of two members have two experts each. With a capacity the same choices find no room."""
     config = preset("gpt-tiny", **SIZES, capacity=capacity)
