@@ -94,7 +94,7 @@ class Takeover:
         self.began: float | None = None
         self.open_since: float | None = None
         self.over_since: float | None = None
-        # Sessions are numbered by the clock. Hosts may have programs of a number that no scheduler has told of yet.
+        # Sessions are numbered by the clock. Hosts may have programs of a number that no scheduler has reported yet.
         self.clients.registrar.programs_made = self.clients.sessions_made * PROGRAMS_APART
         requests.isolation.waits = self.launches.membership.gathering = True
 

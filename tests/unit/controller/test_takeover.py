@@ -188,7 +188,7 @@ def test_numbers_go_on_above_those_that_schedulers_have_seen() -> None:
     assert front.core.launches.tables.last_slice == 9
 
 
-def test_programs_have_other_numbers_before_a_scheduler_has_told_of_any() -> None:
+def test_programs_have_other_numbers_before_a_scheduler_has_reported_any() -> None:
     """A host that is cut off may have programs of the controller before, and would take them for these."""
     front = CoreHarness()
     front.core.clients.sessions_made = 17
