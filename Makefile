@@ -46,7 +46,7 @@ check: lint  ## lint, then the tests that need no cluster (about three minutes)
 
 # Tests with clusters wait for much of their time. The others fill the gaps: with a lower priority, so
 # that they delay nothing whose time is measured. Their output comes when they are through.
-test: $(READY)  ## all tests but those marked slow or long (about a quarter of an hour)
+test: $(READY)  ## all tests but those marked slow or long (about twenty minutes on two cores)
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" test-pure test-cluster
 
 test-all: MARKS = not long
