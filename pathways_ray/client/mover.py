@@ -7,7 +7,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -64,10 +64,17 @@ class Mover:
         driver.vacate = self.vacate
         driver.make_way = self.make_way
 
-    def known(self, made: VirtualSlice) -> VirtualSlice:
-        """Notes a slice of the session, while a handle to it is left."""
-        self._slices[made.id] = made
-        return made
+    def made(self, asked: wire.CreateSlice, handle: Callable[[wire.SliceCreated], VirtualSlice]) -> VirtualSlice:
+        """Asks for a slice, and notes it while a handle to it is left. The turn is taken for that: a session that was
+        suspended meanwhile would not know of the slice."""
+        while True:
+            self._driver.check_active()
+            with self._turn:
+                if self._driver.suspension is None:
+                    reply = self._connection.call(asked)
+                    assert isinstance(reply, wire.SliceCreated)
+                    found = self._slices[reply.placed.mesh.id] = handle(reply)
+                    return found
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices in a thread of its own, unless one is at it: the controller says again what has to move."""

@@ -48,12 +48,12 @@ class SliceCalls:
         sizes, names = mesh_of(shape, axes)
         number = island_of(island)
         wanted = wanted_of(platform, name, topology, memory, generation)
-        self._driver.check_active()
         asked = wire.CreateSlice(self._core.session, sizes, names, number, wanted.platform, name)
-        reply = self._connection.call(wanted.added_to(asked))
-        assert isinstance(reply, wire.SliceCreated)
         owner = cast(SliceOwner, self)
-        return self._mover.known(VirtualSlice(owner, reply.placed, name, reply.slice_tag, wanted=wanted))
+        return self._mover.made(
+            wanted.added_to(asked),
+            lambda reply: VirtualSlice(owner, reply.placed, name, reply.slice_tag, wanted=wanted),
+        )
 
     def part_of(
         self, whole: VirtualSlice, places: Sequence[int], shape: Sequence[int], axes: Sequence[str]
@@ -63,12 +63,10 @@ class SliceCalls:
         Raises:
             Unschedulable: there are no such devices, or their number is not that of the shape.
         """
-        self._driver.check_active()
         asked = wire.CreateSlice(self._core.session, tuple(shape), tuple(axes), -1, "", "", whole.id, tuple(places))
-        reply = self._connection.call(asked)
-        assert isinstance(reply, wire.SliceCreated)
-        return self._mover.known(
-            VirtualSlice(cast(SliceOwner, self), reply.placed, "", reply.slice_tag, whole, tuple(places))
+        owner = cast(SliceOwner, self)
+        return self._mover.made(
+            asked, lambda reply: VirtualSlice(owner, reply.placed, "", reply.slice_tag, whole, tuple(places))
         )
 
     def release_slice(self, released: VirtualSlice) -> None:

@@ -61,6 +61,9 @@ class Movable(Protocol):
     @property
     def world(self) -> Environment: ...
 
+    @property
+    def programs(self) -> Sequence[object]: ...
+
     def handle(self, event: Any) -> None: ...
 
 
@@ -102,8 +105,8 @@ class SimulatedMover:
 
     def make_way(self, back: bool) -> None:
         """Suspends the session for another one, or resumes it, unless it is at something."""
-        if self.steps is not None or self.waiting or self.client.over:
-            return
+        if self.steps is not None or self.waiting or self.client.over or not self.client.programs:
+            return  # without programs it asks for its slices still, which takes turns with this
         if back and self.gives_way:
             self._resume(self.client.world.clock.now)
         elif not back and self.suspension is None:

@@ -262,6 +262,8 @@ class World:
         process = self.network.alive.get(number)
         if process is not None and self.clock.now >= self.kills_lost_until:
             self.kill(process, why)
+        elif process is not None:
+            self.losses += process.name != "manager"  # who has it killed counts it as lost, and says so
 
     def kill_host(self, host: int, why: str) -> None:
         if host in self.hosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from pathways_ray.client.events import Disconnected
 from pathways_ray.client.moving import Ask, Copy, Hold, Release, Step
 from pathways_ray.errors import ControllerLost
-from pathways_ray.transport.messages import ListHeld, Register
-from tests.unit.client.offline import Background, Offline
+from pathways_ray.transport.messages import CreateSlice, Held, ListHeld, Register
+from tests.unit.client.offline import LIMIT_S, Background, Offline
 
 
 @pytest.fixture
@@ -62,3 +63,25 @@ def test_a_copy_does_not_wait_in_the_queue_of_a_session_that_is_held(offline: Of
     assert not core.pending
     assert driver.sending.acquire(timeout=1)
     driver.sending.release()
+
+
+def test_a_session_that_asks_for_a_slice_is_suspended_with_it(offline: Offline) -> None:
+    """Else the slice would come to a session that is suspended, and the controller would take it for resumed."""
+    asked, there = threading.Event(), threading.Event()
+
+    def made(_: CreateSlice) -> None:
+        asked.set()
+        assert there.wait(LIMIT_S)
+
+    offline.controller.answers = {CreateSlice: made, ListHeld: Held(())}
+    session = offline.session
+    asking = Background(lambda: session.virtual_slice((2,), ("x",)))
+    assert asked.wait(LIMIT_S)
+    giving_way = Background(lambda: session._mover.suspend(None, gives_way=True))
+    assert giving_way.waits
+    assert [type(one) for one in offline.controller.calls] == [CreateSlice]
+    there.set()
+    asking.end()
+    giving_way.end()
+    assert session._driver.suspension is not None
+    assert [one.mesh.id for one in session._driver.suspension.slices] == [asking.result.id]
