@@ -145,9 +145,16 @@ def hang_up(address: str) -> None:
     host, _, port = address.rpartition(":")
     wanted = (host.strip("[]"), int(port))
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as found:
-            if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[:2] == wanted:
-                found.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            copy = os.dup(int(name))
+            try:
+                found = socket.socket(fileno=copy)
+            except OSError:  # no socket: the copy would stay open, and be copied with all others the next time
+                os.close(copy)
+                continue
+            with found:
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[:2] == wanted:
+                    found.shutdown(socket.SHUT_RDWR)
 
 
 def error_text(failure: Failure) -> str:

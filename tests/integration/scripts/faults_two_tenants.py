@@ -1,18 +1,22 @@
 """Processes of the runtime, killed and stopped at random under the load of two tenants.
 
-Arguments: a file for the table of tenants, their tokens, hosts of an island, strikes, seed, and "kind:signal" where all
-strikes are to be of one kind. It prints what became of all launches, as JSON.
+Arguments: a file for the table of tenants, their tokens, hosts of an island, strikes, seed, "kind:signal" where all
+strikes are to be of one kind ("" otherwise), and the seconds after which there are no more. It prints what became of
+all launches, as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -35,17 +39,25 @@ KINDS = {
     ("ResourceManager", signal.SIGSTOP): 7,
     ("Controller", signal.SIGKILL): 8,
 }
-if sys.argv[6:]:
+if sys.argv[6:7] > [""]:
     KINDS = {one: weight for one, weight in KINDS.items() if sys.argv[6] == f"{one[0]}:{one[1].name}"}
+seconds = float(sys.argv[7]) if sys.argv[7:] else math.inf
 
 
 def victims(kind: str) -> list[psutil.Process]:
-    found = []
+    """The processes of a kind, without what they are just starting: that has their command line for a moment."""
+    found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if f"ray::{kind}" in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                found[process.pid] = process, process.ppid()
+    return [process for process, parent in found.values() if parent not in found]
+
+
+def last_words(processes: set[psutil.Process]) -> str:
+    """What processes that have ended wrote, as Ray keeps it."""
+    logs = [log for one in processes for log in Path("/tmp/ray").glob(f"session_*/logs/*[-_]{one.pid}.*")]
+    return "\n".join(f"{log.name}: {log.read_text(errors='replace')[-3000:]}" for log in sorted(logs))
 
 
 with pw.init(2, hosts_per_island, 2, tenants=table, policy="share") as session:
@@ -62,7 +74,7 @@ with pw.init(2, hosts_per_island, 2, tenants=table, policy="share") as session:
         {"IslandScheduler"} if hosts_per_island == 1 and len(KINDS) == 1 else set()
     )
     kept = [pw.put(X, place, P("x")) for load in loads for place in load.programs.places]
-    while struck.total() < strikes:
+    while struck.total() < strikes and time.monotonic() - begun < seconds:
         kind, sign = choose.choices(list(KINDS), list(KINDS.values()))[0]
         time.sleep(choose.random() * 0.2)
         there = victims(kind)
@@ -70,13 +82,15 @@ with pw.init(2, hosts_per_island, 2, tenants=table, policy="share") as session:
             continue
         sessions, hosts = [load.sessions for load in loads], set(victims("HostExecutor"))
         before = [len(load.took) for load in loads]
+        victim = choose.choice(there)
         Load.struck_at = at = time.monotonic()
-        choose.choice(there).send_signal(sign)
+        os.kill(victim.pid, sign)
         struck[f"{kind} {sign.name}"] += 1
-        serving_since(loads, at)
+        serving_since(loads, time.monotonic())  # by what was there before, nobody is served from here on
         if kind in harmless:
             assert [load.sessions for load in loads] == sessions, f"a session ended with the {kind}"
-            assert set(victims("HostExecutor")) == hosts, f"a host ended with the {kind}"
+            gone = hosts - set(victims("HostExecutor"))
+            assert not gone, f"hosts {[one.pid for one in gone]} ended with the {kind}\n{last_words(gone)}"
         if KINDS.keys() <= {(one, sign) for one in harmless}:
             assert all(np.array_equal(np.asarray(array), X) for array in kept)
         serving.append(time.monotonic() - at)
