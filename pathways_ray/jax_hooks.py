@@ -227,10 +227,14 @@ def at_effects_barrier(flush: Callable[[], None]) -> None:
     tokens.block_until_ready = wait
 
 
-def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Array], Any], from_bytes: int) -> None:
-    """Has JAX ask `value` for the NumPy array of those arrays of its own that `takes` takes, from a size on; for None
-    it reads as ever, and so it does where the user guards such transfers. Copies of theirs are not begun ahead: JAX
-    would make them as ever.
+_BEGUN = "_copy_begun_ahead"
+"""The attribute of an array whose copy JAX has begun."""
+
+
+def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Array], Any], big_bytes: int) -> None:
+    """Has JAX ask `value` for the NumPy array of those arrays of its own that `takes` takes; for None it reads as ever,
+    and so it does where the user guards such transfers. Copies of big ones, from a size on, are not begun ahead: JAX
+    would make them as ever. It does for smaller ones, many of which may be on their way at once, and reads those.
 
     What reads is a method of a class in jaxlib, with no seam.
     """
@@ -246,7 +250,7 @@ def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Arra
     )
 
     def read(array: Any) -> tuple[Any, bool]:
-        if array.nbytes >= from_bytes and takes(array):
+        if takes(array) and not getattr(array, _BEGUN, False):
             states = guards.thread_local_state(), guards.global_state()
             if all(state.device_to_host in unguarded for state in states) and (found := value(array)) is not None:
                 return found, True
@@ -254,8 +258,9 @@ def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Arra
         return both
 
     def begin(array: Any) -> None:
-        if array.nbytes < from_bytes or not takes(array):
+        if array.nbytes < big_bytes or not takes(array):
             begin_by_jax(array)
+            setattr(array, _BEGUN, True)
 
     kind._single_device_array_to_np_array_did_copy, kind._copy_single_device_array_to_host_async = read, begin
 

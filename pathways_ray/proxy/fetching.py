@@ -24,6 +24,7 @@ from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Code, Refused, Status
 from pathways_ray.proxy.handover import Handover
+from pathways_ray.proxy.reading import SMALL_BYTES
 from pathways_ray.proxy.statuses import status_of
 from pathways_ray.proxy.strides import written
 from pathways_ray.transport.shared_memory import SharedFile
@@ -52,8 +53,8 @@ class Fetcher:
     ) -> None:
         self.session, self.host_buffers, self.handover = session, host_buffers, handover
         self.tell, self.look = tell, look
-        self.questions: dict[int, tuple[Question, do.Fetch, Array]] = {}
-        self._answers: deque[tuple[do.Fetch, Array, do.Event | None]] = deque()
+        self.questions: dict[int, tuple[Question, do.Fetch | do.HandOver, Array]] = {}
+        self._answers: deque[tuple[do.Fetch | do.HandOver, Array, do.Event | None]] = deque()
         self._threads = ThreadPoolExecutor(FETCHERS, "pathways-proxy-fetch")
 
     def close(self) -> None:
@@ -63,16 +64,29 @@ class Fetcher:
 
     def fetch(self, command: do.Fetch, array: Array) -> None:
         """Has a shard as a host buffer, which is expected already, and says that it is settled."""
+        self._ask(command, array)
+
+    def _ask(self, command: do.Fetch | do.HandOver, array: Array) -> None:
         question = self.session.ask_for_shard(array, command.place, partial(self._answered, command, array))
         if question is None:
-            self._threads.submit(self._fetched, command, array)
+            self._wait(command, array)
         else:
             self.questions[command.ticket] = question, command, array
 
-    def _answered(self, command: do.Fetch, array: Array, value: np.ndarray[Any, Any] | None) -> None:
+    def _wait(self, command: do.Fetch | do.HandOver, array: Array) -> None:
+        """Has a thread fetch a value."""
+        if isinstance(command, do.Fetch):
+            self._threads.submit(self._fetched, command, array)
+        else:
+            self._threads.submit(self._handed, command, array)
+
+    def _answered(self, command: do.Fetch | do.HandOver, array: Array, value: np.ndarray[Any, Any] | None) -> None:
         """Takes the answer to a question; called by any thread."""
         event: do.Event | None = None
-        if value is not None:
+        if value is not None and isinstance(command, do.HandOver):
+            self.handover.give(command.number, bytes(written(value, ())))
+            event = do.Settled(command.ticket)
+        elif value is not None and isinstance(command, do.Fetch):
             try:
                 self.host_buffers.arrived(command.handle, written(value, command.strides))
                 event = do.Settled(command.ticket)
@@ -94,7 +108,7 @@ class Fetcher:
             if event is not None:
                 events.append(event)
             else:
-                self._threads.submit(self._fetched, command, array)
+                self._wait(command, array)
         return events
 
     def _fetched(self, command: do.Fetch, array: Array) -> None:
@@ -122,6 +136,8 @@ class Fetcher:
         ordinary way then, and hears why."""
         if array is None:
             self.handover.give(command.number, None)
+        elif array._type.array.nbytes <= SMALL_BYTES:
+            self._ask(command, array)
         else:
             self._threads.submit(self._handed, command, array)
 

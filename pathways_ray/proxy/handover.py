@@ -22,17 +22,23 @@ MAX_KEPT = 64
 
 _START_LIMIT_S = 10.0
 
+NUMBER_BYTES = 8
+"""A message begins with the number of what it is about."""
+
+Value = SharedFile | bytes | None
+"""A file, the bytes of a small value, or nothing where it does not come."""
+
 Send = Callable[[socket.socket, bytes, SharedFile | None], bool]
 
 
 def question(number: int) -> bytes:
     """The message that asks for a file."""
-    return number.to_bytes(8, "little")
+    return number.to_bytes(NUMBER_BYTES, "little")
 
 
 def number_of(message: bytes) -> int:
     """The file that a question or an answer is about; 0 for a message that is neither."""
-    return int.from_bytes(message, "little") if len(message) == 8 else 0
+    return int.from_bytes(message[:NUMBER_BYTES], "little") if len(message) >= NUMBER_BYTES else 0
 
 
 class Handover:
@@ -48,13 +54,13 @@ class Handover:
         self.invitation = Invitation("", b"", b"")
         self._send, self._end = send, end
         self._lock = threading.Lock()
-        self._kept: dict[int, SharedFile | None] = {}
+        self._kept: dict[int, Value] = {}
         self._asked: dict[int, socket.socket] = {}
         self._past = 0
         """No file up to this number is kept but those that are."""
 
-    def give(self, number: int, file: SharedFile | None) -> None:
-        """Takes file `number`; None for one that does not come."""
+    def give(self, number: int, file: Value) -> None:
+        """Takes file `number`, or what stands for it."""
         with self._lock:
             asked = self._asked.pop(number, None)
             if asked is None:
@@ -75,9 +81,10 @@ class Handover:
             file = self._kept.pop(number, None)
         self._answer(connection, number, file)
 
-    def _answer(self, connection: socket.socket, number: int, file: SharedFile | None) -> None:
+    def _answer(self, connection: socket.socket, number: int, found: Value) -> None:
         """Sends an answer. A client that cannot be sent one waits for it: it sees the end."""
-        if not self._send(connection, question(number), file):
+        data, file = (found, None) if isinstance(found, bytes) else (b"", found)
+        if not self._send(connection, question(number) + data, file):
             self._end(self)
 
     def close(self) -> None:

@@ -1,10 +1,11 @@
-"""Big values in the process of a proxy's client: by a file in memory, where the proxy is on this machine.
+"""Big and small values in the process of a proxy's client: by a local socket, where the proxy is on this machine.
 
-jaxlib's client gets values by gRPC alone, and copies them four times. So the plugin has JAX ask here first for arrays
-from a size on. The array is the argument of a program that only the proxy understands; the call's place among the
-requests says when the value is meant, as it does for any call. The file with the value comes by a local socket
-(`handover`), and its memory is the array's. Where anything of that is not possible, or goes wrong, JAX reads as ever,
-and says what is wrong; so it does while another thread reads here.
+jaxlib's client gets values by gRPC alone, copies them four times, and has each pass several of its threads. So the
+plugin has JAX ask here first for arrays from a size on, and for small ones. The array is the argument of a program that
+only the proxy understands; the call's place among the requests says when the value is meant, as it does for any call.
+By a local socket (`handover`) comes a file with the value, whose memory is the array's, or a small value itself. Where
+anything of that is not possible, or goes wrong, JAX reads as ever, and says what is wrong; so it does while another
+thread reads here.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from typing import Any
 
 import numpy as np
 
-from pathways_ray.proxy.handover import number_of, question
+from pathways_ray.proxy.handover import NUMBER_BYTES, number_of, question
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal, received
 from pathways_ray.transport.shared_memory import SharedFile
 
 READ_BYTES = 1 << 20
 """Shards from this size on are read by a file; others gRPC brings as fast."""
+
+SMALL_BYTES = 1 << 14
+"""Values up to this size come in the answer of the local socket, which needs no other thread of the client."""
 
 READING = b"pathways: hand over"
 """The data of the program."""
@@ -85,16 +89,17 @@ class BigValues:
             raise
         return number
 
-    def _answer(self, number: int) -> SharedFile | None:
-        """The file of a question; None for one that does not come, or where the proxy has hung up."""
+    def _answer(self, number: int) -> tuple[bytes, SharedFile | None]:
+        """The bytes and the file of an answer: both empty for one that does not come, or where the proxy has hung
+        up."""
         with contextlib.suppress(ConnectionError):
             data, file = received(self._socket.connection)
             while data and number_of(data) < number:  # the answer to a question whose thread was interrupted
                 data, file = received(self._socket.connection)
             if data:
-                return file
+                return data[NUMBER_BYTES:], file
         self._over = True
-        return None
+        return b"", None
 
     def value(self, client: Any, array: Any) -> np.ndarray[Any, Any] | None:
         """The value of an array that is whole on each of its devices; None where it does not come so."""
@@ -109,13 +114,13 @@ class BigValues:
             if not self._socket.send(question(number)):
                 self._over = True
                 return None
-            file = self._answer(number)
+            data, file = self._answer(number)
         finally:
             self._lock.release()
-        if file is None:
-            return None
         dtype = np.dtype(array.dtype)
         size = array.size * dtype.itemsize
+        if file is None:
+            return np.frombuffer(data, dtype).reshape(array.shape) if len(data) == size else None
         return file.bytes(size).view(dtype).reshape(array.shape) if file.size == size else None
 
 
@@ -128,6 +133,8 @@ class Readers:
 
     def takes(self, array: Any) -> bool:
         """Whether an array is read here."""
+        if SMALL_BYTES < array.nbytes < READ_BYTES or not array.size:
+            return False
         return self._of(_client(array)) is not None
 
     def value(self, array: Any) -> np.ndarray[Any, Any] | None:

@@ -78,8 +78,16 @@ class LocalSession:
     def read_answers(self) -> None:
         """There are none."""
 
-    def ask_for_shard(self, array: Array, place: int, done: Any) -> None:
-        """Not possible: it is to be fetched."""
+    def ask_for_shard(self, array: Array, place: int, done: Any) -> Any:
+        """Answers at once for what is small and there; the rest is to be fetched."""
+        if array._buffer.record.failure is not None or array._type.array.nbytes > 1 << 14:
+            return None
+        done(self.fetch_shard(array, place))
+        return self
+
+    def take_back(self, question: Any) -> bool:
+        """Not possible: it was answered."""
+        return False
 
     # --- slices -------------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
@@ -39,6 +40,19 @@ def test_a_file_and_its_question_find_each_other() -> None:
     client.files.give(3, None)
     client.files.ask(HERE, 3)
     assert client.sent == [(HERE, 1, files[1]), (HERE, 2, files[2]), (HERE, 3, None)]
+
+
+def test_a_small_value_is_the_answer_itself() -> None:
+    sent: list[bytes] = []
+
+    def send(to: socket.socket, data: bytes, file: SharedFile | None) -> bool:
+        sent.append(data)
+        return file is None
+
+    files = Handover(send, lambda _: None)
+    files.give(1, b"1234")
+    files.ask(HERE, 1)
+    assert (sent, number_of(sent[0])) == ([question(1) + b"1234"], 1)
 
 
 def test_what_is_not_asked_for_is_kept_up_to_a_limit_and_no_question_waits_for_what_is_gone() -> None:

@@ -50,6 +50,16 @@ big = np.arange(1 << 20, dtype=np.float64).astype(np.float32).reshape(4, -1)
 mesh = Mesh(np.array(jax.devices()), "x")
 rows, copies = (NamedSharding(mesh, spec) for spec in (P("x"), P()))
 y = np.asarray(jax.device_put(big) + 1)
+small = np.asarray(jnp.arange(6.0).reshape(2, 3) + 1)
+ahead = jnp.arange(6.0) + 1
+ahead.copy_to_host_async()
+ahead = np.asarray(ahead)
+def comes_as(value):
+    while isinstance(value, np.ndarray):
+        value = value.base
+    return type(value).__name__
+found["small"] = [comes_as(small), small.tolist(), float(jnp.float32(2) + 1)]
+found["ahead"] = [comes_as(ahead) == "bytes", ahead.tolist()]
 found["one"] = [in_a_file(y), bool((y == big + 1).all()), y.flags.writeable]
 y = jax.device_put(big, rows)
 found["split"] = [in_a_file(np.asarray(y.addressable_shards[2].data)), bool((np.asarray(y) == big).all())]
@@ -236,6 +246,8 @@ def test_shards_are_named_put_together_moved_and_given_away(env: dict[str, str])
 
 def test_big_values_come_in_files_and_what_cannot_come_says_why(env: dict[str, str]) -> None:
     assert run(env, BIG) == {
+        "small": ["bytes", [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], 3.0],
+        "ahead": [False, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]],
         "one": [True, True, False],
         "split": [True, True],
         "copies": [True, True],
