@@ -43,7 +43,7 @@ from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest
 from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
-from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport import links, loops, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.inspectable import Inspectable
@@ -176,7 +176,7 @@ class Controller(Inspectable):
         os._exit(1)
 
     async def _main(self) -> None:
-        self.loop = asyncio.get_running_loop()
+        self.loop = loops.stop_on_errors(asyncio.get_running_loop())
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
         self.resource_manager.controller_starts.remote(*self.own_process)
         if self.restarted:

@@ -24,6 +24,9 @@ from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.transport.messages import Program, encode
 
+SEGMENT_BITS = 16
+"""A segment's number is that of its program, these bits for its place, and a sign: hosts know it by 64 bits."""
+
 _GRAPH = msgspec.msgpack.Decoder(Graph)
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -155,7 +158,7 @@ class PlannedProgram:
         """
         _check_functions(lowered, functions)
         segments = tuple(
-            cls.of(-((key << 16) + k + 1), session, one, functions, tenant, trusted)
+            cls.of(-((key << SEGMENT_BITS) + k + 1), session, one, functions, tenant, trusted)
             for k, one in enumerate(lowered.segments)
         )
         for segment in segments:

@@ -51,10 +51,9 @@ NUMBERS_APART = 1 << 20
 """Launches and programs are numbered from this far above the highest number that a scheduler tells: one that tells
 later may have seen higher ones."""
 
-
-PROGRAMS_APART = 1024
+PROGRAMS_APART = 128
 """Programs that a controller may number for each number of a session, a hundredth of a second, before those of the next
-controller begin."""
+controller begin. More would leave no room for `SEGMENT_BITS` in a number of 64 bits."""
 
 
 class _Asked(NamedTuple):

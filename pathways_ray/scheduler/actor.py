@@ -22,7 +22,7 @@ from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
 from pathways_ray.scheduler.plugins import policy_named
-from pathways_ray.transport import links, outboxes, streams
+from pathways_ray.transport import links, loops, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.frames import LinkLost
@@ -104,6 +104,7 @@ class IslandScheduler(Inspectable):
         os._exit(1)
 
     async def _main(self) -> None:
+        loops.stop_on_errors(asyncio.get_running_loop())
         self.resource_manager = ray.get_actor(names.resource_manager(self.runtime), names.NAMESPACE)
         _, self.link_secret = await self.resource_manager.secrets.remote()
         self.server, address = await links.serve(

@@ -113,6 +113,9 @@ def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices:
     there = pw.compiled(lambda v: v * 0.25 + 3.0, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
     program = pw.program(lambda v: there(here(v)), name="over the controller")
     program.slice = slices.a4  # it runs in this session, and not in the one that was made last
+    large = pw.compiled(lambda v: v.max() > 1.0, slice=slices.b4, in_specs=P("x"))
+    decides = pw.program(lambda v: pw.cond(large(v), here, lambda x: x, v))
+    decides.slice = slices.a4
     kept = [pw.put(X, place, P("x")) for place in (slices.a4, slices.b4)]
     made = here(kept[0]).block_until_ready()
     once, chain = np.asarray(program(made)), X
@@ -142,6 +145,7 @@ def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices:
         for _ in range(100):
             last = program(last)
         np.testing.assert_array_equal(np.asarray(last), chain)
+        np.testing.assert_array_equal(np.asarray(decides(kept[0])), X * 0.5 + 1.0)  # registered since
         for array in (*kept, theirs):
             np.testing.assert_array_equal(np.asarray(array), X)
         double = pw.compiled(lambda v: v * 2.0, slice=elsewhere, in_specs=P("x"), out_specs=P("x"))

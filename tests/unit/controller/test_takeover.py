@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pathways_ray import limits
@@ -36,15 +37,18 @@ from pathways_ray.transport.messages import (
     Launch,
     Load,
     Peers,
+    Program,
     Ready,
     Refused,
     ResumeSession,
     SessionResumed,
     Stored,
     Vacate,
+    encode,
 )
 from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
 from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES, program_over
+from tests.unit.controller.test_decisions import looping, planned
 from tests.unit.helpers import VECTOR
 
 ALICE = Tenant("alice")
@@ -194,6 +198,19 @@ def test_programs_have_other_numbers_before_a_scheduler_has_reported_any() -> No
     front.core.clients.sessions_made = 17
     front.core.take_over(HeldSlices((), 9))
     assert front.core.clients.registrar.programs_made == 17 * PROGRAMS_APART
+
+
+def test_numbers_of_programs_after_a_takeover_fit_into_messages() -> None:
+    """The clock gives them, and segments of programs that decide have numbers made of theirs."""
+    front = CoreHarness()
+    front.core.clients.sessions_made = 41 * 10**10  # hundredths of a second in the year 2099
+    front.core.take_over(HeldSlices((), 9))
+    made = front.core.clients.registrar.programs_made + 1000 * NUMBERS_APART
+    program = planned(looping(), key=made)
+    assert len(program.segments) > 1
+    for segment in program.segments:
+        for message in segment.messages.values():
+            assert msgspec.msgpack.decode(encode(message), type=Program) == message
 
 
 def test_what_nobody_comes_for_is_freed() -> None:

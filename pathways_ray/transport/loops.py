@@ -1,0 +1,27 @@
+"""Event loops of processes that decide."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from typing import Any
+
+PACKAGE = __package__.split(".")[0]
+
+
+def stop_on_errors(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop:
+    """Has a loop stop when a callback of this package raises. What that would have sent is lost, and who waits for it
+    would wait for ever; a process that ends is followed by another one. Other errors are printed, as before. Returns
+    the loop."""
+    loop.set_exception_handler(_handle)
+    return loop
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    loop.default_exception_handler(context)
+    error = context.get("exception")
+    if "handle" not in context or not isinstance(error, Exception):
+        return  # of a connection, or of a task that somebody awaits
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    if any(module.split(".")[0] == PACKAGE for module in modules):
+        loop.stop()

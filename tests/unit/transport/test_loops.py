@@ -1,0 +1,36 @@
+"""Event loops that stop rather than lose what a callback would have sent."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from pathways_ray.transport import outboxes
+from pathways_ray.transport.loops import stop_on_errors
+from pathways_ray.transport.messages import Prepared
+
+UNSAYABLE = Prepared(-(1 << 63) - 1)
+
+
+def test_a_message_that_cannot_be_encoded_ends_the_loop(capfd: pytest.CaptureFixture[str]) -> None:
+    async def story() -> None:
+        stop_on_errors(asyncio.get_running_loop())
+        outboxes.FanOut().send(UNSAYABLE)
+        await asyncio.sleep(60)
+
+    with pytest.raises(RuntimeError, match="Event loop stopped"):
+        asyncio.run(story())
+
+
+def test_errors_of_others_are_only_printed() -> None:
+    """gRPC's own callbacks raise now and then, to no harm."""
+
+    async def story() -> int:
+        loop = asyncio.get_running_loop()
+        stop_on_errors(loop)
+        loop.call_soon(lambda: 1 // 0)
+        await asyncio.sleep(0.01)
+        return 1
+
+    assert asyncio.run(story()) == 1
