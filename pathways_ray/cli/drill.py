@@ -24,28 +24,44 @@ BACK_LIMIT_S = 120.0
 LOOK_S = 0.1
 """Time between two looks at whether a host is back."""
 
-_TARGET = re.compile(r"(host|island):(\d{1,9}|any)")
+_TARGET = re.compile(r"(?:(host|island):(\d{1,9}|any))|controller")
+
+CONTROLLER = -1
+"""In place of a host's number."""
 
 
 @dataclass(frozen=True)
 class Victim:
-    """A host's process, and the epoch under which it runs."""
+    """A host's process, and the epoch under which it runs; or the controller's, whose epoch does not count."""
 
     host: int
     pid: int
     epoch: int
 
+    def __str__(self) -> str:
+        name = "the controller" if self.host == CONTROLLER else f"host {self.host}"
+        return f"{name} (process {self.pid})"
+
+    def is_back(self, status: dict[str, Any]) -> bool:
+        """Whether another process has taken its place."""
+        if self.host == CONTROLLER:
+            return bool(status["controller"]["pid"] != self.pid)
+        found = _hosts(status).get(self.host)
+        return found is not None and found["up"] and found["epoch"] > self.epoch
+
 
 @click.command("drill")
-@click.option("--kill", "target", required=True, help="host:N, host:any, or island:N for all hosts of an island.")
+@click.option(
+    "--kill", "target", required=True, help="host:N, host:any, island:N for all hosts of an island, or controller."
+)
 @click.option("--every", type=NumberRange(min=0), default=30.0, show_default=True, help="Seconds between kills.")
 @click.option("--times", type=click.IntRange(min=0), default=0, help="Kills; left out, until Ctrl-C.")
 @of_cluster
 def command(target: str, every: float, times: int, url: str | None, token: str | None, ca: str | None) -> None:
     """Kill hosts of a runtime again and again, as a machine that dies does, to see that programs survive it.
 
-    What lies on the island of a killed host is lost, for all tenants. The process must be one of this machine. Ends
-    with 1 when a host does not come back.
+    What lies on the island of a killed host is lost, for all tenants; with the controller, what is under way. The
+    process must be one of this machine. Ends with 1 when it does not come back.
     """
     kind, number = parsed(target)
     url, token, ca = cluster_meant(url, token, ca)
@@ -75,12 +91,14 @@ def parsed(target: str) -> tuple[str, int]:
     """The kind of what is to be killed, and its number; -1 stands for any. Raises `UsageError`."""
     found = _TARGET.fullmatch(target)
     if found is None or target == "island:any":
-        raise UsageError(f"--kill takes host:1, host:any or island:0, not {target!r}")
+        raise UsageError(f"--kill takes host:1, host:any, island:0 or controller, not {target!r}")
+    if target == "controller":
+        return target, CONTROLLER
     return found[1], -1 if found[2] == "any" else int(found[2])
 
 
 def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
-    """Kills once, waits until the island is whole again, and says so.
+    """Kills once, waits until what was killed is there again, and says so.
 
     Raises:
         UsageError: there is no such host or island that is up; its process is not of this machine.
@@ -92,20 +110,22 @@ def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
     began = time.monotonic()
     for victim in victims:
         os_process.kill(victim.pid)
-    named = ", ".join(f"host {victim.host} (process {victim.pid})" for victim in victims)
+    named = ", ".join(map(str, victims))
     while time.monotonic() - began < BACK_LIMIT_S:
         time.sleep(LOOK_S)
         try:
-            there = _hosts(status())
+            there = status()
         except (ControllerLost, UsageError):
             continue
-        if all(v.host in there and there[v.host]["up"] and there[v.host]["epoch"] > v.epoch for v in victims):
+        if all(victim.is_back(there) for victim in victims):
             return f"{named} killed; back after {time.monotonic() - began:.1f} s"
     raise CommandFailed(f"{named} killed, and not back in {BACK_LIMIT_S:.0f} s")
 
 
 def chosen(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
-    """The hosts to be killed. Raises `UsageError` where nothing is."""
+    """The processes to be killed. Raises `UsageError` where nothing is."""
+    if kind == "controller":
+        return [Victim(CONTROLLER, _shown(status.get("controller", {}).get("pid", 0)), 0)]
     hosts = _hosts(status)
     up = [host for host in hosts.values() if host["up"]]
     if number < 0 and up:
@@ -117,9 +137,14 @@ def chosen(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
     if not up:
         what = kind if number < 0 else f"{kind} {number}"
         raise UsageError(f"no {what} is up: there are hosts {sorted(hosts)} on islands {sorted(_islands(status))}")
-    if not all(host["pid"] for host in up):
+    return [Victim(host["host"], _shown(host["pid"]), host["epoch"]) for host in up]
+
+
+def _shown(pid: int) -> int:
+    """The number of a process, unless it is hidden from a tenant: `UsageError`."""
+    if not pid:
         raise UsageError("which processes there are, the operator's token shows alone")
-    return [Victim(host["host"], host["pid"], host["epoch"]) for host in up]
+    return pid
 
 
 def check_here(victim: Victim) -> None:
@@ -130,7 +155,7 @@ def check_here(victim: Victim) -> None:
     except OSError:
         title = b""
     if not title.startswith(b"ray::"):
-        raise UsageError(f"host {victim.host} is no process of this machine: run the drill where it is")
+        raise UsageError(f"{victim} is no process of this machine: run the drill where it is")
 
 
 def _islands(status: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -12,14 +12,18 @@ from click.testing import CliRunner
 from pathways_ray import os_process
 from pathways_ray.cli import commands, drill
 from pathways_ray.cli.output import CommandFailed
-from pathways_ray.errors import UsageError
+from pathways_ray.errors import ControllerLost, UsageError
 
 
 def status(epochs: tuple[int, int, int] = (1, 1, 1), pid: int = 77, up: bool = True) -> dict[str, Any]:
     def host(number: int) -> dict[str, Any]:
         return {"host": number, "pid": pid and pid + number, "epoch": epochs[number], "up": up}
 
-    return {"islands": [{"island": 0, "hosts": [host(0)]}, {"island": 1, "hosts": [host(1), host(2)]}]}
+    controller = {"pid": pid and pid + 10 * epochs[0]}
+    return {
+        "controller": controller,
+        "islands": [{"island": 0, "hosts": [host(0)]}, {"island": 1, "hosts": [host(1), host(2)]}],
+    }
 
 
 @pytest.fixture
@@ -41,6 +45,19 @@ def test_a_host_or_an_island_is_killed_and_waited_for(killed: list[int]) -> None
     assert [victim.host for victim in drill.chosen(status(), "host", 2)] == [2]
 
 
+def test_the_controller_is_killed_and_waited_for(killed: list[int]) -> None:
+    answers: list[Any] = [status(), ControllerLost("it is gone"), status(), status((2, 1, 1)), status((2, 1, 1))]
+
+    def ask() -> dict[str, Any]:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    assert drill.drill(ask, *drill.parsed("controller")).startswith("the controller (process 87) killed; back after")
+    assert (killed, len(answers)) == ([87], 1)
+
+
 def test_one_that_does_not_come_back_ends_the_drill(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drill, "BACK_LIMIT_S", 0.0)
     with pytest.raises(CommandFailed, match=r"host 0 .process 77. killed, and not back"):
@@ -48,16 +65,17 @@ def test_one_that_does_not_come_back_ends_the_drill(killed: list[int], monkeypat
 
 
 def test_what_cannot_be_killed_is_refused() -> None:
-    for target in ("host", "host:-1", "island:any", "controller", "host:1x"):
-        with pytest.raises(UsageError, match="takes host:1, host:any or island:0"):
+    for target in ("host", "host:-1", "island:any", "controller:0", "host:1x"):
+        with pytest.raises(UsageError, match="takes host:1, host:any, island:0 or controller"):
             drill.parsed(target)
     with pytest.raises(UsageError, match=r"no host 7 is up: there are hosts \[0, 1, 2\] on islands \[0, 1\]"):
         drill.chosen(status(), "host", 7)
     with pytest.raises(UsageError, match="no host is up"):
         drill.chosen(status(up=False), "host", -1)
-    with pytest.raises(UsageError, match="the operator's token shows alone"):
-        drill.chosen(status(pid=0), "island", 1)
-    with pytest.raises(UsageError, match="host 3 is no process of this machine"):
+    for kind, number in (("island", 1), ("controller", -1)):
+        with pytest.raises(UsageError, match="the operator's token shows alone"):
+            drill.chosen(status(pid=0), kind, number)
+    with pytest.raises(UsageError, match=r"host 3 .process \d+. is no process of this machine"):
         drill.check_here(drill.Victim(3, os.getpid(), 1))
 
 
