@@ -214,10 +214,12 @@ class Inventory:
         if request.within:
             return self._create_part(session, request)
         check_shape(request)
-        best = self._best(request, self._island_of(session, request.instead))
+        own = self._island_of(session, request.instead)
+        best = self._best(request, own)
         if best is None:
+            where = f" beside island {own}, where it is," if own >= 0 > request.island else ""
             raise Unschedulable(
-                f"no island can hold {_request_text(request)}; "
+                f"no island{where} can hold {_request_text(request)}; "
                 f"there is {self.describe(request.tenant, request.is_particular)}"
             )
         chosen = best[1].devices
