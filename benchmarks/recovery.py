@@ -3,14 +3,18 @@
 A small GPT with two replicas on two islands (`data_islands=2`, `min_data=1`, `snapshot_every=10`, a checkpoint every 20
 steps) trains on a cluster of its own, once without losses, and once with some of each kind: *host*, its process is
 killed; *island*, its process is killed and it is removed, and ten steps after training has gone on another one is
-added; *controller*, it is killed. The time to go on is from the kill, or from the command, until the loss of the first
-step after it was seen.
+added; *controller*, *scheduler* (of one of the islands) and *manager*, their process is killed; *both*, a host's and
+the controller's are killed at once.
 
-Run it with `python -m benchmarks run recovery --json recovery.json --figure recovery.png`; about seven minutes.
+The time to go on is from the kill, or from the command, until the loss of the first step after it was seen. Where
+training does not notice, it is the longest time without a step until the process that was killed is there again.
+
+Run it with `python -m benchmarks run recovery --json recovery.json --figure recovery.png`; about twelve minutes.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pydoc_data.topics
@@ -19,7 +23,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +34,16 @@ from benchmarks import measure
 from benchmarks.harness import Benchmark, Output, Progress, Result, drawn_by, option
 from benchmarks.printing import Table, shows
 
-KINDS = ("host", "island", "controller")
+KINDS = ("host", "island", "controller", "scheduler", "manager", "both")
 LIMIT_S = 300.0
 """The longest wait for a step, or for training to go on."""
 
 LOOK_S = 0.01
 APART = 10
 """Steps that training goes on for with fewer replicas, before an island comes."""
+
+UNNOTICED = 4
+"""Steps after a kill, more than are in flight, after which training has not noticed it."""
 
 
 @dataclass(frozen=True)
@@ -102,12 +109,17 @@ class Losses(threading.Thread):
             if time.monotonic() > deadline:
                 raise TimeoutError(f"training did not come from step {self.lines.step} within {LIMIT_S:.0f} s")
 
-    def _event(self, what: str, act: Callable[[], None]) -> None:
-        """Does something, and notes when training has gone on after it."""
+    def _event(self, what: str, act: Callable[[], None], missed: Callable[[], bool] = lambda: False) -> None:
+        """Does something, and notes when training has gone on after it; not at all where it has `missed` it."""
         known, began = len(self.lines.of("recoveries.jsonl")), time.time()
         act()
-        self._until(lambda: len(self.lines.of("recoveries.jsonl")) > known)
-        found = self.lines.of("recoveries.jsonl")[known]
+        self._until(lambda: len(self.lines.of("recoveries.jsonl")) > known or missed())
+        lines = self.lines.of("recoveries.jsonl")[known:]
+        if not lines:
+            line = self.lines.of("metrics.jsonl")[-1]
+            seen = {"time": began + self._pause(began), "step": line["step"], "reached": line["step"]}
+            lines = [{**seen, "data": line["devices"], "source": "devices"}]
+        found = lines[0]
         again = found["reached"] - found["step"]
         event = {"what": what, "time": began, "seconds": found["time"] - began, "steps_again": again}
         self.events.append({**event, "reached": found["reached"], "data": found["data"], "source": found["source"]})
@@ -119,19 +131,42 @@ class Losses(threading.Thread):
 
     def _host(self) -> None:
         pids = [pid for of_island in self._pids().values() for pid in of_island]
-        self._event("host killed", lambda: os.kill(self.random.choice(pids), signal.SIGKILL))
+        self._event("host killed", lambda: _kill(self.random.choice(pids)))
+
+    def _pause(self, began: float) -> float:
+        """The longest time without a step since then."""
+        seen = [began, *(line["time"] for line in self.lines.of("metrics.jsonl") if line["time"] > began)]
+        return max(after - before for before, after in itertools.pairwise(seen))
+
+    def _killed(self, what: str, actor: str, *others: int) -> None:
+        """Kills a process of a class of actors, and processes beside it; waits until it is there again."""
+        before = _pids_of(actor)
+        self._event(
+            what,
+            lambda: _kill(self.random.choice(before), *others),
+            lambda step=self.lines.step: self.lines.step >= step + UNNOTICED and _replaced(actor, before),  # type: ignore[misc]
+        )
+        self._until(lambda: _replaced(actor, before))
 
     def _controller(self) -> None:
-        pid = measure.runtime_processes()["Controller 0"].pid
-        self._event("controller killed", lambda: os.kill(pid, signal.SIGKILL))
+        self._killed("controller killed", "Controller")
+
+    def _scheduler(self) -> None:
+        self._killed("scheduler killed", "IslandScheduler")
+
+    def _manager(self) -> None:
+        self._killed("resource manager killed", "ResourceManager")
+
+    def _both(self) -> None:
+        pids = [pid for of_island in self._pids().values() for pid in of_island]
+        self._killed("host and controller killed", "Controller", self.random.choice(pids))
 
     def _island(self) -> None:
         pids = self._pids()
         island = self.random.choice(sorted(pids))
 
         def lose() -> None:
-            for pid in pids[island]:
-                os.kill(pid, signal.SIGKILL)
+            _kill(*pids[island])
             self.session.drain_island(island, deadline_s=0.0)
             self.session.remove_island(island)
 
@@ -143,6 +178,23 @@ class Losses(threading.Thread):
 
 class Ended(Exception):
     """Training is over."""
+
+
+def _kill(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _pids_of(actor: str) -> list[int]:
+    """The processes of a class of actors."""
+    found = measure.runtime_processes()
+    return [process.pid for name, process in found.items() if name.rpartition(" ")[0] == actor]
+
+
+def _replaced(actor: str, before: Sequence[int]) -> bool:
+    """Whether there are as many processes of a class as before, and not all the same."""
+    now = _pids_of(actor)
+    return len(now) == len(before) and set(now) != set(before)
 
 
 def trained(settings: Settings, kind: str, folder: Path) -> Result:
