@@ -14,10 +14,10 @@ import numpy as np
 
 from pathways_ray.client import notebook
 from pathways_ray.client.argument_types import ArgumentType
-from pathways_ray.client.buffer import DELETED, PENDING, Buffer
+from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.callbacks import awaited, when_done
 from pathways_ray.client.slice_array import SliceArray
-from pathways_ray.errors import BufferDeleted, BufferLost, HostLost, UsageError, from_failure
+from pathways_ray.errors import BufferDeleted, UsageError, from_failure
 from pathways_ray.observe.why import Why
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ class Array(SliceArray):
         while True:
             try:
                 return look()
-            except (HostLost, BufferLost):
+            except LOSSES:
                 if self._buffer.record.failure is None or not self._made_again():
                     raise
 

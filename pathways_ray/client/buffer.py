@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from pathways_ray.client.siblings import Results
-from pathways_ray.errors import Failure
+from pathways_ray.errors import BufferLost, ControllerLost, Failure, HostLost
 from pathways_ray.observe.why import Why
 
 
@@ -103,6 +103,10 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
         self.failure = failure
         if self.state is not DELETED:
             self.state = FAILED
+
+
+LOSSES = (HostLost, BufferLost, ControllerLost)
+"""The losses for which guards make arrays again. A controller's death takes the results of launches under way."""
 
 
 class Guard(Protocol):

@@ -1,4 +1,5 @@
-"""`pw.elastic`: a step of a user's loop that survives the loss of hosts, from snapshots in the memory of others.
+"""`pw.elastic`: a step of a user's loop that survives the loss of hosts, from snapshots in the memory of others, and
+that of the controller.
 
 The step is a function `(state, *inputs) -> state` or `(state, …)`. Snapshots of the state are taken now and then, and
 the inputs of the calls since are kept. When a result is looked at, or used, and a host took it along, the state is
@@ -20,21 +21,20 @@ import jax
 import numpy as np
 
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import DELETED, PENDING, Buffer
+from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.history import History
 from pathways_ray.client.snapshots import Snapshot, snapshot
-from pathways_ray.errors import BufferLost, HostLost, PathwaysError, Unschedulable, UsageError
+from pathways_ray.errors import BufferLost, PathwaysError, Unschedulable, UsageError
 
 _LOG = logging.getLogger(__name__)
-
-LOSSES = (HostLost, BufferLost)
-"""What a step is made again for."""
 
 RECOVERY_LIMIT_S = 300.0
 """A step that cannot be made again within this time is given up. A lost island's slices are elsewhere after 120 s."""
 
 PAUSE_S = 0.2
 """Time between two attempts."""
+
+_KINDS = frozenset(one.__name__ for one in LOSSES)
 
 
 class _Call:
@@ -71,6 +71,7 @@ class Elastic:
         self._calls: dict[int, _Call] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._state: list[weakref.ref[Buffer]] = []
+        self._session: Any = None
         self._lock = threading.RLock()
         functools.update_wrapper(self, step, updated=())
 
@@ -105,8 +106,8 @@ class Elastic:
     def _begin(self, state: Any) -> None:
         """Another loop begins, or the user has changed the state: nothing before it is made again."""
         self._history, self._calls, self._snapshots = History(self._every), {}, {}
-        session: Any = _buffers(state)[0].session
-        session.guards.add(self)
+        self._session = _buffers(state)[0].session
+        self._session.guards.add(self)
         self._take(state)
 
     def _take(self, state: Any) -> None:
@@ -140,7 +141,7 @@ class Elastic:
             return any(one is buffer for call in self._calls.values() for _, one in call.living())
 
     def recover(self) -> None:
-        """Makes again what was lost, as often as it takes.
+        """Makes again what was lost, as often as it takes; nothing once the session has ended.
 
         Raises:
             BufferLost: there is no snapshot left from which it could be made.
@@ -148,11 +149,11 @@ class Elastic:
         """
         deadline = time.monotonic() + RECOVERY_LIMIT_S
         with self._lock:
-            while (lost := self._lost()) is not None:
+            while not self._session.closed_because and (lost := self._lost()) is not None:
                 try:
                     self._make_again(lost)
                 except LOSSES as error:
-                    if not self._snapshots or time.monotonic() > deadline:
+                    if not self._snapshots or self._session.closed_because or time.monotonic() > deadline:
                         raise
                     _LOG.info("a step cannot be made again yet: %s", error)
                     threading.Event().wait(PAUSE_S)
@@ -203,13 +204,13 @@ class Elastic:
             try:
                 return self._step(state, *args, **kwargs)
             except LOSSES:
-                if time.monotonic() > deadline:
+                if self._session.closed_because or time.monotonic() > deadline:
                     raise error from None
                 threading.Event().wait(PAUSE_S)
 
 
 def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10, copies: int = 1) -> Callable[..., Any]:
-    """Makes a step survive the loss of hosts: its loop goes on by itself, with the same bits.
+    """Makes a step survive the loss of hosts and of the controller: its loop goes on by itself, with the same bits.
 
         @pw.elastic(snapshot_every=10)
         def step(state, batch):
@@ -253,7 +254,7 @@ def _buffers(tree: Any) -> list[Buffer]:
 
 def _is_lost(buffer: Buffer) -> bool:
     failure = buffer.record.failure
-    return failure is not None and failure.kind in ("HostLost", "BufferLost") and buffer.record.state is not DELETED
+    return failure is not None and failure.kind in _KINDS and buffer.record.state is not DELETED
 
 
 def _wait(buffers: Any) -> None:

@@ -20,6 +20,9 @@ from pathways_ray.transport.shared_memory import SharedFile
 CAUSE_LIMIT_S = 10.0
 """A fetch that failed waits this long for the controller to name the cause."""
 
+AWAY_LIMIT_S = 120.0
+"""A session without a controller is back, or has ended, within this time."""
+
 
 class Fetches:
     """The fetches of one session."""
@@ -79,12 +82,20 @@ class Fetches:
         try:
             return self._data.fetch(record.id, plan, lambda: self._driver.check_fetch(record), *along)
         except PathwaysError as error:
-            # The host saw a symptom; the controller knows the cause, and names it shortly after.
             if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
-                self._driver.wait_until(lambda: record.failure, CAUSE_LIMIT_S)
+                self._wait_for_cause(record)
             if record.failure is not None:
                 raise from_failure(record.failure) from None
             raise
+
+    def _wait_for_cause(self, record: BufferRecord) -> None:
+        """A host saw a symptom; the controller knows the cause, and names it shortly after. Where it is gone as well,
+        its successor does, once the session is back."""
+        driver, core = self._driver, self._core
+        driver.wait_until(lambda: record.failure or core.away, CAUSE_LIMIT_S)
+        if core.away and record.failure is None:
+            driver.wait_until(lambda: record.failure or not core.away, AWAY_LIMIT_S)
+            driver.wait_until(lambda: record.failure, CAUSE_LIMIT_S)
 
     def _along(self, results: Results, record: BufferRecord, plan: FetchPlan) -> dict[int, FetchPlan]:
         """The results that a question for one of them brings along: those that are on the same devices."""

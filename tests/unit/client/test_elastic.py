@@ -10,7 +10,15 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client.elastic import Elastic
-from pathways_ray.errors import BufferLost, ExecutionError, Failure, Unschedulable, UsageError
+from pathways_ray.errors import (
+    BufferLost,
+    ControllerLost,
+    ExecutionError,
+    Failure,
+    SessionClosed,
+    Unschedulable,
+    UsageError,
+)
 from tests.unit.client.local import LocalSession, opened
 from tests.unit.client.test_snapshots import islands, lose
 
@@ -56,19 +64,21 @@ class Loop:
         assert all(float(loss) == expected for loss, expected in self.losses)
 
 
+@pytest.mark.parametrize("kind", ["BufferLost", "ControllerLost"])
 @pytest.mark.parametrize("donate", [True, False])
 def test_a_loop_goes_on_after_a_loss_with_the_same_bits_and_the_same_handles(
-    session: LocalSession, donate: bool
+    session: LocalSession, donate: bool, kind: str
 ) -> None:
     """
     1. A loop makes seven calls, with a snapshot before 0, 3 and 6.
-    2. State and last loss are lost. The loop calls on: call 6 is made again, and then the next ones.
+    2. State and last loss are lost, or their launch was under way when the controller died. The loop calls on: call 6
+       is made again, and then the next ones.
     3. A loss is looked at that was lost too, and was made before the last snapshot: from the one before on.
     """
     loop = Loop(donate=donate)
     loop.go(7)
     for array in (loop.state, loop.losses[-1][0]):
-        lose(array)
+        lose(array, kind)
     loop.go(2)
     assert loop.made == [*range(7), 6, 7, 8]
     assert (loop.step.losses, loop.step.replayed) == (1, 1)
@@ -171,3 +181,15 @@ def test_a_step_that_spans_islands_survives_the_loss_of_the_island_of_the_copies
     loop.go(2)
     loop.check()
     assert loop.step.losses == 1
+
+
+def test_nothing_is_made_again_once_the_session_has_ended(session: LocalSession) -> None:
+    loop = Loop()
+    loop.go(2)
+    lose(loop.state, "ControllerLost")
+    session._driver.disconnected("the controller is gone")
+    with pytest.raises(ControllerLost):
+        np.asarray(loop.state)
+    with pytest.raises(SessionClosed, match="the controller is gone"):
+        loop.go(1)
+    assert loop.made in ([0, 1], [0, 1, 2])

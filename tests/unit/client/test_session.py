@@ -15,13 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_ray.client import driver, mover
+import pathways_ray as pw
+from pathways_ray.client import driver, fetches, mover
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.ending import Queued
+from pathways_ray.client.events import Resumed
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import (
     BufferDeleted,
+    BufferLost,
     ControllerLost,
     ExecutionError,
     Failure,
@@ -51,6 +54,7 @@ from pathways_ray.transport.messages import (
     Put,
     ReleaseSlice,
     SessionEnded,
+    SessionResumed,
     Status,
     StatusReply,
 )
@@ -258,8 +262,8 @@ def test_the_loss_of_the_controller_carries_the_last_events(offline: Offline) ->
     assert offline.hosts.moved == [HostAddress(3, 2, "")]
 
 
-def test_a_fetch_that_fails_names_the_cause_that_the_controller_knows(offline: Offline) -> None:
-    """1. A host hangs up in the middle of a fetch. 2. The controller says shortly after that the array is lost."""
+def hanging_up(offline: Offline) -> tuple[pw.Array, threading.Event]:
+    """An array whose host hangs up in the middle of a fetch, and what is set once that has begun."""
     (a,) = offline.session.launch(1, [], (offline.kind,))
     offline.say(Completed((1,)))
     began = threading.Event()
@@ -269,10 +273,31 @@ def test_a_fetch_that_fails_names_the_cause_that_the_controller_knows(offline: O
         raise from_failure(Failure("HostLost", "it closed the stream", host=0))
 
     offline.hosts.fetched = broken
+    return a, began
+
+
+def test_a_fetch_that_fails_names_the_cause_that_the_controller_knows(offline: Offline) -> None:
+    """1. A host hangs up in the middle of a fetch. 2. The controller says shortly after that the array is lost."""
+    a, began = hanging_up(offline)
     fetching = Background(lambda: np.asarray(a))
     assert began.wait(LIMIT_S)
     offline.say(BuffersLost((1,), GONE))
     with pytest.raises(HostLost, match="host 0 is gone"):
+        fetching.end()
+
+
+def test_the_cause_of_a_failed_fetch_is_named_by_the_successor_of_a_controller_that_went_with_the_host(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetches, "CAUSE_LIMIT_S", 0.0)
+    a, began = hanging_up(offline)
+    own = offline.session._driver
+    offline.session._core.resume_tag, own.resume = "tag", lambda: None
+    own.disconnected("the controller is gone")
+    fetching = Background(lambda: np.asarray(a))
+    assert began.wait(LIMIT_S)
+    own.handle(Resumed(SessionResumed("secret", 1, (), (), (1,))))
+    with pytest.raises(BufferLost, match="when the session had another controller"):
         fetching.end()
 
 

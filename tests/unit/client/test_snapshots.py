@@ -26,9 +26,9 @@ def islands(*states: str) -> dict[str, Any]:
     }
 
 
-def lose(array: pw.Array) -> None:
+def lose(array: pw.Array, kind: str = "BufferLost") -> None:
     """Its host is gone."""
-    array._buffer.record.fail(Failure("BufferLost", "host 1 is gone", host=1))
+    array._buffer.record.fail(Failure(kind, "host 1 is gone", host=1))
 
 
 @pytest.fixture
