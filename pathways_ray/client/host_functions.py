@@ -127,7 +127,7 @@ class HostFunction(CompiledFunction):
         try:
             if by_value:
                 cloudpickle.register_pickle_by_value(module)
-            blob = bytes(cloudpickle.dumps((self.fun, arguments, results)))
+            blob = pickled(self.fun, arguments, results)
         except Exception as error:
             raise UsageError(f"{self.__name__} cannot be sent to hosts: {type(error).__name__}: {error}") from error
         finally:
@@ -150,6 +150,11 @@ class HostFunction(CompiledFunction):
 
     def __repr__(self) -> str:
         return f"pw.host({self.__name__}, slice={self.slice})"
+
+
+def pickled(fun: Callable[..., Any], arguments: Any, results: Any) -> bytes:
+    """A function for the process of a session's host functions, with the skeletons of what it takes and gives."""
+    return bytes(cloudpickle.dumps((fun, arguments, results)))
 
 
 def _canonical(dtype: Any) -> Any:

@@ -65,9 +65,23 @@ class ArrayRequests:
                 f"an array {array.type} with shards {array.shard_type} on devices {array.sharding.devices} was given "
                 f"for {kind} with shards {shard} on devices {sharding.devices}",
             )
+        if sharding.order:
+            return self._straightened(array, kind, sharding, commands)
         number = self._regrouped(array.shards, kind, sharding, commands)
         self.arrays.move(array, number)
         array.type, array.sharding = kind, sharding
+        return number
+
+    def _straightened(self, array: Array, kind: ArrayType, sharding: Sharding, commands: list[Command]) -> int:
+        """A buffer with the values of an array that lies in some order of the devices, laid out in theirs."""
+        lying = sharding.straight
+        listed = self.arrays.borrow(Array(kind, lying, tuple(array.shards[k] for k in sharding.order)))
+        source = self.as_buffer(listed, kind, lying, commands)
+        self.arrays.buffers[source].shared = True
+        target = replace(sharding, order=())
+        number = self.arrays.new(kind, target, shared=True)
+        commands.append(do.Move(number, kind, target, source))
+        self.arrays.borrow(self.arrays.alone(number))
         return number
 
     def _regrouped(self, shards: Sequence[Place], kind: ArrayType, sharding: Sharding, commands: list[Command]) -> int:
@@ -129,9 +143,12 @@ class ArrayRequests:
     ) -> None:
         shard = ArrayType(sharding.shard_shape(kind.shape), kind.dtype)
         if not self._is_spread(sharding):
-            buffer = self.arrays.new(kind, sharding)
-            self.arrays.name(handle, self.arrays.alone(buffer))
-            commands.append(do.Upload(buffer, kind, sharding, pieces))
+            if sharding.order:
+                at = {device: place for place, device in enumerate(sharding.order)}
+                pieces = tuple(piece._replace(places=tuple(at[k] for k in piece.places)) for piece in pieces)
+            buffer = self.arrays.new(kind, sharding.straight)
+            self.arrays.name(handle, self.arrays.listed(buffer, sharding))
+            commands.append(do.Upload(buffer, kind, sharding.straight, pieces))
             return
         shards: dict[int, Place] = {}
         for piece in pieces:
@@ -258,11 +275,15 @@ class ArrayRequests:
         if self._is_spread(target) or self._is_spread(array.sharding):
             self._moved_apart(array, result, target, commands)
             return
-        source = self.as_buffer(array, array.type, array.sharding, commands)
+        lying = array.sharding.straight
+        if array.sharding.order:
+            shards = tuple(array.shards[k] for k in array.sharding.order)
+            array = self.arrays.borrow(Array(array.type, lying, shards))
+        source = self.as_buffer(array, array.type, lying, commands)
         self.arrays.buffers[source].shared = True
-        number = self.arrays.new(array.type, target, shared=True)
-        commands.append(do.Move(number, array.type, target, source))
-        self.arrays.name(result, self.arrays.alone(number))
+        number = self.arrays.new(array.type, target.straight, shared=True)
+        commands.append(do.Move(number, array.type, target.straight, source))
+        self.arrays.name(result, self.arrays.listed(number, target))
 
     def _moved_apart(self, array: Array, result: int, target: Sharding, commands: list[Command]) -> None:
         """The same, shard by shard, where the devices are of several islands.
@@ -271,7 +292,7 @@ class ArrayRequests:
             Refused: other shards are asked for.
         """
         shard, before = array.shard_type, array.sharding
-        if (target.mesh, target.spec) != (before.mesh, before.spec):
+        if (target.mesh, target.spec, target.order) != (before.mesh, before.spec, before.order):
             text = (
                 f"from {before.devices} to {target.devices}, of several islands, arrays go shard by shard as they are"
             )
@@ -281,13 +302,12 @@ class ArrayRequests:
             if device == source:
                 made.append(place)
                 continue
-            self.arrays.name(_MOVING, Array(shard, Sharding.on(source), (place,)))
-            buffer = self.as_buffer(self.arrays.find(_MOVING), shard, Sharding.on(source), commands)
+            alone = self.arrays.borrow(Array(shard, Sharding.on(source), (place,)))
+            buffer = self.as_buffer(alone, shard, Sharding.on(source), commands)
             number = self.arrays.new(shard, Sharding.on(device), shared=True)
             self.arrays.buffers[buffer].shared = True
             commands.append(do.Move(number, shard, Sharding.on(device), buffer))
             made.append((number, 0))
-            self.arrays.forget(_MOVING)
         self.arrays.name(result, Array(array.type, target, tuple(made)))
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -302,9 +322,6 @@ class ArrayRequests:
             raise Refused(Code.INVALID_ARGUMENT, f"{asked} devices are asked for; there are {len(self.islands)}")
         return {"replicas": body.num_replicas, "partitions": body.num_partitions, "devices": sorted(self.islands)}
 
-
-_MOVING = -1
-"""A name that the client has for no array."""
 
 DONATE = 3
 """ARRAY_COPY_SEMANTICS_DONATE_INPUT."""

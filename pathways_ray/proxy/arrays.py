@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from pathways_ray.ir.tilings import axis_names, refined
@@ -55,6 +55,8 @@ class Sharding:
 
     `memory` is the kind of memory, "" for the default one. It is a label: all kinds of a device are one memory here. So
     is `sums`, XLA's own words for a sharding some of whose devices hold parts of a sum: they lie as copies would.
+
+    With an `order` place k of the mesh is that of device number `order[k]` of them, not of device number k.
     """
 
     devices: tuple[int, ...]
@@ -62,6 +64,7 @@ class Sharding:
     spec: Spec = ()
     memory: str = ""
     sums: bytes = b""
+    order: tuple[int, ...] = ()
 
     @classmethod
     def on(cls, device: int, memory: str = "") -> Sharding:
@@ -103,7 +106,12 @@ class Sharding:
         return tuple(shard)
 
     def is_same_but_memory(self, other: Sharding) -> bool:
-        return self.place == other.place and self.spec == other.spec
+        return self.place == other.place and self.spec == other.spec and self.order == other.order
+
+    @property
+    def straight(self) -> Sharding:
+        """The same with the devices in the order of the mesh."""
+        return replace(self, devices=tuple(self.devices[k] for k in self.order), order=()) if self.order else self
 
 
 Place = tuple[int, int]
@@ -148,6 +156,8 @@ class Arrays:
     unused: list[int] = field(default_factory=list)
     """Buffers in which no array lies any more; to be freed."""
     made: int = 0
+    borrowed: int = 0
+    """The last of the names that were borrowed; they are below zero, where the client has none."""
 
     # --- arrays -------------------------------------------------------------------------------------------------------
 
@@ -221,6 +231,25 @@ class Arrays:
         """An array that is just a buffer."""
         found = self.buffers[buffer]
         return Array(found.type, found.sharding, self.whole(buffer), buffer=buffer)
+
+    def listed(self, buffer: int, sharding: Sharding) -> Array:
+        """An array of this sharding that is just a buffer, which has the devices in the order of the mesh."""
+        if not sharding.order:
+            return self.alone(buffer)
+        shards = dict(zip(sharding.order, self.whole(buffer), strict=True))
+        return Array(self.buffers[buffer].type, sharding, tuple(shards[k] for k in range(len(shards))))
+
+    def borrow(self, array: Array) -> Array:
+        """Names an array until the request is over."""
+        self.borrowed -= 1
+        self.name(self.borrowed, array)
+        return array
+
+    def give_back(self) -> None:
+        """Forgets what was borrowed."""
+        while self.borrowed:
+            self.forget(self.borrowed)
+            self.borrowed += 1
 
     def whole(self, buffer: int) -> tuple[Place, ...]:
         """All places of a buffer, in the order of its devices."""

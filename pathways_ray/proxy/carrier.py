@@ -24,10 +24,10 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.tilings import axis_names
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.proxy import colocated, programs
 from pathways_ray.proxy import events as do
-from pathways_ray.proxy import programs
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
-from pathways_ray.proxy.codec import Writer
+from pathways_ray.proxy.codec import Reader, Writer
 from pathways_ray.proxy.fetching import Fetcher
 from pathways_ray.proxy.handover import Handover
 from pathways_ray.proxy.statuses import status_of
@@ -81,7 +81,7 @@ class Carrier:
     ) -> None:
         self.session = session
         self.messages = messages
-        self.writer = Writer(messages)
+        self.read, self.writer = Reader(messages), Writer(messages)
         self.host_buffers = host_buffers
         self.tell, self.look = tell, look
         self.origins = [(whole, place) for whole in wholes for place in range(whole.size)]
@@ -313,6 +313,8 @@ class Carrier:
         """
         if programs.hands_over(command.program):
             program = programs.HANDING_OVER
+        elif command.program.type_name == colocated.CUSTOM_CALL:
+            program = self._function(command.program)
         elif (kind := command.program.type_name) != programs.PROGRAM:
             raise Refused(Code.UNIMPLEMENTED, f"programs of type {kind!r} are not supported, {programs.PROGRAM!r} are")
         else:
@@ -328,6 +330,16 @@ class Carrier:
             loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)
         self.loaded[command.executable] = loaded
         return program.signature
+
+    def _function(self, serialized: Any) -> programs.Program:
+        """Reads a function in Python. Raises as `_loaded` does."""
+        trusted = self.session.trusted
+        program = colocated.read_function(self.messages, self.read, serialized, len(self.origins), trusted)
+        placed = self.slice_of(program.place).placed
+        if len(placed.hosts) > 1:
+            text = f"Python beside devices of several hosts ({program.signature.name}); use devices of one"
+            raise Refused(Code.UNIMPLEMENTED, text)
+        return program
 
     def _inspect(self, command: do.Inspect) -> list[do.Event]:
         loaded = self.loaded[command.executable]

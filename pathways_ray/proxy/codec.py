@@ -49,6 +49,9 @@ _KINDS = {name: kind for kind, name in _DTYPES.items()}
 _TOKEN = 17
 """The type of tokens, which are no arrays."""
 
+TEXT = 99
+"""The type of texts, of which functions in Python may give arrays."""
+
 _REPLICATED, _MAXIMAL, _OTHER, _UNREDUCED = 0, 1, 3, 6
 """`OpSharding.Type`."""
 
@@ -116,13 +119,16 @@ class Reader:
 
 
 def _even(proto: Any, shape: tuple[int, ...], shard: tuple[int, ...], replicated: bool) -> Sharding:
-    """Equal shards without a word on which device has which: in row-major order."""
+    """Equal shards without a word on which device has which: in row-major order, copies of one side by side. What takes
+    them says it, too."""
     devices = tuple(proto.devices.device_ids)
     if replicated:
         return Sharding.copies(devices, proto.memory_kind)
     tiles = [size // part if part else 1 for size, part in zip(shape, shard, strict=True)]
-    if math.prod(tiles) != len(devices):
+    copies, rest = divmod(len(devices), math.prod(tiles))
+    if rest or not copies:
         raise Refused(Code.UNIMPLEMENTED, f"{len(devices)} devices have shards {shard} of an array {shape}")
+    tiles.append(copies)
     mesh = refined(tiles)
     spec = spec_of(tiles, range(len(devices)), len(shape), mesh)
     assert spec is not None
@@ -139,7 +145,7 @@ def laid_out(
         mesh: the refined mesh to say it over; left out, the one that it is written over.
 
     Raises:
-        Refused: no spec over the mesh says it.
+        Refused: no spec over the mesh says it. Where none is given, one over the tiles may, in an order of the devices.
     """
     sums = op.SerializeToString() if _UNREDUCED in (op.type, *op.last_tile_dims) else b""
     if op.type in (_REPLICATED, _MAXIMAL, _UNREDUCED):
@@ -160,6 +166,11 @@ def laid_out(
             spec = spec_of(tiles, order, dimensions, over) if math.prod(over) == len(devices) else None
             if spec is not None:
                 return Sharding(devices, over, spec, memory, sums)
+        if not mesh and sorted(order) == list(range(len(devices))):
+            over = refined(tiles)
+            spec = spec_of(tiles, range(len(devices)), dimensions, over)
+            if spec is not None:
+                return Sharding(devices, over, spec, memory, sums, order)
     raise Refused(Code.UNIMPLEMENTED, f"XLA's sharding {op} over {len(devices)} devices is not supported")
 
 
@@ -235,8 +246,8 @@ class Writer:
         listed = zip(made["handles"], program.outputs, program.output_shardings, strict=True)
         for number, (handle, kind, sharding) in enumerate(listed):
             output = body.outputs.add()
-            if number in program.tokens:
-                output.dtype.kind = _TOKEN
+            if number in program.tokens or number in program.texts:
+                output.dtype.kind = _TOKEN if number in program.tokens else TEXT
                 output.shape.SetInParent()
             else:
                 output.dtype.kind = _KINDS[kind.dtype]
@@ -270,6 +281,9 @@ class Writer:
         made.type = _OTHER
         made.replicate_on_last_tile_dim = tiles[-1] > 1
         made.tile_assignment_dimensions.extend(tiles if tiles[-1] > 1 else tiles[:-1])
+        if sharding.order:
+            made.tile_assignment_devices.extend(sharding.order[k] for k in iota(tiles, sharding.mesh, order))
+            return made
         made.iota_reshape_dims.extend(sharding.mesh)
         made.iota_transpose_perm.extend(order)
         return made
@@ -297,7 +311,7 @@ class Writer:
             layouts = getattr(made, name)
             layouts.SetInParent()
             for k, kind in enumerate(kinds):
-                if name == "output_layouts_list" and k in program.tokens:
+                if name == "output_layouts_list" and (k in program.tokens or k in program.texts):
                     layouts.layouts.add()
                     continue
                 order = orders[k] if orders else reversed(range(len(kind.shape)))

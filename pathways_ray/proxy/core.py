@@ -76,6 +76,7 @@ class ProxyCore:
                     if buffer in self.arrays.buffers:
                         self.arrays.buffers[buffer].failure = event.failure
                 commands = []
+        self.arrays.give_back()
         if self.arrays.unused:
             commands.append(do.Free(tuple(self.arrays.unused)))
             self.arrays.unused.clear()

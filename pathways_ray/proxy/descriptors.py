@@ -27,6 +27,7 @@ SERVICE = "xla/python/ifrt_proxy/common/grpc_ifrt_service.proto"
 ROOTS = (
     SERVICE,
     "xla/python/ifrt/array_spec.proto",
+    "xla/python/ifrt/custom_call_program.proto",
     "xla/python/ifrt/layout_serdes.proto",
     "xla/python/ifrt/sharding_serdes.proto",
     "xla/python/pjrt_ifrt/pjrt_layout_serdes.proto",

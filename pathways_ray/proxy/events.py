@@ -35,7 +35,8 @@ Orders = tuple[tuple[int, ...], ...]
 class Signature:
     """A compiled program, as far as its calls go. How arguments and results lie in memory is a label here, for they lie
     in C order; left out where the client asks for nothing else. One that `hands_over` computes nothing: it has the
-    client get its argument in a file. Results number `tokens` are to the client no arrays, but tokens."""
+    client get its argument in a file. Results number `tokens` are to the client no arrays, but tokens; those of `texts`
+    are arrays of one text, which has a number of bytes here."""
 
     name: str
     inputs: tuple[ArrayType, ...]
@@ -49,6 +50,7 @@ class Signature:
     output_orders: Orders = ()
     hands_over: bool = False
     tokens: frozenset[int] = frozenset()
+    texts: frozenset[int] = frozenset()
 
 
 class Compiled(NamedTuple):

@@ -27,6 +27,7 @@ from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.codec import laid_out, mlir_dtype
 from pathways_ray.proxy.events import Orders, Signature
+from pathways_ray.proxy.orders import in_order, orders_of
 from pathways_ray.proxy.reading import READING
 from pathways_ray.proxy.tokens import has_tokens, replace_tokens
 
@@ -40,12 +41,13 @@ _LOOP = b"while"
 
 @dataclass(frozen=True)
 class Program:
-    """A module of the client, as a function of the runtime."""
+    """A module of the client, or a function in Python (one with a `host_limit_ms`), as a function of the runtime."""
 
     signature: Signature
     module: bytes
     digest: str
     blob: bytes
+    host_limit_ms: int = 0
 
     @property
     def place(self) -> Sharding:
@@ -105,13 +107,18 @@ def read_program(
     except Exception as error:
         raise Refused(Code.INVALID_ARGUMENT, f"the program's StableHLO cannot be read: {error}") from None
     with module.context:
+        orders = orders_of(module, _main(module))
+        if orders:
+            module = in_order(module)
+            data = serialized_module(module)
         tokens: frozenset[int] = frozenset()
         if has_tokens(_main(module)):
             tokens = replace_tokens(_main(module))
             data = serialized_module(module)
         name, meshes, inputs, outputs, donated = _interface(module)
         asked = memory_layouts(_main(module))
-    shardings = _shardings(messages, data, devices, meshes, inputs, outputs)
+    given, made = _shardings(messages, data, devices, meshes, inputs, outputs)
+    given = tuple(replace(one, order=orders[k]) if k in orders else one for k, one in enumerate(given))
     layouts: tuple[Orders, Orders] = (), ()
     if overrides or any(one != "default" for listed in asked for one in listed):
         compiled = compiled_here(data, len(devices), in_memory=True, overrides=overrides)
@@ -120,7 +127,7 @@ def read_program(
     blob = bytes(exported.serialize())
     digest = hashlib.sha256(blob).hexdigest()
     fingerprint = hashlib.sha256(data).digest()
-    signature = Signature(name, inputs, outputs, *shardings, frozenset(donated), devices, fingerprint, *layouts)
+    signature = Signature(name, inputs, outputs, given, made, frozenset(donated), devices, fingerprint, *layouts)
     if tokens:
         signature = replace(signature, tokens=tokens)
     return Program(signature, data, digest, blob)
@@ -238,9 +245,11 @@ def call_graph(program: Program, where: int, donated: Sequence[int]) -> Graph:
     count = len(inputs)
     several = len(signature.devices) > 1
     taken = tuple(Ref(-1, k) for k in range(count))
-    part = Part(
-        signature.name, program.digest, taken, no_fusion=several, has_loop=_LOOP in program.module, as_is=several
-    )
+    if program.host_limit_ms:
+        part = Part(signature.name, program.digest, taken, no_fusion=True, host_limit_ms=program.host_limit_ms)
+    else:
+        loops = _LOOP in program.module
+        part = Part(signature.name, program.digest, taken, no_fusion=several, has_loop=loops, as_is=several)
     compute = Compute(
         name=signature.name,
         recipe=0,

@@ -67,6 +67,7 @@ class LocalSession:
         self.places: dict[int, PlacedSlice] = {}
         self.prepared: dict[int, PreparedProgram] = {}
         self.donations: list[int] = []
+        self.calls = HostCalls(0)
         self._numbers = itertools.count(1)
         self._watchers: list[Callable[[], None]] = []
         self.watch = self._watchers.append
@@ -146,7 +147,7 @@ class LocalSession:
     def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
         number = next(self._numbers)
         (plan,) = plan_islands(lower(graph), self.places)
-        parts = CompiledParts(plan, functions, self.compiler, HostCalls(0), trusted=True)
+        parts = CompiledParts(plan, functions, self.compiler, self.calls, trusted=True)
         self.prepared[number] = PreparedProgram(HostPlan(plan, 0, False), parts, self.store, Transfers())
         return number
 
@@ -170,8 +171,13 @@ class LocalSession:
         self.donations.append(len(donated))
         launch = IslandLaunch(first, SESSION, program, tuple(record.id for record in arguments), first)
         slots = prepared.start(launch, ())
-        steps = len(prepared.steps_of(launch))
-        prepared.run(slots, 0, steps)
+        for number, step in enumerate(prepared.steps_of(launch)):
+            if step is not None:
+                prepared.run(slots, number, number + 1)
+                continue
+            for call in slots.calls.values():
+                if not isinstance(call, Failure):
+                    call.block_until_ready()
         values = prepared.finish(slots)
         name = prepared.plan.plan.name
         failure = next((value for value in values if isinstance(value, Failure)), None)
@@ -186,6 +192,7 @@ class LocalSession:
     def close(self) -> None:
         self.closed_because = self.closed_because or "it was closed"
         self.store.drop_session(SESSION)
+        self.calls.end(SESSION)
 
     def end(self, reason: str) -> None:
         """Ends the session as the loss of the controller would."""

@@ -24,6 +24,7 @@ SHARDINGS = [
     Sharding((0, 1, 2, 3), (2, 2), (("f0", "f1"),)),
     Sharding((0, 1, 2, 3), (2, 2)),
     Sharding((3, 1), (2,), (("f0",),), "pinned_host"),
+    Sharding((0, 1, 2, 3), (2, 2), (("f0", "f1"),), order=(3, 1, 2, 0)),
 ]
 FIRST = 1 << 62
 

@@ -35,10 +35,60 @@ found["moved"] = np.asarray(jax.device_put(parts[0], jax.devices()[3])).tolist()
 kept = x.addressable_shards[0].data
 y = jax.jit(lambda v: v + 1, donate_argnums=0)(x)
 found["donated"] = [x.is_deleted(), np.asarray(kept).tolist(), float(y[7])]
+square = np.arange(16.0, dtype=np.float32).reshape(4, 4)
+def over(order, spec, shape=(4,), axes=("x",)):
+    return NamedSharding(Mesh(np.array(jax.devices())[order].reshape(shape), axes), spec)
+found["orders"] = []
+for order in [3, 2, 1, 0], [1, 2, 3, 0], [0, 2, 1, 3]:
+    first = jax.device_put(square, over([0, 1, 2, 3], P("x", "y"), (2, 2), ("x", "y")))
+    second = jax.device_put(first, over(order, P("x")))
+    rows = {shard.index[0].start: shard.device.id for shard in second.addressable_shards}
+    lies = [rows[k] for k in range(4)] == order
+    same = all((np.asarray(shard.data) == square[shard.index]).all() for shard in second.addressable_shards)
+    back = jax.device_put(second * 2, first.sharding, donate=True)
+    found["orders"].append([lies, same, bool((np.asarray(back) == 2 * square).all())])
 compiled = jax.jit(lambda v: v @ v).lower(jnp.ones((4, 4))).compile()
 found["text"] = "dot" in compiled.as_text()
 found["cost"] = compiled.cost_analysis()["flops"] > 0
 found["memory"] = compiled.memory_analysis().argument_size_in_bytes
+"""
+
+COLOCATED = """
+from jax.experimental import colocated_python
+rows = NamedSharding(Mesh(np.array(jax.devices()), "x"), P("x"))
+x = jax.device_put(np.arange(8.0, dtype=np.float32), rows)
+@colocated_python.colocated_python
+def twice(v):
+    return jax.make_array_from_callback(v.shape, v.sharding, lambda at: 2 * np.asarray(v)[at])
+found["first"] = np.asarray(twice(x)).tolist()
+y = twice(twice(x) + 1)
+found["again"] = [np.asarray(y).tolist(), y.sharding == x.sharding]
+found["said"] = np.asarray(twice.specialize(out_specs_fn=lambda v: v)(x)).tolist()
+@colocated_python.colocated_python_class
+class Total:
+    def __init__(self, start):
+        self.total = start
+    def add(self, v):
+        self.total += int(np.asarray(v).sum())
+        return jax.device_put(np.int32(self.total), NamedSharding(v.sharding.mesh, P()))
+total = Total(100)
+found["object"] = [int(total.add(x)), int(total.add(x))]
+more = colocated_python.colocated_python(lambda v: v + 1)
+found["one"] = float(more(jax.device_put(np.float32(2), jax.devices()[2])))
+@colocated_python.colocated_python
+def wrong(v):
+    raise ValueError("no such thing")
+try:
+    wrong(x)
+except jax.errors.JaxRuntimeError as error:
+    found["wrong"] = [part in str(error) for part in ("INTERNAL", "HostFunctionError", "ValueError: no such thing")]
+@colocated_python.colocated_python
+def nothing(v):
+    pass
+try:
+    nothing(x)
+except jax.errors.JaxRuntimeError as error:
+    found["nothing"] = "nothing gives no array" in str(error)
 """
 
 BIG = """
@@ -238,9 +288,22 @@ def test_shards_are_named_put_together_moved_and_given_away(env: dict[str, str])
         "joined": [2.0 * (k + 1) for k in range(8)],
         "moved": [1.0, 2.0],
         "donated": [True, [0.0, 1.0], 8.0],
+        "orders": [[True, True, True]] * 3,
         "text": True,
         "cost": True,
         "memory": 64,
+    }
+
+
+def test_functions_and_objects_in_python_run_beside_the_devices(env: dict[str, str]) -> None:
+    assert run(env, COLOCATED) == {
+        "first": [2.0 * k for k in range(8)],
+        "again": [[2.0 * (2 * k + 1) for k in range(8)], True],
+        "said": [2.0 * k for k in range(8)],
+        "object": [128, 156],
+        "one": 3.0,
+        "wrong": [True, True, True],
+        "nothing": True,
     }
 
 

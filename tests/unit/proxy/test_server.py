@@ -152,9 +152,9 @@ def test_a_program_for_devices_that_the_client_does_not_have_is_refused(door: Do
     program = M.Serialized(type_name="xla::ifrt::XlaProgram")
     status = stream.ask("compile_request", program=program, compile_options=said).response_metadata.status
     assert status.message == "the program is for devices [4, 5, 6, 7]; there are 0 to 3"
-    other = M.Serialized(type_name="xla::ifrt::CustomCallProgram")
+    other = M.Serialized(type_name="xla::ifrt::IfrtIRProgram")
     status = stream.ask("compile_request", program=other).response_metadata.status
-    assert status.message.startswith("programs of type 'xla::ifrt::CustomCallProgram' are not supported")
+    assert status.message.startswith("programs of type 'xla::ifrt::IfrtIRProgram' are not supported")
     stream.call.cancel()
 
 
