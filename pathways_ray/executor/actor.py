@@ -210,26 +210,28 @@ class HostExecutor(Inspectable):
 
     def _read(self, link: thread_links.ThreadLink) -> None:
         """Hears one scheduler after the other. A host among several ends with its scheduler: each may have heard of
-        other launches, and they enter collectives together. So does one that the next scheduler does not take."""
-        heard = True
+        other launches, and they enter collectives together. So does one that a scheduler does not take, which says so,
+        and one that has heard of none for `ORPHAN_LIMIT_S`."""
+        alone_since = 0.0
         try:
             while True:
                 try:
                     for data in link:
-                        heard = True
+                        alone_since = 0.0
                         self.dispatcher.inbox.put(TO_HOST.decode_batch(data))
                 except Exception as error:
                     print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
-                found = self._find_scheduler() if heard and len(self.members) == 1 else None
+                alone_since = alone_since or time.monotonic()
+                taken = len(self.members) == 1 and link.close_reason is None
+                found = self._find_scheduler(alone_since + limits.ORPHAN_LIMIT_S) if taken else None
                 if found is None:
                     return
-                link, heard = found, False
+                link = found
         finally:
             os._exit(1)  # no one else may fill its queues; Ray restarts it
 
-    def _find_scheduler(self) -> thread_links.ThreadLink | None:
+    def _find_scheduler(self, deadline: float) -> thread_links.ThreadLink | None:
         """A link to the successor of a scheduler that has died; None where it does not come in time."""
-        deadline = time.monotonic() + limits.ORPHAN_LIMIT_S
         while time.monotonic() < deadline:
             time.sleep(LOOK_PAUSE_S)
             outbox = self._new_outbox()

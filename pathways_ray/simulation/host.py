@@ -151,10 +151,12 @@ class SimulatedHost:
     def _scheduler_gone(self) -> None:
         """Looks for the successor, and joins it with all that is here; among several hosts it cannot, nor where the
         next one does not take it."""
-        if len(self.members) > 1 or not self.heard:
+        refused = not self.heard and self.end.peer.owner.alive
+        if len(self.members) > 1 or refused:
             self.world.kill(self.process, "its scheduler's stream ended")
             return
-        self.alone_since = self.world.clock.now
+        if self.heard:
+            self.alone_since = self.world.clock.now
         self._look_for_scheduler()
 
     def _look_for_scheduler(self) -> None:

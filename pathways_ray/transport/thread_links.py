@@ -217,6 +217,11 @@ class ThreadLink:
         if not hmac.compare_digest(self._early.pop(0), answer):
             raise LinkLost(f"another server answers at {self.address}")
 
+    @property
+    def close_reason(self) -> str | None:
+        """The reason with which the other end hung up; None where it gave none, as when its process died."""
+        return self._frames.close_reason
+
     def close(self) -> None:
         """Hangs up, with messages unsent or not; any thread may call it."""
         self._closed = True

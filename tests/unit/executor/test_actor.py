@@ -1,14 +1,21 @@
-"""A host's process: what it says to the successor of its scheduler."""
+"""A host's process: how it comes to the successor of its scheduler."""
 
 from __future__ import annotations
 
+import os
 from collections import deque
+from collections.abc import Iterator
+from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from pathways_ray import limits
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.transport.messages import Holds, HostUp, Message, Stored
+from pathways_ray.transport.frames import LinkLost
+from pathways_ray.transport.messages import Holds, HostUp, Message, Recount, Stored, encode
 from tests.unit.helpers import VECTOR
 
 HOST = 2
@@ -55,3 +62,49 @@ def test_an_upload_that_is_stored_while_a_host_rejoins_is_reported_to_the_new_sc
     assert hello.holds == Holds({1: (1,)}, (), (reports[1],))
     assert rest == [reports[2]]
     assert (executor.outbox, executor.found) == (found, None)
+
+
+class Ended(BaseException):
+    """The process has ended."""
+
+
+class Stream:
+    """A link that brings batches and ends, with a reason or without one."""
+
+    def __init__(self, *batches: bytes, reason: str | None = None) -> None:
+        self.batches, self.close_reason = batches, reason
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.batches
+        raise LinkLost(self.close_reason or "it closed the connection")
+
+
+@pytest.mark.parametrize(("members", "heard_of"), [((HOST,), 3), ((HOST, 3), 0)])
+def test_a_host_by_itself_looks_for_a_scheduler_until_one_refuses_it(
+    monkeypatch: pytest.MonkeyPatch, members: tuple[int, ...], heard_of: int
+) -> None:
+    """
+    1. Its scheduler dies. The successor dies before it says a word, the next one after it.
+    2. One turns the host away, and says so: the host ends, as it does at once where it is not by itself.
+    """
+
+    def end(_: int) -> None:
+        raise Ended
+
+    monkeypatch.setattr(os, "_exit", end)
+    said = encode([Recount()])
+    following = [Stream(), Stream(said), Stream(reason="host 2 is not taken")]
+    executor: Any = HostExecutor.__new__(HostExecutor)
+    executor.host, executor.members = HOST, members
+    executor.dispatcher = SimpleNamespace(inbox=SimpleQueue())
+    deadlines: list[float] = []
+
+    def find(deadline: float) -> Stream:
+        deadlines.append(deadline)
+        return following.pop(0)
+
+    executor._find_scheduler = find
+    with pytest.raises(Ended):
+        executor._read(Stream(said))
+    assert 3 - len(following) == heard_of
+    assert sorted(set(deadlines)) == deadlines[::2]  # the second search is a part of the first one
