@@ -28,6 +28,7 @@ import grpc
 from pathways_ray import limits
 from pathways_ray.client.asking import hint
 from pathways_ray.client.coalesce import Coalescer
+from pathways_ray.client.ending import ONCE
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, UsageError, WireError, from_failure
 from pathways_ray.transport import frames, grpc_streams, links, streams, thread_links
 from pathways_ray.transport import messages as wire
@@ -43,9 +44,6 @@ CLOSE_REASON_LIMIT_S = 2.0
 
 NOTICE_LIMIT_S = 1.0
 """The end of a controller is noticed by the stream within about this time of a call that fails of it."""
-
-ONCE = (wire.ExchangeSlices, wire.Suspend, wire.CloseSession)
-"""Calls that may not be made twice."""
 
 JOIN_LIMIT_S = 5.0
 """Closing waits this long for each thread that reads."""

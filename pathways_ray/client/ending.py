@@ -13,7 +13,7 @@ called, and the queue goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pathways_ray.client import events
@@ -27,6 +27,9 @@ from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
 WAKE_ALL: Sequence[events.Command] = (events.Wake(fetches=True),)
+
+ONCE = (wire.ExchangeSlices, wire.Suspend, wire.CloseSession)
+"""Calls that may not be made twice: where the controller died with one, nobody knows what came of it."""
 
 FORKED = "it is that of the process that this one is a fork of; use multiprocessing's 'spawn', and pw.connect there"
 
@@ -113,11 +116,11 @@ class Ending:
         if undecided:
             self._donations_decided(wire.DonationsDecided(undecided, undecided), now)
 
-    def resume_request(self, name: str, slices: Sequence[int], now: float) -> wire.ResumeSession:
+    def resume_request(self, name: str, slices: Mapping[int, str], now: float) -> wire.ResumeSession:
         """The request to the controller's successor, with all that it has to know. Nothing is sent meanwhile.
 
         Args:
-            slices: those of the session that there is a handle to.
+            slices: those of the session that there is a handle to, with their tags.
         """
         self._fail_sent(now)  # what has left since then went nowhere
         records = {id(record): record for record in list(self.buffers.values())}
@@ -135,7 +138,8 @@ class Ending:
             groups.setdefault((kind.slice.id, kind.array, kind.spec, arriving), []).append(record.id)
         kept = [wire.KeptBuffers(s, kind, spec, tuple(found), way) for (s, kind, spec, way), found in groups.items()]
         known = self.session, self.resume_tag, name
-        return wire.ResumeSession(wire.VERSION, *known, tuple(slices), tuple(kept), self._next_buffer)
+        numbers, tags = tuple(slices), tuple(slices.values())
+        return wire.ResumeSession(wire.VERSION, *known, numbers, tuple(kept), self._next_buffer, tags)
 
     def _resumed(self, event: events.Resumed, now: float) -> Sequence[events.Command]:
         reply = event.reply

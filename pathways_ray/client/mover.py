@@ -295,9 +295,9 @@ class Mover:
             driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
         driver.sweep()
 
-    def slices_held(self) -> list[int]:
-        """The slices that there is a handle to, and that were not given back."""
-        return [number for number, one in list(self._slices.items()) if not one.released]
+    def slices_held(self) -> dict[int, str]:
+        """The slices that there is a handle to, and that were not given back, with their tags."""
+        return {number: one.tag for number, one in list(self._slices.items()) if not one.released}
 
     def place(self, slices: Sequence[wire.SliceCreated]) -> None:
         """Gives handles the devices that their slices have at another controller."""

@@ -23,7 +23,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.wanted import ANY, Wanted
 from pathways_ray.errors import PathwaysError, WaitTimeout, from_failure
 from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
-from pathways_ray.ir.types import Layout, SliceType
+from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec
 from pathways_ray.transport import messages as wire
 
 COPIES = 64
@@ -255,9 +255,17 @@ def living(core: ClientCore, held: Sequence[wire.HeldBuffer]) -> list[tuple[Buff
 
 def _copies(held: Sequence[wire.HeldBuffer], meshes: dict[int, SliceType], targets: dict[int, SliceType]) -> Graph:
     """A program that takes arrays to the slices that are to have them, laid out as they are."""
-    named = dict.fromkeys(one.slice for one in held)
-    nodes: list[Node] = [Argument(k, one.type, Layout(one.slice, one.spec)) for k, one in enumerate(held)]
-    nodes += [Transfer(Ref(k), one.type, Layout(targets[one.slice].id, one.spec)) for k, one in enumerate(held)]
-    nodes.append(Result(tuple(Ref(len(held) + k) for k in range(len(held)))))
-    slices = [mesh for number in named for mesh in (meshes[number], targets[number])]
-    return Graph("move", tuple(slices), (), tuple(nodes))
+    sources = [(one.type, meshes[one.slice], one.spec) for one in held]
+    return copies_graph("move", sources, [(targets[one.slice], one.spec) for one in held])
+
+
+def copies_graph(
+    name: str, sources: Sequence[tuple[ArrayType, SliceType, Spec]], targets: Sequence[tuple[SliceType, Spec]]
+) -> Graph:
+    """A program that takes arrays from their slices and layouts to others."""
+    slices = dict.fromkeys([*(mesh for _, mesh, _ in sources), *(mesh for mesh, _ in targets)])
+    nodes: list[Node] = [Argument(k, kind, Layout(mesh.id, spec)) for k, (kind, mesh, spec) in enumerate(sources)]
+    for k, ((kind, _, _), (mesh, spec)) in enumerate(zip(sources, targets, strict=True)):
+        nodes.append(Transfer(Ref(k), kind, Layout(mesh.id, spec)))
+    nodes.append(Result(tuple(Ref(len(sources) + k) for k in range(len(sources)))))
+    return Graph(name, tuple(slices), (), tuple(nodes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pathways_ray import limits
 from pathways_ray.client.connection import Connection
@@ -29,7 +29,7 @@ class Resumption:
 
     Args:
         name: of the session.
-        slices: those that there is a handle to.
+        slices: those that there is a handle to, with their tags.
         place: gives handles of slices the devices that they have now.
         connect: begins to send and to receive.
     """
@@ -40,7 +40,7 @@ class Resumption:
         connection: Connection,
         driver: Driver,
         name: str,
-        slices: Callable[[], Sequence[int]],
+        slices: Callable[[], Mapping[int, str]],
         place: Callable[[Sequence[wire.SliceCreated]], None],
         connect: Callable[[], None],
     ) -> None:

@@ -22,13 +22,12 @@ from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.compiled import compiled
-from pathways_ray.client.moving import COPIES
+from pathways_ray.client.moving import COPIES, copies_graph
 from pathways_ray.client.program import Program
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import BufferLost, ForeignArray, PathwaysError, Unschedulable, UsageError
-from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
-from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec
+from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.messages import encode
 
 AXIS = "copy"
@@ -223,6 +222,7 @@ class Shadows:
         key = sources, targets
         if key not in self._programs:
             graph = copies_graph(
+                "copy",
                 [(kind.array, _slice(kind).type, kind.spec) for kind in sources],
                 [(_slice(kind).type, kind.spec) for kind in targets],
             )
@@ -278,18 +278,6 @@ def _shadows(arrays: Sequence[Array]) -> Shadows:
     if session.shadows is None:
         session.shadows = Shadows(session)
     return cast(Shadows, session.shadows)
-
-
-def copies_graph(
-    sources: Sequence[tuple[ArrayType, SliceType, Spec]], targets: Sequence[tuple[SliceType, Spec]]
-) -> Graph:
-    """A program that takes arrays from their slices and layouts to others."""
-    slices = dict.fromkeys([*(mesh for _, mesh, _ in sources), *(mesh for mesh, _ in targets)])
-    nodes: list[Node] = [Argument(k, kind, Layout(mesh.id, spec)) for k, (kind, mesh, spec) in enumerate(sources)]
-    for k, ((kind, _, _), (mesh, spec)) in enumerate(zip(sources, targets, strict=True)):
-        nodes.append(Transfer(Ref(k), kind, Layout(mesh.id, spec)))
-    nodes.append(Result(tuple(Ref(len(sources) + k) for k in range(len(sources)))))
-    return Graph("copy", tuple(slices), (), tuple(nodes))
 
 
 def chosen(islands: Sequence[dict[str, Any]], own: int, taken: set[int]) -> list[int]:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Buffer, Send, SendClient, Session
 from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 
@@ -166,6 +169,36 @@ class Moves:
         hosts = self.launches.hosts
         away = [hosts[host] for host in self.launches.away]
         return {h.island for h in away if h.down_since is not None and now - h.down_since > self.lost_after_s}
+
+
+def exchanged_unseen(
+    slices: Mapping[int, wire.HeldSlice], tags: Mapping[int, str], tag_of: Callable[[PlacedSlice], str]
+) -> list[tuple[int, int]]:
+    """The pairs of a session's slices whose exchange its client has not heard of: the controller died with its answer.
+    Arrays lie as the client knows.
+
+    Args:
+        tags: of the slices that the client has handles to, as these were when it last heard of them.
+        tag_of: the tag of a slice of the session on some devices.
+    """
+    pairs: list[tuple[int, int]] = []
+    for one, tag in tags.items():
+        placed = slices[one].placed
+        if tag == tag_of(placed):
+            continue
+        for other, held in slices.items():
+            if other not in tags and tag_of(held.placed.on_devices_of(placed.mesh)) == tag:
+                pairs.append((one, other))
+    return pairs
+
+
+def exchanged_back(slices: Mapping[int, wire.HeldSlice], pairs: Sequence[tuple[int, int]]) -> dict[int, wire.HeldSlice]:
+    """The slices once each of a pair has the devices of the other."""
+    found = dict(slices)
+    for one, other in [*pairs, *((other, one) for one, other in pairs)]:
+        placed = slices[other].placed.on_devices_of(slices[one].placed.mesh)
+        found[one] = msgspec.structs.replace(slices[one], placed=placed)
+    return found
 
 
 def rename(buffer: Buffer, slices: dict[int, int]) -> None:

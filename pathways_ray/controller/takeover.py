@@ -11,6 +11,7 @@ No launch is taken over: its client has failed it when it lost the controller. S
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from typing import NamedTuple
 
 from pathways_ray import limits
@@ -19,6 +20,7 @@ from pathways_ray.controller.channel import ChannelState
 from pathways_ray.controller.clients import Client
 from pathways_ray.controller.comparing import compared
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.moves import exchanged_back, exchanged_unseen
 from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendIsland, Session
@@ -250,6 +252,8 @@ class Takeover:
         token = next((digest for other, digest in self.requests.book.entries if other == tenant), "")
         opened = self.clients.open(request.name[:256], owner, token, event.secret, now, number)
         client, commands = opened[0], [*opened[1], *self.requests.isolation.opened(opened[0], now)]
+        slices, undone = self._as_known(number, slices, request)
+        commands += undone
         for one in sorted(slices):
             if one in request.slices:
                 self.launches.add_slice(number, slices[one].placed, slices[one].within, name=slices[one].name)
@@ -257,6 +261,17 @@ class Takeover:
                 commands.append(CallManager("release_slice", (number, one)))
         commands += self._enter(self.launches.sessions[number], request)
         return [*commands, self._reply(event.call, client, request)]
+
+    def _as_known(
+        self, number: int, slices: dict[int, wire.HeldSlice], request: wire.ResumeSession
+    ) -> tuple[dict[int, wire.HeldSlice], list[Command]]:
+        """The slices of a session on the devices that its client knows: an exchange whose answer was lost with the
+        controller before is taken back."""
+        tags = dict(zip(request.slices, request.tags, strict=False))
+        pairs = exchanged_unseen(slices, tags, partial(slice_tag, self.requests.data_secret, number))
+        if not pairs:
+            return slices, []
+        return exchanged_back(slices, pairs), [CallManager("exchange_slices", (number, tuple(pairs)))]
 
     def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
         """Enters the buffers that are on all their hosts, or on the way there; others are dropped."""

@@ -30,6 +30,7 @@ from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
 from pathways_ray.simulation.settings import COALESCED_LENGTHS
+from pathways_ray.simulation.snapshots import SimulatedSnapshots
 from pathways_ray.simulation.values import Outcome, made_alone, mixed
 from pathways_ray.simulation.way_back import Kind, WayBack
 from pathways_ray.transport import messages as wire
@@ -68,6 +69,7 @@ class SimulatedClient:
         self.cancelled: Counter[str] = Counter()
         self.data = ClientData(world, self.process, 0, self.handle)
         self.mover = SimulatedMover(self)
+        self.snapshots = SimulatedSnapshots(self)
         self.last_drop = self.last_failure = 0.0
         self.tenant = Tenant(f"tenant{number % 2}", 1.0 + number % 3, number % 3, trusted=True)
         self.way_back = WayBack(self)
@@ -156,7 +158,7 @@ class SimulatedClient:
         random = self.random
         for _ in range(min(self.left, random.choice([1, 2, 3, 5, 8]))):
             self.left -= 1
-            self._launch(random.choice(self.programs))
+            self.launch(random.choice(self.programs))
         if self.loop is not None and random.random() < 0.5:
             self._go_round(self.loop)
         if random.random() < 0.05:
@@ -166,6 +168,7 @@ class SimulatedClient:
         if self.world.settings.cancels:
             self._cancel_some()
         self.mover.move_some(random)
+        self.snapshots.go_on(random)
         self._drop_some()
         self._fetch_some()
         if self.left:
@@ -178,12 +181,12 @@ class SimulatedClient:
         """y = f(y), again and again; only some values are kept."""
         handle = self._put(program.arguments[0])
         for _ in range(self.random.choice([4, 9, 33])):
-            (result,) = self._launch(program, [handle])
+            (result,) = self.launch(program, [handle])
             if self.random.random() < 0.95:
                 self._drop(handle)
             handle = result
 
-    def _launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]:
+    def launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]:
         checker = self.world.checker
         arguments = given if given is not None else self._chosen(program)
         made, whole = made_alone(program.graph, [handle.expected for handle in arguments])
@@ -354,6 +357,8 @@ class SimulatedClient:
     def _leave_when_done(self) -> None:
         if self.over:
             return
+        if not self.mover.held:
+            self.snapshots.look()
         if (self.core.pending or self.core.queue or self.data.fetches or self.mover.steps) and not self.impatient:
             return self.world.network.after(self.process, 0.2, self._leave_when_done)
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:

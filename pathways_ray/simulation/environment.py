@@ -107,3 +107,6 @@ class Environment(Protocol):
 
     def kill(self, process: Process, why: str) -> None:
         """Ends a process; Ray starts a successor, unless it is a client's."""
+
+    def step_begins(self) -> None:
+        """A step of a move, a suspension or a change of islands begins: faults may fall into it."""

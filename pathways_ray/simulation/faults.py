@@ -53,6 +53,15 @@ has it killed; commands to kill are lost meanwhile, if it says so. A host whose 
 it is gone for good, or boots again minutes later."""
 
 
+DEATHS = {"kill controller": 3, "kill manager": 2, "kill scheduler": 2, "kill host": 4}
+"""Deaths that fall into moves, suspensions and changes of islands, and their relative frequencies."""
+
+DEATH_MAGNITUDES = (-4.0, -1.5)
+"""The decimal logarithm of the seconds from the beginning of a step to such a death: a message takes some 100 us."""
+
+MOST_DEATHS = 4
+"""Processes that die so in a run."""
+
 LASTING = ("vanish host", "outage")
 """What may last for good. The rest of the cluster goes on meanwhile."""
 
@@ -195,14 +204,33 @@ def starve(world: FaultEnvironment, until: float) -> None:
 
 
 class FaultInjector:
-    """Injects faults at their times. `struck` counts those that hit a process or a link."""
+    """Injects faults at their times, and into changes. `struck` counts those that hit a process or a link.
 
-    def __init__(self, world: FaultEnvironment, faults: Iterable[Fault]) -> None:
-        self.world = world
+    Args:
+        random: draws those that fall into changes.
+    """
+
+    def __init__(self, world: FaultEnvironment, faults: Iterable[Fault], random: Random) -> None:
+        self.world, self.random = world, random
         self.struck = 0
+        self.deaths_left = MOST_DEATHS
         for fault in faults:
             world.clock.at(fault.time, self._strike, fault)
             self._disturb(fault.time + (PING_LIMIT_S if fault.kind in LASTING else fault.seconds))
+
+    def step_begins(self) -> None:
+        """A step of a change begins: now and then, a process dies within moments."""
+        world, chance = self.world, self.world.settings.deaths
+        if not chance or not self.deaths_left or self.random.random() >= chance:
+            return
+        self.deaths_left -= 1
+        kind = self.random.choices(list(DEATHS), list(DEATHS.values()))[0]
+        who = kind.partition(" ")[2]
+        nodes = sorted({process.node for process in world.network.alive.values() if process.node.startswith(who)})
+        if nodes:
+            at = world.clock.now + 10.0 ** self.random.uniform(*DEATH_MAGNITUDES)
+            world.clock.at(at, self._strike, Fault(at, kind, self.random.choice(nodes), 0.0))
+            self._disturb(at)
 
     def _disturb(self, until: float) -> None:
         self.world.disturbed_until = max(self.world.disturbed_until, until)

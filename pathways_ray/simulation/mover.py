@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
 from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.events import MakeWay, MoveSlices, Placed
+from pathways_ray.client.ending import ONCE
+from pathways_ray.client.events import Cancelling, MakeWay, MoveSlices, Placed
 from pathways_ray.client.moving import (
     Arrive,
     Ask,
@@ -40,6 +42,8 @@ LOOK_S = 0.01
 """Time between two looks at whether what a step waits for is there."""
 
 QUIET_LIMIT_S = 60.0
+
+LOST = wire.Refused(Failure("ControllerLost", "the controller is gone, and its successor is looked for"))
 
 SUSPENDED_S = (0.0, 0.5, 3.0, 20.0)
 """A session stays suspended for one of these times, and tries again after as long where it could not be resumed."""
@@ -78,6 +82,8 @@ class SimulatedMover:
         self.steps: Generator[Step, Any, None] | None = None
         self.moved = self.failed = 0
         self.holding = self.away = False
+        self.asked: Any = None
+        self.calls = 0
         self.suspension: Suspension | None = None
         self.saved: dict[int, tuple[Handle, int]] = {}
 
@@ -169,12 +175,11 @@ class SimulatedMover:
     def _carry_out(self, step: Step) -> None:
         client = self.client
         client.world.log.say(f"{client.process} moves: {type(step).__name__}")
+        client.world.step_begins()
         match step:
             case Ask(request):
                 self.away = self.away or isinstance(request, wire.Suspend)
-                call, post = client.controller.call, client.world.network.post
-                target, session = client.controller.process, client.core.session
-                post(client.process, target, call, client.process, session, request, self._go_on)
+                self._ask(request)
                 return
             case Hold(limit_s):
                 self.holding = True
@@ -209,10 +214,41 @@ class SimulatedMover:
                 self.holding, self.away = False, self.suspension is not None
         self._go_on(None)
 
+    # --- the controller -----------------------------------------------------------------------------------------------
+
+    def _ask(self, request: Any) -> None:
+        """Calls the controller. Without one, who holds the session's calls is refused, and others wait."""
+        client = self.client
+        self.calls += 1
+        self.asked = request
+        if not client.core.away:
+            to, session = client.controller, client.core.session
+            answered = partial(self._answered, self.calls)
+            client.world.network.post(client.process, to.process, to.call, client.process, session, request, answered)
+        elif self.holding:
+            self._answered(self.calls, LOST)
+
+    def _answered(self, call: int, reply: wire.Reply) -> None:
+        if call == self.calls and self.asked is not None:
+            self.asked = None
+            self._go_on(reply)
+
+    def controller_lost(self) -> None:
+        """The controller is gone, and with it the answer that is waited for."""
+        if self.asked is not None and (self.holding or isinstance(self.asked, ONCE)):
+            self._answered(self.calls, LOST)
+
+    def controller_back(self) -> None:
+        """The session is open again at the successor, which is asked what had no answer."""
+        if self.asked is not None:
+            self._ask(self.asked)
+
     def _wait_until_quiet(self, deadline: float) -> None:
         client = self.client
         if client.over:
             return
+        if client.core.away:
+            return self._go_on(LOST)
         if is_quiet(client.core) and not client.data.fetches:
             self._go_on(None)
         elif client.world.clock.now > deadline:
@@ -234,6 +270,9 @@ class SimulatedMover:
         if launch is not None:
             checker.launched(session, launch.launch, False, doubtful)
             client.end.send(launch)
+        elif client.core.away:  # it entered the queue, which nobody releases before this is over
+            client.handle(Cancelling(step.results[0]))
+            return self._go_on(LOST)
         self._wait_for(step.results)
 
     def _save(self, step: Save) -> None:

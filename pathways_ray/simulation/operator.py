@@ -51,6 +51,7 @@ class SimulatedOperator:
             world.network.after(self.process, 1.0 + FAULT_SPAN_S * self.random.random(), change)
 
     def _add(self) -> None:
+        self.world.step_begins()
         self.world.manager.add_island(self.process, self.random.choice([1, 1, 2]), self._added)
 
     def _added(self, found: tuple[int, tuple[int, ...]] | wire.Refused) -> None:
@@ -90,5 +91,6 @@ class SimulatedOperator:
             self.world.network.after(self.process, AGAIN_S, self._remove, island, again - 1)
 
     def _ask(self, request: IslandChange, answered: Any) -> None:
+        self.world.step_begins()
         if self.world.controller.process.alive:
             self.world.controller.of_operator(self.process, request, answered)

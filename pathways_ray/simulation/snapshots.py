@@ -62,8 +62,7 @@ class SimulatedSnapshots:
         chance = self.client.world.settings.snapshots
         if not chance:
             return
-        for one in list(self.kept):
-            self._look(one)
+        self.look()
         if len(self.kept) == MOST and random.random() < chance:
             self._forget(self.kept[0])
         if len(self.kept) < MOST and random.random() < chance:
@@ -86,8 +85,12 @@ class SimulatedSnapshots:
             for one in self.kept[-1]:
                 one.fetches += 1  # so that it is neither dropped nor donated
 
+    def look(self) -> None:
+        """Makes arrays again that were lost, and of which there is the copy."""
+        for one in list(self.kept):
+            self._look(one)
+
     def _look(self, snapshot: Snapshot) -> None:
-        """Makes an array again that was lost, and of which there is the copy."""
         array, copy = snapshot
         if array.record.failure is None and copy.record.failure is None:
             return

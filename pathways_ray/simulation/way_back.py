@@ -18,9 +18,13 @@ from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.capabilities import slice_tag
 
 LOOK_S = 0.5
 """Time between two looks for the successor."""
+
+HELD_S = 0.01
+"""Time between two looks at whether the session's calls are held."""
 
 ANSWER_LIMIT_S = 20.0
 """A call that has no answer after this time is made again."""
@@ -71,11 +75,12 @@ class WayBack:
         return world
 
     def begin(self) -> None:
-        """The controller is lost. A session that has just begun, or is moving or suspended, ends."""
-        client, mover = self.client, self.client.mover
+        """The controller is lost. A session that has just begun ends."""
+        client = self.client
         self.since = self.world.clock.now
-        if not client.programs or mover.steps is not None or mover.suspension is not None:
+        if not client.programs:
             return self._fail("it was not at work when its controller was lost")
+        self.world.network.after(client.process, 0.0, client.mover.controller_lost)
         self._look(self.calls)
 
     def _look(self, calls: int) -> None:
@@ -84,11 +89,17 @@ class WayBack:
             return
         if world.clock.now - self.since > 2 * limits.RESUME_LIMIT_S:
             return self._fail("there was no successor")
+        if client.mover.suspension is not None and not client.mover.holding:
+            return self._fail("a suspended session ends with its controller")
+        if client.mover.holding:  # who holds the session's calls goes on without an answer, and lets go of them
+            return world.network.after(client.process, HELD_S, self._look, calls)
         controller: SimulatedController = client.world.controller
         if not controller.process.alive:
             return world.network.after(client.process, LOOK_S, self._look, calls)
         before = list(client.core.pending)
-        request = client.core.resume_request("", [placed.mesh.id for placed in client.slices], world.clock.now)
+        session = client.core.session
+        slices = {placed.mesh.id: slice_tag("", session, placed) for placed in client.slices}
+        request = client.core.resume_request("", slices, world.clock.now)
         client.left_behind(before, Failure("ControllerLost", "the controller is gone"))
         self.calls += 1
         answered = partial(self._answered, self.calls)
@@ -108,6 +119,7 @@ class WayBack:
         client.slices[:] = [placed[one.mesh.id] for one in client.slices]
         self.back += 1
         client.handle(events.Resumed(reply))
+        client.mover.controller_back()
 
     def _fail(self, reason: str) -> None:
         self.client.handle(events.ResumeFailed(reason))

@@ -85,7 +85,8 @@ class World:
         self.hostile = [HostileClient(self, number) for number in range(settings.hostile)]
         if settings.starved_s:
             self.clock.at(1.0, faults.starve, self, 1.0 + settings.starved_s)
-        self.faults = FaultInjector(self, faults.draw(Random(f"faults {seed}"), settings))
+        drawn = faults.draw(Random(f"faults {seed}"), settings)
+        self.faults = FaultInjector(self, drawn, Random(f"deaths {seed}"))
         self.clock.after(0.5, self._look_around)
 
     # --- running ------------------------------------------------------------------------------------------------------
@@ -257,6 +258,9 @@ class World:
         host = int(process.name[4:])
         if host in self.hosts and self.hosts[host].process is process:
             client.data.link_broke(host)
+
+    def step_begins(self) -> None:
+        self.faults.step_begins()
 
     def kill_number(self, number: int, why: str) -> None:
         process = self.network.alive.get(number)

@@ -282,6 +282,7 @@ class ResumeSession(Message, tag=213):
     """A client that has lost its controller comes to the successor, with its token, and its session's `resume_tag`.
 
     `slices` are those that it has a handle to, `kept` its arrays. Buffers from number `next_buffer` on are newer.
+    `tags` has the tag of each of the slices, which shows the devices that the client knows.
     """
 
     version: int
@@ -291,6 +292,7 @@ class ResumeSession(Message, tag=213):
     slices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
     kept: Annotated[tuple[KeptBuffers, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
     next_buffer: Counted
+    tags: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] = ()
 
 
 class SessionResumed(Message, tag=214):

@@ -16,6 +16,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Resumed
 from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.state import Send
+from pathways_ray.simulation import faults
 from pathways_ray.simulation.__main__ import main
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.policies import POLICIES
@@ -124,6 +125,58 @@ def test_sessions_outlive_the_controller(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {name[:4] for name in ended} <= {"cont", "clie"}
     assert len(lost) > 20
     assert not any(lost)
+
+
+@pytest.mark.parametrize(("first", "seeds"), [(0, 15), pytest.param(15, 485, marks=pytest.mark.long)])
+@pytest.mark.timeout(1500)
+def test_processes_die_during_moves_and_changes_of_islands(first: int, seeds: int) -> None:
+    """Slices move, sessions are suspended, snapshots taken, islands added, drained and removed; and within moments of
+    such a step the controller dies, the resource manager, a scheduler or a host."""
+    died = moved = 0
+    for seed in range(first, first + seeds):
+        drawn = replace(Settings.drawn(seed, 0, ""), deaths=0.15, flaws=0.0, moves=0.4, snapshots=1.0, slices=3)
+        settings = replace(
+            drawn, changes=4 * (seed % 2), suspends=0.2 * (seed % 3 == 0), preempts=0.3 * (seed % 5 == 0)
+        )
+        world = World(seed, settings)
+        assert world.run().violations == [], f"seed {seed}"
+        died += world.faults.struck
+        moved += sum(client.mover.moved for client in world.clients)
+    assert died > seeds
+    assert moved > seeds
+
+
+def test_no_array_is_lost_when_the_controller_dies_during_a_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing else dies. The successor and the client may know otherwise which devices a slice has."""
+    lost: list[tuple[int, ...]] = []
+    handle = ClientCore.handle
+
+    def handled(core: ClientCore, event: Any, now: float) -> Any:
+        if isinstance(event, Resumed):
+            lost.append(event.reply.lost)
+        return handle(core, event, now)
+
+    monkeypatch.setattr(ClientCore, "handle", handled)
+    monkeypatch.setattr(faults, "DEATHS", {"kill controller": 1})
+    for seed in range(20):
+        settings = replace(Settings.drawn(seed, 0, ""), deaths=0.12, flaws=0.0, moves=0.8, changes=0, suspends=0.0)
+        assert World(seed, replace(settings, preempts=0.0)).run().violations == [], f"seed {seed}"
+    assert len(lost) > 10
+    assert not any(lost)
+
+
+def test_arrays_come_back_from_snapshots_after_the_loss_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts die, some within moments of a snapshot. What comes back has the value of what was lost."""
+    monkeypatch.setattr(faults, "DEATHS", {"kill host": 1})
+    monkeypatch.setattr(faults, "KINDS", {"kill host": 1})
+    restored = 0
+    for seed in range(12):
+        drawn = replace(Settings.drawn(seed, 3, ""), deaths=0.02, flaws=0.0, moves=0.0, suspends=0.0, preempts=0.0)
+        settings = replace(drawn, islands={0: [0], 1: [1], 2: [2, 3]}, slices=3, launches=(30, 60), poison=0.0)
+        world = World(seed, replace(settings, snapshots=1.0, changes=0))
+        assert world.run().violations == [], f"seed {seed}"
+        restored += sum(client.snapshots.restored for client in world.clients)
+    assert restored > 3
 
 
 def test_faults_strike_and_launches_fail_of_them() -> None:

@@ -50,7 +50,7 @@ class Session(Script):
         self.handle(Disconnected("the controller is gone (reset)"))
 
     def request(self) -> ResumeSession:
-        return self.core.resume_request("me", (1,), self.now)
+        return self.core.resume_request("me", {1: "its tag"}, self.now)
 
     def resume(self, *lost: int) -> None:
         host = HostAddress(3, 2, "there:1")
@@ -76,7 +76,7 @@ def test_what_was_sent_fails_and_what_is_ready_stays() -> None:
     s.handle(Disconnected("the link says so too"))
     assert s.commands == [Wake(fetches=True), Resume()]
     assert s.request() == ResumeSession(
-        VERSION, 7, "tag", "me", (1,), (KeptBuffers(1, VECTOR, (), (a.id,), False),), b.id + 1
+        VERSION, 7, "tag", "me", (1,), (KeptBuffers(1, VECTOR, (), (a.id,), False),), b.id + 1, ("its tag",)
     )
 
 

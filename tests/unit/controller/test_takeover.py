@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +20,8 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Tenant
-from pathways_ray.transport.capabilities import resume_tag
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.transport.capabilities import resume_tag, slice_tag
 from pathways_ray.transport.messages import (
     VERSION,
     Drop,
@@ -49,7 +51,7 @@ from pathways_ray.transport.messages import (
 from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
 from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES, program_over
 from tests.unit.controller.test_decisions import looping, planned
-from tests.unit.helpers import VECTOR
+from tests.unit.helpers import VECTOR, placed
 
 ALICE = Tenant("alice")
 SESSION = 77
@@ -58,15 +60,15 @@ BOTH = SLICES[3]
 
 
 class Successor(CoreHarness):
-    """A controller that follows another one, under which session 77 of alice had slices 1 and 4."""
+    """A controller that follows another one, under which session 77 of alice had slices 1 and 4, or others."""
 
-    def __init__(self, draining: tuple[int, ...] = ()) -> None:
+    def __init__(self, slices: Sequence[PlacedSlice] = (SLICES[0], BOTH), draining: tuple[int, ...] = ()) -> None:
         super().__init__()
         members: dict[int, list[int]] = {}
         for host, island in ISLAND_OF_HOST.items():
             members.setdefault(island, []).append(host)
         self.core.expect(members)
-        held = tuple(HeldSlice(SESSION, placed, "mine") for placed in (SLICES[0], BOTH))
+        held = tuple(HeldSlice(SESSION, placed, "mine") for placed in slices)
         self.core.take_over(HeldSlices(held, 9, draining))
 
     def comes(self, host: int, holds: Holds | None = None) -> list[Command]:
@@ -89,7 +91,8 @@ class Successor(CoreHarness):
         self, *kept: KeptBuffers, tenant: Tenant | None = ALICE, slices: tuple[int, ...] = (1, 4), **more: Any
     ) -> Any:
         tag = more.get("tag", resume_tag("data secret", SESSION, "alice"))
-        request = ResumeSession(more.get("version", VERSION), SESSION, tag, "again", slices, kept, 100)
+        version, tags = more.get("version", VERSION), more.get("tags", ())
+        request = ResumeSession(version, SESSION, tag, "again", slices, kept, 100, tags)
         return self.request(tenant, request, more.get("size", 10))
 
 
@@ -444,3 +447,24 @@ def test_no_launch_goes_before_the_list_of_hosts() -> None:
     assert launches.admission.call(launches.sessions[1], Launch(1, 1, (), 0)) == []
     kinds = [type(c.message) for c in of(SendIsland, front.comes(3, Holds({}, ()))) if c.island == 0]
     assert [kind for kind in kinds if kind in (Peers, IslandLaunch)] == [Peers, IslandLaunch]
+
+
+def test_an_exchange_that_the_client_has_not_heard_of_is_taken_back() -> None:
+    """
+    1. The controller before had slices 1 and 9 exchanged for a move, and died before it said so. Arrays lie where they
+       did, and the client knows slice 1 there.
+    2. Slice 1 has its devices again, with its array; what was made for the move is given back.
+    """
+    front = Successor((placed(1, ["2.0", "2.1"], island=1), placed(9, ["0.0", "0.1"])))
+    front.all_come(h0=(1,), h2=(8,))
+    commands = front.ask(kept(1), slices=(1,), tags=(slice_tag("data secret", SESSION, SLICES[0]),))
+    found = reply(commands)
+    assert isinstance(found, SessionResumed)
+    assert found.lost == ()
+    assert [made.placed for made in found.slices] == [SLICES[0]]
+    called = of(CallManager, commands)
+    assert [(c.method, c.arguments) for c in called] == [
+        ("exchange_slices", (SESSION, ((1, 9),))),
+        ("release_slice", (SESSION, 9)),
+    ]
+    assert Drop(SESSION, (8,)) in sent(commands)
