@@ -127,6 +127,8 @@ class Takeover:
         """A host is up, with what it held under the controller before. What nobody can have a handle to is dropped."""
         assert message.holds is not None
         commands = self.launches.host_up(island, message)
+        # Its scheduler may have died too, and have seen no launch since.
+        self.tables.sequence = max(self.tables.sequence, message.holds.sequence + NUMBERS_APART)
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
         self.held[message.host], self.epochs[message.host] = message.holds, message.epoch

@@ -26,11 +26,13 @@ class Stored(Message, tag=61):
 
 class Holds(msgspec.Struct, frozen=True, array_like=True):
     """The holdings of a host that has lost its scheduler, or the controller: buffers by session, also those that
-    launches have yet to store, programs by key, and what it said of the last uploads, which may be lost."""
+    launches have yet to store, programs by key, what it said of the last uploads, which may be lost, and the highest
+    number of a launch that it has seen."""
 
     buffers: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
     uploads: tuple[Stored, ...] = ()
+    sequence: int = 0
 
 
 class Recount(Message, tag=215):

@@ -60,6 +60,7 @@ class HostCore:
         self.active: dict[int, ActiveLaunch] = {}
         self.peers: dict[int, wire.Peer] = {}
         self.producers = Producers()
+        self.last_sequence = 0
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], list[do.Instruction]]] = {
             wire.IslandLaunch: self._launch,
@@ -93,7 +94,7 @@ class HostCore:
         for active in self.active.values():
             session = active.launch.session
             coming[session] = (*coming.get(session, ()), *active.results)
-        return [do.Rejoin(coming, tuple(sorted(self.wanted | self.programs.keys())))]
+        return [do.Rejoin(coming, tuple(sorted(self.wanted | self.programs.keys())), self.last_sequence)]
 
     def _peers(self, message: wire.Peers) -> list[do.Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
@@ -110,6 +111,8 @@ class HostCore:
 
     def _launch(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
         sequence = launch.sequence
+        if sequence > self.last_sequence:
+            self.last_sequence = sequence
         active = self.active.get(sequence)
         if active is not None:
             active.limit = launch.first + launch.gangs

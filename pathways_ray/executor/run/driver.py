@@ -266,7 +266,7 @@ class HostDriver:
         held = self.store.held()
         for session, coming in rejoin.coming.items():
             held[session] = tuple(dict.fromkeys((*held.get(session, ()), *coming)))
-        self.io.rejoin(Holds(held, rejoin.programs))
+        self.io.rejoin(Holds(held, rejoin.programs, sequence=rejoin.sequence))
 
     def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)

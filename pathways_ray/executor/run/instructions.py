@@ -174,10 +174,12 @@ class SetPeers(msgspec.Struct, frozen=True):
 
 class Rejoin(msgspec.Struct, frozen=True):
     """Join the successor of the scheduler, or of the controller, with all that is in the store. `coming` are the
-    buffers, by session, that launches have yet to store, `programs` those that are compiled, or to be."""
+    buffers, by session, that launches have yet to store, `programs` those that are compiled, or to be; `sequence` is
+    the highest number of a launch so far."""
 
     coming: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
+    sequence: int
 
 
 class End(msgspec.Struct, frozen=True):

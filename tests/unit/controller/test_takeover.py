@@ -195,6 +195,13 @@ def test_numbers_go_on_above_those_that_schedulers_have_seen() -> None:
     assert front.core.launches.tables.last_slice == 9
 
 
+def test_launches_have_numbers_above_those_that_hosts_have_seen() -> None:
+    """The scheduler died with the controller, and its successor has seen none. Transfers are named by these numbers."""
+    front = Successor()
+    front.comes(0, Holds({}, (), sequence=5000))
+    assert front.core.launches.sequence == 5000 + NUMBERS_APART
+
+
 def test_programs_have_other_numbers_before_a_scheduler_has_reported_any() -> None:
     """A host that is cut off may have programs of the controller before, and would take them for these."""
     front = CoreHarness()

@@ -481,6 +481,14 @@ def test_a_host_lists_what_it_holds_for_another_controller() -> None:
     assert not host.ends
 
 
+def test_a_host_says_the_highest_number_of_a_launch_that_it_has_seen() -> None:
+    host = host_with_call()
+    host.handle(run(9, 1), run(7, 1))
+    host.driver.handle(Recount(), 0.0)
+    assert host.holds is not None
+    assert host.holds.sequence == 9
+
+
 def test_a_launch_that_has_ended_elsewhere_waits_for_nothing() -> None:
     """
     1. Launch 1 waits for a value of host 5.
