@@ -37,6 +37,9 @@ MAX_CALL_BYTES = 1 << 30
 
 _PR_SET_PDEATHSIG = 1
 
+_AROUND = ("calls/main.py", "calls/colocated.py", "colocated_python/func.py", "colocated_python/obj.py")
+"""The files whose frames are around those of a function."""
+
 Loaded = tuple[Callable[..., Any], Any, Any]
 """A function, and the skeletons of its arguments and of its results."""
 
@@ -83,7 +86,7 @@ def answered(
 
 def _users(found: TracebackType | None) -> TracebackType | None:
     """A traceback from the first frame of the user's on."""
-    while found is not None and found.tb_frame.f_code.co_filename == __file__:
+    while found is not None and found.tb_frame.f_code.co_filename.endswith(_AROUND):
         found = found.tb_next
     return found
 
