@@ -152,6 +152,8 @@ class Checker:
         match failure.kind:
             case "BufferDeleted" if record.strange:
                 return True
+            case "BufferDeleted" if record.amiss:  # what was said of its upload may have gone to one that was dead
+                return self.world.controller.core.takeover is not None
             case "ProgramRefused":
                 return self.world.settings.divergent > 0 and record.may_fail
             case "OutOfMemory" if self.world.settings.memory:
