@@ -60,6 +60,7 @@ class Mover:
         self._slices: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
         self._turn = threading.Lock()
         self._vacating = threading.Lock()
+        self._has_to_move = False
         self._saved: Saved | None = None
         driver.vacate = self.vacate
         driver.make_way = self.make_way
@@ -78,6 +79,9 @@ class Mover:
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices in a thread of its own, unless one is at it: the controller says again what has to move."""
+        self._has_to_move = True
+        with self._driver.changed:
+            self._driver.changed.notify_all()  # a session that gives way lets its calls go on
         if self._vacating.acquire(blocking=False):
             threading.Thread(target=self._vacate, args=(slices,), name="pathways-mover", daemon=True).start()
 
@@ -111,6 +115,7 @@ class Mover:
     def make_way(self, back: bool) -> None:
         """Suspends the session for another one, or resumes it, in a thread of its own, unless one is at it."""
         if self._vacating.acquire(blocking=False):
+            self._has_to_move = False
             threading.Thread(target=self._make_way, args=(back,), name="pathways-mover", daemon=True).start()
 
     def _make_way(self, back: bool) -> None:
@@ -188,7 +193,7 @@ class Mover:
                     if isinstance(step, Hold):
                         sending.acquire()
                         held = True
-                        self._hold(what, min(step.limit_s, QUIET_LIMIT_S))
+                        self._hold(what, step.gives_way)
                     elif isinstance(step, Release):
                         self._driver.end_hold()
                         if held:
@@ -208,21 +213,25 @@ class Mover:
                 sending.release()
                 self._driver.sweep()
 
-    def _hold(self, what: str, limit_s: float) -> None:
+    def _hold(self, what: str, gives_way: bool) -> None:
         """Waits until nothing is under way. The caller has `sending`, so nothing new is called."""
-        deadline = time.monotonic() + limit_s
+        deadline = time.monotonic() + QUIET_LIMIT_S
         driver = self._driver
         while not is_quiet(self._core):
             driver.check_open()
             if self._core.away:
                 raise ControllerLost(f"{what}: {self._core.away}")
+            if gives_way and self._has_to_move:
+                raise WaitTimeout(f"{what}: a slice of it has to move first")
             if time.monotonic() > deadline:
-                error = WaitTimeout(f"{what}: the session had calls under way for {limit_s:.0f} s")
+                error = WaitTimeout(f"{what}: the session had calls under way for {QUIET_LIMIT_S:.0f} s")
                 self._explain(error)
                 raise error
             driver.release_queue()
             # Nobody else releases the queue while `sending` is taken.
-            driver.wait_until(lambda: is_quiet(self._core) or self._core.may_leave, WAIT_SLICE_S)
+            driver.wait_until(
+                lambda: is_quiet(self._core) or self._core.may_leave or (gives_way and self._has_to_move), WAIT_SLICE_S
+            )
         driver.hold_readers(deadline)
 
     def _explain(self, error: WaitTimeout) -> None:

@@ -13,7 +13,6 @@ Until the exchange nothing has changed for anybody, so a step that fails leaves 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Container, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,9 +52,10 @@ class Ask:
 
 @dataclass(frozen=True)
 class Hold:
-    """Hold the session's calls from now on, and go on when nothing of it is under way, or fail after `limit_s`."""
+    """Hold the session's calls from now on, and go on when nothing of it is under way, or fail after a while. Where it
+    `gives_way`, fail as soon as a slice has to move: calls may wait for that."""
 
-    limit_s: float = math.inf
+    gives_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,11 +144,12 @@ class Kept:
 @dataclass(frozen=True)
 class Suspension:
     """Everything that a suspended session holds: slices, and the number and type of each saved array, by its buffer.
-    `gives_way` where it was suspended for another session, and not by its user."""
+    `gives_way` where it was suspended for another session, and not by its user; `tried` once its resumption began."""
 
     slices: tuple[Kept, ...]
     arrays: dict[int, tuple[int, wire.HeldBuffer]]
     gives_way: bool = False
+    tried: bool = False
 
 
 Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | Arrive | Pause | Suspended

@@ -8,9 +8,10 @@ Suspending:
 
 Resuming:
 
-1. A slice of the same mesh is made for each that the session had, on its island if that has room, or elsewhere.
-2. The controller exchanges each old slice for its new one. Programs are registered again.
-3. Each array that a handle is left to is uploaded to the devices that its slice has now; the new slices are given back.
+1. A slice of the same mesh is made for one that the session had, on its island if that has room, or elsewhere.
+2. The controller exchanges the old slice for the new one. Programs are registered again.
+3. Each array there that a handle is left to is uploaded to the devices that the slice has now. While they are on their
+   way, the next slice is made. In the end the new slices are given back.
 4. Handles name what was uploaded, and calls go on. What fails before leaves the session suspended as it was.
 """
 
@@ -47,11 +48,6 @@ AHEAD = 4
 """Uploads that are under way while another one begins; each may be in memory twice."""
 
 
-GIVE_WAY_LIMIT_S = 20.0
-"""A session that is to give way, and is not quiet within this time, goes on with its calls: it may have to move first.
-The controller asks again."""
-
-
 def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -> Generator[Step, Any, None]:
     """The steps that suspend a session.
 
@@ -64,7 +60,7 @@ def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -
     """
     saved: dict[int, tuple[int, wire.HeldBuffer]] = {}
     try:
-        yield Hold(GIVE_WAY_LIMIT_S) if gives_way else Hold()
+        yield Hold(gives_way)
         held = yield from listed(core)
         for number, (record, one) in enumerate(living(core, held)):
             try:
@@ -98,20 +94,16 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
     pairs: list[tuple[int, int]] = []
     loaded: list[tuple[BufferRecord, BufferRecord]] = []
     try:
-        yield Ask(wire.Suspend(core.session, suspension.gives_way))  # again, should a resumption have been interrupted
+        if suspension.tried:
+            yield Ask(wire.Suspend(core.session, suspension.gives_way))  # again: slices may have come
+        else:
+            yield Suspended(dataclasses.replace(suspension, tried=True))
         for kept in _needed(suspension, released):
-            yield from _made(core, kept, new, pairs)
-        if pairs:
-            found = yield Ask(wire.ExchangeSlices(core.session, tuple(pairs)))
+            made = yield from _made(core, kept, new)
+            pairs += made
+            found = yield Ask(wire.ExchangeSlices(core.session, tuple(made)))
             yield Exchanged(found.slices)
-        for buffer, (number, one) in list(suspension.arrays.items()):
-            if (record := core.buffers.get(buffer)) is None:
-                continue  # its last handle went meanwhile
-            (copy,) = core.new_buffers(1)
-            loaded.append((record, copy))
-            yield Load(number, copy, one)
-            if len(loaded) > AHEAD:
-                yield Arrive(loaded[-1 - AHEAD][1])
+            yield from _loaded(core, suspension, {old for old, _ in made}, loaded)
         for number in new:  # while the last arrays are on their way
             yield Ask(wire.ReleaseSlice(core.session, number))
         for _, copy in loaded[-AHEAD:]:
@@ -139,9 +131,24 @@ def _needed(suspension: Suspension, released: Container[int]) -> list[Kept]:
     return found
 
 
-def _made(core: ClientCore, kept: Kept, new: list[int], pairs: list[tuple[int, int]]) -> Generator[Step, Any, None]:
+def _loaded(
+    core: ClientCore, suspension: Suspension, slices: Container[int], loaded: list[tuple[BufferRecord, BufferRecord]]
+) -> Generator[Step, Any, None]:
+    """Uploads the arrays of some slices, each to a record beside the one that handles name."""
+    for buffer, (number, one) in list(suspension.arrays.items()):
+        record = core.buffers.get(buffer)
+        if one.slice not in slices or record is None:
+            continue  # its last handle went meanwhile
+        (copy,) = core.new_buffers(1)
+        loaded.append((record, copy))
+        yield Load(number, copy, one)
+        if len(loaded) > AHEAD:
+            yield Arrive(loaded[-1 - AHEAD][1])
+
+
+def _made(core: ClientCore, kept: Kept, new: list[int]) -> Generator[Step, Any, list[tuple[int, int]]]:
     """Makes a slice for one that the session had, with its parts: on the same island, or, where that has no room, on
-    any."""
+    any. Returns the pairs of old and new ones."""
     mesh = kept.mesh
     try:
         asked = wire.CreateSlice(core.session, mesh.shape, mesh.axes, kept.island, "", kept.name)
@@ -151,8 +158,9 @@ def _made(core: ClientCore, kept: Kept, new: list[int], pairs: list[tuple[int, i
         made = yield Ask(kept.wanted.added_to(asked))
     whole = made.placed.mesh.id
     new.append(whole)
-    pairs.append((mesh.id, whole))
+    pairs = [(mesh.id, whole)]
     for part in kept.parts:
         same = part.mesh
         made = yield Ask(wire.CreateSlice(core.session, same.shape, same.axes, -1, "", "", whole, part.places))
         pairs.append((same.id, made.placed.mesh.id))
+    return pairs

@@ -197,6 +197,8 @@ class ControllerCore:
         commands += self.islands.give_up_hosts()
         commands += self.takeover.look(now) if self.takeover is not None else []
         commands += self.launches.tick(now)
+        for number, reason in self.launches.preemption.late.items():
+            commands += self.clients.end(self.clients.known[number], reason)
         commands += self.clients.expire(now)
         commands += self._give_up_questions(now)
         commands += self.requests.ask_again(now)

@@ -73,7 +73,7 @@ class Launches:
         )
 
         self.cancellation = Cancellation(tables, self.admission)
-        self.preemption = Preemption(tables, self.admission.memory)
+        self.preemption = Preemption(tables, self.admission.memory, self.admission.backlogs)
 
     @property
     def sequence(self) -> int:

@@ -4,12 +4,15 @@ A launch that waits for memory has another session *give way*: its client suspen
 devices are free. One of a lower priority gives way soon; any other one after a turn, so that those whose arrays do not
 fit beside each other take turns, whatever their priorities. What a session that gives way has under way already is let
 through one by one where it finds no room either, or two that wait for each other would wait for ever.
+
+One that does not give way in its time stays, and others are asked before it. To a session of a higher priority it ends,
+or a client that does nothing would keep that one out.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -31,8 +34,20 @@ one has been there for as long."""
 AGAIN_S = 5.0
 """Time between two messages to a client that has not done what it was asked for."""
 
-GIVE_WAY_LIMIT_S = 180.0
-"""A session that has not given way within this time cannot: it stays."""
+ASKED = 6
+"""Messages that a client gets at least before it is late: time may pass while this process stands still."""
+
+GIVE_WAY_LIMIT_S = 60.0
+"""A session has this time to give way once no call of it is under way, and `SAVED_BYTES_S` for what it holds."""
+
+SAVED_BYTES_S = 64 << 20
+"""Bytes that a client is to save in a second."""
+
+WORK_LIMIT_S = 180.0
+"""A session with calls under way has this time in all, and as much for what it holds."""
+
+MEMORY_LIMIT_S = 300.0
+"""A launch waits this long for memory where sessions give way."""
 
 
 @dataclass
@@ -44,8 +59,11 @@ class Way:
         since: when it was asked
         room: the bytes in each pool that it takes to go on
         asked: when its client was told last
+        times: how often
+        worked: when calls of it were last seen under way
         away: whether it is suspended
         back: whether it is on its way back
+        called: since when
         resumed: since when it is not suspended any more
     """
 
@@ -53,8 +71,11 @@ class Way:
     since: float
     room: Mapping[str, int]
     asked: float
+    times: int = 1
+    worked: float = -math.inf
     away: bool = False
     back: bool = False
+    called: float = math.inf
     resumed: float = math.inf
 
 
@@ -68,28 +89,36 @@ class Wanting(NamedTuple):
 
 
 class Preemption:
-    """Decides who gives way, and who comes back. `giving` are the sessions that give way, or are away for it."""
+    """Decides who gives way, and who comes back. `giving` are the sessions that give way, or are away for it.
 
-    def __init__(self, tables: Tables, memory: Memory) -> None:
-        self.tables, self.memory = tables, memory
+    `late` are those that are to end, with the reason: they have not given way to one of a higher priority.
+
+    Args:
+        calls: those of each session that wait at the controller.
+    """
+
+    def __init__(self, tables: Tables, memory: Memory, calls: Mapping[int, Sized]) -> None:
+        self.tables, self.memory, self.calls = tables, memory, calls
         self.enabled = False
         self.giving: dict[int, Way] = {}
+        self.late: dict[int, str] = {}
         self.came: dict[int, float] = {}
 
     def enable(self) -> None:
         """Has sessions give way from now on; launches wait for memory for as long as that may take."""
         self.enabled = True
-        self.memory.limit_s = GIVE_WAY_LIMIT_S + 4 * TURN_S
+        self.memory.limit_s = MEMORY_LIMIT_S
 
     def tick(self, now: float) -> list[Send]:
         """Time passes: returns what clients are told."""
         if not self.enabled:
             return []
+        self.late = {}
         commands = self._looked_after(now)
         if not self.giving and not self.memory.waiting:
             self.memory.peaks.clear()
             return commands
-        held, capacity = self._held(), self.memory.capacity()
+        held, capacity = self._held(now), self.memory.capacity()
         for one in sorted(self._wanting(), key=lambda w: (-w.session.tenant.priority, w.since)):
             if not one.is_away and one.session.id in self.giving:
                 continue  # one before it has it give way
@@ -129,25 +158,29 @@ class Preemption:
             session = sessions.get(number)
             # A session that has to leave an island does that first: what it waits for there may never come.
             leaves = session is not None and session.vacates and not way.away
+            if session is not None and (session.in_flight or self.calls.get(number)):
+                way.worked = now
             if session is None or leaves or self._is_over(way, session, now):
                 del self.giving[number]
                 self.memory.let_through.discard(number)
                 self.came[number] = now
             elif now - way.asked > AGAIN_S and way.away == way.back:
-                way.asked = now
+                way.asked, way.times = now, way.times + 1
                 commands.append(SendClient(number, wire.GiveWay(way.back)))
             if way.away:
                 self.memory.let_through.discard(number)
         self.came = {number: at for number, at in self.came.items() if number in sessions}
         return commands
 
-    def _held(self) -> dict[str, int]:
-        """The bytes in each pool that sessions take to go on, those on their way back as well."""
+    def _held(self, now: float) -> dict[str, int]:
+        """The bytes in each pool that sessions take to go on, those on their way back as well: for as long as that may
+        take, or a client that does not resume its session would keep others out."""
         found: dict[str, int] = {}
         for session in self.tables.sessions.values():
             way = self.giving.get(session.id)
             room = self._room(session) if not session.suspended else {}
-            coming = way.room if way is not None and way.back else {}
+            comes = way is not None and way.back and now - way.called <= _time_for(sum(way.room.values()))
+            coming = way.room if way is not None and comes else {}
             for pool in {**room, **coming}:
                 found[pool] = found.get(pool, 0) + max(room.get(pool, 0), coming.get(pool, 0))
         return found
@@ -165,12 +198,34 @@ class Preemption:
             way.away, way.resumed = True, math.inf
             return not session.gives_way
         if not way.away:
-            return now - way.since > GIVE_WAY_LIMIT_S
+            if late := self._is_late(way, session, now):
+                self._stays(way, session, now)
+            return late
         way.resumed = min(way.resumed, now)
         if now - way.resumed <= AGAIN_S or session.arriving:
             return False
         self._note("session came back", session, f"after {now - way.since:.0f} s")
         return True
+
+    def _is_late(self, way: Way, session: Session, now: float) -> bool:
+        """Whether a session had its time to give way."""
+        since = max(way.since, way.worked)
+        limit = _time_for(sum(self.memory.held([session]).values()))
+        over = now - since > limit or now - way.since > limit + WORK_LIMIT_S - GIVE_WAY_LIMIT_S
+        return over and way.times >= ASKED
+
+    def _stays(self, way: Way, session: Session, now: float) -> None:
+        """A session has not given way: it ends, if one of a higher priority still waits."""
+        self._note("session did not give way", session, f"within {now - way.since:.0f} s")
+        other = self.tables.sessions.get(way.to)
+        if other is None or other.id not in self.memory.waiting:
+            return
+        if other.tenant.priority > session.tenant.priority:
+            self.late[session.id] = (
+                f"it has not given way within {now - way.since:.0f} s to session {other.id} of tenant "
+                f"{other.tenant.name!r}, which has a higher priority and waits for memory; a client has to save what "
+                "its session holds when it is asked to"
+            )
 
     def _wanting(self) -> Iterator[Wanting]:
         sessions = self.tables.sessions
@@ -193,7 +248,7 @@ class Preemption:
         full = {pool for pool, size in one.pools.items() if 0 < held.get(pool, 0) > capacity.get(pool, math.inf) - size}
         if one.is_away and not full:
             way = self.giving[one.session.id]
-            way.back, way.asked = True, now
+            way.back, way.asked, way.called = True, now, now
             for pool, size in way.room.items():
                 held[pool] = held.get(pool, 0) + size
             return [SendClient(one.session.id, wire.GiveWay(True))]
@@ -219,3 +274,8 @@ class Preemption:
 
     def _note(self, what: str, session: Session, detail: str) -> None:
         self.tables.story.note(Entry(self.tables.now, what, detail, session=session.id))
+
+
+def _time_for(size: int) -> float:
+    """Seconds that a client has to save so many bytes, or to bring them back."""
+    return GIVE_WAY_LIMIT_S + size / SAVED_BYTES_S

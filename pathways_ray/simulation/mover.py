@@ -81,7 +81,7 @@ class SimulatedMover:
         self.waiting: list[tuple[int, int]] = []
         self.steps: Generator[Step, Any, None] | None = None
         self.moved = self.failed = 0
-        self.holding = self.away = False
+        self.holding = self.away = self.has_to_move = False
         self.asked: Any = None
         self.calls = 0
         self.suspension: Suspension | None = None
@@ -105,6 +105,7 @@ class SimulatedMover:
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices, unless it is at it."""
+        self.has_to_move = True
         if self.steps is None and not self.waiting and self.suspension is None:
             self.waiting = [(number, -1) for number in slices]
             self._next()
@@ -120,6 +121,7 @@ class SimulatedMover:
 
     def _suspend(self, gives_way: bool = False) -> None:
         kept = [Kept(placed.mesh, "", placed.island, ()) for placed in self.client.slices]
+        self.has_to_move = False
         self.steps = suspend(self.client.core, kept, gives_way)
         self._go_on(None)
 
@@ -181,9 +183,9 @@ class SimulatedMover:
                 self.away = self.away or isinstance(request, wire.Suspend)
                 self._ask(request)
                 return
-            case Hold(limit_s):
+            case Hold(gives_way):
                 self.holding = True
-                self._wait_until_quiet(client.world.clock.now + min(limit_s, QUIET_LIMIT_S))
+                self._wait_until_quiet(client.world.clock.now + QUIET_LIMIT_S, gives_way)
                 return
             case Copy():
                 self._copy(step)
@@ -243,7 +245,7 @@ class SimulatedMover:
         if self.asked is not None:
             self._ask(self.asked)
 
-    def _wait_until_quiet(self, deadline: float) -> None:
+    def _wait_until_quiet(self, deadline: float, gives_way: bool) -> None:
         client = self.client
         if client.over:
             return
@@ -251,10 +253,10 @@ class SimulatedMover:
             return self._go_on(LOST)
         if is_quiet(client.core) and not client.data.fetches:
             self._go_on(None)
-        elif client.world.clock.now > deadline:
+        elif client.world.clock.now > deadline or (gives_way and self.has_to_move):
             self._go_on(wire.Refused(Failure("WaitTimeout", "the session was not quiet in time")))
         else:
-            client.world.network.after(client.process, LOOK_S, self._wait_until_quiet, deadline)
+            client.world.network.after(client.process, LOOK_S, self._wait_until_quiet, deadline, gives_way)
 
     def _copy(self, step: Copy) -> None:
         client, checker = self.client, self.client.world.checker

@@ -10,7 +10,7 @@ import pytest
 
 from pathways_ray.client.events import Disconnected
 from pathways_ray.client.moving import Ask, Copy, Hold, Release, Step
-from pathways_ray.errors import ControllerLost
+from pathways_ray.errors import ControllerLost, WaitTimeout
 from pathways_ray.transport.messages import CreateSlice, Held, ListHeld, Register
 from tests.unit.client.offline import LIMIT_S, Background, Offline
 
@@ -85,3 +85,16 @@ def test_a_session_that_asks_for_a_slice_is_suspended_with_it(offline: Offline) 
     giving_way.end()
     assert session._driver.suspension is not None
     assert [one.mesh.id for one in session._driver.suspension.slices] == [asking.result.id]
+
+
+def test_a_session_that_gives_way_lets_its_calls_go_on_where_it_has_to_move(offline: Offline) -> None:
+    """They may wait for the move."""
+    session = offline.session
+    session._core.pending[1] = session._core.new_buffers(1)
+    giving_way = Background(lambda: session._mover.suspend(None, gives_way=True))
+    assert giving_way.waits
+    session._mover.vacate([])
+    with pytest.raises(WaitTimeout, match="the session was not suspended: a slice of it has to move first"):
+        giving_way.end()
+    assert session._driver.suspension is None
+    assert session._driver.sending.acquire(timeout=LIMIT_S)

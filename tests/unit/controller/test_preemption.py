@@ -7,19 +7,24 @@ from typing import Any
 
 import pytest
 
+from pathways_ray.controller.events import StreamOpened, Tick
 from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.preemption import (
     AGAIN_S,
     GIVE_WAY_LIMIT_S,
     PATIENCE_S,
+    SAVED_BYTES_S,
     STAY_S,
     TURN_S,
+    WORK_LIMIT_S,
     Preemption,
+    Way,
 )
 from pathways_ray.controller.state import SendClient, Session, Tables
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.scheduler.policies import Usage
 from pathways_ray.transport import messages as wire
+from tests.unit.controller.core_harness import CoreHarness, sent
 
 
 class Room(Memory):
@@ -42,7 +47,8 @@ class Story:
     def __init__(self, *priorities: int) -> None:
         self.tables = Tables()
         self.memory = Room(self.tables)
-        self.core = Preemption(self.tables, self.memory)
+        self.calls: dict[int, list[str]] = {}
+        self.core = Preemption(self.tables, self.memory, self.calls)
         self.core.enable()
         self.now = 100.0
         for number, priority in enumerate(priorities):
@@ -66,6 +72,12 @@ class Story:
             assert isinstance(command.message, wire.GiveWay)
             told[command.session] = command.message.back
         return told
+
+    def ignored(self, seconds: float) -> None:
+        """Time passes, second by second, in which clients do nothing of what they are told."""
+        until = self.now + seconds
+        while self.now < until:
+            self.after(min(1.0, until - self.now))
 
     def suspended(self, number: int, suspended: bool = True) -> None:
         session = self.tables.sessions[number]
@@ -141,14 +153,64 @@ def test_of_several_the_lowest_gives_way_and_one_that_holds_nothing_there_does_n
     assert story.after(PATIENCE_S) == {1: False}
 
 
-def test_one_that_does_not_answer_is_told_again_and_stays_in_the_end() -> None:
-    story = Story(0, 5)
+@pytest.mark.parametrize("priority", [0, 5])
+def test_one_that_does_not_answer_is_told_again_and_has_a_minute(priority: int) -> None:
+    """Then it stays, or, to one of a higher priority that still waits, it ends."""
+    story = Story(0, priority)
     story.waits(1)
-    assert story.after(PATIENCE_S) == {0: False}
+    assert story.after(TURN_S) == {0: False}
     assert story.after(AGAIN_S + 1) == {0: False}
-    story.after(GIVE_WAY_LIMIT_S)
+    story.ignored(GIVE_WAY_LIMIT_S - AGAIN_S - 2)
+    assert (story.core.to(0), story.core.late) == (1, {})
+    story.after(2)
+    assert list(story.core.late) == ([0] if priority else [])
     assert story.core.to(0) == 0
     assert story.memory.let_through == set()
+
+
+def test_one_that_still_works_or_has_much_to_save_gets_more_time() -> None:
+    story = Story(0, 5)
+    story.memory.bytes[0] = 10 * SAVED_BYTES_S
+    story.waits(1)
+    assert story.after(PATIENCE_S) == {0: False}
+    story.calls[0] = ["a launch that waits for its compiler"]
+    story.ignored(GIVE_WAY_LIMIT_S + 11)
+    story.calls[0] = []
+    story.ignored(GIVE_WAY_LIMIT_S + 9)
+    assert story.core.late == {}, "ten seconds are for what it holds"
+    story.after(2)
+    assert list(story.core.late) == [0]
+
+
+def test_one_that_calls_on_has_three_minutes() -> None:
+    story = Story(0, 5)
+    story.waits(1)
+    story.after(PATIENCE_S)
+    story.calls[0] = ["a launch"]
+    story.ignored(WORK_LIMIT_S)
+    assert story.core.late == {}
+    story.after(1)
+    assert list(story.core.late) == [0]
+
+
+@pytest.mark.parametrize("why", ["the other has room", "it is suspended", "it leaves an island", "it was asked once"])
+def test_one_ends_only_where_that_is_of_use(why: str) -> None:
+    story = Story(0, 5)
+    story.waits(1)
+    story.after(PATIENCE_S)
+    if why == "the other has room":
+        story.starts(1)
+    elif why == "it is suspended":
+        story.suspended(0)
+    elif why == "it leaves an island":
+        story.tables.sessions[0].vacates = True
+    if why == "it was asked once":
+        story.after(2 * WORK_LIMIT_S)  # the controller stood still
+        assert story.core.late == {}
+        return
+    for _ in range(int(WORK_LIMIT_S)):
+        story.after(2)
+        assert story.core.late == {}
 
 
 def test_one_that_could_not_be_resumed_is_asked_again() -> None:
@@ -203,7 +265,7 @@ def test_one_that_gives_way_after_its_time_is_over_comes_back_all_the_same() -> 
     story.waits(1)
     story.after(PATIENCE_S)
     story.memory.waiting.clear()
-    story.after(GIVE_WAY_LIMIT_S + 1)
+    story.ignored(GIVE_WAY_LIMIT_S + 1)
     assert not story.core.giving
     story.suspended(0)
     assert story.after(1) == {0: True}
@@ -235,3 +297,27 @@ def test_one_comes_back_where_there_is_room_for_its_launches_too() -> None:
     story.memory.peaks[1] = {"p": 20}
     story.memory.bytes[1] = 20
     assert story.after(1) == {0: True}
+
+
+def test_one_that_does_not_come_back_keeps_no_other_one_away() -> None:
+    story = Story(0, 0)
+    for number in (0, 1):
+        story.suspended(number)
+        story.core.giving[number] = Way(9, story.now + number, {"p": 60}, story.now, away=True)
+    assert story.after(1) == {0: True}
+    assert story.after(GIVE_WAY_LIMIT_S) == {0: True}, "told again; its room is kept"
+    assert story.after(1) == {1: True}
+
+
+def test_who_ends_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = CoreHarness()
+    for number in (1, 2):
+        core.open_session(Tenant(f"t{number}"))
+        core.handle(StreamOpened(number))
+    preemption = core.core.launches.preemption
+    monkeypatch.setattr(preemption, "tick", lambda now: preemption.late.update({1: "it has not given way"}) or [])
+    commands = core.handle(Tick())
+    assert [one for one in sent(commands) if isinstance(one, wire.SessionEnded)] == [
+        wire.SessionEnded("it has not given way")
+    ]
+    assert list(core.core.launches.sessions) == [2]

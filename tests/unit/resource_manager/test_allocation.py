@@ -70,6 +70,15 @@ def test_a_free_island_is_better_than_a_shared_one_however_small() -> None:
     assert made.create(1, request(2)).island == 1
 
 
+def test_a_slice_that_has_nowhere_else_to_go_is_told_where_it_is() -> None:
+    made = inventory(island(0, 2), island(1, 1))
+    placed = made.create(1, request(2))
+    with pytest.raises(Unschedulable, match="no island beside island 0, where it is, can hold a slice of shape"):
+        made.create(1, request(2, instead=placed.mesh.id))
+    with pytest.raises(Unschedulable, match=r"no island can hold a slice .* on island 1;"):
+        made.create(1, request(2, instead=placed.mesh.id, island=1))
+
+
 def test_islands_of_different_size_are_compared_by_the_load_of_a_device() -> None:
     """
     1. Two slices fill the island of two devices twice, one slice the island of eight once.
