@@ -1,8 +1,9 @@
 """Calls of several threads that are computed as one batch, as `pw.padded(…, join_calls=True)` has it.
 
-A call that comes while few batches are under way leaves at once. What comes meanwhile gathers, and leaves with the end
-of a batch: as many calls as fit, in the thread of the first of them. `CallQueue` decides, `JoinedCalls` has the
-threads.
+A call that comes while no batch is under way leaves at once. What comes meanwhile gathers, and leaves as a second batch
+once it has as many calls as the first, or with the end of that: as many calls as fit, in the thread of the first of
+them. So threads that come back from a batch one by one leave together again, in two batches that take turns.
+`CallQueue` decides, `JoinedCalls` has the threads.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Call:
 
 
 class CallQueue:
-    """The calls that wait, and how many batches are under way. Pure.
+    """The calls that wait, and those of each batch that is `under_way`, by their number. Pure.
 
     Args:
         max_rows: of a batch.
@@ -48,17 +49,21 @@ class CallQueue:
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.waiting: deque[Call] = deque()
-        self.under_way = 0
+        self.under_way: list[int] = []
 
     def enter(self, call: Call) -> list[Call]:
         """Takes a call; returns the batch that leaves now, if one does."""
         self.waiting.append(call)
         return self._next()
 
-    def ended(self) -> list[Call]:
-        """Takes the end of a batch; returns the one that leaves now, if one does."""
-        self.under_way -= 1
+    def ended(self, calls: int) -> list[Call]:
+        """Takes the end of a batch of so many calls; returns the one that leaves now, if one does."""
+        self.under_way.remove(calls)
         return self._next()
+
+    def shrunk(self, calls: int) -> None:
+        """A batch of so many calls goes on without one of them."""
+        self.under_way[self.under_way.index(calls)] -= 1
 
     def leave(self, call: Call) -> bool:
         """Takes back a call that waits; False where it does not any more."""
@@ -68,16 +73,18 @@ class CallQueue:
         return True
 
     def _next(self) -> list[Call]:
-        if not self.waiting or self.under_way >= MAX_UNDER_WAY:
+        if not self.waiting or len(self.under_way) >= MAX_UNDER_WAY:
             return []
-        self.under_way += 1
-        first = self.waiting[0]
-        batch: list[Call] = []
-        rows = 0
-        while self.waiting and _alike(self.waiting[0], first) and rows + self.waiting[0].rows <= self.max_rows:
-            rows += self.waiting[0].rows
-            batch.append(self.waiting.popleft())
-        return batch
+        first, count, rows = self.waiting[0], 0, 0
+        for call in self.waiting:
+            if not _alike(call, first) or rows + call.rows > self.max_rows:
+                break
+            count, rows = count + 1, rows + call.rows
+        else:
+            if self.under_way and count < max(self.under_way):
+                return []  # more may join it
+        self.under_way.append(count)
+        return [self.waiting.popleft() for _ in range(count)]
 
 
 def _alike(call: Call, other: Call) -> bool:
@@ -140,7 +147,7 @@ class JoinedCalls:
             for one in others:
                 one.woken.set()
             with self._lock:
-                self._hand_over(self._queue.ended())
+                self._hand_over(self._queue.ended(len(batch)))
 
     def _give_up(self, call: Call) -> None:
         """Its thread does not wait any more: what it was to run, another one runs."""
@@ -148,4 +155,6 @@ class JoinedCalls:
             if self._queue.leave(call) or not call.batch:
                 return
             rest = [one for one in call.batch if one is not call]
-            self._hand_over(rest if rest else self._queue.ended())
+            if rest:
+                self._queue.shrunk(len(call.batch))
+            self._hand_over(rest if rest else self._queue.ended(1))

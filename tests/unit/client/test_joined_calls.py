@@ -21,17 +21,31 @@ LIMIT_S = 30.0
 
 def test_what_comes_while_batches_are_under_way_leaves_together() -> None:
     """1. Two calls leave at once, each by itself. 2. Four gather. 3. The end of a batch takes as many of one kind as
-    fit; another kind waits for the next."""
+    fit; another kind waits for the next, which it is smaller than and could grow beside."""
     queue = CallQueue(max_rows=8)
     first, second = Call("f", 8, ()), Call("f", 1, ())
     assert (queue.enter(first), queue.enter(second)) == ([first], [second])
     three, four, more, other = Call("f", 3, ()), Call("f", 4, ()), Call("f", 2, ()), Call("g", 1, ())
     assert [queue.enter(call) for call in (three, four, more, other)] == [[]] * 4
-    assert queue.ended() == [three, four]
+    assert queue.ended(1) == [three, four]
     assert queue.leave(more)
     assert not queue.leave(three)
-    assert queue.ended() == [other]
-    assert (queue.ended(), queue.ended(), queue.under_way) == ([], [], 0)
+    assert queue.ended(1) == []
+    assert queue.ended(2) == [other]
+    assert (queue.ended(1), queue.under_way) == ([], [])
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(1, [1]), (2, [1, 1]), (8, [4, 4]), (16, [8, 8])])
+def test_threads_that_come_back_one_by_one_leave_together_again(threads: int, expected: list[int]) -> None:
+    """Each calls again as soon as its batch is over. In the end half of them are in each of two batches."""
+    queue = CallQueue(max_rows=64)
+    batches = [batch for _ in range(threads) if (batch := queue.enter(Call("f", 1, ())))]
+    for _ in range(50):
+        over = batches.pop(0)
+        batches += [batch for batch in [queue.ended(len(over))] if batch]
+        batches += [batch for _ in over if (batch := queue.enter(Call("f", 1, ())))]
+        assert batches, "it stands still"
+    assert sorted(map(len, batches)) == expected
 
 
 class Strange:
@@ -48,9 +62,9 @@ def test_calls_that_cannot_be_compared_leave_each_by_itself() -> None:
     queue = CallQueue(max_rows=8)
     calls = [Call((Strange(),), 1, ()) for _ in range(4)]
     left = [queue.enter(call) for call in calls]
-    left += [queue.ended() for _ in calls]
+    left += [queue.ended(1) for _ in calls]
     assert left == [[calls[0]], [calls[1]], [], [], [calls[2]], [calls[3]], [], []]
-    assert queue.under_way == 0
+    assert queue.under_way == []
 
 
 class Held:
@@ -96,7 +110,7 @@ def test_each_thread_has_its_own_outcome(error: Exception | None) -> None:
         else:
             assert [one.exception(LIMIT_S) for one in found] == [error] * 6
     assert sorted(map(len, held.batches)) == [1, 1, 4]
-    assert joined._queue.under_way == 0
+    assert joined._queue.under_way == []
 
 
 def test_an_interrupted_thread_leaves_the_others_their_calls() -> None:
@@ -107,22 +121,22 @@ def test_an_interrupted_thread_leaves_the_others_their_calls() -> None:
     joined = JoinedCalls(held, 4)
     mine, other = Call("f", 1, (1,)), Call("f", 1, (2,))
     mine.batch = [mine, other]
-    joined._queue.under_way = 1
+    joined._queue.under_way = [2]
     with pytest.raises(KeyboardInterrupt):
         joined._compute(mine)
     assert other.woken.is_set()
     assert "was interrupted" in str(other.error)
-    assert joined._queue.under_way == 0
+    assert joined._queue.under_way == []
     held.error = None
-    joined._queue.under_way = 1
+    joined._queue.under_way = [2]
     mine.batch, other.batch = [mine, other], []
     other.woken.clear()
     joined._give_up(mine)
-    assert (other.batch, other.woken.is_set()) == ([other], True)
+    assert (other.batch, other.woken.is_set(), joined._queue.under_way) == ([other], True, [1])
     other.batch = []
     mine.batch = [mine]
     joined._give_up(mine)
-    assert joined._queue.under_way == 0
+    assert joined._queue.under_way == []
 
 
 def test_a_server_joins_the_calls_of_its_threads(session) -> None:
@@ -183,7 +197,7 @@ def test_calls_under_other_settings_of_jax_are_not_joined() -> None:
 
     with ThreadPoolExecutor(6) as pool:
         found = [pool.submit(call, False) for _ in range(2)]
-        until(lambda: f._joined._queue.under_way == 2)
+        until(lambda: len(f._joined._queue.under_way) == 2)
         for waiting, x64 in enumerate((False, True, False, True), 1):
             found.append(pool.submit(call, x64))
             until(partial(gathered, waiting))
