@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -24,6 +25,7 @@ class Padded:
         self.fun = fun
         self.sizes = tuple(sorted(set(sizes)))
         self.in_axes, self.out_axes = in_axes, out_axes
+        self._known: dict[Any, list[int | None]] = {}
         self._joined = JoinedCalls(self._together, self.sizes[-1]) if join_calls else None
         functools.update_wrapper(self, fun, updated=())
 
@@ -44,25 +46,26 @@ class Padded:
     def _together(self, calls: Sequence[Call]) -> list[Any]:
         """The results of calls of one kind, computed as one batch."""
         (tree, *_), first = cast(tuple[Any, ...], calls[0].kind), calls[0].arguments
-        axes = _axes(self.in_axes, jax.tree.unflatten(tree, first), "in_axes")
+        axes = self._axes_of("in_axes", tree, first)
         joined = [
             first[k] if axis is None else np.concatenate([call.arguments[k] for call in calls], axis)
             for k, axis in enumerate(axes)
         ]
         out = self._alone(jax.tree.unflatten(tree, joined))
         leaves, made = jax.tree.flatten(out)
+        out_axes = self._axes_of("out_axes", made, leaves)
         ends = list(itertools.accumulate(call.rows for call in calls))
         parts = [
             [copy.copy(leaf) for _ in calls] if axis is None else np.split(leaf, ends[:-1], axis)
-            for leaf, axis in zip(leaves, _axes(self.out_axes, out, "out_axes"), strict=True)
+            for leaf, axis in zip(leaves, out_axes, strict=True)
         ]
         return [jax.tree.unflatten(made, [part[k] for part in parts]) for k in range(len(calls))]
 
     def _alone(self, args: tuple[Any, ...]) -> Any:
         count, size, padded = self._padded(args)
         out = self.fun(*padded)
-        axes = _axes(self.out_axes, out, "out_axes")
         leaves, tree = jax.tree.flatten(out)
+        axes = self._axes_of("out_axes", tree, leaves)
         values = jax.device_get([leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is not None])
         found = iter(values)
         return jax.tree.unflatten(
@@ -75,8 +78,8 @@ class Padded:
 
     def calls(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The types of the calls for all sizes, given those of a call of some size."""
-        axes = _axes(self.in_axes, args, "in_axes")
         leaves, tree = jax.tree.flatten(args)
+        axes = self._axes_of("in_axes", tree, leaves)
         return [
             jax.tree.unflatten(
                 tree,
@@ -85,10 +88,23 @@ class Padded:
             for size in self.sizes
         ]
 
+    def _axes_of(self, what: str, tree: Any, leaves: Sequence[Any]) -> list[int | None]:
+        """The axis of each leaf of a tree of arguments or results."""
+        try:
+            found = self._known.get((what, tree))
+        except Exception:  # from what a user's class of pytrees says beside its children
+            found = None
+        if found is None:
+            axes = self.in_axes if what == "in_axes" else self.out_axes
+            found = _axes(axes, jax.tree.unflatten(tree, leaves), what)
+            with contextlib.suppress(Exception):
+                self._known[what, tree] = found
+        return found
+
     def _batch(self, args: tuple[Any, ...]) -> tuple[list[Any], Any, list[int | None], int]:
         """The leaves of the arguments, their tree, the axis of each, and how many rows there are."""
-        axes = _axes(self.in_axes, args, "in_axes")
         leaves, tree = jax.tree.flatten(args)
+        axes = self._axes_of("in_axes", tree, leaves)
         counts = {np.shape(leaf)[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
         if len(counts) != 1:
             raise UsageError(
