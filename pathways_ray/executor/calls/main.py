@@ -50,6 +50,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a call without end must not outlive its host
     calls, answers = (os.fdopen(int(number), mode) for number, mode in zip(sys.argv[1:3], ("rb", "wb"), strict=True))
     known: dict[str, Loaded] = {}
+    this = os.getpid()
     while True:
         try:
             call = CALL.decode(receive(calls, MAX_CALL_BYTES))
@@ -57,6 +58,8 @@ def main() -> None:
         except Ended:
             return
         answer, results = answered(call, inputs, known)
+        if os.getpid() != this:
+            os._exit(0)  # a fork that comes back out of a function: the pipes have one reader and one writer
         del inputs
         sys.stdout.flush()
         sys.stderr.flush()
@@ -74,14 +77,28 @@ def answered(
         positional, named = filled(arguments, inputs)
         made = function(*positional, **named)
     except BaseException as error:
-        text = f"{call.name} raised {type(error).__name__}: {error}"
-        return HostAnswer(text[:MAX_TEXT] + _line(error), _traceback(error)), []
+        text = f"{call.name} raised {type(error).__name__}: {_said(error)}"
+        return HostAnswer(_sendable(text[:MAX_TEXT] + _line(error)), _sendable(_traceback(error))), []
     try:
         given = taken_apart(results, made)
         outputs = [result_array(given[k], kind, f"result {k}") for k, kind in enumerate(call.outputs)]
     except Exception as error:  # what it gave may be anything
-        return HostAnswer(f"{call.name} did not return what its result= says: {error}"[:MAX_TEXT]), []
+        text = f"{call.name} did not return what its result= says: {_said(error)}"
+        return HostAnswer(_sendable(text[:MAX_TEXT])), []
     return HostAnswer(), outputs
+
+
+def _said(error: BaseException) -> str:
+    """The text of an exception, whose class may fail to make one."""
+    try:
+        return str(error)
+    except Exception as other:
+        return f"(its text failed: {type(other).__name__})"
+
+
+def _sendable(text: str) -> str:
+    """A text in UTF-8, with marks in place of what that cannot have."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _users(found: TracebackType | None) -> TracebackType | None:

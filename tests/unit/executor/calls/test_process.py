@@ -70,6 +70,39 @@ def test_what_is_raised_comes_back_with_its_line_and_traceback(called: Called) -
     np.testing.assert_array_equal(called.call(lambda v: v, V), V)
 
 
+def test_a_fork_that_comes_back_answers_nothing(called: Called) -> None:
+    """Otherwise the next call would get its answer."""
+
+    def forks(v: Any) -> Any:
+        import os
+
+        return v + (os.fork() == 0)
+
+    for _ in range(2):
+        np.testing.assert_array_equal(called.call(forks, V), V)
+        np.testing.assert_array_equal(called.call(lambda v: 10 * v, V), 10 * V)
+
+
+def test_errors_that_cannot_be_told_are_named(called: Called) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("nothing")
+
+    def raises(error: Exception) -> Any:
+        def function(v: Any) -> Any:
+            raise error
+
+        return function
+
+    for error, text in (
+        (Mute(), "f raised Mute: (its text failed: RuntimeError)"),
+        (KeyError("\ud800"), "f raised Key"),
+    ):
+        with pytest.raises(CallFailed) as failed:
+            called.call(raises(error), V)
+        assert failed.value.failure.message.startswith(text)
+
+
 def test_a_result_that_does_not_fit_says_so(called: Called) -> None:
     said = r"f did not return what its result= says: result 0 has shape \(2,\), and should have \(4,\) on this host"
     with pytest.raises(CallFailed, match=said):
