@@ -49,13 +49,19 @@ class Versioned:
         place. So the arrays may be donated right after the call.
 
         Raises:
-            UsageError: it is another tree than the first one, or a leaf is no `pw.Array`.
+            UsageError: it is another tree than the first one, has other shapes or types, or a leaf is no `pw.Array`.
         """
         leaves, structure = _leaves(tree), jax.tree.structure(tree)
         with self._lock:
             before: Any = jax.tree.structure(self._source)
             if self._source is not None and structure != before:
                 raise UsageError("another tree than the first version: pw.versioned copies one tree again and again")
+            for first, now in zip(jax.tree.leaves(self._source), leaves, strict=False):
+                if first._type.array != now._type.array:
+                    raise UsageError(
+                        f"{now._type.array} in place of {first._type.array}, which the versions before have there: "
+                        "pw.versioned copies one tree again and again"
+                    )
             self._settle()
             self._source = jax.tree.unflatten(structure, leaves)
             if self._versions.push() is Act.SEND:

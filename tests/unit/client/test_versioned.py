@@ -177,6 +177,8 @@ def test_what_cannot_be_versioned(session: LocalSession) -> None:
         pw.versioned(v, slice="a")  # type: ignore[arg-type]
     with pytest.raises(pw.errors.UsageError, match="another tree than the first version"):
         pw.versioned(v, slice=a).push([v])
+    with pytest.raises(pw.errors.UsageError, match=r"float\d\d\[3\] in place of float\d\d\[2\], which the versions"):
+        pw.versioned(v, slice=a).push(pw.put(np.arange(3.0), a))
 
 
 # --- pw.retry ---------------------------------------------------------------------------------------------------------
