@@ -26,6 +26,9 @@ JOIN_LIMIT_S = 60.0
 JOIN_AT_ONCE = 64
 """A server accepts a limited number of connections that have not yet shaken hands (256)."""
 
+WELCOME = wire.encode([wire.Peers(())])
+"""Says that a host has joined: only then may another one dial in its place."""
+
 END = wire.DropSession(0)
 """Ends the hosts of the benchmark."""
 
@@ -46,6 +49,8 @@ async def _be_hosts(address: str, hosts: int) -> None:
         async with joining:
             stream = await links.dial(address, streams.HOST_STREAM, {})
             await stream.write(wire.encode([wire.HostUp(host, 1, "", "", 1, 1)]))
+            if await stream.read() != WELCOME:
+                raise RuntimeError(f"host {host} was not let in")
         ended = False
         while not ended and (data := await stream.read()) is not None:
             messages = wire.TO_HOST.decode_batch(data)
@@ -94,6 +99,7 @@ class Island:
         (hello,) = wire.FROM_HOST.decode_batch(data)
         assert isinstance(hello, wire.HostUp)
         branch = self.scheduler.fan.open(hello.host)
+        branch.put(WELCOME)
         self.scheduler.do(HostConnected(hello))
         pump = asyncio.ensure_future(branch.carry(context))
         self.changed.set()
