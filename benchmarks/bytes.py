@@ -41,6 +41,7 @@ from benchmarks.printing import Table, shows
 MIB = 1 << 20
 LEAVES = 60
 TREE_LEAVES = 20
+PARTS = ("rows", "peaks", "large", "trees", "routed", "small")
 PEER = """
 import socket, ssl, sys
 import numpy as np
@@ -240,8 +241,8 @@ def routed(here: Any, there: Any, mib: int, rounds: int) -> dict[str, Any]:
     return {"mib": mib, "devices": here.size, **kinds, "ratio": measure.spread(ratios)}
 
 
-def small(where: Any, calls: int) -> dict[str, float]:
-    """Microseconds of small calls, the kinds in turn."""
+def small(where: Any, calls: int) -> dict[str, Any]:
+    """Microseconds of small calls, the kinds in turn; and their ratio, by tenths of the calls."""
     import pathways_ray as pw
 
     step = pw.compiled(lambda v: v + 1, slice=where, in_specs=P(), out_specs=P())
@@ -263,22 +264,23 @@ def small(where: Any, calls: int) -> dict[str, float]:
             one = seconds(call)
             if k >= 10:
                 took[name].append(1e6 * one)
+    tenths = [slice(first, first + max(calls // 10, 1)) for first in range(0, calls, max(calls // 10, 1))]
+    ratios = [statistics.median(took["numpy"][k]) / statistics.median(took["future"][k]) for k in tenths]
     medians = {name: statistics.median(times) for name, times in took.items()}
-    return {**medians, "numpy_ratio": medians["numpy"] / medians["future"]}
+    return {**medians, "numpy_ratio": measure.spread(ratios)}
 
 
 def run(settings: Settings, progress: Progress) -> Result:
-    """Measures on a cluster of its own."""
+    """Measures on a cluster of its own; saves what there is after each slice."""
     import pathways_ray as pw
 
-    rows: list[dict[str, Any]] = []
-    leaves: list[dict[str, Any]] = []
-    chosen: list[dict[str, Any]] = []
-    most: list[dict[str, Any]] = []
-    once: list[dict[str, Any]] = []
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in PARTS}
     raw = Raw(max(settings.sizes) * MIB)
     try:
         with pw.init(islands=2, devices_per_host=max(settings.devices)) as session:
+            with pw.virtual_slice((1,), ("x",), island=0) as one:
+                progress.say("small calls")
+                found["small"].append(small(one, settings.calls))
             for devices in settings.devices:
                 with (
                     pw.virtual_slice((devices,), ("x",), island=0) as here,
@@ -286,59 +288,59 @@ def run(settings: Settings, progress: Progress) -> Result:
                 ):
                     for mib in settings.sizes:
                         progress.say(f"{mib} MiB on {devices} devices")
-                        rows.append({"devices": devices, "mib": mib, **moved(raw, here, there, mib, settings.rounds)})
+                        one_size = moved(raw, here, there, mib, settings.rounds)
+                        found["rows"].append({"devices": devices, "mib": mib, **one_size})
                     mib = max(settings.sizes)
-                    most.append({"devices": devices, "mib": mib, **peaks(session, here, there, mib)})
+                    found["peaks"].append({"devices": devices, "mib": mib, **peaks(session, here, there, mib)})
                     progress.say(f"rows on {devices} devices")
-                    chosen.append(routed(here, there, settings.routed, settings.rounds))
+                    found["routed"].append(routed(here, there, settings.routed, settings.rounds))
+                    progress.save(result_of(found))
                     if devices == settings.devices[-1]:
                         progress.say("trees")
                         for mib in settings.trees:
-                            leaves += trees(here, there, mib, settings.rounds)
-                    if settings.large and devices == settings.devices[-1]:
-                        progress.say(f"{settings.large} MiB")
-                        once.append(large(here, there, settings.large))
-            with pw.virtual_slice((1,), ("x",), island=0) as one:
-                calls = small(one, settings.calls)
+                            found["trees"] += trees(here, there, mib, settings.rounds)
+                        progress.save(result_of(found))
+                        if settings.large:
+                            progress.say(f"{settings.large} MiB")
+                            found["large"].append(large(here, there, settings.large))
     finally:
         raw.close()
-    return {
-        "measured": " ".join(__doc__.split("\n\n")[1].split()),
-        "rows": rows,
-        "peaks": most,
-        "large": once,
-        "trees": leaves,
-        "routed": chosen,
-        "small": [calls],
-        "figures": figures(rows)
-        + peak_figures(most)
-        + tree_figures(leaves)
-        + routed_figures(chosen)
-        + small_figures(calls),
-    }
+    return result_of(found)
+
+
+def result_of(found: Mapping[str, list[dict[str, Any]]]) -> Result:
+    """The result with these rows, and their figures."""
+    made = [*figures(found["rows"]), *peak_figures(found["peaks"]), *tree_figures(found["trees"])]
+    made += [*routed_figures(found["routed"]), *(one for calls in found["small"] for one in small_figures(calls))]
+    return {"measured": " ".join((__doc__ or "").split("\n\n")[1].split()), **found, "figures": made}
 
 
 def figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The ratios of the largest array on the most devices."""
+    """The ratios of all arrays to the raw connection."""
     ways = {"put": "put", "fetch": "fetch", "across": "island to island"}
     return [
-        {"name": f"{name}, {rows[-1]['mib']} MiB, of a raw socket", "unit": "x", **rows[-1][f"{way}_ratio"]}
+        {"name": f"{name}, {r['mib']} MiB, {r['devices']} devices, of a raw socket", "unit": "x", **r[f"{way}_ratio"]}
+        for r in rows
         for way, name in ways.items()
     ]
 
 
 def peak_figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The most that any process took of the largest array on the most devices."""
-    names = [name for name in rows[-1] if name.endswith(("_client", "_host"))]
+    """The most that client and hosts took for any way."""
     return [
-        {"name": f"peak memory / array, {rows[-1]['mib']} MiB, {name.replace('_', ', ')}", "unit": "x", "median": value}
-        for name, value in ((name, rows[-1][name]) for name in names)
+        {
+            "name": f"peak memory / array, {r['mib']} MiB, {r['devices']} devices, {who}",
+            "unit": "x",
+            "median": max(value for name, value in r.items() if name.endswith(f"_{who}")),
+        }
+        for r in rows
+        for who in ("client", "host")
     ]
 
 
-def small_figures(calls: dict[str, float]) -> list[dict[str, Any]]:
+def small_figures(calls: dict[str, Any]) -> list[dict[str, Any]]:
     """The time of a call with an argument of this process against that with a future."""
-    return [{"name": "call with 32 bytes of NumPy / with a future", "unit": "x", "median": calls["numpy_ratio"]}]
+    return [{"name": "call with 32 bytes of NumPy / with a future", "unit": "x", **calls["numpy_ratio"]}]
 
 
 def tree_figures(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

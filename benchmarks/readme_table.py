@@ -18,6 +18,7 @@ from benchmarks.aims import Aim
 HEAD = "| figure | measured | aim | command |"
 ONE_HOST, TWO_HOSTS = ", allreduce, 1 x 4", ", allreduce, 2 x 1"
 PEERS = "python -m benchmarks.peers --json peers.json"
+WAYS = ("put", "fetch", "island to island")
 CALLERS = ("8 threads", "8 threads, joined", "4 processes")
 TRAINING = "python -m benchmarks.training --json training.json"
 
@@ -152,6 +153,37 @@ LINES = (
         "serving",
         tuple(f"p99 of a request / jax.jit in one process, {callers}" for callers in CALLERS),
         "≤ 2",
+    ),
+    Line(
+        "put; fetch; island to island, 256 MiB in one shard, ÷ a raw loopback socket",
+        "bytes",
+        tuple(f"{way}, 256 MiB, 1 devices, of a raw socket" for way in WAYS),
+        "≥ 0.7",
+        "python -m benchmarks.bytes --json bytes.json",
+    ),
+    Line(
+        "the same in four shards",
+        "bytes",
+        tuple(f"{way}, 256 MiB, 4 devices, of a raw socket" for way in WAYS),
+        "≥ 0.7",
+    ),
+    Line(
+        "the most memory that a transfer takes, ÷ the array; client, host",
+        "bytes",
+        tuple(f"peak memory / array, 256 MiB, 4 devices, {who}" for who in ("client", "host")),
+        "≤ 1.25",
+    ),
+    Line(
+        "a call with 32 bytes of NumPy, waited for, ÷ with a future",
+        "bytes",
+        ("call with 32 bytes of NumPy / with a future",),
+        "≤ 1.3",
+    ),
+    Line(
+        "a tree of 20 leaves and 25 MiB to another slice and layout, ÷ one array",
+        "bytes",
+        ("tree of 20 leaves / one array, 25 MiB, another",),
+        "≤ 1.3",
     ),
     Line(
         "blocking round trip, value at the client, one device",
