@@ -47,6 +47,9 @@ T = TypeVar("T")
 NOTED_AFTER_S = 0.5
 """A launch that keeps devices for longer is in the heartbeat. Shorter ones are over before anybody would act on it."""
 
+MANY = 1 << 10
+"""Launches that are said to be behind one that was over within the call: nobody counts those of a batch."""
+
 MAX_WATCHERS = 64
 """Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
 share a thread, which may report one launch after another that ended later."""
@@ -149,7 +152,7 @@ class Dispatcher:
         self._watchers: dict[Any, _Watcher] = {}
         self._queueing = threading.Lock()
         self._begun = 0.0
-        self._many = False
+        self._behind = 0
         self._busy_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
         self._passed: dict[int, float] = {}
@@ -181,9 +184,9 @@ class Dispatcher:
         while True:
             batch = self._next(self.inbox)
             self._begun = now = time.perf_counter()
-            self._many = len(batch) > 2 or not self.inbox.empty()
+            self._behind = MANY if len(batch) > 2 or not self.inbox.empty() else 0
             self.driver.handle_batch(batch, now)
-            if self._many and self.inbox.empty():
+            if self._behind and self.inbox.empty():
                 self.reports.flush()
 
     def _next(self, source: queue.SimpleQueue[T]) -> T:
@@ -255,7 +258,7 @@ class Dispatcher:
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             self._decide(watched)
-            self.reports.done(sequence, self._taken(watched), self._many, later=asked)
+            self.reports.done(sequence, self._taken(watched), self._behind, later=asked)
         else:
             watcher.add(watched)
 
@@ -290,7 +293,8 @@ class Dispatcher:
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 self._decide(watched)
-                self.reports.done(watched.sequence, taken, not watcher.queued.empty(), later=watched.asked)
+                under_way_s = time.perf_counter() - watched.begun
+                self.reports.done(watched.sequence, taken, watcher.queued.qsize(), under_way_s, watched.asked)
             del watched  # or it would be kept until the next launch comes
             watcher.finished()
 

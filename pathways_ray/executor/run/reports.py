@@ -1,12 +1,15 @@
 """Reports of finished launches to the scheduler: many in one message while more of them are under way.
 
 A single launch is reported at once, unless its client waits for the values and gets them from this host. In a stream
-of small ones a message for each would cost more than they do, on both ends; so finished launches are gathered, for
-`MAX_GATHERED_S` at most.
+a message for each would cost more than small ones do, on both ends: it wakes scheduler, controller and client. So
+finished launches are gathered, within two bounds. Those that are queued here must last until further ones have come, so
+at most half as many as these are kept back. And none is kept back for more than `MAX_GATHERED_S`, or some more where it
+was under way for long.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -15,7 +18,11 @@ from collections.abc import Callable
 from pathways_ray.transport.messages import Decided, Done, IslandLaunchFailed, Message
 
 MAX_GATHERED_S = 0.002
-"""Longest time that a finished launch stays here while more are under way."""
+"""Time that a finished launch may stay here while more are under way."""
+
+UNDER_WAY_PART = 0.125
+MOST_GATHERED_S = 0.01
+"""The same as a part of the time that it was under way, and at most: behind a queue nobody notices."""
 
 MAX_GATHERED = 32
 """Finished launches that are reported without waiting for more."""
@@ -34,6 +41,7 @@ class Reports:
         self._sequences: list[int] = []
         self._device_us: list[int] = []
         self._due: float | None = None
+        self._gathered_until: float | None = None
         self._gathering: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def left_s(self) -> float | None:
@@ -41,24 +49,27 @@ class Reports:
         due = self._due  # once: another thread may flush meanwhile
         return None if due is None else due - time.perf_counter()
 
-    def done(self, sequence: int, device_us: int, more: bool, later: bool = False) -> None:
+    def done(self, sequence: int, device_us: int, behind: int, under_way_s: float = 0.0, later: bool = False) -> None:
         """A launch has run.
 
         Args:
             device_us: on the devices.
-            more: others will be done shortly, by what is known here; they may be reported in one batch.
+            behind: launches that will be done after it, by what is known here.
+            under_way_s: since it began to be enqueued.
             later: nobody waits for it. The caller flushes when it is time, as `left_s` says.
         """
         with self._lock:
-            first = not self._sequences
             self._sequences.append(sequence)
             self._device_us.append(device_us)
-            if not (more or later) or len(self._sequences) >= MAX_GATHERED:
+            gathered = len(self._sequences)
+            if gathered >= MAX_GATHERED or (2 * gathered > behind and not later):
                 self._flush()
             elif later:
                 if self._due is None:
                     self._due = time.perf_counter() + MAX_GATHERED_S
-            elif first:
+            elif self._gathered_until is None:
+                kept_s = max(MAX_GATHERED_S, min(UNDER_WAY_PART * under_way_s, MOST_GATHERED_S))
+                self._gathered_until = time.perf_counter() + kept_s
                 self._gathering.put(None)
 
     def decided(self, message: Decided) -> None:
@@ -80,11 +91,15 @@ class Reports:
     def run(self) -> None:
         """Reports what has been here for as long as it may; for a thread of its own."""
         while True:
-            self._gathering.get()
-            time.sleep(MAX_GATHERED_S)
-            self.flush()
+            until = self._gathered_until  # once: another thread may flush meanwhile
+            left = None if until is None else until - time.perf_counter()
+            if left is not None and left <= 0:
+                self.flush()
+                continue
+            with contextlib.suppress(queue.Empty):
+                self._gathering.get(timeout=left)
 
     def _flush(self) -> None:
         if self._sequences:
             self._send(Done(tuple(self._sequences), tuple(self._device_us)))
-            self._sequences, self._device_us, self._due = [], [], None
+            self._sequences, self._device_us, self._due, self._gathered_until = [], [], None, None

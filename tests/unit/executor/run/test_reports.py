@@ -27,21 +27,21 @@ def reports(sent: queue.SimpleQueue[Message]) -> Reports:
 
 
 def test_what_stands_alone_is_told_at_once(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done(1, 20, more=False)
+    reports.done(1, 20, behind=0)
     assert sent.get_nowait() == Done((1,), (20,))
 
 
 def test_launches_that_follow_each_other_are_told_together(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done(1, 20, more=True)
-    reports.done(2, 5, more=True)
-    reports.done(3, 5, more=True)
+    reports.done(1, 20, behind=9)
+    reports.done(2, 5, behind=8)
+    reports.done(3, 5, behind=7)
     assert sent.empty()
-    reports.done(4, 30, more=False)
+    reports.done(4, 30, behind=0)
     assert sent.get_nowait() == Done((1, 2, 3, 4), (20, 5, 5, 30))
 
 
 def test_what_waits_is_told_when_nothing_more_is_under_way(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done(1, 20, more=True)
+    reports.done(1, 20, behind=9)
     reports.flush()
     reports.flush()
     assert sent.get_nowait() == Done((1,), (20,))
@@ -50,12 +50,36 @@ def test_what_waits_is_told_when_nothing_more_is_under_way(reports: Reports, sen
 
 def test_many_are_not_kept(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
     for sequence in range(2 * MAX_GATHERED):
-        reports.done(sequence, 1, more=True)
+        reports.done(sequence, 1, behind=1000)
     assert [len(sent.get_nowait().sequences) for _ in range(2)] == [MAX_GATHERED, MAX_GATHERED]  # type: ignore[attr-defined]
 
 
+def test_what_is_queued_here_lasts_until_more_has_come(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    """Of 28 launches, as many as a device may have, a third is reported while the others still run."""
+    for sequence in range(28):
+        reports.done(sequence, 1, behind=27 - sequence)
+    told = [len(sent.get_nowait().sequences) for _ in range(sent.qsize())]  # type: ignore[attr-defined]
+    assert told[0] == 10
+    assert sum(told) == 28
+    assert len(told) < 10
+
+
+def test_a_launch_that_was_under_way_for_long_stays_longer(
+    reports: Reports, sent: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others that run for as long are reported with it; the next one does not wait for the time that it had."""
+    monkeypatch.setattr("pathways_ray.executor.run.reports.MOST_GATHERED_S", 8 * LIMIT_S)
+    threading.Thread(target=reports.run, daemon=True).start()
+    reports.done(1, 20, behind=1000, under_way_s=64 * LIMIT_S)
+    reports.done(2, 20, behind=1000)
+    reports.flush()
+    assert sent.get_nowait() == Done((1, 2), (20, 20))
+    reports.done(3, 20, behind=1000)
+    assert sent.get(timeout=LIMIT_S) == Done((3,), (20,))
+
+
 def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
-    reports.done(6, 20, more=True)
+    reports.done(6, 20, behind=9)
     reports.failed(FAILED)
     assert [sent.get_nowait(), sent.get_nowait()] == [Done((6,), (20,)), FAILED]
 
@@ -64,13 +88,13 @@ def test_a_launch_that_nobody_waits_for_is_told_with_the_next_one(
     reports: Reports, sent: queue.SimpleQueue[Message]
 ) -> None:
     assert reports.left_s() is None
-    reports.done(1, 20, more=False, later=True)
+    reports.done(1, 20, behind=0, later=True)
     left = reports.left_s()
     assert left is not None
     assert left <= MAX_GATHERED_S
-    reports.done(2, 5, more=False, later=True)
+    reports.done(2, 5, behind=0, later=True)
     assert sent.empty()
-    reports.done(3, 5, more=False)
+    reports.done(3, 5, behind=0)
     assert sent.get_nowait() == Done((1, 2, 3), (20, 5, 5))
     assert reports.left_s() is None, "nothing waits any more"
 
@@ -79,7 +103,7 @@ def test_nothing_waits_for_a_launch_that_does_not_end(reports: Reports, sent: qu
     """A launch that is to follow may take as long as it likes."""
     threading.Thread(target=reports.run, daemon=True).start()
     for sequence in range(3):
-        reports.done(sequence, 1, more=True)
+        reports.done(sequence, 1, behind=9)
         assert sent.get(timeout=LIMIT_S) == Done((sequence,), (1,))
 
 
