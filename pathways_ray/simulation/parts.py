@@ -192,6 +192,9 @@ class SimulatedParts:
 
         return run
 
+    def copies(self, bundles: Sequence[int]) -> Computation | None:
+        return None
+
     def outgoing(self, bundle: int) -> SimulatedOutgoing:
         return SimulatedOutgoing(bundle, self.host, *self._ends(bundle))
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from pathways_ray.compat import shards_of
+from pathways_ray.compat import copier, shards_of
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
 from pathways_ray.executor.compile.compiler import Compiler, name_of
-from pathways_ray.executor.data.edges import Incoming, Outgoing
+from pathways_ray.executor.data.edges import Incoming, Outgoing, copied_to
+from pathways_ray.executor.run.parts import Computation as RunComputation
 from pathways_ray.executor.run.parts import HostFunction
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
@@ -98,6 +99,15 @@ class CompiledParts:
             return jax.make_array_from_single_device_arrays(step.type.shape, sharding, shards)
 
         return made
+
+    def copies(self, bundles: Sequence[int]) -> RunComputation | None:
+        shardings = []
+        for number in bundles:
+            found = copied_to(self.plan.bundles[number], *self._ends(number), self.compiler.host, self.compiler)
+            if found is None:
+                return None
+            shardings += found
+        return copier(shardings)
 
     def outgoing(self, bundle: int) -> Outgoing:
         return Outgoing(self.plan.bundles[bundle], bundle, *self._ends(bundle), self.compiler.host, self.compiler)

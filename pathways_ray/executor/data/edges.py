@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 
 from pathways_ray.compat import copier, joiner, shards_of
 from pathways_ray.errors import Failure
@@ -62,6 +62,15 @@ def _shares(edges: tuple[Edge, ...], source: PlacedSlice, target: PlacedSlice, h
     return _Shares([one.source_boxes for one in made], copied, pack(edges, moved, source, target))
 
 
+def copied_to(
+    bundle: Bundle, source: PlacedSlice, target: PlacedSlice, host: int, compiler: Compiler
+) -> list[NamedSharding] | None:
+    """The shardings to which the arrays of a bundle are copied as a whole on this host; None where not all are."""
+    if len(_shares(bundle.edges, source, target, host).copied) < len(bundle.edges):
+        return None
+    return [compiler.sharding(target, edge.target.spec) for edge in bundle.edges]
+
+
 class _Offer(NamedTuple):
     """A piece that leaves a source device, which is number `place` on this host.
 
@@ -85,9 +94,8 @@ class Outgoing:
         self.number = number
         self.host = host
         self.device = compiler.devices[0]
-        self.copies = [
-            (k, copier(compiler.sharding(target, bundle.edges[k].target.spec))) for k in sorted(self.shares.copied)
-        ]
+        self.copied = sorted(self.shares.copied)
+        self.copy = copier([compiler.sharding(target, bundle.edges[k].target.spec) for k in self.copied])
         self.packs = {to: packs for (sender, to), packs in self.shares.packing.packs.items() if sender == host}
         local = [k for k, device in enumerate(source.devices) if device.host == host]
         shards = [
@@ -131,7 +139,7 @@ class Outgoing:
         behind the arrays that are copied as a whole."""
         if isinstance(values, Failure) or any(isinstance(value, Failure) for value in values):
             return self._send_failure(first_failure(values), launch, transfer)
-        local: Pieces = [copy(values[k]) for k, copy in self.copies]
+        local: Pieces = list(self.copy(*[values[k] for k in self.copied])) if self.copied else []
         # What nobody pulls would stay in memory.
         reached = [to for to in self.offers if to == self.host or transfer.reaches(to, launch)]
         if not reached:

@@ -45,6 +45,10 @@ class Parts(Protocol):
         """The maker of one array from the shards that a step names; called with the arrays of its sources that have a
         shard on this host, and with anything in the places of the others."""
 
+    def copies(self, bundles: Sequence[int]) -> Computation | None:
+        """The copier of one array for each edge of these bundles to other devices of this host; None where an edge is
+        not such a copy, or where nothing is gained by it."""
+
     def outgoing(self, bundle: int) -> Outgoing: ...
 
     def incoming(self, bundle: int) -> Incoming: ...

@@ -14,6 +14,7 @@ from pathways_ray.executor.run.barriers import InputBarrier, input_barrier_of, r
 from pathways_ray.executor.run.call_steps import CallStep, ReturnStep
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.layout_steps import RegroupStep, ReshardStep
+from pathways_ray.executor.run.local_copies import CopyStep, with_copies_joined
 from pathways_ray.executor.run.parts import Parts, Store
 from pathways_ray.executor.run.steps import ExecuteStep, ReceiveStep, SendStep, Slots
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
@@ -21,13 +22,14 @@ from pathways_ray.observe import computations
 from pathways_ray.observe.computations import REPORT
 from pathways_ray.transport.messages import IslandLaunch
 
-RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep
+RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep | CopyStep
 
 
 class PreparedProgram:
     """The steps of a host's plan, compiled.
 
     `steps` and `steps_by_gang` run parallel to those of the plan's routes, with None in the place of a barrier.
+    `joined` has the steps of a launch that nothing can stop, with copies joined (`local_copies`); else it is empty.
     """
 
     def __init__(self, plan: HostPlan, parts: Parts, store: Store, transfer: Any) -> None:
@@ -40,7 +42,14 @@ class PreparedProgram:
         made = {step: self._prepare(step) for step in plan.whole.steps if not isinstance(step, InputBarrier)}
         self.steps = [None if isinstance(step, InputBarrier) else made[step] for step in plan.whole.steps]
         self.steps_by_gang = [None if isinstance(step, InputBarrier) else made[step] for step in plan.by_gang.steps]
-        self.incoming = [step.incoming for step in made.values() if isinstance(step, ReceiveStep)]
+        self.joined: list[RunnableStep] = []
+        copied: frozenset[int] = frozenset()
+        if plan.is_unobstructed:
+            self.joined, copied = with_copies_joined(
+                plan.whole.steps, self.steps, parts.copies, self._donated, plan.host
+            )
+        receives = (step for step in made.values() if isinstance(step, ReceiveStep))
+        self.incoming = [step.incoming for step in receives if step.incoming.number not in copied]
         self.outgoing = [step.outgoing for step in made.values() if isinstance(step, SendStep)]
 
     def _prepare(self, step: Step) -> RunnableStep:
@@ -63,6 +72,10 @@ class PreparedProgram:
                 return ReshardStep(step, parts.reshard(step.bundle), host)
             case Regroup():
                 return RegroupStep(step, parts.regroup(step), host)
+
+    def _donated(self, step: Execute) -> tuple[int, ...]:
+        """The slots whose memory a computation takes."""
+        return tuple(step.inputs[k] for k in self.plan.plan.executables[step.executable].donated)
 
     def report(self, number: int, text: bool) -> bytes:
         """The computations of program `number`, which this is: an `observe.computations.Report` as JSON."""
@@ -97,8 +110,12 @@ class PreparedProgram:
 
     def run(self, slots: Slots, first: int, last: int) -> None:
         """Enqueues the steps from `first` up to `last`; there is no barrier among them."""
-        for step in self.steps_of(slots.launch)[first:last]:
-            step.run(slots)  # type: ignore[union-attr]
+        if self.joined and not slots.launch.gangs:
+            for step in self.joined:
+                step.run(slots)
+            return
+        for ready in self.steps_of(slots.launch)[first:last]:
+            ready.run(slots)  # type: ignore[union-attr]
 
     def outputs(self, slots: Slots, first: int, last: int) -> list[Any]:
         """Values that are ready once everything is that the steps from `first` up to `last` enqueued; empty when they

@@ -6,7 +6,7 @@ events and instructions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -223,6 +223,9 @@ class Host:
 
     def regroup(self, step: Regroup) -> Callable[..., Any]:
         return lambda *values: f"regroup({', '.join(map(str, values))})"
+
+    def copies(self, bundles: Sequence[int]) -> None:
+        """No edge is a copy on one host."""
 
     def outgoing(self, bundle: int) -> Edges:
         return Edges(self, bundle)
