@@ -12,7 +12,7 @@ from typing import Any
 from pathways_ray import limits
 from pathways_ray.client import api
 from pathways_ray.deployment.dashboard_process import show
-from pathways_ray.deployment.topology import Island, topology_on
+from pathways_ray.deployment.topology import Island, Resources, Topology, topology_on
 from pathways_ray.errors import AlreadyInitialized
 from pathways_ray.liveness import SILENCE_LIMIT_S
 
@@ -111,13 +111,13 @@ def init(
         isolation=isolation,
         insecure=insecure,
     )
+
+    def topology(nodes: Resources) -> Topology:
+        return topology_on(nodes, islands, hosts_per_island, devices_per_host, platform)
+
+    topology([])  # raises for what is wrong on whatever nodes, before Ray starts
     with _told(f"{'Ray and ' if address is None else ''}{_text(islands)}"):
-        started = cluster.start(
-            lambda nodes: topology_on(nodes, islands, hosts_per_island, devices_per_host, platform),
-            address,
-            chosen,
-            dict(ray_options or {}),
-        )
+        started = cluster.start(topology, address, chosen, dict(ray_options or {}))
     return show(api.adopt(started)) if dashboard else api.adopt(started)
 
 
