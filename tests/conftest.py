@@ -1,5 +1,6 @@
 """Settings for all tests: plain JAX, which results are compared with, runs on the CPU of this process."""
 
+import gc
 import os
 import signal
 from pathlib import Path
@@ -22,3 +23,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # A machine that is busy with clusters may take any time for one example.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+
+def pytest_collection_finish() -> None:
+    """Modules and collected tests live to the end: a collection of garbage need not look at them again each time."""
+    gc.collect()
+    gc.freeze()

@@ -9,6 +9,6 @@ jax.config.update("jax_num_cpu_devices", 8)  # before a backend starts, which no
 
 
 @pytest.fixture(autouse=True)
-def double_precision() -> Iterator[None]:
+def double_precision(quick_compilation: None) -> Iterator[None]:
     with jax.enable_x64(True):
         yield

@@ -1,8 +1,4 @@
-"""Some tests compile for 4 CPU devices of this process.
-
-What they compile runs once, if at all. So XLA's backend does not optimise it: what tests look at is compared within
-bounds or counted before that, and no time is measured.
-"""
+"""Some tests compile for 4 CPU devices of this process."""
 
 from collections.abc import Iterator
 
@@ -15,10 +11,8 @@ jax.config.update("jax_num_cpu_devices", 8)  # before a backend starts, which no
 
 
 @pytest.fixture(autouse=True)
-def quick_compilation() -> Iterator[None]:
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+def compiled_quickly(quick_compilation: None) -> None:
+    """All of them."""
 
 
 @pytest.fixture
