@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.ending import Ending
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.controller import takeover
 from pathways_ray.controller.takeover import Takeover
 from pathways_ray.scheduler.order import IslandOrder
+from pathways_ray.transport.messages import HostUp
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
 DYING: dict[str, Any] = {
@@ -35,8 +38,13 @@ def launches_that_were_sent_are_forgotten_with_the_controller(patch: Patch) -> N
 
 @bug(faults=0, **DYING)
 def a_controller_numbers_its_launches_as_the_one_before(patch: Patch) -> None:
+    def host_up(original: Original, self: Takeover, island: int, message: HostUp) -> Any:
+        assert message.holds is not None
+        return original(self, island, replace(message, holds=replace(message.holds, sequence=0)))
+
     patch.setattr(takeover, "NUMBERS_APART", 0)
     patch.setattr(Takeover, "island_up", lambda self, hello: None)
+    wrapped(patch, Takeover, "host_up", host_up)
 
 
 @bug(faults=0, shown=11, **DYING | {"clients": 4, "launches": (40, 40)})
