@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from megatron_ptdp.models import layers, parameters
 from megatron_ptdp.models.interface import DATA, Fetch, Stage, Tree
@@ -49,6 +51,39 @@ class Gpt(Transformer):
         if stage.has_loss:
             return self.loss(params, x, balance, batch)
         return {"hidden": x, **balance}
+
+    def forward_after(
+        self, stage: Stage, params: Tree, hidden: jax.Array | None, batch: Mapping[str, Any], past: Sequence[Any]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        """`forward` of some neighbouring tokens of each example, without experts.
+
+        Args:
+            hidden: [B, S, H], what comes into the stage; None for one with the embedding
+            batch: "tokens" [B, S+1], these and the one behind them, for the embedding and the loss
+            past: for each earlier slice of the examples the keys and values that it left here
+
+        Returns:
+            What goes out of the stage, [B, S, H] or the loss, and the keys and values [layers, B, S, own heads, d].
+        """
+        if hidden is None:
+            tokens = batch["tokens"][:, :-1]
+            first = sum(keys.shape[2] for keys, _ in past)
+            hidden = self.embed(params["embedding"]["tokens"], tokens)
+            hidden = hidden + params["embedding"]["positions"][first : first + tokens.shape[1]]
+        x = layers.vary(hidden, DATA)
+        config, count = self.config, stage.last - stage.first
+        none = jnp.zeros((count, len(x), 0, config.heads // self.compute.tensor, config.head_size), x.dtype)
+        before = [jnp.concatenate([none, *each], axis=2) for each in (zip(*past, strict=True) if past else ((), ()))]
+
+        def layer(x: jax.Array, own: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            params, past = own
+            inside = layers.enter(layers.norm(x, params["attention_norm"]), self.compute)
+            attended, kept = layers.attention_after(inside, past, params["attention"], self.compute)
+            x, _ = self.feed_forward(x + attended, params)
+            return x, kept
+
+        x, kept = lax.scan(layer, x, (self.prepared(params["layers"]), tuple(before)))
+        return (self.loss(params, x, {}, batch) if stage.has_loss else x), kept
 
     def embedded(self, params: Tree, tokens: jax.Array) -> jax.Array:
         """The input of the first layer, [B, S, H]."""

@@ -140,26 +140,43 @@ def attention(
 
     `bias` [own heads, S, K] is added to the scores; `scaled` divides them by sqrt(d).
     """
-    tokens = tokens_first(x)  # once: the backward keeps it
-    query = columns(tokens, x.shape[:2], params["query"])
-    key_value = columns(tokens if source is x else tokens_first(source), source.shape[:2], params["key_value"])
+    query, key_value = _heads(x, source, params)
     core: Callable[..., jax.Array] = partial(_core, causal=causal, scaled=scaled)
     if compute.recompute == "selective":
         core = jax.checkpoint(core)
     return rows(core(query, key_value[:, :, 0], key_value[:, :, 1], bias), params["out"], compute)
 
 
+def attention_after(
+    x: jax.Array, past: tuple[jax.Array, jax.Array], params: Tree, compute: Compute
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Causal attention of some tokens [B, S, H] over those before them, of which `past` has the keys and values
+    [B, P, a, d], and over themselves; out of the block, with their own keys and values."""
+    query, key_value = _heads(x, x, params)
+    own = key_value[:, :, 0], key_value[:, :, 1]
+    key, value = (jnp.concatenate(pair, axis=1) for pair in zip(past, own, strict=True))
+    return rows(_core(query, key, value, None, causal=True, scaled=True), params["out"], compute), own
+
+
+def _heads(x: jax.Array, source: jax.Array, params: Tree) -> tuple[jax.Array, jax.Array]:
+    """The queries [B, S, a, d] of a block's input, and the keys and values [B, K, 2, a, d] of `source`."""
+    tokens = tokens_first(x)  # once: the backward keeps it
+    query = columns(tokens, x.shape[:2], params["query"])
+    return query, columns(tokens if source is x else tokens_first(source), source.shape[:2], params["key_value"])
+
+
 def _core(
     query: jax.Array, key: jax.Array, value: jax.Array, bias: jax.Array | None, *, causal: bool, scaled: bool
 ) -> jax.Array:
-    """[B, S, a, d] and two [B, K, a, d] give [B, S, a, d]."""
+    """[B, S, a, d] and two [B, K, a, d] give [B, S, a, d]. Causal ones are the last S of the K tokens."""
     if scaled:
         query = query * query.shape[-1] ** -0.5
     scores = wide(jnp.einsum("bsad,bkad->bask", query, key))
     if bias is not None:
         scores = scores + bias
     if causal:
-        seen = jnp.arange(key.shape[1])[None, :] <= jnp.arange(query.shape[1])[:, None]
+        places = jnp.arange(key.shape[1])
+        seen = places[None, :] <= places[key.shape[1] - query.shape[1] :, None]
         # Added, not chosen: the backward need not keep a mask of the scores' size.
         scores = scores + jnp.where(seen, 0, jnp.finfo(scores.dtype).min / 2)
     return jnp.einsum("bask,bkad->bsad", jax.nn.softmax(scores, axis=-1).astype(value.dtype), value)

@@ -33,7 +33,8 @@ from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.parallel.layout import Layout, Placement
 from megatron_ptdp.parallel.options import Keep, Options
 from megatron_ptdp.parallel.sizes import Sizes
-from megatron_ptdp.parallel.step import State, Step, build_step
+from megatron_ptdp.parallel.step import Step, build_step
+from megatron_ptdp.parallel.step_state import State
 from megatron_ptdp.parallel.update import Optimizer
 
 __all__ = [

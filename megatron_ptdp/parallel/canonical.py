@@ -8,7 +8,7 @@ arrays. Trees are those of the whole model (`models.split`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,16 +17,16 @@ import optax
 
 from megatron_ptdp.errors import CheckpointError
 from megatron_ptdp.models import split
-from megatron_ptdp.models.interface import Model, Stage, Tree
+from megatron_ptdp.models.interface import Model, Tree
 from megatron_ptdp.parallel.update import Update
 
-Path = tuple[str, ...]
+Path = tuple[Any, ...]
 
 
 def gather(
-    model: Model, stages: Sequence[Stage], updates: Sequence[Update], params: Sequence[Tree], slots: Sequence[Any]
+    join: Callable[[Sequence[Tree]], Tree], updates: Sequence[Update], params: Sequence[Tree], slots: Sequence[Any]
 ) -> dict[str, Any]:
-    """The canonical whole state from the arrays of each stage."""
+    """The canonical whole state from the arrays of each part, of which `join` makes a whole tree."""
     trees: dict[str, list[dict[Path, Any]]] = {}
     counts: dict[str, Any] = {}
     for number, (update, held) in enumerate(zip(updates, slots, strict=True)):
@@ -34,19 +34,19 @@ def gather(
             if path is None:
                 counts[name] = np.asarray(leaf)
             else:
-                trees.setdefault(name, [{} for _ in stages])[number][path] = np.asarray(leaf)
+                trees.setdefault(name, [{} for _ in updates])[number][path] = np.asarray(leaf)
     return {
-        "params": split.join(model, stages, jax.tree.map(np.asarray, list(params))),
+        "params": join(jax.tree.map(np.asarray, list(params))),
         "slots": {
-            name: split.join(model, stages, [_full(update, part) for update, part in zip(updates, parts, strict=True)])
+            name: join([_full(update, part) for update, part in zip(updates, parts, strict=True)])
             for name, parts in trees.items()
         },
         "counts": counts,
     }
 
 
-def slots_of(model: Model, stage: Stage, update: Update, whole: Mapping[str, Any]) -> Any:
-    """The optimizer's state of one stage.
+def slots_of(take: Callable[[Tree], Tree], update: Update, whole: Mapping[str, Any]) -> Any:
+    """The optimizer's state of one part, which `take` cuts from a whole tree.
 
     Raises:
         CheckpointError: the whole state has no such slots, or those of another model.
@@ -64,7 +64,7 @@ def slots_of(model: Model, stage: Stage, update: Update, whole: Mapping[str, Any
             leaves.append(np.asarray(kept[name], kind.dtype).reshape(kind.shape))
             continue
         if name not in parts:
-            parts[name] = split.take(model, stage, kept[name])
+            parts[name] = take(kept[name])
         leaves.append(np.asarray(_at(parts[name], path), kind.dtype))
     return jax.tree.unflatten(jax.tree.structure(update.slots), leaves)
 
@@ -91,7 +91,7 @@ def _places(update: Update) -> list[tuple[str, Path | None]]:
         of = label.keys
         start = path if of is None else path[: len(path) - len(of)]
         name = jax.tree_util.keystr(start, simple=True, separator="/")
-        found.append((name, None if of is None else tuple(key.key for key in of)))
+        found.append((name, None if of is None else _keys(of)))
     return found
 
 
@@ -105,8 +105,13 @@ class _Path:
 def _full(update: Update, part: Mapping[Path, Any]) -> Tree:
     """The tree with zeros for the parameters for which the optimizer keeps nothing."""
     return jax.tree_util.tree_map_with_path(
-        lambda path, kind: part.get(tuple(key.key for key in path), np.zeros(kind.shape, kind.dtype)), update.master
+        lambda path, kind: part.get(_keys(path), np.zeros(kind.shape, kind.dtype)), update.master
     )
+
+
+def _keys(path: Any) -> Path:
+    """The names, and numbers in lists, on the way to a leaf."""
+    return tuple(getattr(entry, "key", getattr(entry, "idx", None)) for entry in path)
 
 
 def _at(tree: Tree, path: Path) -> Any:

@@ -58,6 +58,8 @@ def places_on(
         BadSizes: there are fewer devices or islands, or an island is to hold more than it has.
     """
     sizes.require_devices(sum(there.values()))
+    if sizes.expert_slices:
+        return [_beside_experts(there, sizes, placement, islands)]
     places = islands_of(sizes, sorted(there) if islands is None else islands, placement)
     each = sizes.members * sizes.tensor
     for island, count in Counter(chain.from_iterable(places)).items():
@@ -70,6 +72,33 @@ def places_on(
     return places
 
 
+def _beside_experts(
+    there: Mapping[int, int], sizes: Sizes, placement: Placement, islands: Sequence[int] | None
+) -> list[int]:
+    """The island of the slice that has all but the experts, and of each of their slices: the one with most devices
+    left, and of equal ones the first; "together" all on one.
+
+    Raises:
+        BadSizes: an island has too few devices for a slice.
+    """
+    left = {island: there.get(island, 0) for island in (sorted(there) if islands is None else islands)}
+    wanted = [sizes.tensor, *[sizes.expert_members] * sizes.expert_slices]
+    if placement == "together":
+        left = dict([max(left.items(), key=lambda one: (one[1], -one[0]))])
+    found = []
+    for number, each in enumerate(wanted):
+        island = max(left, key=lambda one: (left[one], -one))
+        if left[island] < each:
+            what = "all but the experts" if not number else f"slice {number} of {sizes.expert_slices} of the experts"
+            raise BadSizes(
+                f"{what} needs {each} devices of an island, but no island has more than {left[island]} left of "
+                f"{dict(there)}; choose smaller sizes or another placement; the sizes are {sizes}"
+            )
+        left[island] -= each
+        found.append(island)
+    return found
+
+
 @dataclass(frozen=True)
 class Layout:
     """The stages and slices of a training run.
@@ -78,7 +107,7 @@ class Layout:
         sizes: of the run
         stages: of the model, in order
         slices: for each group of replicas (one group for each of the r islands), one slice of shape (d/r, t) with axes
-            DATA and TENSOR for each pipeline device
+            DATA and TENSOR for each pipeline device, and behind it those of the experts, of shape (1, members)
     """
 
     sizes: Sizes
@@ -112,11 +141,12 @@ class Layout:
         stages = cut(model.layers, sizes.stages, lighter, counts)
         there = {island["island"]: sum(len(host["devices"]) for host in island["hosts"]) for island in pw.islands()}
         places = places_on(there, sizes, placement, islands)
-        shape = (sizes.members, sizes.tensor)
+        own = [(sizes.members, sizes.tensor)] * sizes.pipeline
+        shapes = [*own, *[(1, sizes.expert_members)] * sizes.expert_slices]
         slices = tuple(
             tuple(
                 pw.virtual_slice(shape, (DATA, TENSOR), island=island, name=f"stage{device}.{group}")
-                for device, island in enumerate(row)
+                for device, (shape, island) in enumerate(zip(shapes, row, strict=True))
             )
             for group, row in enumerate(places)
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -11,22 +10,22 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from megatron_ptdp.models.interface import Tree
+from megatron_ptdp.parallel.part_nodes import PartNodes
 from megatron_ptdp.parallel.reduce import BUCKET_SPEC, Reduction
 from megatron_ptdp.parallel.split_backward.stage_split import SplitBackward
 from megatron_ptdp.parallel.stage import StageMath
 from megatron_ptdp.parallel.stage_specs import Signature
-from megatron_ptdp.parallel.update import Update, decide
+from megatron_ptdp.parallel.update import Update
 
 
-class StageNodes:
+class StageNodes(PartNodes):
     """One stage of one group of replicas. Names of functions show in timelines and plans: stage3_forward."""
 
     def __init__(
         self, number: int, slice: pw.VirtualSlice, math: StageMath, reduction: Reduction, update: Update
     ) -> None:
-        self.number, self.slice, self.math, self.shapes = number, slice, math, math.shapes
-        self.reduction, self.update = reduction, update
+        super().__init__(number, slice, math.shapes, update)
+        self.math, self.shapes, self.reduction = math, math.shapes, reduction
         shapes = self.shapes
         master, sums, buckets = shapes.master_specs, shapes.sum_specs, [BUCKET_SPEC] * reduction.buckets
         compute = math.compute
@@ -51,27 +50,6 @@ class StageNodes:
             Signature(([BUCKET_SPEC] * reduction.islands,), BUCKET_SPEC),
         )
         self.all_gather = self._compiled("all_gather", reduction.all_gather, Signature((buckets,), master))
-        slots = update.slot_specs
-        self.norm = self._compiled("norm", update.norm, Signature((master,), (P(), P())))
-        self.apply = self._compiled(
-            "update",
-            update.apply,
-            Signature((master, slots, master, P(), P()), (master, slots)),
-            donate=(0, 1, 2),
-        )
-        self.begin = self._compiled("begin", update.begin, Signature((master,), slots))
-        self.copy = self._compiled(
-            "copy",
-            lambda params, slots: jax.tree.map(jnp.copy, (params, slots)),
-            Signature((master, slots), (master, slots)),
-        )
-
-    @cached_property
-    def renew(self) -> Any:
-        """The update, which leaves the parameters before it: backwards may still need them."""
-        master, slots = self.shapes.master_specs, self.update.slot_specs
-        signature = Signature((master, slots, master, P(), P()), (master, slots))
-        return self._compiled("update", self.update.apply, signature, donate=(1, 2))
 
     def backward(self, recompute: bool, weights: bool, inputs: bool) -> Any:
         """The node of `StageMath.backward`. Sums are donated; residuals too, unless a W after this takes them."""
@@ -116,21 +94,4 @@ class StageNodes:
             "loss",
             lambda losses, scale: jnp.sum(jnp.stack(losses)) * scale.astype(losses[0].dtype),
             Signature((P(), P()), P()),
-        )
-
-    def decide(self, clip: float | None) -> Any:
-        """`update.decide` for all stages, on this one's slice."""
-        return self._compiled(
-            "decide", lambda losses, squares, bad: decide(losses, squares, bad, clip), Signature(None, None)
-        )
-
-    def _compiled(
-        self, what: str, function: Callable[..., Any], signature: Signature, donate: tuple[int, ...] = ()
-    ) -> Any:
-        def run(*arguments: Tree) -> Any:
-            return function(*arguments)
-
-        run.__name__ = f"stage{self.number}_{what}"
-        return pw.compiled(
-            run, slice=self.slice, in_specs=signature.inputs, out_specs=signature.output, donate_argnums=donate
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 
 import pathways_ray as pw
-from megatron_ptdp.parallel.step import State, Step
+from megatron_ptdp.parallel.step_state import State, StatefulStep
 
 
 def of_first_group(state: State) -> State:
@@ -13,13 +13,13 @@ def of_first_group(state: State) -> State:
     return State(state.params[:1], state.slots[:1])
 
 
-def for_all_groups(step: Step, state: State) -> State:
+def for_all_groups(step: StatefulStep, state: State) -> State:
     """The state of all groups from that of the first, from device to device."""
     params, slots = list(state.params[:1]), list(state.slots[:1])
-    for row in step.nodes[1:]:
+    for row in step.parts[1:]:
         params.append(
             tuple(
-                pw.reshard(part, nodes.slice, nodes.shapes.master_specs)
+                pw.reshard(part, nodes.slice, nodes.part.master_specs)
                 for part, nodes in zip(params[0], row, strict=True)
             )
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -46,6 +47,17 @@ def wire_spec(value: Value, tensor: int, scatter: bool) -> P:
     if scatter and at is not None and tensor > 1 and entries[at] is None and value.shape[at] % tensor == 0:
         entries[at] = TENSOR
     return P(*entries)
+
+
+def tied_arrays(stages: Sequence[Tree]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """The stages that hold each array that several stages share, by its path, from the parameters of each stage."""
+    found: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for number, parameters in enumerate(stages):
+        for path, parameter in jax.tree_util.tree_leaves_with_path(parameters):
+            if parameter.tied:
+                key = tuple(entry.key for entry in path)
+                found[key] = (*found.get(key, ()), number)
+    return {path: holding for path, holding in found.items() if len(holding) > 1}
 
 
 def is_float(value: Value) -> bool:

@@ -35,14 +35,17 @@ def check(schedule: Schedule, sizes: Sizes, options: Options, tied: Sequence[Any
     if schedule.microbatches % _every(schedule):
         raise ConfigError(f"{name} updates every {_every(schedule)} microbatches, which do not divide {sizes}")
     if options.clip is not None:
-        raise ConfigError(f"{name} has no norm of the whole gradient, by which clip={options.clip} could scale it")
+        raise ConfigError(
+            f"{name} has no norm of the whole gradient, by which clip={options.clip} could scale it; set clip to 0"
+        )
     if options.zero:
         raise ConfigError(f"{name} keeps versions of whole parameters; it takes zero 0, not {options.zero}")
     if sizes.islands > 1:
         raise ConfigError(f"{name} is for replicas inside of slices; here are {sizes.islands} groups of replicas")
     if tied:
         raise ConfigError(
-            f"{name} cannot update an array that two stages share: {', '.join('/'.join(p) for p in tied)}"
+            f"{name} cannot update an array that two stages share: {', '.join('/'.join(p) for p in tied)}; set tied to "
+            "false"
         )
 
 

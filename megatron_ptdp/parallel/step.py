@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -15,15 +15,16 @@ import pathways_ray as pw
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models import split
 from megatron_ptdp.models.interface import Model, Tree
-from megatron_ptdp.parallel import action_order, canonical, evaluation, stale, transfer_bytes
+from megatron_ptdp.parallel import action_order, evaluation, stale, transfer_bytes
 from megatron_ptdp.parallel.batch_feed import BatchFeed, Fed
 from megatron_ptdp.parallel.layout import Layout
 from megatron_ptdp.parallel.nodes import StageNodes
 from megatron_ptdp.parallel.options import Options
 from megatron_ptdp.parallel.reduce import Reduction
-from megatron_ptdp.parallel.shapes import StageShapes
+from megatron_ptdp.parallel.shapes import StageShapes, tied_arrays
 from megatron_ptdp.parallel.split_backward.residuals import AXES
 from megatron_ptdp.parallel.stage import StageMath
+from megatron_ptdp.parallel.step_state import State, StatefulStep
 from megatron_ptdp.parallel.step_trace import StepTrace
 from megatron_ptdp.parallel.update import Optimizer, Update
 from megatron_ptdp.schedules import Schedule
@@ -32,35 +33,24 @@ Numbers: TypeAlias = Sequence[Sequence[Sequence[Any]]]
 """The numbers of the microbatches, as arrays on the slice of each pipeline device of each group of replicas."""
 
 
-class State(NamedTuple):
-    """The state that a step changes, as `pw.Array`s.
-
-    Attributes:
-        params: for each group of replicas, for each stage, the tree of master parameters
-        slots: the same of the optimizer's arrays
-    """
-
-    params: tuple[tuple[Tree, ...], ...]
-    slots: tuple[tuple[Any, ...], ...]
-
-
-class Step:
+class Step(StatefulStep):
     """A training step for one model, one optimizer and one schedule. `build_step` makes it."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, layout: Layout, schedule: Schedule, options: Options
     ) -> None:
-        self.model, self.layout, self.schedule, self.options = model, layout, schedule, options
-        self.sizes = layout.sizes
+        self.layout, self.schedule, self.sizes = layout, schedule, layout.sizes
         self.keep_input = options.keeps(model) == "input"
         self.actions = action_order.enqueued(schedule)
         self.completing = action_order.completing(self.actions)
         # With one stage there is no other schedule whose bits it could differ from.
         fused = options.join or schedule.stages == 1
         self.fused_last_stage = action_order.fused_last_stage(schedule) if fused else frozenset()
+        self.model, self.options = model, options
         self.shapes = self._stage_shapes()
-        self.tied = self._tied()
+        self.tied = tied_arrays([shapes.parameters for shapes in self.shapes])
         self.nodes = self._nodes(optimizer)
+        super().__init__(model, options, self.nodes)
         scales = "float64" if options.master == "float64" else "float32"
         self.feed = BatchFeed(model, self.sizes, self._wanted(), scales)
         self.renew()
@@ -69,8 +59,14 @@ class Step:
         self._step = pw.program(train, name="training_step")
         self._gradients = pw.program(self._differentiate, name="gradients")
         self._evaluation = pw.program(self._evaluate, name="evaluation")
-        self._begin = pw.program(self._first_slots, name="first_slots")
-        self._copy = pw.program(self._copied, name="copy_state")
+
+    def take(self, number: int, whole: Tree) -> Tree:
+        """The tree of a stage."""
+        return split.take(self.model, self.layout.stages[number], whole)
+
+    def join(self, parts: Sequence[Tree]) -> Tree:
+        """The tree of the whole model from those of the stages."""
+        return split.join(self.model, self.layout.stages, parts)
 
     def renew(self) -> None:
         """Places the numbers of the microbatches on all slices: at the beginning, and after the loss of a host."""
@@ -93,60 +89,11 @@ class Step:
     def gradients(self, state: State, batch: Mapping[str, np.ndarray]) -> tuple[float, Tree]:
         """The loss, and its gradient as the whole model's tree of NumPy arrays. Waits; the state stays."""
         loss, parts = self._gradients(state, self.numbers, *self.feed(batch))
-        return float(loss), split.join(self.model, self.layout.stages, jax.tree.map(np.asarray, parts))
+        return float(loss), self.join(jax.tree.map(np.asarray, parts))
 
     def evaluate(self, state: State, batch: Mapping[str, np.ndarray]) -> Any:
         """The loss of a batch of a step's shapes, as a future: forwards only. The state stays."""
         return self._evaluation(state, self.numbers, *self.feed(batch))
-
-    def initial(self, whole: Tree) -> State:
-        """The state to begin with, from NumPy parameters of the whole model, with their padding or without.
-
-        Raises:
-            CheckpointError: they are not those of this model.
-        """
-        params = self._placed(canonical.unpadded(self.model, whole))
-        if not jax.tree.leaves([nodes.update.slots for nodes in self.nodes[0]]):  # plain SGD keeps nothing
-            return State(params, tuple(tuple(nodes.update.slots for nodes in row) for row in self.nodes))
-        return State(params, self._begin(params))
-
-    def snapshot(self, state: State) -> State:
-        """A copy, to be read while training goes on."""
-        copied: State = self._copy(state)
-        return copied
-
-    def gather(self, state: State) -> dict[str, Any]:
-        """The canonical whole state, see `canonical`. Waits."""
-        updates = [nodes.update for nodes in self.nodes[0]]
-        return canonical.gather(self.model, self.layout.stages, updates, state.params[0], state.slots[0])
-
-    def place(self, whole: Mapping[str, Any]) -> State:
-        """The state from a canonical whole state; the inverse of `gather`.
-
-        Raises:
-            CheckpointError: it is of another model or another optimizer.
-        """
-        parts = [
-            canonical.slots_of(self.model, stage, nodes.update, whole)
-            for stage, nodes in zip(self.layout.stages, self.nodes[0], strict=True)
-        ]
-        slots = tuple(
-            tuple(
-                pw.put(part, nodes.slice, nodes.update.slot_specs) if jax.tree.leaves(part) else part
-                for part, nodes in zip(parts, row, strict=True)
-            )
-            for row in self.nodes
-        )
-        return State(self._placed(whole["params"]), slots)
-
-    def first_bad(self, metrics: Mapping[str, Any]) -> tuple[int, str] | None:
-        """The first stage and parameter whose gradient had a value that was not finite; None if all were finite. The
-        backward runs from the last stage to the first, so the last stage comes first here."""
-        for number in reversed(range(len(self.shapes))):
-            counts = np.asarray(metrics["bad"][number])
-            if counts.any():
-                return number, self.shapes[number].names()[int(np.flatnonzero(counts)[0])]
-        return None
 
     def explain(self) -> str:
         """Bytes between stages, with scatter/gather and without, and parameters that ZeRO cannot shard, as text."""
@@ -162,16 +109,6 @@ class Step:
         moves = [here != there for here, there in pairwise(placement)]
         stages = self.layout.stages
         return [StageShapes.of(self.model, stages, k, self.sizes, self.options, moves) for k in range(len(stages))]
-
-    def _tied(self) -> dict[tuple[str, ...], tuple[int, ...]]:
-        """The stages that hold each tied parameter, by its path."""
-        found: dict[tuple[str, ...], tuple[int, ...]] = {}
-        for number, shapes in enumerate(self.shapes):
-            for path, parameter in jax.tree_util.tree_leaves_with_path(shapes.parameters):
-                if parameter.tied:
-                    key = tuple(entry.key for entry in path)
-                    found[key] = (*found.get(key, ()), number)
-        return {path: stages for path, stages in found.items() if len(stages) > 1}
 
     def _nodes(self, optimizer: Optimizer) -> list[list[StageNodes]]:
         sizes, options, direct = self.sizes, self.options, self.layout.direct
@@ -200,21 +137,6 @@ class Step:
         return jax.tree_util.tree_map_with_path(
             lambda path, _: number == self.tied.get(tuple(entry.key for entry in path), (number,))[0],
             self.shapes[number].parameters,
-        )
-
-    def _placed(self, whole: Tree) -> tuple[tuple[Tree, ...], ...]:
-        """Master parameters on all slices."""
-        parts = [split.take(self.model, stage, whole) for stage in self.layout.stages]
-        return tuple(
-            tuple(
-                pw.put(
-                    jax.tree.map(lambda a: np.asarray(a, self.options.master), part),
-                    nodes.slice,
-                    nodes.shapes.master_specs,
-                )
-                for part, nodes in zip(parts, row, strict=True)
-            )
-            for row in self.nodes
         )
 
     def _wanted(self) -> list[frozenset[str]]:
@@ -292,22 +214,7 @@ class Step:
 
     def _train(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
         traces, gradients = self._traced(state, numbers, batch, scale)
-        losses = self._loss(traces)
-        found = [nodes.norm(own) for nodes, own in zip(self.nodes[0], gradients[0], strict=True)]
-        bad = [counts for _, counts in found]
-        decided = self.nodes[0][-1].decide(self.options.clip)(losses, [square for square, _ in found], bad)
-        new = [
-            [
-                nodes.apply(params, slots, own, decided["factor"], decided["applied"])
-                for nodes, params, slots, own in zip(row, *parts, strict=True)
-            ]
-            for row, *parts in zip(self.nodes, state.params, state.slots, gradients, strict=True)
-        ]
-        after = State(
-            tuple(tuple(params for params, _ in row) for row in new),
-            tuple(tuple(slots for _, slots in row) for row in new),
-        )
-        return after, {"loss": decided["loss"], "norm": decided["norm"], "applied": decided["applied"], "bad": bad}
+        return self.updated(state, gradients, self._loss(traces))
 
     def _train_on_the_way(self, state: State, numbers: Numbers, batch: Any, scale: Any) -> tuple[State, dict[str, Any]]:
         """Trains as `_train` does, with updates between the actions; norm and what was not finite are the last ones."""
@@ -341,19 +248,6 @@ class Step:
         for other in others:
             total = self.nodes[0][-1].add(P())(total, other)
         return total
-
-    def _first_slots(self, params: Any) -> tuple[tuple[Any, ...], ...]:
-        return tuple(
-            tuple(nodes.begin(part) for nodes, part in zip(row, parts, strict=True))
-            for row, parts in zip(self.nodes, params, strict=True)
-        )
-
-    def _copied(self, state: State) -> State:
-        made = [
-            [nodes.copy(*parts) for nodes, *parts in zip(row, params, slots, strict=True)]
-            for row, params, slots in zip(self.nodes, *state, strict=True)
-        ]
-        return State(tuple(tuple(p for p, _ in row) for row in made), tuple(tuple(s for _, s in row) for row in made))
 
 
 def build_step(

@@ -20,6 +20,16 @@ from megatron_ptdp.schedules import Schedule, check_slices
 Tree = Any
 
 
+class SliceSpecs(NamedTuple):
+    """The specs of a stage's parameters, of its values (the last stage's: with its targets), of what it gives, and of
+    what it leaves for later slices. None: replicated."""
+
+    params: Any = None
+    values: Any = None
+    out: Any = None
+    left: Any = None
+
+
 class SliceStage(NamedTuple):
     """A stage of a model that takes slices of tokens.
 
@@ -28,10 +38,15 @@ class SliceStage(NamedTuple):
         function: (params, values, past) to (values for the next stage, what later slices need); `past` has for each
             earlier slice what it left. The last stage's gets `values` as a pair with its targets, and gives the sum of
             its losses.
+        specs: of all these
+        mapped: makes of a function of members' parts one of whole arrays, given the specs of its arguments, and of what
+            it gives; left out, functions are of whole arrays
     """
 
     slice: pw.VirtualSlice
     function: Callable[[Tree, Any, list[Tree]], tuple[Any, Tree]]
+    specs: SliceSpecs = SliceSpecs()
+    mapped: Callable[[Callable[..., Any], Any, Any], Callable[..., Any]] = lambda function, inputs, output: function
 
 
 class SliceGradients:
@@ -52,12 +67,12 @@ class SliceGradients:
             raise BadSizes(f"the schedule {schedule.name} has {schedule.stages} stages, but there are {len(stages)}")
         self.stages, self.slices = stages, slices
         self.actions = action_order.enqueued(schedule)
-        self.forwards = [pw.compiled(_named(s, "forward", one.function), slice=one.slice) for s, one in self._all()]
-        self.backwards = [
-            pw.compiled(_named(s, "backward", _backward(one.function)), slice=one.slice, donate_argnums=5)
-            for s, one in self._all()
-        ]
-        self._program = pw.program(self._trace, name="gradients_of_slices")
+        self.forwards = [_forward(number, stage) for number, stage in enumerate(stages)]
+        self.first_backwards, self.backwards = (
+            [_compiled_backward(number, stage, further) for number, stage in enumerate(stages)]
+            for further in (False, True)
+        )
+        self._program = pw.program(self._summed, name="gradients_of_slices")
 
     def __call__(self, params: Sequence[Tree], inputs: Sequence[Any], targets: Sequence[Any]) -> tuple[Any, list[Tree]]:
         """The sum of the losses, and the gradients of each stage, as futures.
@@ -69,10 +84,29 @@ class SliceGradients:
         made: tuple[Any, list[Tree]] = self._program(list(params), list(inputs), list(targets))
         return made
 
-    def _all(self) -> list[tuple[int, SliceStage]]:
-        return list(enumerate(self.stages))
+    def _summed(self, params: list[Tree], inputs: list[Any], targets: list[Any]) -> tuple[Any, list[Tree]]:
+        losses, sums = self.traced(params, inputs, targets)
+        total = losses[0]
+        for one in losses[1:]:
+            total = total + one
+        return total, sums
 
-    def _trace(self, params: list[Tree], inputs: list[Any], targets: list[Any]) -> tuple[Any, list[Tree]]:
+    def losses(self, params: Sequence[Tree], inputs: Sequence[Any], targets: Sequence[Any]) -> list[Any]:
+        """The losses of each unit, traced in a program: forwards alone, one microbatch after the other."""
+        found = []
+        left: dict[tuple[int, int], Tree] = {}
+        for k, value in enumerate(inputs):
+            for stage, forward in enumerate(self.forwards):
+                past = [left[stage, u] for u in range(k - k % self.slices, k)]
+                given = (value, targets[k]) if stage == len(self.stages) - 1 else value
+                value, left[stage, k] = forward(params[stage], given, past)
+            found.append(value)
+        return found
+
+    def traced(
+        self, params: Sequence[Tree], inputs: Sequence[Any], targets: Sequence[Any]
+    ) -> tuple[list[Any], list[Tree]]:
+        """The losses of each unit, and the gradients of each stage, traced in a program."""
         last = len(self.stages) - 1
         values: dict[tuple[int, int], Any] = {(0, k): one for k, one in enumerate(inputs)}
         left: dict[tuple[int, int], Tree] = {}
@@ -92,16 +126,33 @@ class SliceGradients:
                     values[stage + 1, k] = out
                 continue
             later = [wanted.get((stage, u)) for u in range(first, k + 1)]
-            sums[stage], down, found = self.backwards[stage](
-                params[stage], given, past, upstream.get((stage, k)), later, sums[stage]
-            )
+            taken = (params[stage], given, past, upstream.get((stage, k)), later)
+            if sums[stage] is None:
+                sums[stage], down, found = self.first_backwards[stage](*taken)
+            else:
+                sums[stage], down, found = self.backwards[stage](*taken, sums[stage])
             wanted.update({(stage, u): one for u, one in zip(range(first, k), found, strict=True)})
             if stage:
                 upstream[stage - 1, k] = down
-        total = losses[0]
-        for one in losses[1:]:
-            total = total + one
-        return total, sums
+        return losses, sums
+
+
+def _forward(number: int, stage: SliceStage) -> Any:
+    params, values, out, left = stage.specs
+    taken, made = (params, values, left), (out, left)
+    function = _named(number, "forward", stage.mapped(stage.function, taken, made))
+    return pw.compiled(function, slice=stage.slice, in_specs=taken, out_specs=made)
+
+
+def _compiled_backward(number: int, stage: SliceStage, further: bool) -> Any:
+    """The backward of a stage; the first one, or a further one, which takes the sums of those before."""
+    params, values, out, left = stage.specs
+    given = values[0] if isinstance(values, tuple) else values
+    taken, made = (params, values, left, out, left, *([params] if further else [])), (params, given, left)
+    function = _named(number, "backward", stage.mapped(_backward(stage.function), taken, made))
+    return pw.compiled(
+        function, slice=stage.slice, in_specs=taken, out_specs=made, donate_argnums=(5,) if further else ()
+    )
 
 
 def _backward(function: Callable[[Tree, Any, list[Tree]], tuple[Any, Tree]]) -> Callable[..., Any]:
@@ -112,7 +163,9 @@ def _backward(function: Callable[[Tree, Any, list[Tree]], tuple[Any, Tree]]) -> 
     gives the new ones, the gradient of the values, and of what the earlier slices left.
     """
 
-    def run(params: Tree, given: Any, past: list[Tree], upstream: Any, later: list[Tree], sums: Tree) -> Any:
+    def run(
+        params: Tree, given: Any, past: list[Tree], upstream: Any, later: list[Tree], sums: Tree | None = None
+    ) -> Any:
         is_last = upstream is None
         values, targets = given if is_last else (given, None)
 
@@ -139,5 +192,5 @@ def _named(stage: int, what: str, function: Callable[..., Any]) -> Callable[...,
     def run(*arguments: Any) -> Any:
         return function(*arguments)
 
-    run.__name__ = f"stage{stage}_{what}_of_slice"
+    run.__name__ = f"stage{stage}_{what}"
     return run

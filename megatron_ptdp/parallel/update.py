@@ -7,7 +7,7 @@ stages counts on the first of them only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,22 @@ from jax.sharding import PartitionSpec as P
 
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models.interface import Tree
-from megatron_ptdp.parallel.shapes import StageShapes
 
 Optimizer: TypeAlias = Callable[[Tree], optax.GradientTransformation]
 """Function from the tree of bool, whether a parameter decays, to the transformation of these parameters."""
+
+
+class PartShapes(Protocol):
+    """The arrays of a part of a model, such as a stage: a tree of `Parameter`, and the specs of what the optimizer
+    updates."""
+
+    @property
+    def parameters(self) -> Tree: ...
+
+    @property
+    def master_specs(self) -> Tree: ...
+
+    def names(self) -> tuple[str, ...]: ...
 
 
 def _require_same(slot: Any, parameter: Any) -> None:
@@ -31,10 +43,10 @@ def _require_same(slot: Any, parameter: Any) -> None:
 
 
 class Update:
-    """The last part of a step on one stage.
+    """The last part of a step on one stage, or another part of the model.
 
     Args:
-        shapes: of the stage
+        shapes: of the part
         optimizer: see `Optimizer`
         counted: tree of bool, whether the array counts in the global norm
         master: dtype of the parameters that the optimizer updates
@@ -42,7 +54,7 @@ class Update:
 
     def __init__(
         self,
-        shapes: StageShapes,
+        shapes: PartShapes,
         optimizer: Optimizer,
         counted: Tree,
         master: str,

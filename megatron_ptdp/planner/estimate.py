@@ -131,7 +131,7 @@ def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]
     """Seconds of one activation across each boundary between stages (b s h elements, or 1/t of it per device); and
     seconds in which its stages stand still although it is overlapped."""
     model, cluster = question.model, question.cluster
-    size = float(question.software.element_bytes * plan.microbatch * model.sequence * model.hidden)
+    size = float(question.software.element_bytes * plan.microbatch * model.sequence * model.hidden) / plan.token_slices
     levels = crossed(cluster, plan.tensor * plan.data, plan.pipeline)
     if plan.sequence_parallel:  # each device holds 1/t anyway, and nothing is gathered
         seconds = {level: message(cluster, level, size / plan.tensor) for level in set(levels)}
@@ -144,6 +144,8 @@ def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]
 def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     """`stage_costs` of a plan, with what its actions cost where a stage is one compiled program."""
     costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
+    if plan.token_slices > 1:  # a slice is taken to run as efficiently as the whole
+        costs = tuple(cost.times(1 / plan.token_slices) for cost in costs)
     if not question.software.compiled_stages:
         return costs
     rules, action = rules_of(plan.schedule), question.cluster.device.action
@@ -160,7 +162,7 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
 
 
 def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:
-    """The work of each stage for one microbatch; and the seconds a message blocks its stage.
+    """The work of each stage for one microbatch, or slice of one; and the seconds a message blocks its stage.
 
     A message that is not hidden blocks its stage once forward and once backward where sending to one neighbour and
     receiving from it happen at the same time (Megatron-LM, send_forward_recv_backward), and twice where they follow one
@@ -216,7 +218,7 @@ def _free(plan: Plan, work: Work, costs: tuple[Cost, ...], pipeline_seconds: flo
     taken = [0.0] * plan.pipeline
     for cost, at in zip(costs, work.placement, strict=True):
         taken[at] += cost.tensor + cost.hidden + 2 * blocked
-    return max(0.0, pipeline_seconds / plan.microbatches - max(taken))
+    return max(0.0, pipeline_seconds / plan.units - max(taken))
 
 
 def overlap_window(plan: Plan) -> float:
@@ -253,12 +255,13 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
     busiest = max(range(plan.pipeline), key=lambda position: per_device[position].total)
     costs = action_costs(question, plan)
     own = [cost for cost, at in zip(costs, work.placement, strict=True) if at == busiest]
-    m = plan.microbatches
+    m = plan.units
     compute, tensor = m * sum(cost.compute for cost in own), m * sum(cost.tensor for cost in own)
     messages = m * 2 * len(own) * blocked
     positions = {0, min(1, plan.pipeline - 1), plan.pipeline - 1}
     owned = max(device_parameters(plan, question.model, position) for position in positions)
-    data = data_seconds(question, plan, _free(plan, work, costs, total, blocked), owned)
+    updates = simulated.updates(plan)
+    data = updates * data_seconds(question, plan, _free(plan, work, costs, total, blocked), owned)
     traffic = owned * question.software.optimizer_traffic / (plan.data if plan.zero else 1)
     return TimeSplit(
         compute=compute,
@@ -266,7 +269,7 @@ def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = 
         pipeline=messages,
         data=data + embedding_seconds(question, plan),
         bubble=max(0.0, total - compute - tensor - messages),
-        optimizer=copy_seconds(question.cluster.device, traffic) + question.cluster.device.step,
+        optimizer=updates * copy_seconds(question.cluster.device, traffic) + question.cluster.device.step,
     )
 
 

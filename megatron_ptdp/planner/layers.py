@@ -61,7 +61,7 @@ class Cost:
             self.hidden + other.hidden,
         )
 
-    def times(self, count: int) -> Cost:
+    def times(self, count: float) -> Cost:
         return Cost(
             self.forward * count,
             self.inputs * count,

@@ -181,7 +181,7 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
     device, t, d, b = cluster.device, plan.tensor, plan.data, plan.microbatch
     share = _share_of(plan, model, position)
     cut = [d if plan.zero >= stage else 1 for stage in (3, 2, 1)]
-    weights = share.owned * software.weight_bytes / cut[0]
+    weights = simulated.versions(plan, position) * share.owned * software.weight_bytes / cut[0]
     gradients = share.owned * software.gradient_bytes / cut[1]
     optimizer = share.owned * software.optimizer_bytes / cut[2]
 

@@ -84,7 +84,7 @@ def bounded(plan: Plan, work: Work) -> float:
 def links_seconds(plan: Plan, work: Work) -> float:
     """Seconds in which a device sends all its messages: for each microbatch and chunk an activation to the next stage
     and a gradient to the one before, of which the first and the last device have one."""
-    return min(2, plan.pipeline - 1) * plan.microbatches * plan.chunks * work.transfer
+    return min(2, plan.pipeline - 1) * plan.units * plan.chunks * work.transfer
 
 
 def _devices_seconds(plan: Plan, work: Work) -> float:

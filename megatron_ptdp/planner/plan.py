@@ -30,6 +30,7 @@ class Plan(ParallelConfig):
         recompute: work that the backward pass repeats: `none`, `selective` (the attention scores), `full` (each layer).
         sequence_parallel: norms and dropouts are sharded over the tensor axis too.
         zero: sharded over the data axis: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too.
+        token_slices: slices of its tokens in which a microbatch goes through the pipeline, n.
         scatter_gather: stages send 1/t of an activation per device and gather it behind the network.
     """
 
@@ -40,17 +41,24 @@ class Plan(ParallelConfig):
     sequence_parallel: bool = False
     zero: int = 0
     scatter_gather: bool = True
+    token_slices: int = 1
 
     @property
     def microbatches(self) -> int:
         """Microbatches per pipeline and iteration, m."""
         return self.batch // (self.data * self.microbatch)
 
+    @property
+    def units(self) -> int:
+        """Microbatches or slices of these that go through the pipeline in an iteration, m·n."""
+        return self.microbatches * self.token_slices
+
     def label(self) -> str:
         """The plan in one short line."""
         parts = [f"t{self.tensor} p{self.pipeline} d{self.data} b{self.microbatch}", self.schedule]
         if self.chunks > 1:
             parts.append(f"v{self.chunks}")
+        parts += [f"n{self.token_slices}"] if self.token_slices > 1 else []
         parts.append(f"recompute={self.recompute}")
         parts += ["sp"] if self.sequence_parallel else []
         parts += [f"zero{self.zero}"] if self.zero else []
@@ -74,6 +82,10 @@ def illegal(plan: Plan, model: Model) -> str | None:
         return f"schedule {plan.schedule} with {v} chunks needs a pipeline of 2 or more"
     if fault := rules_of(plan.schedule).plan_fault(p, m, v) or _own_fault(plan.schedule, p, m, v):
         return f"schedule {fault}"
+    if rules_of(plan.schedule).stale and (fault := _stale_fault(plan, model)):
+        return f"schedule {plan.schedule} {fault}"
+    if plan.token_slices > 1 and (fault := _slices_fault(plan, model)):
+        return fault
     if plan.sequence_parallel and (t == 1 or any(length % t for length in model.lengths)):
         return f"sequence parallel needs tensor > 1 that divides the sequence, not tensor {t}"
     if plan.zero and plan.data == 1:
@@ -82,6 +94,27 @@ def illegal(plan: Plan, model: Model) -> str | None:
         # DeepSpeed too allows stage 1 only with a pipeline (its issues 823, 1110).
         return f"zero {plan.zero} needs pipeline = 1: it would communicate for each microbatch"
     return None
+
+
+def _stale_fault(plan: Plan, model: Model) -> str | None:
+    """The reason why stages of this model cannot update at times of their own; None where they can."""
+    if plan.zero:
+        return f"keeps versions of whole parameters; it takes zero 0, not {plan.zero}"
+    if model.tied:
+        return "cannot update an array that two stages share: the embedding; set tied = false"
+    return None
+
+
+def _slices_fault(plan: Plan, model: Model) -> str | None:
+    """The reason why microbatches of this model cannot be cut along their tokens; None where they can."""
+    n = plan.token_slices
+    if not rules_of(plan.schedule).token_slices:
+        return f"schedule {plan.schedule} takes microbatches whole, not in {n} slices of their tokens"
+    if plan.zero or plan.sequence_parallel or model.tied or model.encoder_layers:
+        return (
+            f"token_slices {n} go without zero, sequence_parallel, an encoder, and an embedding that two stages share"
+        )
+    return f"token_slices {n} are more than the {model.sequence} tokens" if n > model.sequence else None
 
 
 def tensor_fault(model: Model, tensor: int) -> str | None:

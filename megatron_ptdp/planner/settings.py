@@ -113,6 +113,8 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 
 def config_text(model: str, plan: Plan) -> str:
-    """The TOML of a configuration."""
+    """The TOML of a configuration. A schedule that updates on the way has no norm to clip by."""
     values: dict[str, Any] = {"model": model, **plan.as_dict()}
+    if rules_of(plan.schedule).stale:
+        values["clip"] = 0.0
     return "".join(f"{name} = {toml_value(value)}\n" for name, value in values.items())

@@ -12,20 +12,33 @@ from functools import lru_cache
 
 from megatron_ptdp.planner.pipeline import Work, links_seconds
 from megatron_ptdp.planner.plan import Plan
-from megatron_ptdp.schedules import Costs, Link, Schedule, Timeline, build, peak_memory, simulate
+from megatron_ptdp.schedules import (
+    Costs,
+    Link,
+    Schedule,
+    Timeline,
+    build,
+    kept_versions,
+    peak_memory,
+    rules_of,
+    simulate,
+)
 
 MAX_ACTIONS = 12_000
 """Actions that are simulated; beyond, two shorter runs are continued in a straight line."""
 
+EARLY_ROUNDS = 4
+"""Rounds of as many microbatches as devices, after which no further versions of the weights are kept."""
+
 
 @lru_cache(maxsize=64)
-def _schedule(name: str, devices: int, microbatches: int, chunks: int) -> Schedule:
-    return build(name, devices, microbatches, chunks)
+def _schedule(name: str, devices: int, microbatches: int, chunks: int, slices: int) -> Schedule:
+    return build(name, devices, microbatches, chunks, slices=slices)
 
 
 def schedule_of(plan: Plan, microbatches: int | None = None) -> Schedule:
     """The schedule of a plan; of its first microbatches only, where `microbatches` is given."""
-    return _schedule(plan.schedule, plan.pipeline, microbatches or plan.microbatches, plan.chunks)
+    return _schedule(plan.schedule, plan.pipeline, microbatches or plan.microbatches, plan.chunks, plan.token_slices)
 
 
 def costs(work: Work) -> Costs:
@@ -60,22 +73,44 @@ def waiting(plan: Plan, position: int) -> float:
     return _peak(plan, position, stash=0.0)
 
 
+def updates(plan: Plan) -> int:
+    """Updates of a stage in one iteration: one at its end, or several on the way."""
+    on_the_way = _early(plan).updates if rules_of(plan.schedule).stale else None
+    return plan.microbatches // on_the_way.every if on_the_way else 1
+
+
+def versions(plan: Plan, position: int) -> float:
+    """Copies of its weights that the device at `position` of the pipeline holds at most."""
+    if not rules_of(plan.schedule).stale:
+        return 1.0
+    schedule = _early(plan)
+    kept = [
+        kept for kept, device in zip(kept_versions(schedule), schedule.placement, strict=True) if device == position
+    ]
+    return sum(kept) / len(kept)
+
+
+def _early(plan: Plan) -> Schedule:
+    """The schedule of a plan's first microbatches, which shows all versions of the weights that it ever keeps."""
+    return schedule_of(plan, min(plan.microbatches, EARLY_ROUNDS * plan.pipeline))
+
+
 def _peak(plan: Plan, position: int, stash: float) -> float:
     def held(microbatches: int) -> float:
-        return _peaks(plan.schedule, plan.pipeline, microbatches, plan.chunks, stash)[position]
+        return _peaks(plan, microbatches, stash)[position]
 
-    return _continued(plan, MAX_ACTIONS, held) / plan.chunks
+    return _continued(plan, MAX_ACTIONS, held) / (plan.chunks * plan.token_slices)
 
 
 @lru_cache(maxsize=1024)
-def _peaks(name: str, devices: int, microbatches: int, chunks: int, stash: float) -> tuple[float, ...]:
-    schedule = _schedule(name, devices, microbatches, chunks)
+def _peaks(plan: Plan, microbatches: int, stash: float) -> tuple[float, ...]:
+    schedule = schedule_of(plan, microbatches)
     return peak_memory(schedule, (stash,) * schedule.stages, (1.0,) * schedule.stages)
 
 
 def _continued(plan: Plan, limit: int, figure: Callable[[int], float]) -> float:
     """A figure of all microbatches, from those of fewer where they have more than `limit` actions."""
-    m, per_microbatch = plan.microbatches, 2 * plan.stages
+    m, per_microbatch = plan.microbatches, 2 * plan.stages * plan.token_slices
     short = _steady(plan, limit // per_microbatch)
     if m * per_microbatch <= limit or m <= short:
         return figure(m)

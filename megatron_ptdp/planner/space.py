@@ -38,7 +38,8 @@ def families(question: Question, fixed: dict[str, Any]) -> Iterator[Plan]:
             for b in allowed("microbatch", divisors(batch // d)):
                 for recompute in kinds:
                     for sp in allowed("sequence_parallel", [False, True] if t > 1 else [False]):
-                        yield Plan(p, t, d, 1, b, batch, recompute=recompute, sequence_parallel=sp)
+                        cut = fixed.get("token_slices", 1)
+                        yield Plan(p, t, d, 1, b, batch, recompute=recompute, sequence_parallel=sp, token_slices=cut)
 
 
 def members(question: Question, family: Plan, fixed: dict[str, Any]) -> Iterator[Plan]:

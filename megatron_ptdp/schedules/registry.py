@@ -27,6 +27,8 @@ from megatron_ptdp.schedules.classic import (
 )
 from megatron_ptdp.schedules.dualpipe import DUALPIPE_V, dualpipe_v
 from megatron_ptdp.schedules.rules import Rules
+from megatron_ptdp.schedules.stale import PIPEDREAM, PIPEDREAM_2BW, pipedream, pipedream_2bw
+from megatron_ptdp.schedules.token_slices import TERAPIPE, check_slices, terapipe
 from megatron_ptdp.schedules.zero_bubble import INTERLEAVED_ZB, ZB_H1, ZB_V, interleaved_zb, zb_h1, zb_v
 
 
@@ -45,11 +47,17 @@ _GENERATORS: dict[str, Generator] = {
     "interleaved-zb": interleaved_zb,
     "zb-v": zb_v,
     "dualpipe-v": dualpipe_v,
+    "pipedream": pipedream,
+    "pipedream-2bw": pipedream_2bw,
+    "terapipe": terapipe,
 }
 
 _RULES = {
     rules.name: rules
-    for rules in (GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS, ZB_H1, INTERLEAVED_ZB, ZB_V, DUALPIPE_V)
+    for rules in (
+        *(GPIPE, ONE_F_ONE_B, INTERLEAVED, LOOPED_BFS, ZB_H1, INTERLEAVED_ZB, ZB_V, DUALPIPE_V),
+        *(PIPEDREAM, PIPEDREAM_2BW, TERAPIPE),
+    )
 }
 """Rules of the generators of this package; those of a user's own are observed, see `rules_of`."""
 
@@ -117,7 +125,14 @@ def _unknown(name: str) -> ScheduleError:
     return ScheduleError(f"there is no schedule {name!r}; there are {', '.join(_GENERATORS)}")
 
 
-def build(name: str, devices: int, microbatches: int, chunks: int | None = None, limit: int | None = None) -> Schedule:
+def build(
+    name: str,
+    devices: int,
+    microbatches: int,
+    chunks: int | None = None,
+    limit: int | None = None,
+    slices: int = 1,
+) -> Schedule:
     """The named schedule for these sizes, checked.
 
     Args:
@@ -126,6 +141,7 @@ def build(name: str, devices: int, microbatches: int, chunks: int | None = None,
         microbatches: m, of each step
         chunks: v, the stages on each device; left out, as many as the schedule has by itself
         limit: the most stashes that a device may hold, see `check`
+        slices: n, into which each microbatch is cut along its tokens; the schedule then has m·n units
 
     Raises:
         ScheduleError: there is no schedule of this name, or the sizes break its rule, which the message has with the
@@ -134,10 +150,12 @@ def build(name: str, devices: int, microbatches: int, chunks: int | None = None,
     if name not in _GENERATORS:
         raise _unknown(name)
     sizes = (devices, microbatches) if chunks is None else (devices, microbatches, chunks)
-    if not all(isinstance(size, int) and not isinstance(size, bool) for size in sizes):
+    if not all(isinstance(size, int) and not isinstance(size, bool) for size in (*sizes, slices)):
         raise ScheduleError(f"devices, microbatches and chunks are whole numbers, not {', '.join(map(repr, sizes))}")
-    if 2 * prod(sizes) > MAX_ACTIONS:
+    if 2 * prod(sizes) * slices > MAX_ACTIONS:
         raise ScheduleError(f"{name} of {' x '.join(map(str, sizes))} would have more than {MAX_ACTIONS:,} actions")
+    if slices != 1 or (name in _RULES and _RULES[name].token_slices):
+        return _in_slices(name, sizes, slices, limit)
     schedule = _made(name, sizes)
     check(schedule, limit)
     if (schedule.devices, schedule.microbatches) != (devices, microbatches):
@@ -149,6 +167,21 @@ def build(name: str, devices: int, microbatches: int, chunks: int | None = None,
         raise ScheduleError(
             f"{name} was asked for {chunks} chunks on each of {devices} devices, and made {schedule.stages} stages"
         )
+    return schedule
+
+
+def _in_slices(name: str, sizes: tuple[int, ...], slices: int, limit: int | None) -> Schedule:
+    """A schedule over slices of tokens. Raises `ScheduleError` as `build`."""
+    if name not in _RULES or not _RULES[name].token_slices:
+        able = ", ".join(rules.name for rules in _RULES.values() if rules.token_slices)
+        raise ScheduleError(
+            f"{name} takes microbatches whole, not in {slices} slices of their tokens; {able} cuts them"
+        )
+    devices, microbatches, *chunks = sizes
+    _RULES[name].require(devices, microbatches, *chunks or [1])
+    schedule = _made(name, (devices, microbatches, slices))
+    check(schedule, limit)
+    check_slices(schedule, slices)
     return schedule
 
 

@@ -32,6 +32,9 @@ class Rules:
         v_placement: stages lie there and back (`vee`), not round and round (`loop`)
         fuses_last_stage: on the last stage each forward is followed at once by its backward, so that both can be one
             computation
+        stale: stages update while microbatches are under way, so gradients are those of older weights (`stale`)
+        whole_rounds: m must be a multiple of p, the microbatches of an update
+        token_slices: microbatches may be cut along their tokens
     """
 
     name: str
@@ -44,6 +47,9 @@ class Rules:
     splits_backward: bool = False
     v_placement: bool = False
     fuses_last_stage: bool = False
+    stale: bool = False
+    whole_rounds: bool = False
+    token_slices: bool = False
 
     def require(self, devices: int, microbatches: int, chunks: int) -> None:
         """Raises `ScheduleError`, with the rule and the numbers, for sizes that cannot be built."""
@@ -63,6 +69,8 @@ class Rules:
                 f"{name} needs at least as many microbatches as stages, but there are {microbatches} microbatches and "
                 f"{chunks} × {devices} devices = {chunks * devices} stages"
             )
+        if self.whole_rounds and (fault := self.round_fault(microbatches, devices)):
+            return fault
         groups = max(1, microbatches // devices)
         if self.equal_groups and microbatches % groups:
             below, above = (microbatches // groups * groups, (microbatches // groups + 1) * groups)
@@ -71,6 +79,15 @@ class Rules:
                 f"them, but {microbatches} is not a multiple of {groups}; {below} and {above} are"
             )
         return None
+
+    def round_fault(self, microbatches: int, every: int) -> str | None:
+        """The reason why updates of so many microbatches each do not come out even; None where they do."""
+        if every >= 1 and microbatches % every == 0:
+            return None
+        return (
+            f"{self.name} needs microbatches in multiples of those of an update, but {microbatches} is not a multiple "
+            f"of {every}"
+        )
 
     def plan_fault(self, devices: int, microbatches: int, chunks: int) -> str | None:
         """The rule that these sizes break; None where they give the full schedule, which the planner plans."""
@@ -102,4 +119,5 @@ class Rules:
             fuses_last_stage=all(
                 following.get(Action(last, "F", k)) == Action(last, "B", k) for k in range(schedule.microbatches)
             ),
+            stale=schedule.updates is not None,
         )

@@ -25,25 +25,28 @@ from dataclasses import replace
 
 from megatron_ptdp.schedules.actions import Schedule, ScheduleError, Updates
 from megatron_ptdp.schedules.classic import one_f_one_b
+from megatron_ptdp.schedules.rules import Rules
+
+PIPEDREAM = Rules("pipedream", fuses_last_stage=True, stale=True)
+PIPEDREAM_2BW = Rules("pipedream-2bw", fuses_last_stage=True, stale=True, whole_rounds=True)
 
 
-def pipedream(devices: int, microbatches: int) -> Schedule:
+def pipedream(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
     """1F1B in which each stage updates after each backward, and stashes the weights that forwards saw."""
+    PIPEDREAM.require(devices, microbatches, chunks)
     return replace(one_f_one_b(devices, microbatches), name="pipedream", updates=Updates(1))
 
 
-def pipedream_2bw(devices: int, microbatches: int, every: int | None = None) -> Schedule:
+def pipedream_2bw(devices: int, microbatches: int, chunks: int = 1, every: int | None = None) -> Schedule:
     """1F1B with two versions: gradients of `every` microbatches, p if left out, are those of one update before.
 
     Raises:
         ScheduleError: a stage would have to see weights that it does not have yet, or the microbatches do not divide.
     """
+    replace(PIPEDREAM_2BW, whole_rounds=every is None).require(devices, microbatches, chunks)
     every = devices if every is None else every
-    if every < 1 or microbatches % every:
-        raise ScheduleError(
-            f"pipedream-2bw needs microbatches in multiples of those of an update, but {microbatches} is not a "
-            f"multiple of {every}"
-        )
+    if fault := PIPEDREAM_2BW.round_fault(microbatches, every):
+        raise ScheduleError(fault)
     made = replace(one_f_one_b(devices, microbatches), name="pipedream-2bw", updates=Updates(every, behind=1))
     versions(made)
     return made

@@ -14,17 +14,20 @@ from __future__ import annotations
 
 from megatron_ptdp.schedules.actions import Action, Schedule, ScheduleError, loop
 from megatron_ptdp.schedules.check import check
+from megatron_ptdp.schedules.rules import Rules
+
+TERAPIPE = Rules("terapipe", token_slices=True)
 
 
-def terapipe(devices: int, microbatches: int, slices: int) -> Schedule:
+def terapipe(devices: int, microbatches: int, slices: int = 1) -> Schedule:
     """All forwards, slice by slice, then all backwards, each microbatch from its last slice to its first.
 
     Raises:
         ScheduleError: a size is below 1.
     """
-    for what, size in (("devices", devices), ("microbatches", microbatches), ("slices", slices)):
-        if size < 1:
-            raise ScheduleError(f"terapipe needs at least 1 of its {what}, but there are {size}")
+    TERAPIPE.require(devices, microbatches, 1)
+    if slices < 1:
+        raise ScheduleError(f"terapipe needs at least 1 of its slices, but there are {slices}")
     units = range(microbatches * slices)
     backwards = [j * slices + t for j in range(microbatches) for t in reversed(range(slices))]
     rows = [

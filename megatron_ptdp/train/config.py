@@ -53,6 +53,9 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
         data_islands: over how many islands the replicas lie
         min_data: replicas with which training goes on at least, where islands are lost for good; 0: as many as `data`
         pieces: buckets per island in which the gradients of a stage cross to the others
+        token_slices: n, into which a schedule of slices of tokens (terapipe) cuts each microbatch
+        expert_slices: slices of their own for the experts, of expert_members devices each; 0: experts lie with their
+            layers
     """
 
     pipeline: int = 1
@@ -74,6 +77,9 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     data_islands: int = 1
     min_data: int = 0
     pieces: int = 1
+    token_slices: int = 1
+    expert_slices: int = 0
+    expert_members: int = 1
 
     def counted(self) -> int:
         """m, from microbatches or batch.
@@ -207,8 +213,8 @@ SETTINGS: dict[str, str] = {
 """The table of each setting, by its name."""
 
 _POSITIVE = (
-    "pipeline", "tensor", "data", "microbatch", "data_islands", "pieces", "steps", "keep", "log_every", "in_flight",
-    "eval_batches", "hosts_per_island", "lost_after",
+    "pipeline", "tensor", "data", "microbatch", "data_islands", "pieces", "token_slices", "expert_members", "steps",
+    "keep", "log_every", "in_flight", "eval_batches", "hosts_per_island", "lost_after",
 )  # fmt: skip
 
 

@@ -13,8 +13,9 @@ from rich.console import Console
 from megatron_ptdp.data import Batches
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models import Compute, build
-from megatron_ptdp.parallel import Sizes
+from megatron_ptdp.parallel import Sizes, cuts, stale
 from megatron_ptdp.parallel.layer_split import cut
+from megatron_ptdp.parallel.shapes import tied_arrays
 from megatron_ptdp.schedules import Schedule, ScheduleError, Timeline, simulate
 from megatron_ptdp.train import timeline
 from megatron_ptdp.train.checkpoints import Checkpoints, Restored
@@ -64,7 +65,7 @@ def train(config: Config, options: RunOptions, console: Console) -> int:
     except ScheduleError as error:
         raise ConfigError(str(error)) from error
     sizes = sizes_of(config, schedule)
-    require_fitting(config, sizes)
+    require_fitting(config, schedule, sizes)
     if options.trace_step and config.cluster.url:
         raise ConfigError("--trace-step needs a cluster of this run's own: leave url and token out")
     batches, data = batches_of(config, sizes.batch)
@@ -95,16 +96,19 @@ def train(config: Config, options: RunOptions, console: Console) -> int:
             return run.to_the_end(restored)
 
 
-def require_fitting(config: Config, sizes: Sizes) -> None:
-    """Makes sure, before a cluster starts, that the model can be cut and placed on it.
+def require_fitting(config: Config, schedule: Schedule, sizes: Sizes) -> None:
+    """Makes sure, before a cluster starts, that the model can be cut, trained by the schedule, and placed on it.
 
     Raises:
         ConfigError, BadSizes: model, sizes, options and the cluster that is asked for do not fit each other.
     """
     parallel = config.parallel
     model = build(config.model, Compute(parallel.tensor, parallel.sequence_parallel))
-    cut(model.layers, sizes.stages, parallel.lighter, parallel.stage_layers or None)
-    options_of(config).check(sizes)
+    stages = cut(model.layers, sizes.stages, parallel.lighter, parallel.stage_layers or None)
+    step = options_of(config)
+    step.check(sizes)
+    cuts.check(model, sizes, step)
+    stale.check(schedule, sizes, step, list(tied_arrays([model.parameters(stage) for stage in stages])))
     if not config.cluster.url:
         own_cluster(config, sizes)
 
@@ -248,13 +252,13 @@ class Run:
             made: tuple[Any, dict[str, Any]]
             made, seen = timeline.record(training.step, state, batch)
             self.recorded = True
-            ran = timeline.measured(training.schedule, training.layout.slices[0], seen)
+            ran = timeline.measured(training.schedule, training.layout.slices[0][: training.sizes.pipeline], seen)
             if not any(map(timeline.is_seen, ran.timeline.started)):
                 display.say(f"step {number}: the times of its actions were not seen")
                 return made
             model = timeline.predicted(training.schedule, ran.timeline)
             self._describe(training, peak, Bubbles.of(number, ran, model))
-            text = timeline.prediction(model, training.layout.slices[0])
+            text = timeline.prediction(model, training.layout.slices[0][: training.sizes.pipeline])
             (self.directory / "predicted.json").write_text(text, encoding="utf-8")
             display.bubble = f"{ran.timeline.bubble.of_ideal:.1%} (measured at step {number})"
             said = f"step {number}: bubble {ran.timeline.bubble.of_ideal:.1%}, predicted {model.bubble.of_ideal:.1%}"
@@ -275,7 +279,7 @@ class Run:
             "devices": training.sizes.devices,
             "examples_per_step": training.sizes.batch,
             "schedule": self.schedule.name,
-            "microbatches": self.schedule.microbatches,
+            "microbatches": training.sizes.microbatches,
             **asdict(bubbles),
             "moves": training.step.explain().splitlines(),
             "peak_flops": peak.flops,

@@ -12,10 +12,12 @@ import jax
 import pathways_ray as pw
 from megatron_ptdp.data import Batches, TokenFile
 from megatron_ptdp.data.batches import lengths_of
-from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.models import Compute, ModelConfig, build, initialise, whole
 from megatron_ptdp.parallel import Layout, Options, Sizes, build_step
-from megatron_ptdp.parallel.layout import places_on
+from megatron_ptdp.parallel.cuts import cut_of
+from megatron_ptdp.parallel.gradient_step import GradientStep
+from megatron_ptdp.parallel.layout import Placement, places_on
 from megatron_ptdp.schedules import Schedule
 from megatron_ptdp.schedules import build as build_schedule
 from megatron_ptdp.train.config import Config
@@ -26,7 +28,9 @@ def schedule_of(config: Config) -> Schedule:
     """Raises `ScheduleError` where the sizes break the schedule's rule."""
     parallel = config.parallel
     chunks = parallel.chunks or None
-    return build_schedule(parallel.schedule, parallel.pipeline, parallel.counted(), chunks)
+    return build_schedule(
+        parallel.schedule, parallel.pipeline, parallel.counted(), chunks, slices=parallel.token_slices
+    )
 
 
 def sizes_of(config: Config, schedule: Schedule) -> Sizes:
@@ -37,9 +41,12 @@ def sizes_of(config: Config, schedule: Schedule) -> Sizes:
         tensor=parallel.tensor,
         data=parallel.data,
         chunks=schedule.stages // schedule.devices,
-        microbatches=schedule.microbatches,
+        microbatches=parallel.counted(),
         examples=parallel.microbatch,
         islands=parallel.data_islands,
+        expert_slices=parallel.expert_slices,
+        expert_members=parallel.expert_members,
+        token_slices=parallel.token_slices,
     )
 
 
@@ -50,13 +57,25 @@ def own_cluster(config: Config, sizes: Sizes) -> tuple[int, int]:
         BadSizes: the configured ones do not hold the sizes.
     """
     asked, placement = config.cluster, config.parallel.placement
-    apart = sizes.pipeline if placement == "apart" else 1
+    apart = (sizes.pipeline + bool(sizes.expert_slices)) if placement == "apart" else 1
     islands = asked.islands or apart * sizes.islands
     each = max(1, islands // sizes.islands) if placement == "apart" else 1
     needed = -(-sizes.pipeline // each) * sizes.members * sizes.tensor
+    if sizes.expert_slices:
+        needed = _with_experts(sizes, islands, placement)
     devices = asked.devices_per_host or -(-needed // asked.hosts_per_island)
     places_on(dict.fromkeys(range(islands), asked.hosts_per_island * devices), sizes, placement)
     return islands, devices
+
+
+def _with_experts(sizes: Sizes, islands: int, placement: Placement) -> int:
+    """The fewest devices of each island on which the experts' slices find a place as well."""
+    least = -(-sizes.devices // islands)
+    for each in range(least, sizes.devices):
+        with contextlib.suppress(BadSizes):
+            places_on(dict.fromkeys(range(islands), each), sizes, placement)
+            return each
+    return sizes.devices
 
 
 @contextlib.contextmanager
@@ -157,7 +176,12 @@ class Training:
         options = options_of(config)
         optimizer = transformation(config.optimizer, config.run.steps)
         used = frozenset(slice.island for row in layout.slices for slice in row)
-        step = build_step(model, optimizer, layout, schedule, options)
+        cut = cut_of(model, layout, schedule, options)
+        step: Any
+        if cut is not None:
+            step = GradientStep(model, optimizer, cut, sizes, options)
+        else:
+            step = build_step(model, optimizer, layout, schedule, options)
         return cls(config, schedule, sizes, model, layout, step, used)
 
     def first_state(self) -> Any:

@@ -263,6 +263,9 @@ def test_a_checkpoint_is_loaded_under_other_sizes(
         ("hosts_per_island=2", "pipeline=1", "tensor=2", "sequence=32"),
         ("data=2", "data_islands=2", "microbatches=2"),
         ("stage_layers=[1,3]", "recompute=full"),
+        ("schedule=pipedream", "clip=0", "tied=false"),
+        ("schedule=terapipe", "token_slices=4", "tied=false", "hidden=64"),
+        ("expert_slices=2", "experts=4", "pipeline=1", "tensor=2", "sequence=32", "microbatches=2"),
     ],
     ids=lambda settings: settings[0],
 )

@@ -234,7 +234,7 @@ def test_scatter_gather_sends_each_device_its_part(session) -> None:
 
 
 GRID = [
-    *((name, {"pipeline": 2}, {}, {}) for name in schedules.schedule_names()),
+    *((name, {"pipeline": 2}, {}, {}) for name in schedules.schedule_names() if not schedules.rules_of(name).stale),
     *((name, {"pipeline": 2}, {}, {"keep": "input"}) for name in ("gpipe", "zb-h1", "dualpipe-v")),
     ("1f1b", {"pipeline": 4, "tensor": 1}, {"recompute": "selective"}, {"join": True}),
     ("1f1b", {"pipeline": 2, "tensor": 2}, {"recompute": "full"}, {"keep": "residuals"}),

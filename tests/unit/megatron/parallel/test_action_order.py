@@ -7,15 +7,13 @@ from itertools import chain
 import pytest
 
 from megatron_ptdp.parallel.action_order import completing, enqueued, fused_last_stage
-from megatron_ptdp.schedules import Action, Schedule, build, schedule_names
+from megatron_ptdp.schedules import Action, Schedule, build, rules_of, schedule_names
 from megatron_ptdp.schedules.actions import Kind
-
-CHUNKS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1}
 
 
 @pytest.mark.parametrize("name", schedule_names())
 def test_every_device_gets_its_row_and_nothing_comes_before_what_it_needs(name: str) -> None:
-    schedule = build(name, 3, 6, CHUNKS.get(name, 2))
+    schedule = build(name, 3, 6, rules_of(name).chunks or 2)
     actions = enqueued(schedule)
     for device, row in enumerate(schedule.rows):
         own = [action for action in actions if schedule.placement[action.stage] == device]

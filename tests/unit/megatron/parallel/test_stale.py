@@ -65,7 +65,7 @@ def stale(params: Any, batch: Any, stages: Sequence[Any], seen: Any, every: int)
 CASES = {
     "pipedream": (pipedream(2, MICROBATCHES), lambda s, k: max(0, k - (1 - s)), 1),
     "2bw": (pipedream_2bw(2, MICROBATCHES), lambda s, k: max(0, k // 2 - 1), 2),
-    "2bw, larger": (pipedream_2bw(2, MICROBATCHES, 3), lambda s, k: max(0, k // 3 - 1), 3),
+    "2bw, larger": (pipedream_2bw(2, MICROBATCHES, every=3), lambda s, k: max(0, k // 3 - 1), 3),
 }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -42,9 +44,8 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_every_registered_schedule_can_be_planned() -> None:
-    model = gpt()
     for name in schedule_names():
-        chunks = registry.rules_of(name).chunks or 2
+        chunks, model = registry.rules_of(name).chunks or 2, gpt(tied=not registry.rules_of(name).stale)
         plan = Plan(pipeline=2, chunks=chunks, batch=8, schedule=name)
         assert illegal(plan, model) is None
         assert estimate_exactly(asked(model, 2, 8), plan).simulated
@@ -66,6 +67,51 @@ def test_a_search_takes_it_where_it_is_asked_for_by_name() -> None:
     assert {one.plan.schedule for one in best} == {"interleaved-zb"}
     everything = search(question, {"pipeline": 4}, top=20, simulate=False).best
     assert "interleaved-zb" not in {one.plan.schedule for one in everything}
+
+
+@pytest.mark.parametrize(("name", "kept", "updates"), [("pipedream", (4, 3, 1), 16), ("pipedream-2bw", (2, 2, 2), 4)])
+def test_a_schedule_without_a_flush_keeps_versions_and_updates_often(
+    name: str, kept: tuple[int, ...], updates: int
+) -> None:
+    """A search finds it by name only: what it computes is another rule than that of the others."""
+    question = asked(gpt(tied=False), 4, 16)
+    flushed, stale = (estimate_exactly(question, Plan(pipeline=4, batch=16, schedule=each)) for each in ("1f1b", name))
+    for position, versions in zip(("first", "middle", "last"), kept, strict=True):
+        once, here = (getattr(one.memory, position) for one in (flushed, stale))
+        assert here.weights == versions * once.weights
+        assert here.activations == once.activations
+    step = question.cluster.device.step
+    assert stale.time.optimizer - step == pytest.approx(updates * (flushed.time.optimizer - step))
+    assert stale.time.bubble == pytest.approx(flushed.time.bubble)
+    assert search(question, {"schedule": name, "pipeline": 4}, top=1).best[0].plan.schedule == name
+    assert name not in {one.plan.schedule for one in search(question, {}, top=20, simulate=False).best}
+
+
+def test_a_schedule_without_a_flush_is_not_planned_where_it_cannot_be_trained() -> None:
+    plan = Plan(pipeline=2, data=2, batch=16, schedule="pipedream")
+    assert illegal(plan, gpt(tied=False)) is None
+    assert "two stages share: the embedding; set tied = false" in (illegal(plan, gpt()) or "")
+    assert "it takes zero 0, not 1" in (illegal(replace(plan, zero=1), gpt(tied=False)) or "")
+    assert "8 is not a multiple of 3" in (
+        illegal(Plan(pipeline=3, batch=8, schedule="pipedream-2bw"), gpt(layers=9, tied=False)) or ""
+    )
+
+
+def test_slices_of_tokens_shrink_the_bubble_and_hold_what_whole_microbatches_hold() -> None:
+    question = asked(gpt(tied=False), 4, 4)
+    found = [
+        estimate_exactly(question, Plan(pipeline=4, batch=4, schedule="terapipe", token_slices=n)) for n in (1, 4, 8)
+    ]
+    for fewer, more in pairwise(found):
+        assert more.memory == fewer.memory
+        assert more.time.compute == pytest.approx(fewer.time.compute)
+        assert more.time.bubble < 0.75 * fewer.time.bubble
+        assert more.time.pipeline > fewer.time.pipeline  # each slice has a message of its own
+    best = search(question, {"schedule": "terapipe", "token_slices": 4, "pipeline": 4}, top=1).best[0].plan
+    assert (best.schedule, best.token_slices) == ("terapipe", 4)
+    assert "takes microbatches whole" in (illegal(replace(best, schedule="gpipe"), question.model) or "")
+    assert "more than the 512 tokens" in (illegal(replace(best, token_slices=513), question.model) or "")
+    assert "an embedding that two stages share" in (illegal(best, gpt()) or "")
 
 
 def test_a_schedule_of_ones_own_is_known_when_it_is_registered(own: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from megatron_ptdp.schedules import (
+    Rules,
     Schedule,
     ScheduleError,
     Updates,
@@ -16,6 +17,7 @@ from megatron_ptdp.schedules import (
     one_f_one_b,
     pipedream,
     pipedream_2bw,
+    rules_of,
     versions,
 )
 
@@ -31,7 +33,7 @@ def test_pipedream_sees_on_each_stage_the_weights_of_its_papers_rule(p: int, m: 
 
 @pytest.mark.parametrize(("p", "m", "every"), [(2, 8, None), (4, 16, 4), (4, 16, 8), (3, 12, 6), (1, 4, 2)])
 def test_two_versions_are_all_that_2bw_keeps(p: int, m: int, every: int | None) -> None:
-    made = pipedream_2bw(p, m, every)
+    made = pipedream_2bw(p, m, every=every)
     n = every or p
     assert versions(made) == {(s, k): max(0, k // n - 1) for s in range(p) for k in range(m)}
     assert max(kept_versions(made)) == 2
@@ -47,6 +49,19 @@ def test_2bw_refuses_updates_of_fewer_microbatches_than_stages() -> None:
 def test_a_schedule_without_updates_has_one_version() -> None:
     with pytest.raises(ScheduleError, match="1f1b updates once"):
         versions(build("1f1b", 2, 4))
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
+def test_they_are_built_by_name_and_state_their_rules(name: str) -> None:
+    rules = rules_of(name)
+    assert rules.stale
+    seen = Rules.observed(name, build(name, 4, 8))
+    assert replace(seen, chunks=1, whole_rounds=rules.whole_rounds) == rules
+    assert not any(rules_of(other).stale for other in ("1f1b", "gpipe", "zb-v"))
+    with pytest.raises(ScheduleError, match="has 1 chunks on each device, not 2"):
+        build(name, 4, 8, chunks=2)
+    with pytest.raises(ScheduleError, match="needs at least 1 of its microbatches"):
+        build(name, 4, 0)
 
 
 @pytest.mark.parametrize("made", [pipedream(2, 4), pipedream_2bw(2, 4), one_f_one_b(2, 4)])

@@ -15,8 +15,9 @@ from megatron_ptdp.train.setup import own_cluster, schedule_of, sizes_of
 def check(*settings: str) -> tuple[int, int]:
     """Islands and devices of each host of the run's own cluster."""
     config = load(None, ["model=gpt-tiny", *settings])
-    sizes = sizes_of(config, schedule_of(config))
-    require_fitting(config, sizes)
+    schedule = schedule_of(config)
+    sizes = sizes_of(config, schedule)
+    require_fitting(config, schedule, sizes)
     return own_cluster(config, sizes)
 
 
@@ -46,6 +47,24 @@ def test_sizes_that_do_not_fit_are_refused_with_the_values(settings: list[str], 
 def test_options_that_do_not_fit_the_sizes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"zero 3 .* here are pipeline 2 × chunks 1"):
         check("pipeline=2", "zero=3")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["tied=false"],
+            "pipedream has no norm of the whole gradient, by which clip=1.0 could scale it; set clip to 0",
+        ),
+        (["clip=0"], "two stages share: embedding/tokens; set tied to false"),
+        (["clip=0", "tied=false", "data=2", "data_islands=2"], "here are 2 groups of replicas"),
+    ],
+)
+def test_what_stages_that_update_at_their_own_times_cannot_have(settings: list[str], message: str) -> None:
+    sizes = ("pipeline=2", "microbatches=4", "schedule=pipedream")
+    assert check(*sizes, "clip=0", "tied=false") == (2, 1)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check(*sizes, *settings)
 
 
 def test_uneven_stages_fit() -> None:

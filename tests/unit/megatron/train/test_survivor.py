@@ -11,7 +11,7 @@ import pytest
 
 import pathways_ray as pw
 from megatron_ptdp.errors import TooManyRestarts, TrainingStopped
-from megatron_ptdp.parallel.step import State
+from megatron_ptdp.parallel.step_state import State
 from megatron_ptdp.train import survivor
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.survivor import MAX_IN_VAIN, Start, Survivor
@@ -19,9 +19,9 @@ from pathways_ray.errors import BufferLost, HostLost, Unschedulable
 
 
 class Step:
-    """A step of a training; `nodes` is of one group of replicas."""
+    """A step of a training; `parts` are of one group of replicas."""
 
-    nodes: tuple[Any, ...] = ((),)
+    parts: tuple[Any, ...] = ((),)
     renewed = 0
 
     def renew(self) -> None:
