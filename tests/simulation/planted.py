@@ -278,7 +278,7 @@ def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     patch.setattr(HostPlan, "arguments", only_here)
 
 
-@bug(faults=0, seeds=300, shown=15, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3})
+@bug(faults=0, seeds=300, shown=75, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3})
 def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
     """It does not wait for the gangs that it has no part in."""
     patch.setattr(HostPlan, "last_gang", property(lambda self: -1))
@@ -650,7 +650,7 @@ def a_cancelled_launch_is_not_taken_out_of_the_queue(patch: Patch) -> None:
 # --- donated arrays ---------------------------------------------------------------------------------------------------
 
 
-@bug(seeds=300, shown=249, poison=0.4)
+@bug(seeds=300, shown=2, poison=0.4)
 def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
     patch.setattr(PreparedProgram, "consumed", lambda self, slots: ())
 
