@@ -311,9 +311,10 @@ def test_a_loss_that_is_not_finite_stops_with_step_stage_and_tensor(trainer: Tra
 
 
 def test_a_killed_host_costs_the_steps_since_the_last_snapshot(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
-    """Without a checkpoint, and without a restart: the curve has the bits of a run that was not disturbed."""
+    """Without a checkpoint, and without a restart: the curve has the bits of a run that was not disturbed, whose
+    batches the client read; here hosts read them, and one that comes back does so again."""
     directory = tmp_path / "run"
-    process = trainer.start(directory, "snapshot_every=3", "checkpoint_every=0")
+    process = trainer.start(directory, "snapshot_every=3", "checkpoint_every=0", "loader=hosts")
     wait_until(lambda: steps_done(directory) >= 7, process)
     _hosts(process)[1].kill()
     out, err = process.communicate(timeout=LIMIT_S)
