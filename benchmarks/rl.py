@@ -4,17 +4,20 @@ The program of `examples/rl`, with sampler and learner on an island of one devic
 its own where there are two. *Modes*: the time of a step, and the share of the time in which each island's device
 computed. *Two jobs*: each in a process of its own, as a tenant of its own, on the same devices; steps in a second of
 both at once, divided by those of one after the other. Losses, rewards and parameters have to have the bits of the job
-alone. *Weights*: a tree of so many bytes is pushed by `pw.versioned`, until it is there; bytes in a second, divided by
-those of a raw socket, in turn; and the bytes that the controller sends and receives for it over TCP, without those of
-as much idle time.
+alone. Two at once cannot be faster than the cores: from the processor time of a job alone, of all processes, follows
+the most that the ratio can be. The same two jobs run as processes of plain JAX, with no runtime, in the same rounds,
+each with its two devices on the same two cores. *Weights*: a tree of so many bytes is pushed by `pw.versioned`, until
+it is there; bytes in a second, divided by those of a raw socket, in turn; and the bytes that the controller sends and
+receives for it over TCP, without those of as much idle time.
 
-Run it with `python -m benchmarks run rl --json rl.json`; it takes about three minutes.
+Run it with `python -m benchmarks run rl --json rl.json`; it takes about four minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import statistics
 import subprocess
@@ -62,12 +65,12 @@ class Client:
     def run(self, mode: str, steps: int) -> dict[str, Any]:
         """Runs from the start: seconds of each step, in all, and a digest of what came of it."""
         self._begin_again()
-        begun = time.perf_counter()
+        begun, cpu = time.perf_counter(), time.process_time()
         found = self.loops.run(self.job, mode, steps)
-        seconds = time.perf_counter() - begun
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - cpu
         leaves = [np.asarray([step[:3] for step in found.steps]), *_leaves(found.params)]
         digest = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
-        return {"seconds": seconds, "steps": [step.seconds for step in found.steps], "digest": digest}
+        return {"seconds": seconds, "cpu": cpu, "steps": [step.seconds for step in found.steps], "digest": digest}
 
     def _begin_again(self) -> None:
         import jax
@@ -81,6 +84,24 @@ class Client:
 
     def close(self) -> None:
         self.session.close()
+
+
+class Plain:
+    """The same job in a process of plain JAX, with a device for the sampler and one for the learner."""
+
+    def __init__(self, seed: int) -> None:
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", 2)
+        from examples.rl import loops
+
+        self.loops, self.seed = loops, seed
+
+    def run(self, mode: str, steps: int) -> dict[str, Any]:
+        """As that of `Client`, on-policy."""
+        begun, cpu = time.perf_counter(), time.process_time()
+        self.loops.plain(steps, seed=self.seed)
+        return {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu, "digest": ""}
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -99,21 +120,25 @@ def run(settings: Settings, progress: Progress) -> Result:
         contextlib.ExitStack() as s,
     ):
         clients = [Worker(Client, session.url, session.token, seed, daemon=False) for seed in (0, 1)]
-        for client in clients:
-            s.callback(client.close, 20.0)
-        for client in clients:
-            client.answer()
-        ask_all(clients, "run", "on-policy", WARM_STEPS, limit_s=LIMIT_S)
+        plain = [Worker(Plain, seed) for seed in (0, 1)]
+        for worker in (*clients, *plain):
+            s.callback(worker.close, 20.0)
+        for worker in (*clients, *plain):
+            worker.answer()
+        for workers in (clients, plain):
+            ask_all(workers, "run", "on-policy", WARM_STEPS, limit_s=LIMIT_S)
         modes = [one_mode(clients[0], mode, settings, progress) for mode in ("on-policy", "one-step-off", "streaming")]
-        jobs = two_jobs(clients, settings, progress)
+        jobs = two_jobs({"tenants": clients, "plain JAX": plain}, settings, progress)
         weights = [pushed(mib, settings, progress) for mib in settings.sizes]
     return {
         "devices_apart": apart,
         "rows": modes,
-        "jobs": [jobs],
+        "jobs": jobs,
         "weights": weights,
         "figures": [
-            {"name": "two jobs at once / one after the other", "unit": "x", **jobs["ratio"]},
+            {"name": "two jobs at once / one after the other", "unit": "x", **jobs[0]["ratio"]},
+            {"name": "the most that the cores allow", "unit": "x", **jobs[0]["most"]},
+            {"name": "plain JAX, at once / one after the other", "unit": "x", **jobs[1]["ratio"]},
             *({"name": f"weights of {w['mib']} MiB / raw socket", "unit": "x", **w["ratio"]} for w in weights),
             *(
                 {"name": f"bytes through the controller, {w['mib']} MiB", "unit": "bytes", "median": w["through"]}
@@ -144,26 +169,42 @@ def one_mode(client: Worker, mode: str, settings: Settings, progress: Progress) 
     }
 
 
-def two_jobs(clients: list[Worker], settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Steps in a second of two jobs, one after the other and at once.
+def two_jobs(kinds: dict[str, list[Worker]], settings: Settings, progress: Progress) -> list[dict[str, Any]]:
+    """Steps in a second of two jobs of each kind, one after the other and at once; and the most that the second can be
+    of the first, by the processor time that a job takes alone.
 
     Raises:
         AssertionError: a job does not have the bits that it has alone.
     """
-    apart, together = [], []
+    found: dict[str, dict[str, list[float]]] = {kind: {"apart": [], "together": [], "most": []} for kind in kinds}
     for number in range(settings.rounds):
-        progress.say(f"two jobs, round {number + 1}")
-        alone = [client.ask("run", "on-policy", settings.steps) for client in clients]
-        apart.append(2 * settings.steps / sum(one["seconds"] for one in alone))
-        begun = time.perf_counter()
-        both = ask_all(clients, "run", "on-policy", settings.steps, limit_s=LIMIT_S)
-        together.append(2 * settings.steps / (time.perf_counter() - begun))
-        assert [one["digest"] for one in both] == [one["digest"] for one in alone], "a job has other bits than alone"
-    return {
-        "apart": measure.spread(apart),
-        "together": measure.spread(together),
-        "ratio": measure.paired_ratios(together, apart),
-    }
+        for kind, workers in kinds.items():
+            progress.say(f"two jobs, {kind}, round {number + 1}")
+            before = cpu_seconds()
+            alone = [worker.ask("run", "on-policy", settings.steps) for worker in workers]
+            took = sum(one["seconds"] for one in alone)
+            cpu = sum(one["cpu"] for one in alone) + (cpu_seconds() - before if kind == "tenants" else 0.0)
+            begun = time.perf_counter()
+            both = ask_all(workers, "run", "on-policy", settings.steps, limit_s=LIMIT_S)
+            found[kind]["together"].append(2 * settings.steps / (time.perf_counter() - begun))
+            found[kind]["apart"].append(2 * settings.steps / took)
+            found[kind]["most"].append(len(os.sched_getaffinity(0)) * took / cpu)
+            same = [one["digest"] for one in both] == [one["digest"] for one in alone]
+            assert same, "a job has other bits than alone"
+    return [
+        {
+            "kind": kind,
+            **{name: measure.spread(values) for name, values in rates.items()},
+            "ratio": measure.paired_ratios(rates["together"], rates["apart"]),
+        }
+        for kind, rates in found.items()
+    ]
+
+
+def cpu_seconds() -> float:
+    """Processor time that the runtime's processes and this one have taken."""
+    times = [process.cpu_times() for process in measure.runtime_processes().values()]
+    return float(sum(one.user + one.system for one in times))
 
 
 def pushed(mib: int, settings: Settings, progress: Progress) -> dict[str, Any]:
@@ -218,7 +259,11 @@ def tcp_bytes(process: int) -> int:
 
 show = shows(
     Table("one job, ms of a step, and the duty of each device", "rows", "mode", "ms:.0f", "sampler:.2f", "learner:.2f"),
-    Table("two jobs on the same devices, steps a second", "jobs", "apart:.2f", "together:.2f", "ratio:.2f"),
+    Table(
+        "two jobs at once, steps a second, and the most that the cores allow",
+        "jobs",
+        *("kind", "apart:.2f", "together:.2f", "ratio:.2f", "most:.2f"),
+    ),
     Table(
         "weights to the other island, MiB a second, and bytes of the controller for each push",
         "weights",
