@@ -155,7 +155,15 @@ class Ending:
                     record.fail(failure)
         self.away = ""
         self.arrived_away.clear()
-        return *(events.MoveHost(host) for host in reply.hosts), *lost, *WAKE_ALL, events.ReleaseQueue()
+        hosts = *reply.hosts, *self._unknown_hosts({host.host for host in reply.hosts})
+        return *(events.MoveHost(host) for host in hosts), *lost, *WAKE_ALL, events.ReleaseQueue()
+
+    def _unknown_hosts(self, known: set[int]) -> list[wire.HostAddress]:
+        """Hosts that uploads go to and the successor has never heard of: nobody will say that they are gone."""
+        waiting = [buffer for queued in list(self.queue) for buffer in queued.buffers]
+        uploads = [one.upload for one in (*list(self.buffers.values()), *waiting) if one.upload and not one.upload.done]
+        epochs = {host: upload.epochs.get(host, 0) for upload in uploads for host in upload.missing - known}
+        return [wire.HostAddress(host, epoch, "") for host, epoch in sorted(epochs.items())]
 
     def _resume_failed(self, event: events.ResumeFailed, now: float) -> Sequence[events.Command]:
         return self._end("ControllerLost", event.reason, now)

@@ -508,7 +508,7 @@ def a_session_that_ends_frees_nothing_on_hosts(patch: Patch) -> None:
     patch.setattr(BufferStore, "drop_session", lambda self, session: None)
 
 
-@bug(seeds=250, shown=119)
+@bug(seeds=250, shown=53)
 def results_of_a_session_that_ended_are_kept(patch: Patch) -> None:
     def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any) -> bool:
         ended, self._ended = self._ended, {}

@@ -109,17 +109,29 @@ def test_a_launch_whose_upload_was_under_way_is_sent_to_the_successor() -> None:
     """It had not left, so nobody has begun it. The upload goes on: hosts are there all the time."""
     s = Session()
     s.register()
-    x = s.put(0)
+    x = s.put(3)
     x.kind = Kind()
     y = s.call(x)
     s.take()
     s.lose()
     assert [(group.numbers, group.arriving) for group in s.request().kept] == [((x.id,), True)]
     s.resume()
-    s.acknowledge(x)
+    s.acknowledge(x, 3)
     assert [m for m in s.take() if isinstance(m, Launch)] == [Launch(1, 1, (x.id,), y.id)]
     s.handle(Completed((1,)))
     assert y.state is READY
+
+
+def test_an_upload_to_a_host_that_the_successor_has_never_heard_of_is_ended() -> None:
+    """Its machine went with the controller, for good. Nobody else would say so, and what waits behind it would wait."""
+    s = Session()
+    s.put(3)
+    s.put(0)
+    s.lose()
+    s.request()
+    s.resume()
+    found = [command for command in s.commands if isinstance(command, MoveHost)]
+    assert found == [MoveHost(HostAddress(3, 2, "there:1")), MoveHost(HostAddress(0, 0, ""))]
 
 
 def test_an_upload_that_arrives_meanwhile_may_not_be_known_yet() -> None:
