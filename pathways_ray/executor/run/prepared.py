@@ -111,6 +111,7 @@ class PreparedProgram:
     def run(self, slots: Slots, first: int, last: int) -> None:
         """Enqueues the steps from `first` up to `last`; there is no barrier among them."""
         if self.joined and not slots.launch.gangs:
+            assert (first, last) == (0, len(self.steps)), "without a barrier they are enqueued at once"
             for step in self.joined:
                 step.run(slots)
             return

@@ -171,10 +171,13 @@ class LocalSession:
         self.donations.append(len(donated))
         launch = IslandLaunch(first, SESSION, program, tuple(record.id for record in arguments), first)
         slots = prepared.start(launch, ())
-        for number, step in enumerate(prepared.steps_of(launch)):
+        first_step = 0
+        for number, step in enumerate([*prepared.steps_of(launch), None]):
             if step is not None:
-                prepared.run(slots, number, number + 1)
                 continue
+            if number > first_step:  # up to a barrier, or the end
+                prepared.run(slots, first_step, number)
+            first_step = number + 1
             for call in slots.calls.values():
                 if not isinstance(call, Failure):
                     call.block_until_ready()
