@@ -27,6 +27,10 @@ from pathways_ray.transport import messages as wire
 AGAIN_S = 5.0
 """Time between two messages to a client whose slices have to move."""
 
+MAX_TRIED = 2 * limits.MAX_SLICES
+"""Tags of slices that are tried for a client that comes back, at some 10 us for each. Slices that were exchanged
+together pair up in their order, so that each takes one."""
+
 
 class Moves:
     """Moves of slices.
@@ -175,20 +179,26 @@ def exchanged_unseen(
     slices: Mapping[int, wire.HeldSlice], tags: Mapping[int, str], tag_of: Callable[[PlacedSlice], str]
 ) -> list[tuple[int, int]]:
     """The pairs of a session's slices whose exchange its client has not heard of: the controller died with its answer.
-    Arrays lie as the client knows.
+    Arrays lie as the client knows. None where that takes more than `MAX_TRIED` tags, which a client may make up.
 
     Args:
         tags: of the slices that the client has handles to, as these were when it last heard of them.
         tag_of: the tag of a slice of the session on some devices.
     """
     pairs: list[tuple[int, int]] = []
-    for one, tag in tags.items():
-        placed = slices[one].placed
-        if tag == tag_of(placed):
+    others = [slices[number].placed for number in sorted(slices.keys() - tags.keys())]  # as they were made for a move
+    tried = 0
+    for one, tag in sorted(tags.items()):
+        mesh = slices[one].placed.mesh
+        if tag == tag_of(slices[one].placed):
             continue
-        for other, held in slices.items():
-            if other not in tags and tag_of(held.placed.on_devices_of(placed.mesh)) == tag:
-                pairs.append((one, other))
+        for other in [found for found in others if (found.mesh.shape, found.mesh.axes) == (mesh.shape, mesh.axes)]:
+            if (tried := tried + 1) > MAX_TRIED:
+                return []
+            if tag_of(other.on_devices_of(mesh)) == tag:
+                pairs.append((one, other.mesh.id))
+                others.remove(other)
+                break
     return pairs
 
 
