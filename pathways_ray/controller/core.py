@@ -197,8 +197,9 @@ class ControllerCore:
         commands += self.islands.give_up_hosts()
         commands += self.takeover.look(now) if self.takeover is not None else []
         commands += self.launches.tick(now)
-        for number, reason in self.launches.preemption.late.items():
-            commands += self.clients.end(self.clients.known[number], reason)
+        late, self.launches.preemption.late = self.launches.preemption.late, {}
+        for client in [self.clients.known[number] for number in late if number in self.clients.known]:
+            commands += self.clients.end(client, late[client.session])
         commands += self.clients.expire(now)
         commands += self._give_up_questions(now)
         commands += self.requests.ask_again(now)

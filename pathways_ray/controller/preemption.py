@@ -49,6 +49,10 @@ WORK_LIMIT_S = 180.0
 MEMORY_LIMIT_S = 300.0
 """A launch waits this long for memory where sessions give way."""
 
+PRESSED_S = 240.0
+"""Once a launch has waited for so long, a session that gives way to it has no more time than `GIVE_WAY_LIMIT_S` in all:
+what it holds after that would be of no use to the launch, which fails."""
+
 
 @dataclass
 class Way:
@@ -91,7 +95,8 @@ class Wanting(NamedTuple):
 class Preemption:
     """Decides who gives way, and who comes back. `giving` are the sessions that give way, or are away for it.
 
-    `late` are those that are to end, with the reason: they have not given way to one of a higher priority.
+    `late` are those that are to end, with the reason, until somebody ends them: they have not given way to one of a
+    higher priority.
 
     Args:
         calls: those of each session that wait at the controller.
@@ -113,7 +118,6 @@ class Preemption:
         """Time passes: returns what clients are told."""
         if not self.enabled:
             return []
-        self.late = {}
         commands = self._looked_after(now)
         if not self.giving and not self.memory.waiting:
             self.memory.peaks.clear()
@@ -209,9 +213,10 @@ class Preemption:
 
     def _is_late(self, way: Way, session: Session, now: float) -> bool:
         """Whether a session had its time to give way."""
-        since = max(way.since, way.worked)
+        asked_s, quiet_s = now - way.since, now - max(way.since, way.worked)
         limit = _time_for(sum(self.memory.held([session]).values()))
-        over = now - since > limit or now - way.since > limit + WORK_LIMIT_S - GIVE_WAY_LIMIT_S
+        pressed = now - self.memory.waiting.get(way.to, now) > PRESSED_S and asked_s > GIVE_WAY_LIMIT_S
+        over = pressed or quiet_s > limit or asked_s > limit + WORK_LIMIT_S - GIVE_WAY_LIMIT_S
         return over and way.times >= ASKED
 
     def _stays(self, way: Way, session: Session, now: float) -> None:

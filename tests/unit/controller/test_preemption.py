@@ -12,7 +12,9 @@ from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.preemption import (
     AGAIN_S,
     GIVE_WAY_LIMIT_S,
+    MEMORY_LIMIT_S,
     PATIENCE_S,
+    PRESSED_S,
     SAVED_BYTES_S,
     STAY_S,
     TURN_S,
@@ -193,6 +195,32 @@ def test_one_that_calls_on_has_three_minutes() -> None:
     assert list(story.core.late) == [0]
 
 
+def test_one_that_holds_much_goes_before_the_launch_that_waits_fails() -> None:
+    """Whatever it holds, or says that it will upload: a client that does nothing would keep the other one out."""
+    story = Story(0, 5)
+    story.memory.bytes[0] = 10_000 * SAVED_BYTES_S
+    story.waits(1)
+    story.after(PATIENCE_S)
+    story.calls[0] = ["a launch"]
+    story.ignored(PRESSED_S - PATIENCE_S)
+    assert story.core.late == {}
+    story.after(1)
+    assert list(story.core.late) == [0]
+
+
+def test_one_that_is_asked_late_has_its_minute_all_the_same() -> None:
+    story = Story(0, 5)
+    story.memory.bytes[0] = 10_000 * SAVED_BYTES_S
+    story.waits(1)
+    story.now += PRESSED_S - 10
+    story.after(0)
+    story.ignored(GIVE_WAY_LIMIT_S)
+    assert story.core.late == {}
+    story.after(1)
+    assert list(story.core.late) == [0]
+    assert PRESSED_S - 10 + GIVE_WAY_LIMIT_S + 1 < MEMORY_LIMIT_S
+
+
 @pytest.mark.parametrize("why", ["the other has room", "it is suspended", "it leaves an island", "it was asked once"])
 def test_one_ends_only_where_that_is_of_use(why: str) -> None:
     story = Story(0, 5)
@@ -307,6 +335,19 @@ def test_one_that_does_not_come_back_keeps_no_other_one_away() -> None:
     assert story.after(1) == {0: True}
     assert story.after(GIVE_WAY_LIMIT_S) == {0: True}, "told again; its room is kept"
     assert story.after(1) == {1: True}
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_one_that_was_late_at_another_time_than_a_tick_ends_with_the_next(number: int) -> None:
+    """Time passes where an island is removed as well. A session that has ended by itself meanwhile is none."""
+    core = CoreHarness()
+    core.core.launches.preemption.enable()
+    core.open_session(Tenant("t"))
+    core.handle(StreamOpened(1))
+    core.core.launches.preemption.late[number] = "it has not given way"
+    core.handle(Tick())
+    assert list(core.core.launches.sessions) == ([] if number == 1 else [1])
+    assert core.core.launches.preemption.late == {}
 
 
 def test_who_ends_hears_why(monkeypatch: pytest.MonkeyPatch) -> None:
