@@ -330,9 +330,7 @@ class Controller(Inspectable):
         self._later(self._manager_answers(command, result))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        loops.begin(work, self.tasks)
 
     async def _manager_answers(self, command: events.CallManager | events.TellManager, result: Any) -> None:
         """Waits for a result, which may be an error of the method; a call that went astray has no result."""
@@ -363,9 +361,11 @@ class Controller(Inspectable):
 
     async def _want_islands(self, tenants: tuple[str, ...]) -> None:
         """Has islands run for these tenants. Where the actor that starts them is away, the list is sent again later."""
+        held = None
         with contextlib.suppress(ray.exceptions.RayError, ValueError):
-            starter = ray.get_actor(names.tenant_islands(self.runtime), names.NAMESPACE)
-            self.handle(events.IslandsHeld(*await starter.want.remote(tenants)))
+            held = await ray.get_actor(names.tenant_islands(self.runtime), names.NAMESPACE).want.remote(tenants)
+        if held is not None:
+            self.handle(events.IslandsHeld(*held))
 
     # --- islands ------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import itertools
 import secrets
+import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -168,6 +169,7 @@ class ClientService:
         connections.reader = reader = asyncio.ensure_future(
             self._read(client.session, Carrier.STREAM, partial(grpc_streams.reading, context))
         )
+        pump.add_done_callback(partial(_pumped, reader))
         self.handle(events.StreamOpened(client.session))
         connections.streaming.set()
         try:
@@ -261,6 +263,15 @@ async def _first(*waits: object) -> bool:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _pumped(reader: asyncio.Task[None], pump: asyncio.Task[None]) -> None:
+    """Ends a stream that carries no more messages: its client would wait for ever for what they say."""
+    if pump.cancelled() or (error := pump.exception()) is None:
+        return
+    if not isinstance(error, grpc_streams.ENDED):
+        traceback.print_exception(error)
+    reader.cancel()
 
 
 async def _finish(pump: asyncio.Task[None]) -> None:

@@ -109,11 +109,15 @@ def metadata_of(context: grpc.aio.ServicerContext) -> dict[str, str]:
     return {key: value for key, value in (context.invocation_metadata() or ()) if isinstance(value, str)}
 
 
+ENDED = (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError)
+"""Errors of a stream at the server once it has ended."""
+
+
 async def reading(context: grpc.aio.ServicerContext) -> bytes | None:
     """The next batch of a stream, or None at its end, whatever ended it."""
     try:
         data = await context.read()
-    except (grpc.aio.AioRpcError, asyncio.InvalidStateError, grpc.aio.UsageError):
+    except ENDED:
         return None
     return None if data is grpc.aio.EOF else data
 

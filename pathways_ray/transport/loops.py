@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from collections.abc import Coroutine
+from functools import partial
 from typing import Any
 
 PACKAGE = __package__.split(".")[0]
@@ -15,6 +17,20 @@ def stop_on_errors(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop
     the loop."""
     loop.set_exception_handler(_handle)
     return loop
+
+
+def begin(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
+    """Has work done that nobody awaits; it is one of `tasks` meanwhile. What it raises stops the loop, as what a
+    callback raises does."""
+    task = asyncio.ensure_future(work)
+    tasks.add(task)
+    task.add_done_callback(partial(_ended, tasks))
+
+
+def _ended(tasks: set[asyncio.Task[None]], task: asyncio.Task[None]) -> None:
+    tasks.discard(task)
+    if not task.cancelled():
+        task.result()  # raises here, in a callback: asyncio itself would print it when the task is collected
 
 
 def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -326,6 +326,17 @@ def _carrier(peer: Peer, upgraded: bool) -> tuple[Any, queue.Queue[ToClient | st
     return (peer.link_outbox, peer.by_link) if upgraded else (peer.outbox, peer.by_stream)
 
 
+def test_a_stream_that_carries_no_more_messages_ends(peer: Peer, capfd: pytest.CaptureFixture[str]) -> None:
+    """What was to be said is lost, and the client would wait for it for ever."""
+    peer.open_stream()
+    peer.assert_answers(peer.outbox, peer.by_stream)
+    service = peer.service.service
+    peer.service.call(lambda: service.send(peer.session, Completed((1 << 64,))))
+    assert isinstance(peer.by_stream.get(timeout=LIMIT_S), str)
+    eventually(lambda: not peer.service.core.launches.sessions)
+    assert "OverflowError" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("upgraded", [False, True])
 def test_what_is_not_of_the_protocol_ends_the_session_with_the_reason(peer: Peer, upgraded: bool) -> None:
     peer.upgrade() if upgraded else peer.open_stream()

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from pathways_ray.transport import outboxes
-from pathways_ray.transport.loops import stop_on_errors
+from pathways_ray.transport.loops import begin, stop_on_errors
 from pathways_ray.transport.messages import Prepared
 
 UNSAYABLE = Prepared(-(1 << 63) - 1)
@@ -21,6 +21,27 @@ def test_a_message_that_cannot_be_encoded_ends_the_loop(capfd: pytest.CaptureFix
 
     with pytest.raises(RuntimeError, match="Event loop stopped"):
         asyncio.run(story())
+
+
+def test_what_nobody_awaits_ends_the_loop_too() -> None:
+    """As the answer of the resource manager does whose consequences fail: its client would wait for ever."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def work(wrong: bool) -> None:
+        if wrong:
+            raise KeyError("a consequence")
+
+    async def story() -> None:
+        stop_on_errors(asyncio.get_running_loop())
+        begin(work(False), tasks)
+        await asyncio.sleep(0.01)
+        assert not tasks
+        begin(work(True), tasks)
+        await asyncio.sleep(60)
+
+    with pytest.raises(RuntimeError, match="Event loop stopped"):
+        asyncio.run(story())
+    assert not tasks
 
 
 def test_errors_of_others_are_only_printed() -> None:
