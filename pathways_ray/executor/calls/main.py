@@ -37,8 +37,13 @@ MAX_CALL_BYTES = 1 << 30
 
 _PR_SET_PDEATHSIG = 1
 
-_AROUND = ("calls/main.py", "calls/colocated.py", "colocated_python/func.py", "colocated_python/obj.py")
-"""The files whose frames are around those of a function."""
+_AROUND = (
+    __file__,
+    os.path.join(os.path.dirname(__file__), "colocated.py"),
+    "jax/experimental/colocated_python/func.py",
+    "jax/experimental/colocated_python/obj.py",
+)
+"""How the paths of files end whose frames are around those of a function. Users may have a calls/main.py, too."""
 
 Loaded = tuple[Callable[..., Any], Any, Any]
 """A function, and the skeletons of its arguments and of its results."""

@@ -70,6 +70,14 @@ def test_what_is_raised_comes_back_with_its_line_and_traceback(called: Called) -
     np.testing.assert_array_equal(called.call(lambda v: v, V), V)
 
 
+def test_a_users_file_may_be_named_as_one_of_the_runtime(called: Called) -> None:
+    found: dict[str, Any] = {}
+    exec(compile("def wrong(v):\n    raise ValueError('no')\n", "/app/calls/main.py", "exec"), found)
+    with pytest.raises(CallFailed) as failed:
+        called.call(found["wrong"], V)
+    assert failed.value.failure.message == "f raised ValueError: no (main.py:2)"
+
+
 def test_a_fork_that_comes_back_answers_nothing(called: Called) -> None:
     """Otherwise the next call would get its answer."""
 
