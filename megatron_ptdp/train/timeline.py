@@ -88,7 +88,7 @@ def measured(schedule: Schedule, slices: Sequence[Any], seen: Mapping[int, Seque
         host = min(host for host, _ in on)
         for one in seen.get(host, ()):
             stage, kind = _meant(one.name)
-            if stage < 0 or schedule.placement[stage] != device:
+            if not 0 <= stage < schedule.stages or schedule.placement[stage] != device:
                 continue
             if kind is None:
                 others.append(OtherComputation(device, one.name, one.start, one.end))
@@ -106,7 +106,7 @@ def measured(schedule: Schedule, slices: Sequence[Any], seen: Mapping[int, Seque
 
 
 def _meant(name: str) -> tuple[int, Kind | None]:
-    """Stage and kind of a function's name; -1 where it belongs to no stage."""
+    """Stage and kind of a function's name; -1 where it belongs to none. Slices of experts have higher numbers."""
     stage, _, what = name.partition("_")
     number = stage.removeprefix("stage")
     if number == stage or not number.isdigit():

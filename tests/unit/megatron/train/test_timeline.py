@@ -64,6 +64,13 @@ def test_a_last_stage_that_joins_forward_and_backward_has_backwards_only() -> No
     assert predicted(schedule, ran.timeline).makespan == pytest.approx(simulate(schedule, costs).makespan)
 
 
+def test_what_slices_of_experts_compute_on_the_same_host_is_of_no_stage() -> None:
+    schedule = build("1f1b", 1, 2)
+    seen = {10: [Computed(name, (0,), 0.0, 1.0) for name in ("begin", "experts0", "stage1_norm", "stage2_update")]}
+    ran = measured(schedule, slices(schedule), seen)
+    assert (ran.timeline.started, ran.others) == ((), ())
+
+
 def test_the_files_show_both(tmp_path: Path) -> None:
     schedule = build("1f1b", 2, 4)
     costs = Costs.uniform(2)
