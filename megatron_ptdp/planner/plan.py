@@ -114,6 +114,10 @@ def _slices_fault(plan: Plan, model: Model) -> str | None:
         return (
             f"token_slices {n} go without zero, sequence_parallel, an encoder, and an embedding that two stages share"
         )
+    if 0 in (split_layers(len(model.row), plan.stages) or ()):
+        return f"token_slices {n} need a layer on each stage, but there are {len(model.row)} for {plan.stages} stages"
+    if plan.recompute != "full":
+        return f"backwards of token_slices {n} compute their forwards again: recompute is full, not {plan.recompute}"
     return f"token_slices {n} are more than the {model.sequence} tokens" if n > model.sequence else None
 
 

@@ -112,6 +112,9 @@ def test_slices_of_tokens_shrink_the_bubble_and_hold_what_whole_microbatches_hol
     assert "takes microbatches whole" in (illegal(replace(best, schedule="gpipe"), question.model) or "")
     assert "more than the 512 tokens" in (illegal(replace(best, token_slices=513), question.model) or "")
     assert "an embedding that two stages share" in (illegal(best, gpt()) or "")
+    assert "need a layer on each stage" in (illegal(best, gpt(layers=3, tied=False)) or "")
+    assert best.recompute == "full", "which is what is trained"
+    assert "recompute is full, not none" in (illegal(replace(best, recompute="none"), question.model) or "")
 
 
 def test_a_schedule_of_ones_own_is_known_when_it_is_registered(own: str) -> None:
