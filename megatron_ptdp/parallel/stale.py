@@ -34,6 +34,11 @@ def check(schedule: Schedule, sizes: Sizes, options: Options, tied: Sequence[Any
     name = schedule.name
     if schedule.microbatches % _every(schedule):
         raise ConfigError(f"{name} updates every {_every(schedule)} microbatches, which do not divide {sizes}")
+    if sizes.expert_slices:
+        raise ConfigError(
+            f"{name} updates each stage on the way, but with expert_slices {sizes.expert_slices} all is updated at "
+            "once, at the end; choose another schedule, or leave expert_slices out"
+        )
     if options.clip is not None:
         raise ConfigError(
             f"{name} has no norm of the whole gradient, by which clip={options.clip} could scale it; set clip to 0"

@@ -31,12 +31,15 @@ LEFT = P(None, DATA, None, TENSOR)
 """The layout of keys and values, [layers, B, S, a, d]."""
 
 
-def check(model: Any, sizes: Sizes, options: Options) -> None:
+def check(model: Any, sizes: Sizes, options: Options, stages: Sequence[Stage]) -> None:
     """Makes sure that a model can be trained in slices of tokens, if it is to be.
+
+    Args:
+        stages: the layers of each
 
     Raises:
         ConfigError: another part of the configuration looks at whole examples, or at all stages.
-        BadSizes: there are more slices than tokens.
+        BadSizes: there are more slices than tokens, or a stage has no layers.
     """
     slices = sizes.token_slices
     if slices == 1:
@@ -52,6 +55,8 @@ def check(model: Any, sizes: Sizes, options: Options) -> None:
         )
     if model.config.tied and sizes.stages > 1:
         raise ConfigError("with token_slices no array is shared by two stages, as the embedding is; set tied to false")
+    if empty := [number for number, stage in enumerate(stages) if stage.first == stage.last]:
+        raise BadSizes(f"with token_slices each stage needs a layer, but stages {empty} have none; choose fewer stages")
 
 
 class TokenPipeline:

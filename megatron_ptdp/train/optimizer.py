@@ -32,12 +32,16 @@ def rate(config: Optimizer, steps: int) -> Rate:
     return optax.join_schedules([before, after], [config.warmup_steps])
 
 
-def transformation(config: Optimizer, steps: int) -> Callable[[Any], optax.GradientTransformation]:
+def transformation(config: Optimizer, steps: int, updates: int = 1) -> Callable[[Any], optax.GradientTransformation]:
     """Makes the optimizer of a tree of parameters from the tree of booleans that says which of them decay.
 
     Clipping is not in it: it needs the norm over all stages.
+
+    Args:
+        updates: of each parameter in a step; all of them have the learning rate of the step
     """
-    how_fast = rate(config, steps)
+    of_step = rate(config, steps)
+    how_fast: Rate = of_step if updates == 1 else lambda count: of_step(count // updates)
 
     def make(decay: Any) -> optax.GradientTransformation:
         if config.optimizer == "sgd":

@@ -103,11 +103,16 @@ def require_fitting(config: Config, schedule: Schedule, sizes: Sizes) -> None:
         ConfigError, BadSizes: model, sizes, options and the cluster that is asked for do not fit each other.
     """
     parallel = config.parallel
-    model = build(config.model, Compute(parallel.tensor, parallel.sequence_parallel))
+    model = build(config.model, Compute(parallel.tensor, parallel.sequence_parallel, parallel.recompute))
     stages = cut(model.layers, sizes.stages, parallel.lighter, parallel.stage_layers or None)
     step = options_of(config)
     step.check(sizes)
-    cuts.check(model, sizes, step)
+    cuts.check(model, sizes, step, stages)
+    if schedule.updates and 0 < parallel.min_data < parallel.data:
+        raise ConfigError(
+            f"{schedule.name} is another rule with fewer replicas, which take more microbatches and so more updates: "
+            f"leave min_data {parallel.min_data} out"
+        )
     stale.check(schedule, sizes, step, list(tied_arrays([model.parameters(stage) for stage in stages])))
     if not config.cluster.url:
         own_cluster(config, sizes)

@@ -18,6 +18,7 @@ from megatron_ptdp.parallel import Layout, Options, Sizes, build_step
 from megatron_ptdp.parallel.cuts import cut_of
 from megatron_ptdp.parallel.gradient_step import GradientStep
 from megatron_ptdp.parallel.layout import Placement, places_on
+from megatron_ptdp.parallel.update import Optimizer
 from megatron_ptdp.schedules import Schedule
 from megatron_ptdp.schedules import build as build_schedule
 from megatron_ptdp.train.config import Config
@@ -139,6 +140,12 @@ def options_of(config: Config) -> Options:
     )
 
 
+def optimizer_of(config: Config, schedule: Schedule) -> Optimizer:
+    """The optimizer of a step, in which a schedule may have each stage update several times."""
+    updates = schedule.microbatches // schedule.updates.every if schedule.updates else 1
+    return transformation(config.optimizer, config.run.steps, updates)
+
+
 @dataclass
 class Training:
     """The parts of a training that a loop needs; slices are taken when it is made, and given back by `release`.
@@ -174,7 +181,7 @@ class Training:
             islands=islands,
         )
         options = options_of(config)
-        optimizer = transformation(config.optimizer, config.run.steps)
+        optimizer = optimizer_of(config, schedule)
         used = frozenset(slice.island for row in layout.slices for slice in row)
         cut = cut_of(model, layout, schedule, options)
         step: Any

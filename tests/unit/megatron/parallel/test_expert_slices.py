@@ -93,7 +93,7 @@ def test_what_cannot_be_shared_is_refused() -> None:
         changes = sizes.pop("model", {})
         model: Any = build(preset("gpt-tiny", **{**SIZES, **changes}), Compute(**(compute or {})))
         with pytest.raises(error, match=text):
-            cuts.check(model, Sizes(**{"expert_slices": 2, **sizes}), Options(zero=zero))
+            cuts.check(model, Sizes(**{"expert_slices": 2, **sizes}), Options(zero=zero), ())
 
     check("are for a gpt with experts", model={"experts": 0})
     check("4 experts cannot be shared evenly by 3 slices of 1 members", expert_slices=3)

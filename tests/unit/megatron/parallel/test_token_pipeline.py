@@ -11,7 +11,7 @@ import pytest
 
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.models import Compute, Gpt, build, preset, whole
-from megatron_ptdp.parallel import Layout, Options, Sizes, cuts
+from megatron_ptdp.parallel import Layout, Options, Sizes, cut, cuts
 from megatron_ptdp.parallel.gradient_step import GradientStep
 from megatron_ptdp.schedules import build as schedule
 from tests.unit.client.local import LocalSession
@@ -78,4 +78,16 @@ def test_what_looks_at_whole_examples_is_refused(
 ) -> None:
     model: Any = build(preset("gpt-tiny", **{**members.TINY_GPT, "tied": False, **changes}), Compute(**compute))
     with pytest.raises(error, match=text):
-        cuts.check(model, Sizes(**{"token_slices": 2, **sizes}), Options())
+        cuts.check(model, Sizes(**{"token_slices": 2, **sizes}), Options(), ())
+
+
+def test_a_stage_without_layers_is_refused() -> None:
+    model, stages = build(CONFIG, Compute()), cut(2, 3)
+    assert [stage.last - stage.first for stage in stages] == [1, 1, 0]
+    with pytest.raises(BadSizes, match=r"each stage needs a layer, but stages \[2\] have none"):
+        cuts.check(model, Sizes(pipeline=3, token_slices=2), Options(), stages)
+
+
+def test_no_slice_joins_its_forward_with_its_backward() -> None:
+    with pytest.raises(ConfigError, match="join is for stages that take whole microbatches"):
+        cuts.check(build(CONFIG, Compute()), Sizes(token_slices=2), Options(join=True), ())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.run import require_fitting
-from megatron_ptdp.train.setup import own_cluster, schedule_of, sizes_of
+from megatron_ptdp.train.setup import optimizer_of, own_cluster, schedule_of, sizes_of
 
 
 def check(*settings: str) -> tuple[int, int]:
@@ -58,6 +60,8 @@ def test_options_that_do_not_fit_the_sizes_are_refused() -> None:
         ),
         (["clip=0"], "two stages share: embedding/tokens; set tied to false"),
         (["clip=0", "tied=false", "data=2", "data_islands=2"], "here are 2 groups of replicas"),
+        (["clip=0", "tied=false", "data=2", "min_data=1"], "is another rule with fewer replicas"),
+        (["clip=0", "pipeline=1", "experts=4", "expert_slices=2"], "but with expert_slices 2 all is updated at once"),
     ],
 )
 def test_what_stages_that_update_at_their_own_times_cannot_have(settings: list[str], message: str) -> None:
@@ -65,6 +69,27 @@ def test_what_stages_that_update_at_their_own_times_cannot_have(settings: list[s
     assert check(*sizes, "clip=0", "tied=false") == (2, 1)
     with pytest.raises(ConfigError, match=re.escape(message)):
         check(*sizes, *settings)
+
+
+@pytest.mark.parametrize(("schedule", "updates"), [("1f1b", 1), ("pipedream", 4), ("pipedream-2bw", 2)])
+def test_all_updates_of_a_step_have_its_learning_rate(schedule: str, updates: int) -> None:
+    falling = ("steps=3", "decay=linear", "learning_rate=1.0", "final_learning_rate=0.1")
+    plain = ("optimizer=sgd", "beta1=0", "weight_decay=0")
+    sizes = ("pipeline=2", "microbatches=4", f"schedule={schedule}")
+    config = load(None, ["model=gpt-tiny", *sizes, *falling, *plain])
+    made = optimizer_of(config, schedule_of(config))({"weight": True})
+    ones = {"weight": jnp.ones(())}
+    slots, rates = made.init(ones), []
+    for _ in range(3 * updates):
+        change, slots = made.update(ones, slots, ones)
+        rates.append(-float(change["weight"]))
+    assert rates == pytest.approx(np.repeat([1.0, 0.7, 0.4], updates))
+
+
+def test_what_experts_on_slices_of_their_own_cannot_have() -> None:
+    assert check("experts=4", "expert_slices=2") == (2, 2)
+    with pytest.raises(ConfigError, match="without sequence_parallel, recompute full and zero"):
+        check("experts=4", "expert_slices=2", "recompute=full")
 
 
 def test_uneven_stages_fit() -> None:
