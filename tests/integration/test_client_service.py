@@ -112,7 +112,7 @@ def endpoints(session: ClusterSession) -> dict[str, str]:
     """All endpoints of the cluster."""
     manager = session.cluster.resource_manager
     schedulers = {f"scheduler {k}": ray.get(manager.lookup.remote(f"scheduler-{k}")) for k in range(2)}
-    hosts = {f"host {h.host}": h.address for h in session._data._addresses.values()}
+    hosts = {f"host {h.host}": h.address for h in session._data._addresses.values() if h.address}
     links = {"links": ray.get(manager.lookup.remote("controller"))}
     return {"controller": session.url.removeprefix("grpc://"), **links, **schedulers, **hosts}
 
