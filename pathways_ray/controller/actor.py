@@ -386,11 +386,12 @@ class Controller(Inspectable):
         self.handle(events.IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))
         try:
-            while True:
-                self.handle(events.IslandMessages(link, island, messages))
-                if (data := await context.read()) is None:
-                    break
-                messages = FROM_ISLAND.decode_batch(data)
+            with loops.vital():
+                while True:
+                    self.handle(events.IslandMessages(link, island, messages))
+                    if (data := await context.read()) is None:
+                        break
+                    messages = FROM_ISLAND.decode_batch(data)
         finally:
             pump.cancel()
             del self.links[link]

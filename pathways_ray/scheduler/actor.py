@@ -153,9 +153,10 @@ class IslandScheduler(Inspectable):
 
     async def _read(self, link: links.AsyncLink) -> None:
         """Hears the controller until its link ends."""
-        while (data := await link.read()) is not None:
-            for message in TO_ISLAND.decode_batch(data):
-                self._handle(events.ControllerMessage(message))
+        with loops.vital():
+            while (data := await link.read()) is not None:
+                for message in TO_ISLAND.decode_batch(data):
+                    self._handle(events.ControllerMessage(message))
 
     async def _host_link(self, link: links.AsyncLink) -> None:
         if not authorised(link.metadata, self.link_secret):
@@ -173,12 +174,13 @@ class IslandScheduler(Inspectable):
         self.links[host, epoch] = link
         pump = asyncio.ensure_future(self.branches[host].carry(link))
         try:
-            while True:
-                for message in batch:
-                    self._handle(events.HostMessage(host, epoch, message))
-                if (data := await link.read()) is None:
-                    break
-                batch = FROM_HOST.decode_batch(data)
+            with loops.vital():
+                while True:
+                    for message in batch:
+                        self._handle(events.HostMessage(host, epoch, message))
+                    if (data := await link.read()) is None:
+                        break
+                    batch = FROM_HOST.decode_batch(data)
         finally:
             pump.cancel()
             del self.links[host, epoch]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from functools import partial
 from typing import Any
+
+from pathways_ray.errors import WireError
+from pathways_ray.transport.frames import LinkLost
 
 PACKAGE = __package__.split(".")[0]
 
@@ -17,6 +21,24 @@ def stop_on_errors(loop: asyncio.AbstractEventLoop) -> asyncio.AbstractEventLoop
     the loop."""
     loop.set_exception_handler(_handle)
     return loop
+
+
+@contextlib.contextmanager
+def vital() -> Iterator[None]:
+    """Has the loop stop when the body raises, in a task that others catch the errors of: those of a link, which would
+    end with it and be opened again, and what its messages meant for others would be lost. Errors of the link itself,
+    and of what comes from it, are not meant."""
+    try:
+        yield
+    except (WireError, LinkLost):
+        raise
+    except Exception as error:
+        asyncio.get_running_loop().call_soon(_raise, error)
+        raise
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def begin(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]]) -> None:
