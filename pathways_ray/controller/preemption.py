@@ -122,7 +122,8 @@ class Preemption:
         if not self.giving and not self.memory.waiting:
             self.memory.peaks.clear()
             return commands
-        held, capacity = self._held(now), self.memory.capacity()
+        capacity = self.memory.capacity()
+        held = self._held(now, capacity)
         for one in sorted(self._wanting(), key=lambda w: (-w.session.tenant.priority, w.since)):
             if not one.is_away and one.session.id in self.giving:
                 continue  # one before it has it give way
@@ -136,7 +137,7 @@ class Preemption:
 
     def ask(self, session: Session, to: Session, now: float) -> list[Send]:
         """Has a session give way to another one."""
-        self.giving[session.id] = Way(to.id, now, self._room(session), now)
+        self.giving[session.id] = Way(to.id, now, self._room(session, self.memory.capacity()), now)
         self.memory.let_through.add(session.id)
         self._note(
             "session gives way", session, f"to session {to.id} of tenant {to.tenant.name}, which waits for memory"
@@ -176,23 +177,25 @@ class Preemption:
         self.came = {number: at for number, at in self.came.items() if number in sessions}
         return commands
 
-    def _held(self, now: float) -> dict[str, int]:
+    def _held(self, now: float, capacity: Mapping[str, int]) -> dict[str, int]:
         """The bytes in each pool that sessions take to go on, those on their way back as well: for as long as that may
         take, or a client that does not resume its session would keep others out."""
         found: dict[str, int] = {}
         for session in self.tables.sessions.values():
             way = self.giving.get(session.id)
-            room = self._room(session) if not session.suspended else {}
+            room = self._room(session, capacity) if not session.suspended else {}
             comes = way is not None and way.back and now - way.called <= _time_for(sum(way.room.values()))
             coming = way.room if way is not None and comes else {}
             for pool in {**room, **coming}:
                 found[pool] = found.get(pool, 0) + max(room.get(pool, 0), coming.get(pool, 0))
         return found
 
-    def _room(self, session: Session) -> dict[str, int]:
-        """The bytes in each pool that a session takes to go on: what it holds, or did lately at the most."""
+    def _room(self, session: Session, capacity: Mapping[str, int]) -> dict[str, int]:
+        """The bytes in each pool that a session takes to go on: what it holds, or did lately at the most. No more than
+        there are: uploads and launches that never fit would have it keep others out for as long as they would take."""
         held, peak = self.memory.held([session]), self.memory.peaks.get(session.id, {})
-        return {pool: max(held.get(pool, 0), peak.get(pool, 0)) for pool in held | peak}
+        most = {pool: max(held.get(pool, 0), peak.get(pool, 0)) for pool in held | peak}
+        return {pool: min(size, capacity.get(pool, size)) for pool, size in most.items()}
 
     def _is_over(self, way: Way, session: Session, now: float) -> bool:
         """Whether a session is back, cannot give way, or was suspended by its user meanwhile. It is suspended again

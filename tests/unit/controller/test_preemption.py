@@ -327,6 +327,15 @@ def test_one_comes_back_where_there_is_room_for_its_launches_too() -> None:
     assert story.after(1) == {0: True}
 
 
+def test_one_that_asked_for_more_than_there_is_keeps_others_away_for_no_longer_than_another() -> None:
+    """Its launch failed, since it can never fit. What it would have taken is not kept for it when it comes back."""
+    story = Story(0, 5)
+    story.memory.peaks = {0: {"p": 1000 * SAVED_BYTES_S}}
+    story.waits(1)
+    assert story.after(PATIENCE_S) == {0: False}
+    assert story.core.giving[0].room == {"p": 100}
+
+
 def test_one_that_does_not_come_back_keeps_no_other_one_away() -> None:
     story = Story(0, 0)
     for number in (0, 1):
