@@ -40,6 +40,17 @@ class Exchange:
     takers: dict[tuple[int, int], list[list[int]]] = field(default_factory=dict)
     assembly: dict[int, list[tuple[int, int, Box]]] = field(default_factory=dict)
 
+    def is_copy(self, source: PlacedSlice, target: PlacedSlice) -> bool:
+        """Whether every device takes the whole shard of the one in its place in the source, which is another device of
+        the same host: then the array is copied as one."""
+        return (
+            source.hosts == target.hosts
+            and len(source.hosts) == 1
+            and bool(self.parcels)
+            and self.source_boxes == self.target_boxes
+            and all(a != b for a, b in zip(source.devices, target.devices, strict=True))
+        )
+
     def bytes_between_hosts(self, item_bytes: int) -> int:
         total = 0
         for (sender, receiver), parcels in self.parcels.items():

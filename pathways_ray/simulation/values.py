@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from pathways_ray.errors import Failure
 from pathways_ray.ir.evaluate import evaluate, evaluate_control
@@ -237,10 +237,17 @@ class Future:
         else:
             self.waiting.append(act)
 
-    def copied(self) -> Future:
-        """Another array with the same values, in memory of its own."""
+    def copied(self, places: Mapping[int, int] | None = None) -> Future:
+        """Another array with the same values, in memory of its own: on the same devices, or on others, each of which
+        `places` has the one for whose shard it takes."""
         made = Future()
-        self.when_ready(lambda: made.settle(self.memory(), self.error))
+
+        def settle() -> None:
+            there = self.memory()
+            moved = there if places is None else {to: there[of] for to, of in places.items() if of in there}
+            made.settle(moved, self.error)
+
+        self.when_ready(settle)
         return made
 
     def memory(self) -> dict[int, int]:

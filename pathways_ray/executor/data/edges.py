@@ -33,18 +33,6 @@ _exchange = functools.lru_cache(maxsize=32)(exchange)
 """Edges of a program are often alike: those of a pipeline, or of a chain that goes to and fro."""
 
 
-def _is_copy(made: Exchange, source: PlacedSlice, target: PlacedSlice) -> bool:
-    """Whether every device takes the whole shard of the one in its place in the source, which is another device of the
-    same host: then the array is copied as one."""
-    return (
-        source.hosts == target.hosts
-        and len(source.hosts) == 1
-        and bool(made.parcels)
-        and made.source_boxes == made.target_boxes
-        and all(a != b for a, b in zip(source.devices, target.devices, strict=True))
-    )
-
-
 class _Shares(NamedTuple):
     """A host's share of a bundle: the boxes of each edge's shards on the devices of the source, the edges that
     are copied as a whole, and the packs of the others."""
@@ -57,7 +45,7 @@ class _Shares(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def _shares(edges: tuple[Edge, ...], source: PlacedSlice, target: PlacedSlice, host: int) -> _Shares:
     made = [_exchange(edge, source, target, host) for edge in edges]
-    copied = frozenset(k for k, one in enumerate(made) if _is_copy(one, source, target))
+    copied = frozenset(k for k, one in enumerate(made) if one.is_copy(source, target))
     moved = [Exchange(one.source_boxes, one.target_boxes) if k in copied else one for k, one in enumerate(made)]
     return _Shares([one.source_boxes for one in made], copied, pack(edges, moved, source, target))
 
