@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -60,3 +63,9 @@ def test_what_cannot_be_added_drained_or_removed_says_why(session: ClusterSessio
     with pytest.raises(UsageError, match=r"number of seconds from now, not -1\.0"):
         session.drain_island(1, deadline_s=-1)
     assert set(states(session).values()) == {"up"}
+
+
+@pytest.mark.timeout(180)
+def test_changes_that_cannot_be_are_refused_and_lose_nothing(python: Any, tmp_path: Path) -> None:
+    """The last island, moves to nowhere, snapshots without a place, suspensions that are unknown or damaged."""
+    assert "29 refused" in python.run("refused_changes", str(tmp_path), timeout=170)
