@@ -11,18 +11,21 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord, Upload
+from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord, Upload
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.moving import Suspension
 from pathways_ray.client.siblings import Siblings
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, SessionSuspended, WaitTimeout, from_failure
-from pathways_ray.transport.messages import Free, Message
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.transport.messages import Free, Message, Put
 from pathways_ray.waits import slice_s
 
 WAIT_SLICE_S = slice_s()
@@ -32,6 +35,18 @@ CANCEL_LIMIT_S = 10.0
 """A call to cancel waits this long for the controller's word."""
 
 
+@dataclass(eq=False)
+class Arrival:
+    """An upload whose hosts have it, or will, and whose `message` has yet to be `sent`. It is of no use once its slice
+    is not where it was `placed` any more."""
+
+    record: BufferRecord
+    where: VirtualSlice
+    placed: PlacedSlice
+    message: Put
+    sent: bool = False
+
+
 class Driver:
     """Joins the core with the connection and the data streams of one session."""
 
@@ -39,6 +54,7 @@ class Driver:
         self.core, self.connection, self.data = core, connection, data
         self.sending = threading.Lock()
         self.changed = threading.Condition()
+        self.arrivals: list[Arrival] = []
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
         self.siblings = Siblings()
@@ -105,6 +121,20 @@ class Driver:
         found = self.core.handle(events.Uploaded(record, upload, host, failure), time.monotonic())
         self.do([command for command in found if not isinstance(command, events.ReleaseQueue)])
         self.sweep()
+
+    def send_arrival(self, one: Arrival) -> None:
+        """Tells the controller of an upload, unless somebody has. The caller has `sending`."""
+        with contextlib.suppress(ValueError):
+            self.arrivals.remove(one)
+            if one.placed is one.where.placed and self.core.buffers.get(one.record.id) is one.record:
+                one.sent = True
+                self.handle(events.Placed(one.message))
+
+    def send_arrivals(self) -> None:
+        """Tells of the uploads that are there for threads that wait for `sending` with that. The caller has it."""
+        for one in tuple(self.arrivals):
+            if one.record.state is READY and one.record.upload is not None and one.record.upload.done:
+                self.send_arrival(one)
 
     def disconnected(self, reason: str) -> None:
         """Takes the end of the connection."""

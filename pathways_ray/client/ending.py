@@ -21,6 +21,7 @@ from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations
 from pathways_ray.client.renewals import Renewals
+from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.story import Entry, Story
@@ -56,7 +57,7 @@ class Ending:
     """The part of `ClientCore` that loses its controller, comes back, and ends.
 
     `resume_tag` shows the controller's successor that the session is this client's; without it, the session ends with
-    the controller.
+    the controller. `losses` counts the controllers that it has lost.
     """
 
     session: int
@@ -75,6 +76,7 @@ class Ending:
         self.closed_because = ""
         self.closing = False
         self.away = ""
+        self.losses = 0
         self.resume_tag = ""
         self.arrived_away: set[int] = set()
         """Uploads that have arrived while there was no controller: their hosts may have said before what they hold."""
@@ -97,6 +99,7 @@ class Ending:
             return self._end("ControllerLost", event.reason, now)
         if self.away:
             return ()
+        self.losses += 1
         self.away = event.reason  # before the look: what is called from here on is not sent, or is failed here
         self.queue.append(_HOLD)
         self._note_loss(event.reason, now)
@@ -116,11 +119,14 @@ class Ending:
         if undecided:
             self._donations_decided(wire.DonationsDecided(undecided, undecided), now)
 
-    def resume_request(self, name: str, slices: Mapping[int, str], now: float) -> wire.ResumeSession:
+    def resume_request(
+        self, name: str, slices: Mapping[int, str], now: float, suspension: Suspension | None = None
+    ) -> wire.ResumeSession:
         """The request to the controller's successor, with all that it has to know. Nothing is sent meanwhile.
 
         Args:
-            slices: those of the session that there is a handle to, with their tags.
+            slices: those of the session that there is a handle to, with their tags; none where it is suspended.
+            suspension: what is saved of it, where it is suspended.
         """
         self._fail_sent(now)  # what has left since then went nowhere
         records = {id(record): record for record in list(self.buffers.values())}
@@ -134,12 +140,15 @@ class Ending:
             made = arriving or (record.donated or record.state) is not PENDING
             if record.kind is None or record.failure is not None or not made:
                 continue
+            if suspension is not None and record.id in suspension.arrays:
+                continue
             kind = record.kind
             groups.setdefault((kind.slice.id, kind.array, kind.spec, arriving), []).append(record.id)
         kept = [wire.KeptBuffers(s, kind, spec, tuple(found), way) for (s, kind, spec, way), found in groups.items()]
         known = self.session, self.resume_tag, name
         numbers, tags = tuple(slices), tuple(slices.values())
-        return wire.ResumeSession(wire.VERSION, *known, numbers, tuple(kept), self._next_buffer, tags)
+        away = (suspension.meshes, suspension.gives_way) if suspension is not None else ()
+        return wire.ResumeSession(wire.VERSION, *known, numbers, tuple(kept), self._next_buffer, tags, *away)
 
     def _resumed(self, event: events.Resumed, now: float) -> Sequence[events.Command]:
         reply = event.reply

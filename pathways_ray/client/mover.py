@@ -16,6 +16,7 @@ from pathways_ray.client.array_pieces import FetchPlan
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
+from pathways_ray.client.ending import ONCE
 from pathways_ray.client.events import Cancelling, Placed
 from pathways_ray.client.moving import (
     Arrive,
@@ -25,9 +26,7 @@ from pathways_ray.client.moving import (
     Exchanged,
     Finish,
     Hold,
-    Kept,
     Load,
-    Part,
     Pause,
     Release,
     Save,
@@ -39,6 +38,7 @@ from pathways_ray.client.moving import (
 from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspending import resume, suspend
+from pathways_ray.client.suspension import Kept, Part
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.observe.why import WHY
@@ -50,6 +50,10 @@ QUIET_LIMIT_S = 120.0
 
 ASK_LIMIT_S = 60.0
 """The controller answers within this time; for a slice it may wait for islands."""
+
+ONCE_LIMIT_S = 180.0
+"""It answers within this time, or is lost, where it may have done what it was asked for after the client has given up:
+it waits for a resource manager for 60 s, and is killed after 30 s in which it stands still."""
 
 
 class Mover:
@@ -72,10 +76,17 @@ class Mover:
             self._driver.check_active()
             with self._turn:
                 if self._driver.suspension is None:
+                    losses = self._core.losses
                     reply = self._connection.call(asked)
                     assert isinstance(reply, wire.SliceCreated)
-                    found = self._slices[reply.placed.mesh.id] = handle(reply)
-                    return found
+                    number = reply.placed.mesh.id
+                    found = self._slices[number] = handle(reply)
+                    if self._core.losses == losses:
+                        return found
+                    # The successor may have heard which slices there are before this one was noted.
+                    found.released = True
+                    with contextlib.suppress(PathwaysError):
+                        self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices in a thread of its own, unless one is at it: the controller says again what has to move."""
@@ -88,15 +99,20 @@ class Mover:
     def _vacate(self, slices: Sequence[int]) -> None:
         try:
             for number in slices:
-                where = self._slices.get(number)
-                if where is None:  # nothing can be on it any more
-                    self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
-                elif not where.released:
-                    self.move(where, -1)
-        except PathwaysError as error:
-            self._core.story.note(Entry(time.monotonic(), "slice not moved", str(error), session=self._core.session))
+                self._vacate_one(number)
         finally:
             self._vacating.release()
+
+    def _vacate_one(self, number: int) -> None:
+        """Moves one slice. Where that cannot be, others have to move all the same."""
+        where = self._slices.get(number)
+        try:
+            if where is None:  # nothing can be on it any more
+                self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
+            elif not where.released:
+                self.move(where, -1)
+        except PathwaysError as error:
+            self._core.story.note(Entry(time.monotonic(), "slice not moved", str(error), session=self._core.session))
 
     def move(self, where: VirtualSlice, island: int) -> None:
         """See `VirtualSlice.move`."""
@@ -245,7 +261,8 @@ class Mover:
     def _do(self, step: Step, slices: Mapping[int, VirtualSlice], held: bool) -> Any:
         match step:
             case Ask(request):  # the session comes back when what is held is let go
-                return self._connection.call(request, ASK_LIMIT_S, patient=not held)
+                limit_s = ONCE_LIMIT_S if isinstance(request, ONCE) else ASK_LIMIT_S
+                return self._connection.call(request, limit_s, patient=not held)
             case Copy():
                 self._copy(step)
             case Save():
@@ -258,6 +275,8 @@ class Mover:
             case Arrive(record):
                 self._driver.wait(record)
             case Pause(seconds):
+                if held:
+                    self._driver.send_arrivals()
                 self._driver.wait_until(lambda: False, seconds)
             case Suspended(suspension):
                 self._driver.suspend(suspension, self._forget)

@@ -19,6 +19,7 @@ from typing import Any
 
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.suspension import Part, Suspension
 from pathways_ray.client.wanted import ANY, Wanted
 from pathways_ray.errors import PathwaysError, WaitTimeout, from_failure
 from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
@@ -33,14 +34,6 @@ LOOKS = 100
 
 LOOK_S = 0.1
 """The pause between two of them: what was sent before may take its time on a busy machine."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of a slice that moves: it is on its devices number `places`."""
-
-    mesh: SliceType
-    places: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -130,28 +123,6 @@ class Suspended:
     suspension: Suspension | None
 
 
-@dataclass(frozen=True)
-class Kept:
-    """A slice of a suspended session: what another one has to be to take its place, and where it was."""
-
-    mesh: SliceType
-    name: str
-    island: int
-    parts: tuple[Part, ...]
-    wanted: Wanted = ANY
-
-
-@dataclass(frozen=True)
-class Suspension:
-    """Everything that a suspended session holds: slices, and the number and type of each saved array, by its buffer.
-    `gives_way` where it was suspended for another session, and not by its user; `tried` once its resumption began."""
-
-    slices: tuple[Kept, ...]
-    arrays: dict[int, tuple[int, wire.HeldBuffer]]
-    gives_way: bool = False
-    tried: bool = False
-
-
 Step = Ask | Hold | Copy | Exchanged | Release | Drop | Save | Finish | Load | Arrive | Pause | Suspended
 
 
@@ -183,7 +154,8 @@ def move(
         held = [one for one in (yield from listed(core)) if one.slice in targets]
         meshes = {mesh.id: mesh} | {part.mesh.id: part.mesh for part in parts}
         found = living(core, held)
-        for group in (found[at : at + COPIES] for at in range(0, len(found), COPIES)):
+        while found:
+            group, found = found[:COPIES], found[COPIES:]
             made_here = core.new_buffers(len(group))
             old = [record for record, _ in group]
             copied += zip(old, made_here, strict=True)
@@ -191,9 +163,15 @@ def move(
                 core.new_program(), wire.encode(_copies([h for _, h in group], meshes, targets)), {}
             )
             yield Copy(program, old, made_here)
-            for record in made_here:
-                if record.failure is not None:
-                    raise from_failure(record.failure)
+            failure = next((record.failure for record in made_here if record.failure is not None), None)
+            if failure is None:
+                continue
+            there = [(record, one) for record, one in group if core.buffers.get(record.id) is record]
+            if len(there) == len(group):
+                raise from_failure(failure)
+            del copied[-len(group) :]  # a last handle went meanwhile, and the launch failed without that array
+            yield Drop(made_here)
+            found = there + found
         pairs = tuple((number, target.id) for number, target in targets.items())
         exchanged = yield Ask(wire.ExchangeSlices(session, pairs))
     except PathwaysError:

@@ -77,9 +77,9 @@ class Resumption:
 
     def _resume(self) -> None:
         with self.driver.sending:
-            if self.driver.suspension is not None:
-                raise PathwaysError("a suspended session ends with its controller")
-            request = self.core.resume_request(self.name, self.slices(), time.monotonic())
+            suspension = self.driver.suspension
+            slices = self.slices() if suspension is None else {}
+            request = self.core.resume_request(self.name, slices, time.monotonic(), suspension)
         reply = self.connection.resume_session(request, ANSWER_LIMIT_S)
         with self.driver.sending:
             if self.core.closing:  # the controller closes it, since its stream does not come

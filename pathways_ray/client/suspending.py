@@ -13,6 +13,9 @@ Resuming:
 3. Each array there that a handle is left to is uploaded to the devices that the slice has now. While they are on their
    way, the next slice is made. In the end the new slices are given back.
 4. Handles name what was uploaded, and calls go on. What fails before leaves the session suspended as it was.
+
+The values are the client's, so a session stays suspended when its controller dies, whichever step that falls into. The
+successor knows nothing of slices that were to come back: then resuming begins from its first step.
 """
 
 from __future__ import annotations
@@ -30,18 +33,17 @@ from pathways_ray.client.moving import (
     Exchanged,
     Finish,
     Hold,
-    Kept,
     Load,
     Release,
     Save,
     Step,
     Suspended,
-    Suspension,
     listed,
     living,
     renumbered,
 )
-from pathways_ray.errors import PathwaysError, Unschedulable
+from pathways_ray.client.suspension import Kept, Suspension
+from pathways_ray.errors import ControllerLost, PathwaysError, Unschedulable
 from pathways_ray.transport import messages as wire
 
 AHEAD = 4
@@ -71,8 +73,12 @@ def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -
             else:
                 saved[record.id] = number, one
         yield Finish()
-        yield Suspended(Suspension(tuple(slices), saved, gives_way))  # before: should Ctrl-C come, the values are kept
-        yield Ask(wire.Suspend(core.session, gives_way))
+        found = Suspension(tuple(slices), saved, gives_way)
+        yield Suspended(found)  # before: should Ctrl-C come, the values are kept
+        try:
+            yield Ask(wire.Suspend(core.session, gives_way))
+        except ControllerLost:  # perhaps with the arrays: the successor is told that the session is suspended
+            yield Suspended(dataclasses.replace(found, tried=True))
     except PathwaysError:
         yield Suspended(None)
         yield Release()
@@ -93,6 +99,7 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
     new: list[int] = []
     pairs: list[tuple[int, int]] = []
     loaded: list[tuple[BufferRecord, BufferRecord]] = []
+    losses = core.losses
     try:
         if suspension.tried:
             yield Ask(wire.Suspend(core.session, suspension.gives_way))  # again: slices may have come
@@ -101,6 +108,7 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
         for kept in _needed(suspension, released):
             made = yield from _made(core, kept, new)
             pairs += made
+            _check_same(core, losses)
             found = yield Ask(wire.ExchangeSlices(core.session, tuple(made)))
             yield Exchanged(found.slices)
             yield from _loaded(core, suspension, {old for old, _ in made}, loaded)
@@ -108,16 +116,26 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
             yield Ask(wire.ReleaseSlice(core.session, number))
         for _, copy in loaded[-AHEAD:]:
             yield Arrive(copy)
+        yield Hold()  # so that no successor is told meanwhile that the session is suspended
+        _check_same(core, losses)
     except PathwaysError:
         yield Drop([copy for _, copy in loaded])
+        yield Release()
         yield Ask(wire.Suspend(core.session, suspension.gives_way))  # with all slices that it has got by now
         raise
     dropped = renumbered(core, loaded, {one for one, _ in pairs})
     yield Suspended(None)
     yield Drop([*(copy for _, copy in loaded), *dropped])
+    yield Release()
     for number, _ in pairs:
         if number in released:
             yield Ask(wire.ReleaseSlice(core.session, number))
+
+
+def _check_same(core: ClientCore, losses: int) -> None:
+    """Raises `ControllerLost` where the controller that has made slices is gone, and they with it."""
+    if core.losses > losses:
+        raise ControllerLost("the controller was lost while the session came back; it is suspended as it was")
 
 
 def _needed(suspension: Suspension, released: Container[int]) -> list[Kept]:

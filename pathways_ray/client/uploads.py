@@ -10,8 +10,7 @@ import numpy as np
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import Buffer, BufferOwner
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.driver import Driver
-from pathways_ray.client.events import Placed
+from pathways_ray.client.driver import Arrival, Driver
 from pathways_ray.transport.messages import Put
 
 
@@ -31,15 +30,17 @@ def upload(
         (record,) = core.new_buffers(1, (kind,))
     driver.sweep()
     buffer = Buffer(owner, record)
-    placed = None
-    while placed is not where.placed:  # it has moved since the upload began
+    while True:
         placed, uploaded = where.placed, partial(driver.uploaded, record)
         record.upload = driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
+        put = Put(record.id, where.id, kind.array, spec, record.upload.epochs)
+        driver.arrivals.append(one := Arrival(record, where, placed, put))
         with driver.sending:
             if driver.gives_way:  # when it is back, the slice has other devices
                 driver.wait_to_send()
-            if placed is where.placed:
-                driver.handle(Placed(Put(record.id, where.id, kind.array, spec, record.upload.epochs)))
+            driver.send_arrival(one)
+        if one.sent or placed is where.placed:
+            break  # else it has moved since the upload began
     driver.sweep()
     driver.check_not_suspended()  # it may be on devices that are not the session's any more, and goes with its handle
     return buffer

@@ -300,10 +300,9 @@ class Controller(Inspectable):
 
     async def _read_log(self, request: ReadLog) -> process_log.Part:
         part = (request.offset, request.file)
-        found: process_log.Part
         actor = ray.get_actor(names.process(self.runtime, request.process), names.NAMESPACE)
         try:
-            found = await asyncio.wait_for(actor.read_log.remote(*part), READ_LOG_LIMIT_S)
+            found: process_log.Part = await asyncio.wait_for(actor.read_log.remote(*part), READ_LOG_LIMIT_S)
         except (TimeoutError, ray.exceptions.RayError):
             if not request.node:
                 raise

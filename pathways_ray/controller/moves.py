@@ -73,10 +73,9 @@ class Moves:
         if len(set(named)) < len(named) or not pairs:
             return Failure("UsageError", f"slices {named} are not different ones")
         for one, other in pairs:  # the first one may have been given back, as those of a suspended session are
-            for number, there in ((one, session.places), (other, session.slices)):
-                if number not in there:
-                    return Failure("UsageError", f"session {session.id} has no slice {number}")
-            a, b = session.places[one].mesh, session.slices[other].mesh
+            a, b = session.mesh_of(one), session.mesh_of(other)
+            if a is None or b is None or other not in session.slices:
+                return Failure("UsageError", f"session {session.id} has no slice {one if a is None else other}")
             if (a.shape, a.axes) != (b.shape, b.axes):
                 return Failure("UsageError", f"slice {one} has mesh {a}, and slice {other} has {b}")
         return self.busy(session)
@@ -99,10 +98,11 @@ class Moves:
                 session.names[one] = session.names[other]
         # The devices of one that was given back are others' by now: the second one of its pair stays where it is.
         stays = {other for one, other in pairs if one not in session.slices}
-        places = {n: session.places[n] for n in renamed}
+        found = {n: (session.mesh_of(n), session.places.get(n)) for n in renamed}
         for one, other in renamed.items():
-            if one not in stays:
-                session.places[one] = session.slices[one] = places[other].on_devices_of(places[one].mesh)
+            mesh, there = found[one][0], found[other][1]
+            if one not in stays and mesh is not None and there is not None:
+                session.places[one] = session.slices[one] = there.on_devices_of(mesh)
         first_of = {other: one for one, other in pairs}
         session.parts |= {
             first_of[o]: first_of.get(whole, whole) for o, whole in session.parts.items() if o in first_of

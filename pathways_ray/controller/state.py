@@ -18,6 +18,7 @@ from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.script import Course
+from pathways_ray.ir.types import SliceType
 from pathways_ray.observe.recorder import Recorder
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
@@ -86,7 +87,8 @@ class Session:
     on islands. `refused` are the last buffers that are not there because they were refused, in the order of their
     numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
     numbers, from `own_numbers` up.
-    While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session.
+    While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session. `away` has
+    the meshes of slices that it had when it was suspended under the controller before.
     While it `vacates`, slices of it have to leave an island.
     """
 
@@ -95,6 +97,7 @@ class Session:
     usage: Usage
     slices: dict[int, PlacedSlice] = field(default_factory=dict)
     places: dict[int, PlacedSlice] = field(default_factory=dict)
+    away: dict[int, SliceType] = field(default_factory=dict)
     names: dict[int, str] = field(default_factory=dict)
     parts: dict[int, int] = field(default_factory=dict)
     replacing: dict[int, int] = field(default_factory=dict)
@@ -118,6 +121,11 @@ class Session:
     def device_bytes(self) -> int:
         """Bytes of its buffers on devices."""
         return sum(self.held.values())
+
+    def mesh_of(self, number: int) -> SliceType | None:
+        """The mesh of a slice that it has, or has had."""
+        place = self.places.get(number)
+        return place.mesh if place is not None else self.away.get(number)
 
     def lives(self, number: int) -> bool:
         """Whether a number stands for a buffer that is there or will be."""

@@ -244,7 +244,9 @@ class Takeover:
         if client is not None and client.channel.state is ChannelState.OPENED:
             return [self._reply(event.call, client, request)]  # the reply to the first call got lost
         slices = self.slices.get(number, {})
+        away = {mesh.id: mesh for mesh in request.suspended or ()}
         unknown = [one for one in request.slices if one not in slices]
+        unknown += [one for one in away if one > self.tables.last_slice]
         if client is not None or self.over or unknown:
             why = "is open" if client is not None else "was given up" if self.over else f"has no slices {unknown}"
             raise SessionClosed(f"session {number} cannot be resumed: it {why}")
@@ -256,12 +258,16 @@ class Takeover:
         client, commands = opened[0], [*opened[1], *self.requests.isolation.opened(opened[0], now)]
         slices, undone = self._as_known(number, slices, request)
         commands += undone
+        named = request.slices if request.suspended is None else ()
         for one in sorted(slices):
-            if one in request.slices:
+            if one in named:
                 self.launches.add_slice(number, slices[one].placed, slices[one].within, name=slices[one].name)
             else:
                 commands.append(CallManager("release_slice", (number, one)))
-        commands += self._enter(self.launches.sessions[number], request)
+        session = self.launches.sessions[number]
+        session.away, session.suspended = away, request.suspended is not None
+        session.gives_way = session.suspended and request.gives_way
+        commands += self._enter(session, request)
         return [*commands, self._reply(event.call, client, request)]
 
     def _as_known(

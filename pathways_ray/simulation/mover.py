@@ -18,18 +18,17 @@ from pathways_ray.client.moving import (
     Drop,
     Exchanged,
     Hold,
-    Kept,
     Load,
     Pause,
     Release,
     Save,
     Step,
     Suspended,
-    Suspension,
     is_quiet,
     move,
 )
 from pathways_ray.client.suspending import resume, suspend
+from pathways_ray.client.suspension import Kept, Suspension
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.client_data import ClientData, Fetch, Handle

@@ -89,8 +89,6 @@ class WayBack:
             return
         if world.clock.now - self.since > 2 * limits.RESUME_LIMIT_S:
             return self._fail("there was no successor")
-        if client.mover.suspension is not None and not client.mover.holding:
-            return self._fail("a suspended session ends with its controller")
         if client.mover.holding:  # who holds the session's calls goes on without an answer, and lets go of them
             return world.network.after(client.process, HELD_S, self._look, calls)
         controller: SimulatedController = client.world.controller
@@ -98,8 +96,10 @@ class WayBack:
             return world.network.after(client.process, LOOK_S, self._look, calls)
         before = list(client.core.pending)
         session = client.core.session
-        slices = {placed.mesh.id: slice_tag("", session, placed) for placed in client.slices}
-        request = client.core.resume_request("", slices, world.clock.now)
+        away = client.mover.suspension
+        there = client.slices if away is None else []
+        slices = {placed.mesh.id: slice_tag("", session, placed) for placed in there}
+        request = client.core.resume_request("", slices, world.clock.now, away)
         client.left_behind(before, Failure("ControllerLost", "the controller is gone"))
         self.calls += 1
         answered = partial(self._answered, self.calls)
@@ -116,7 +116,7 @@ class WayBack:
         if not client.connect(controller):
             return self._look(self.calls)
         placed = {made.placed.mesh.id: made.placed for made in reply.slices}
-        client.slices[:] = [placed[one.mesh.id] for one in client.slices]
+        client.slices[:] = [placed.get(one.mesh.id, one) for one in client.slices]
         self.back += 1
         client.handle(events.Resumed(reply))
         client.mover.controller_back()

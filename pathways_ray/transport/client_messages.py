@@ -9,7 +9,7 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.launch_messages import Launch, PrioritizedLaunch
 from pathways_ray.transport.message import Codec, Counted, Message
 from pathways_ray.transport.operator_messages import (
@@ -282,7 +282,8 @@ class ResumeSession(Message, tag=213):
     """A client that has lost its controller comes to the successor, with its token, and its session's `resume_tag`.
 
     `slices` are those that it has a handle to, `kept` its arrays. Buffers from number `next_buffer` on are newer.
-    `tags` has the tag of each of the slices, which shows the devices that the client knows.
+    `tags` has the tag of each of the slices, which shows the devices that the client knows. `suspended` has the meshes
+    of its slices where the session is suspended: it has none now. `gives_way` is as in `Suspend`.
     """
 
     version: int
@@ -293,6 +294,8 @@ class ResumeSession(Message, tag=213):
     kept: Annotated[tuple[KeptBuffers, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
     next_buffer: Counted
     tags: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] = ()
+    suspended: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] | None = None
+    gives_way: bool = False
 
 
 class SessionResumed(Message, tag=214):
@@ -348,8 +351,7 @@ class Look(Message, tag=192):
     of: int = 0
 
 
-class Accepted(Message, tag=80):
-    pass
+class Accepted(Message, tag=80): ...
 
 
 class Refused(Message, tag=81):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -152,3 +153,43 @@ def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices:
         np.testing.assert_array_equal(np.asarray(double(theirs)), X * 2.0)
         assert {one["name"] for one in session.status()["sessions"]} >= {"another"}
     assert set(before.values()) - set(processes(session).values()) == {controller}
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("kept_in", ["memory", "directory"])
+def test_the_controller_dies_and_a_suspended_session_comes_back(
+    session: ClusterSession, kept_in: str, tmp_path: Path
+) -> None:
+    """
+    1. A session with a state on a slice and on a part of another one is suspended. The controller gets SIGKILL.
+    2. The session is suspended at the successor too, and says so to who uses it. Handles that go meanwhile do not come.
+    3. It is resumed: its arrays have the same bits, its functions run, and nothing else of it is on hosts.
+    """
+    with pw.connect(session.url, session.token, name="suspended") as tenant:
+        where = tenant.virtual_slice((2,), ("x",), island=0)
+        other = tenant.virtual_slice((4,), ("x",), island=1)
+        part = tenant.part_of(other, (1,), (1,), ("y",))
+        double = pw.compiled(lambda v: v * 2.0, slice=where, in_specs=P("x"), out_specs=P("x"))
+        kept = [pw.put(X, where, P("x")), pw.put(X + 1.0, other, P("x")), pw.put(X + 2.0, part, P("y")), double(X)]
+        folder = tmp_path / "suspension" if kept_in == "directory" else None
+        tenant.suspend(folder)
+        (controller,) = [pid for title, pid in processes(session).items() if "ray::Controller" in title]
+        psutil.Process(controller).kill()
+        kept.pop(1)
+        with pytest.raises(pw.errors.SessionSuspended):
+            np.asarray(kept[0])
+
+        def entry() -> dict[str, Any]:
+            return next(one for one in tenant.status()["sessions"] if one["session"] == tenant.id)
+
+        found = entry()
+        assert (found["suspended"], found["buffers"]) == (True, 0)
+        tenant.resume()
+        for array, expected in zip(kept, (X, X + 2.0, X * 2.0), strict=True):
+            np.testing.assert_array_equal(np.asarray(array), expected)
+        np.testing.assert_array_equal(np.asarray(double(kept[0])), X * 2.0)
+        assert part.devices == other.devices[1:2]
+        deadline = time.monotonic() + 20
+        while ((found := entry())["suspended"], found["buffers"]) != (False, 3):
+            assert time.monotonic() < deadline, found
+            time.sleep(0.05)

@@ -6,9 +6,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pathways_ray.client import suspending
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.ending import Ending
 from pathways_ray.client.renewals import Renewals
+from pathways_ray.client.suspension import Suspension
 from pathways_ray.controller import takeover
 from pathways_ray.controller.takeover import Takeover
 from pathways_ray.scheduler.order import IslandOrder
@@ -71,9 +73,34 @@ def launches_wait_for_other_islands_after_the_controller_died(patch: Patch) -> N
 
 @bug(faults=0, **DYING | {"controller_deaths": 1})
 def what_was_called_while_the_controller_was_away_is_not_sent(patch: Patch) -> None:
-    def request(original: Original, self: ClientCore, name: str, slices: Any, now: float) -> Any:
-        found = original(self, name, slices, now)
+    def request(original: Original, self: ClientCore, *arguments: Any) -> Any:
+        found = original(self, *arguments)
         self.queue.clear()
         return found
 
     wrapped(patch, Ending, "resume_request", request)
+
+
+SUSPENDED = DYING | {"suspends": 0.5}
+"""Users suspend their sessions, too."""
+
+
+@bug(faults=0, **SUSPENDED)
+def what_a_suspended_session_has_saved_is_taken_for_lost(patch: Patch) -> None:
+    def request(original: Original, self: ClientCore, name: str, slices: Any, now: float, saved: Any) -> Any:
+        return original(self, name, slices, now, saved and Suspension(saved.slices, {}))
+
+    wrapped(patch, Ending, "resume_request", request)
+
+
+@bug(faults=0, **SUSPENDED)
+def slices_of_the_controller_before_are_taken_for_those_of_its_successor(patch: Patch) -> None:
+    patch.setattr(suspending, "_check_same", lambda core, losses: None)
+
+
+@bug(faults=0, **SUSPENDED)
+def a_suspension_that_nobody_has_answered_did_not_take_place(patch: Patch) -> None:
+    class Never(Exception):
+        pass
+
+    patch.setattr(suspending, "ControllerLost", Never)

@@ -37,6 +37,7 @@ PURE = {
     "pathways_ray/client/siblings.py",
     "pathways_ray/client/versions.py",
     "pathways_ray/client/suspending.py",
+    "pathways_ray/client/suspension.py",
     "pathways_ray/client/wanted.py",
     "pathways_ray/controller",
     "pathways_ray/deployment/following.py",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from pathways_ray.client.buffer import DELETED, FAILED, READY, BufferRecord
 from pathways_ray.client.events import CloseData, Closing, Disconnected, MoveHost, Resume, Resumed, ResumeFailed, Wake
+from pathways_ray.client.suspension import Kept, Part, Suspension
 from pathways_ray.errors import ControllerLost, from_failure
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import (
@@ -13,6 +14,7 @@ from pathways_ray.transport.messages import (
     Completed,
     DonationsDecided,
     Free,
+    HeldBuffer,
     HostAddress,
     KeptBuffers,
     Launch,
@@ -120,6 +122,22 @@ def test_a_launch_whose_upload_was_under_way_is_sent_to_the_successor() -> None:
     assert [m for m in s.take() if isinstance(m, Launch)] == [Launch(1, 1, (x.id,), y.id)]
     s.handle(Completed((1,)))
     assert y.state is READY
+
+
+def test_the_successor_hears_that_a_session_is_suspended_and_nothing_saved_is_lost() -> None:
+    """What is saved, its client has; an array that is not is lost with its devices."""
+    s = Session()
+    a, b = s.call(), s.call()
+    s.handle(Completed((1, 2)))
+    mesh, part = SliceType(1, (2,), ("x",)), SliceType(2, (1,), ("y",))
+    kept = Kept(mesh, "", 0, (Part(part, (1,)),))
+    saved = Suspension((kept,), {a.id: (0, HeldBuffer(a.id, 1, VECTOR, ()))}, gives_way=True)
+    s.lose()
+    request = s.core.resume_request("me", {}, s.now, saved)
+    assert (request.slices, request.suspended, request.gives_way) == ((), (mesh, part), True)
+    assert [group.numbers for group in request.kept] == [(b.id,)]
+    s.resume(b.id)
+    assert (a.state, b.state) == (READY, FAILED)
 
 
 def test_an_upload_to_a_host_that_the_successor_has_never_heard_of_is_ended() -> None:

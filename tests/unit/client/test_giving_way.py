@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_ray.client.moving import Suspension
+from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import SessionSuspended
 from tests.unit.client.local import LocalSession, opened
 

@@ -6,13 +6,28 @@ import threading
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
 from pathways_ray.client.moving import Ask, Copy, Hold, Release, Step
-from pathways_ray.errors import ControllerLost, WaitTimeout
-from pathways_ray.transport.messages import CreateSlice, Held, ListHeld, Register
-from tests.unit.client.offline import LIMIT_S, Background, Offline
+from pathways_ray.errors import ControllerLost, Unschedulable, WaitTimeout
+from pathways_ray.transport.messages import (
+    CreateSlice,
+    ExchangeSlices,
+    Held,
+    HeldBuffer,
+    ListHeld,
+    Put,
+    Register,
+    ReleaseSlice,
+    SliceCreated,
+    SlicesExchanged,
+    Vacate,
+)
+from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline, eventually
+from tests.unit.helpers import placed
 
 
 @pytest.fixture
@@ -98,3 +113,80 @@ def test_a_session_that_gives_way_lets_its_calls_go_on_where_it_has_to_move(offl
         giving_way.end()
     assert session._driver.suspension is None
     assert session._driver.sending.acquire(timeout=LIMIT_S)
+
+
+def test_an_upload_that_waits_for_the_session_is_not_waited_for(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. An upload arrives while a suspension holds the session's calls. Its thread waits to tell the controller.
+    2. The suspension tells the controller for it, finds the array there, and goes on at once.
+    """
+    session, controller, hosts = offline.session, offline.controller, offline.hosts
+    begun, goes_on, upload = threading.Event(), threading.Event(), hosts.upload
+
+    def slow(*args: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(LIMIT_S)
+        return upload(*args)
+
+    monkeypatch.setattr(hosts, "upload", slow)
+    putting = Background(lambda: session.put(np.ones(2, np.float32), offline.where, ()))
+    assert begun.wait(LIMIT_S)
+
+    def listed(_: ListHeld) -> Held:
+        if not goes_on.is_set():
+            goes_on.set()
+            eventually(lambda: session._driver.arrivals)
+            (buffer,) = hosts.uploads
+            hosts.acknowledge(buffer)
+        found = [one for one in controller.sent if isinstance(one, Put)]
+        return Held(tuple(HeldBuffer(one.buffer, one.slice, one.type, one.spec) for one in found))
+
+    controller.answers = {ListHeld: listed}
+
+    def steps() -> Generator[Step, Any, None]:
+        yield Hold()
+        held = yield from moving.listed(session._core)
+        assert [one.type for one in held] == [VECTOR]
+        yield Release()
+
+    carry_out(offline, steps())
+    putting.end()
+    assert [type(one) for one in controller.sent] == [Put], "it is told of once"
+
+
+def test_a_slice_that_the_successor_was_not_told_of_is_asked_for_again(offline: Offline) -> None:
+    """The controller dies after its answer. The session comes back before its thread has noted the slice."""
+
+    def dies(_: CreateSlice) -> None:
+        del offline.controller.answers[CreateSlice]
+        offline.session._driver.handle(Disconnected("the controller is gone"))
+
+    offline.controller.answers = {CreateSlice: dies}
+    made = offline.session.virtual_slice((2,), ("x",))
+    first, released, again = offline.controller.calls
+    assert (type(first), released, type(again)) == (CreateSlice, ReleaseSlice(7, 1), CreateSlice)
+    assert (made.id, made.released) == (3, False)
+    assert list(offline.session._mover.slices_held()) == [3]
+
+
+def test_a_slice_that_finds_no_place_keeps_no_other_one_on_an_island_that_is_drained(offline: Offline) -> None:
+    session, controller = offline.session, offline.controller
+    large, small = session.virtual_slice((2,), ("x",)), session.virtual_slice((2,), ("x",))
+    asked: list[int] = []
+
+    def made(request: CreateSlice) -> SliceCreated:
+        asked.append(request.instead)
+        if request.instead == large.id:
+            raise Unschedulable("no island can hold it")
+        return SliceCreated(placed(9, ["1.0", "1.1"]), "tag")
+
+    def exchanged(_: ExchangeSlices) -> SlicesExchanged:
+        return SlicesExchanged((SliceCreated(placed(small.id, ["1.0", "1.1"]), "tag"),))
+
+    controller.answers = {CreateSlice: made, ListHeld: Held(()), ExchangeSlices: exchanged}
+    offline.say(Vacate((large.id, small.id)))
+    eventually(lambda: small.devices == ("1.0", "1.1"))
+    assert asked == [large.id, small.id]
+    assert large.devices == ("0.0", "0.1")

@@ -10,7 +10,8 @@ import pytest
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import MoveSlices, Registered, ReleaseQueue, Renewing
-from pathways_ray.client.moving import COPIES, Ask, Copy, Drop, Exchanged, Hold, Part, Release, is_quiet, move
+from pathways_ray.client.moving import COPIES, Ask, Copy, Drop, Exchanged, Hold, Release, is_quiet, move
+from pathways_ray.client.suspension import Part
 from pathways_ray.client.wanted import Wanted
 from pathways_ray.errors import Failure, Unschedulable, UsageError
 from pathways_ray.ir.graph import Argument, Graph, Ref, Result, Transfer
@@ -155,6 +156,28 @@ def test_a_copy_that_fails_ends_the_move() -> None:
     copy.results[0].fail(Failure("HostLost", "host 5 is gone"))
     assert run.send(None) == Drop([copy.results[0]])
     assert isinstance(run.send(None), Release)
+
+
+def test_an_array_whose_last_handle_goes_as_it_is_copied_is_left_out() -> None:
+    """Its launch fails without it, with all that were to be copied by it: these are copied again."""
+    core, (gone, stays) = with_buffers(2)
+    run = move(core, OLD, "", (), 2)
+    run.send(None)
+    run.send(created(NEW))
+    run.send(None)
+    copy = run.send(held([gone, stays]))
+    assert isinstance(copy, Copy)
+    core.free(gone)
+    for record in copy.results:
+        record.fail(Failure("BufferDeleted", "buffer 1 of this session does not exist"))
+    assert run.send(None) == Drop(copy.results)
+    again = run.send(None)
+    assert isinstance(again, Copy)
+    assert again.arguments == [stays]
+    again.results[0].state = READY
+    assert run.send(None) == Ask(ExchangeSlices(1, ((3, 8),)))
+    assert isinstance(run.send(SlicesExchanged((created(OLD),))), Exchanged)
+    assert (stays.id, core.buffers[5]) == (5, stays)
 
 
 def test_parts_move_with_their_slice() -> None:

@@ -8,9 +8,20 @@ import pytest
 
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.moving import LOOKS, Ask, Drop, Kept, Load, Part, Pause, Release, Save, Suspended, Suspension
+from pathways_ray.client.events import Disconnected, Resumed
+from pathways_ray.client.moving import LOOKS, Ask, Drop, Load, Pause, Save, Suspended
 from pathways_ray.client.suspending import resume, suspend
-from pathways_ray.errors import BufferLost, Failure, HostLost, PathwaysError, Unschedulable, UsageError, WaitTimeout
+from pathways_ray.client.suspension import Kept, Part, Suspension
+from pathways_ray.errors import (
+    BufferLost,
+    ControllerLost,
+    Failure,
+    HostLost,
+    PathwaysError,
+    Unschedulable,
+    UsageError,
+    WaitTimeout,
+)
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport.messages import (
@@ -21,6 +32,7 @@ from pathways_ray.transport.messages import (
     HeldBuffer,
     ListHeld,
     ReleaseSlice,
+    SessionResumed,
     SliceCreated,
     SlicesExchanged,
     Suspend,
@@ -151,7 +163,7 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
     expected = (
         ["Suspended"]
         + ["CreateSlice"] * 3
-        + ["ExchangeSlices", "Exchanged", "Load", "ReleaseSlice", "Arrive", "Suspended", "Drop"]
+        + ["ExchangeSlices", "Exchanged", "Load", "ReleaseSlice", "Arrive", "Hold", "Suspended", "Drop", "Release"]
     )
     assert names(steps) == expected
     assert [step.request.island for step in steps[1:4]] == [1, -1, -1]
@@ -159,7 +171,7 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
     assert steps[4] == Ask(ExchangeSlices(1, ((MESH.id, 11), (PART.id, 12))))
     (load,) = [step for step in steps if isinstance(step, Load)]
     assert (load.number, load.held.slice) == (1, MESH.id)
-    assert steps[-2] == Suspended(None)
+    assert steps[-3] == Suspended(None)
     assert [record.id for record in (records[1], load.record)] == [3, 2], "the handle names what was uploaded"
     assert core.buffers[3] is records[1]
 
@@ -178,14 +190,14 @@ def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() 
     assert steps[-1] == Ask(ReleaseSlice(1, MESH.id))
 
 
-@pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "Load", "Arrive"])
+@pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "Load", "Arrive", "Hold"])
 def test_a_session_that_cannot_be_resumed_stays_suspended_and_can_be_later(refused: str) -> None:
     core, records, suspension = suspended()
     steps, error = carried_out(resume(core, suspension, ()), Replies(Held(()), **{refused: HostLost("host 9 is gone")}))
     assert isinstance(error, HostLost)
     assert steps[-1] == Ask(Suspend(1))
-    assert isinstance(steps[-2], Drop)
-    assert not any(isinstance(step, Release) or step == Suspended(None) for step in steps)
+    assert names(steps)[-3:-1] == ["Drop", "Release"]
+    assert not any(step == Suspended(None) for step in steps)
     (tried,) = [step.suspension for step in steps if isinstance(step, Suspended) and step.suspension is not None]
     assert [record.id for record in records] == [1, 2]
     steps, error = carried_out(resume(core, tried, ()), Replies(Held(())))
@@ -203,3 +215,37 @@ def test_a_handle_that_goes_while_its_array_comes_back_is_freed() -> None:
             core.free(records[0])
         step = run.send(replies(step))
     assert [record.id for record in step.buffers] == [1, 2, 3], "the copies under their old numbers, and its own"
+
+
+def test_a_session_whose_controller_dies_as_it_is_suspended_is_suspended() -> None:
+    """Its arrays may be freed by then, and the client has them all."""
+    core, _, held = with_arrays(1)
+    steps, error = carried_out(suspend(core, SLICES), Replies(held, Suspend=ControllerLost("it is gone")))
+    assert error is None
+    assert names(steps)[-4:] == ["Suspended", "Suspend", "Suspended", "Release"]
+    left = steps[-2].suspension
+    assert (left.tried, left.arrays) == (True, {1: (0, held.buffers[0])})
+    assert left.meshes == (MESH, PART, OTHER)
+
+
+@pytest.mark.parametrize("lost_in", ["CreateSlice", "Arrive", "Hold"])
+def test_a_session_whose_controller_dies_as_it_comes_back_stays_suspended(lost_in: str) -> None:
+    """The successor is there before the next question, which it would answer. It has none of the slices."""
+    core, records, suspension = suspended()
+    core.resume_tag = "tag"
+
+    class Dying(Replies):
+        def __call__(self, step: Any) -> Any:
+            if type(step.request if isinstance(step, Ask) else step).__name__ == lost_in and not core.losses:
+                core.handle(Disconnected("the controller is gone"), 0.0)
+                core.handle(Resumed(SessionResumed("", 0, (), (), ())), 0.0)
+            return super().__call__(step)
+
+    steps, error = carried_out(resume(core, suspension, ()), Dying(Held(())))
+    assert isinstance(error, ControllerLost)
+    assert "it is suspended as it was" in str(error)
+    assert steps[-1] == Ask(Suspend(1))
+    assert not any(step == Suspended(None) for step in steps)
+    steps, error = carried_out(resume(core, suspension, ()), Replies(Held(())))
+    assert error is None
+    assert [record.state for record in records] == [READY, READY]

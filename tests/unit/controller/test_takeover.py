@@ -21,6 +21,7 @@ from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import SliceType
 from pathways_ray.transport.capabilities import resume_tag, slice_tag
 from pathways_ray.transport.messages import (
     VERSION,
@@ -92,7 +93,8 @@ class Successor(CoreHarness):
     ) -> Any:
         tag = more.get("tag", resume_tag("data secret", SESSION, "alice"))
         version, tags = more.get("version", VERSION), more.get("tags", ())
-        request = ResumeSession(version, SESSION, tag, "again", slices, kept, 100, tags)
+        away = more.get("suspended"), more.get("gives_way", False)
+        request = ResumeSession(version, SESSION, tag, "again", slices, kept, 100, tags, *away)
         return self.request(tenant, request, more.get("size", 10))
 
 
@@ -120,6 +122,54 @@ def test_a_session_comes_back_with_what_is_there() -> None:
     assert session.names == {1: "mine", 4: "mine"}
     assert Drop(SESSION, (2, 8)) in sent(commands)
     assert front.core.clients.known[SESSION].tenant == ALICE
+
+
+def test_a_suspended_session_stays_so_and_comes_back_to_other_devices() -> None:
+    """
+    1. Of its suspension the controller before may have died: what it still has of slices and arrays is given back.
+    2. It is suspended, its slices named by their meshes. One is exchanged for a new one, and has its devices.
+    """
+    front = Successor()
+    front.all_come(h0=(1, 2), h1=(1,))
+    meshes = SLICES[0].mesh, BOTH.mesh
+    commands = front.ask(slices=(), suspended=meshes, gives_way=True)
+    found = reply(commands)
+    assert isinstance(found, SessionResumed)
+    assert (found.slices, found.lost) == ((), ())
+    assert {c.arguments for c in of(CallManager, commands) if c.method == "release_slice"} == {
+        (SESSION, 1),
+        (SESSION, 4),
+    }
+    assert Drop(SESSION, (1, 2)) in sent(commands)
+    launches, moves = front.core.launches, front.core.requests.changes.moves
+    session = launches.sessions[SESSION]
+    assert (session.suspended, session.gives_way, session.slices, session.places) == (True, True, {}, {})
+    new = PlacedSlice(SliceType(12, meshes[0].shape, meshes[0].axes), SLICES[1].island, SLICES[1].blocks)
+    assert moves.refusal(session, [(1, 12)]) is not None, "it has no slice 12 yet"
+    launches.add_slice(SESSION, new)
+    assert not session.suspended
+    assert moves.refusal(session, [(5, 12)]) is not None, "it never had a slice 5"
+    assert moves.refusal(session, [(1, 12)]) is None
+    moves.exchange(session, [(1, 12)])
+    assert session.slices[1] == new.on_devices_of(meshes[0])
+
+
+@pytest.mark.parametrize("named", [(1, 4), ()])
+def test_a_suspended_session_has_no_slices_whatever_its_client_says(named: tuple[int, ...]) -> None:
+    front = Successor()
+    front.all_come(h0=(1,))
+    found = reply(front.ask(kept(1), slices=named, suspended=()))
+    assert isinstance(found, SessionResumed)
+    assert (found.slices, found.lost) == ((), (1,))
+
+
+def test_a_suspension_with_slices_that_nobody_has_had_is_refused() -> None:
+    """Another session's slice may get that number."""
+    front = Successor()
+    front.all_come()
+    found = reply(front.ask(slices=(), suspended=(SliceType(10, (2,), ("x",)),)))
+    assert isinstance(found, Refused)
+    assert "has no slices [10]" in found.failure.message
 
 
 def test_calls_wait_until_all_hosts_have_said_what_they_hold() -> None:
