@@ -7,17 +7,25 @@ times from the first launch until the last loss, pair by pair; `cpu` is that of 
 copies are there too, which other work on the machine changes less. Beside both stand the bounds between which the
 median lies with a confidence of 95 %.
 
+Where devices are the machine's own cores, a snapshot takes from them the time of its copies, bubble or not: `floor` is
+the ratio that is left if they cost what `memcpy` of their bytes does, on all cores at once. So there is a second
+pipeline, whose stages wait in place of computing: devices of their own would not have copies made by the machine's
+cores slow them down. What its step is longer by did not fall into bubbles.
+
 Run it with `python -m benchmarks run snapshots --json snapshots.json`; about three minutes.
 """
 
 from __future__ import annotations
 
+import os
 import pydoc_data.topics
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, option
@@ -32,46 +40,38 @@ class Settings:
     layers: int = option(4)
     sequence: int = option(128, "tokens of an example")
     microbatches: int = option(8, "of a step")
+    wait_ms: float = option(10.0, "that a stage waits for a microbatch, forward or backward")
+    state_mib: int = option(10, "of each stage that waits")
 
 
-SMOKE = Settings(pairs=2, every=2, hidden=32, layers=2, sequence=16, microbatches=2)
+SMOKE = Settings(pairs=2, every=2, hidden=32, layers=2, sequence=16, microbatches=2, wait_ms=1.0, state_mib=1)
 
 
-class Trained:
-    """A training on the cluster of this process, as far as it is now. `kept` are its last two snapshots."""
+class Pipeline:
+    """A pipeline on the cluster of this process, as far as it is now. `kept` are its last two snapshots."""
 
-    def __init__(self, settings: Settings, folder: Path) -> None:
-        from megatron_ptdp import data
-        from megatron_ptdp.train.config import load
-        from megatron_ptdp.train.fitting import Fit
-        from megatron_ptdp.train.setup import Training, batches_of
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
 
-        tokens = folder / "corpus.tokens"
-        data.prepare(tokens, [Path(pydoc_data.topics.__file__)], data.tokens_named(None))
-        given = ("model=gpt-tiny", "pipeline=2", "microbatch=2", "check=false", f"path={tokens}")
-        names = ("hidden", "layers", "sequence", "microbatches")
-        config = load(None, [*given, *(f"{name}={getattr(settings, name)}" for name in names)])
-        fit = Fit.of(config)
-        self.training = Training.of(fit.config, fit.schedule, fit.sizes)
-        self.batches, _ = batches_of(config, fit.sizes.batch)
-        self.state, self.done, self.kept = self.training.first_state(), 0, list[Any]()
+    def parts(self) -> Any:
+        """The arrays that a snapshot is taken of."""
+        raise NotImplementedError
+
+    def run(self, steps: int) -> None:
+        """Makes so many steps, to the end."""
+        raise NotImplementedError
 
     def seconds(self, steps: int, snapshot: bool) -> tuple[float, float]:
         """The time of a stretch, and the CPU time of all processes until its snapshot is whole."""
         import pathways_ray as pw
-        from megatron_ptdp.parallel.replicas import of_first_group
 
-        batches = [self.batches.at(self.done + k) for k in range(steps)]
         cpu, began = measure.cpu_seconds(), time.perf_counter()
         if snapshot:
-            self.kept = [*self.kept[-1:], pw.snapshot(of_first_group(self.state), local=True)]
-        for batch in batches:
-            self.state, metrics = self.training.step(self.state, batch)
-        float(metrics["loss"])
+            self.kept = [*self.kept[-1:], pw.snapshot(self.parts(), local=True)]
+        self.run(steps)
         seconds = time.perf_counter() - began
         for one in self.kept:
             one.wait()
-        self.done += steps
         return seconds, measure.cpu_seconds() - cpu
 
     @property
@@ -80,26 +80,119 @@ class Trained:
         return int(self.kept[-1].nbytes)
 
 
+class Waiting(Pipeline):
+    """Two stages in the order of 1F1B that wait for each microbatch, forward and backward, and have a state."""
+
+    def __init__(self, settings: Settings) -> None:
+        import jax
+
+        import pathways_ray as pw
+
+        super().__init__()
+
+        def wait(v: Any) -> Any:
+            time.sleep(settings.wait_ms / 1000)
+            return v
+
+        batch = np.zeros(64, np.float32)
+        places = [pw.virtual_slice((1,), ("x",), island=k) for k in (0, 1)]
+        kind = jax.ShapeDtypeStruct(batch.shape, batch.dtype)
+        first, last = (pw.host(wait, slice=place, result=kind) for place in places)
+
+        def updated(weights: Any, gradients: list[Any]) -> Any:
+            return weights + sum(g.sum() for g in gradients)
+
+        update = [pw.compiled(updated, slice=place, donate_argnums=(0,)) for place in places]
+
+        def step(weights: list[Any], batch: Any) -> Any:
+            forward = first(batch)
+            gradients: tuple[list[Any], list[Any]] = [], []
+            for k in range(settings.microbatches):
+                here, forward = forward, first(batch) if k + 1 < settings.microbatches else None
+                gradients[1].append(last(last(here)))
+                gradients[0].append(first(gradients[1][-1]))
+            return [one(w, g) for one, w, g in zip(update, weights, gradients, strict=True)]
+
+        self._step, self._batch = pw.program(step), pw.put(batch, places[0])
+        weights = np.zeros(settings.state_mib << 18, np.float32)
+        self.state = [pw.put(weights, place) for place in places]
+
+    def parts(self) -> Any:
+        return self.state
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.state = self._step(self.state, self._batch)
+        for one in self.state:
+            one.block_until_ready()
+
+
+class Trained(Pipeline):
+    """A training."""
+
+    def __init__(self, settings: Settings, folder: Path) -> None:
+        from megatron_ptdp import data
+        from megatron_ptdp.train.config import load
+        from megatron_ptdp.train.fitting import Fit
+        from megatron_ptdp.train.setup import Training, batches_of
+
+        super().__init__()
+        tokens = folder / "corpus.tokens"
+        data.prepare(tokens, [Path(pydoc_data.topics.__file__)], data.tokens_named(None))
+        given = ("model=gpt-tiny", "pipeline=2", "microbatch=2", "check=false", f"path={tokens}")
+        names = ("hidden", "layers", "sequence", "microbatches")
+        config = load(None, [*given, *(f"{name}={getattr(settings, name)}" for name in names)])
+        fit = Fit.of(config)
+        self.training = Training.of(fit.config, fit.schedule, fit.sizes)
+        self.batches, _ = batches_of(config, fit.sizes.batch)
+        self.state, self.done = self.training.first_state(), 0
+
+    def parts(self) -> Any:
+        from megatron_ptdp.parallel.replicas import of_first_group
+
+        return of_first_group(self.state)
+
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.state, metrics = self.training.step(self.state, self.batches.at(self.done))
+            self.done += 1
+        float(metrics["loss"])
+
+
+def copied_seconds(size: int) -> float:
+    """The time of a copy of so many bytes in memory: the least of five."""
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
+    found = []
+    for _ in range(5):
+        began = time.perf_counter()
+        target[:] = source
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
 def run(settings: Settings, progress: Progress) -> Result:
     """Runs all pairs, after one that compiles."""
     import pathways_ray as pw
 
-    times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    rows, prices, sizes = [], [], []
     with tempfile.TemporaryDirectory() as folder, pw.init(islands=2, devices_per_host=1):
-        trained = Trained(settings, Path(folder))
-        for number in range(settings.pairs + 1):
-            for snapshot in measure.in_turn((True, False), number):
-                measured = trained.seconds(settings.every, snapshot)
-                if number:
-                    times[snapshot].append(measured)
-            progress.say(f"pair {number} of {settings.pairs}")
-        size = trained.bytes
-    rows = [
-        {"stretches": name, "step_ms": measure.spread([1e3 * wall / settings.every for wall, _ in times[key]])}
-        for name, key in (("with a snapshot", True), ("without", False))
-    ]
-    prices = [price(what, k, times) for k, what in enumerate(("time", "cpu"))]
-    return {"rows": rows, "prices": prices, "snapshot": {"every": settings.every, "mib": size / 2**20}}
+        for stages, pipeline in (("compute", Trained(settings, Path(folder))), ("wait", Waiting(settings))):
+            times: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            for number in range(settings.pairs + 1):
+                for snapshot in measure.in_turn((True, False), number):
+                    measured = pipeline.seconds(settings.every, snapshot)
+                    if number:
+                        times[snapshot].append(measured)
+                progress.say(f"stages that {stages}: pair {number} of {settings.pairs}")
+            for name, key in (("with a snapshot", True), ("without", False)):
+                steps = [1e3 * wall / settings.every for wall, _ in times[key]]
+                rows.append({"stages": stages, "stretches": name, "step_ms": measure.spread(steps)})
+            prices += [{"stages": stages, **price(what, k, times)} for k, what in enumerate(("time", "cpu"))]
+            alone = float(np.median([wall for wall, _ in times[False]]))
+            floor = 1 + copied_seconds(pipeline.bytes) / len(os.sched_getaffinity(0)) / alone
+            size = {"stages": stages, "every": settings.every, "mib": pipeline.bytes / 2**20}
+            sizes.append({**size, "floor": floor if stages == "compute" else 1.0})
+    return {"rows": rows, "prices": prices, "snapshots": sizes}
 
 
 def price(what: str, k: int, times: dict[bool, list[tuple[float, float]]]) -> Result:
@@ -111,9 +204,9 @@ def price(what: str, k: int, times: dict[bool, list[tuple[float, float]]]) -> Re
 
 
 show = shows(
-    Table("steps of stretches", "rows", "stretches", "step_ms:.1f"),
-    Table("stretches with a snapshot ÷ without", "prices", "of", "ratio:.3f", "low:.3f", "high:.3f"),
-    Table("snapshots", "snapshot", "every", "mib:.1f"),
+    Table("steps of stretches", "rows", "stages", "stretches", "step_ms:.1f"),
+    Table("stretches with a snapshot ÷ without", "prices", "stages", "of", "ratio:.3f", "low:.3f", "high:.3f"),
+    Table("snapshots", "snapshots", "stages", "every", "mib:.1f", "floor:.4f"),
 )
 
 BENCHMARK = Benchmark("snapshots", __doc__, Settings, SMOKE, run, show)
