@@ -25,6 +25,9 @@ from pathways_ray.transport.messages import HostDown, HostUp
 class Observer(Protocol):
     """Steps of processes that an observer checks. It changes nothing that it is given."""
 
+    def report(self, what: str) -> None:
+        """Notes what should not be."""
+
     def launched(self, session: int, launch: int, fails: bool, doubtful: bool) -> None:
         """A client made a launch.
 
@@ -92,9 +95,11 @@ class Observer(Protocol):
 
 
 class Environment(Protocol):
-    """Everything that any process needs of its run. `machine_slowness` is what processes read of their machine."""
+    """Everything that any process needs of its run. `machine_slowness` is what processes read of their machine, and
+    `manager_lost` says whether a resource manager has died."""
 
     machine_slowness: float
+    manager_lost: bool
 
     settings: Settings
     random: Random

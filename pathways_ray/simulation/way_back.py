@@ -111,14 +111,21 @@ class WayBack:
         client = self.client
         if client.over or call != self.calls or not client.core.away:
             return
+        away = client.mover.suspension
         if not isinstance(reply, wire.SessionResumed):
+            if not ("was given up" in str(reply) or ("has no slices" in str(reply) and self.world.manager_lost)):
+                self.world.checker.report(f"session {client.core.session} did not come back: {reply}")
             return self._fail(str(reply))
         if not client.connect(controller):
             return self._look(self.calls)
         placed = {made.placed.mesh.id: made.placed for made in reply.slices}
         client.slices[:] = [placed.get(one.mesh.id, one) for one in client.slices]
         self.back += 1
+        numbers = () if away is None else away.arrays
+        saved = [one for number in numbers if (one := client.core.buffers.get(number)) is not None and not one.failure]
         client.handle(events.Resumed(reply))
+        if lost := [record.id for record in saved if record.failure is not None]:
+            self.world.checker.report(f"session {client.core.session} lost buffers {lost}, which its client had saved")
         client.mover.controller_back()
 
     def _fail(self, reason: str) -> None:

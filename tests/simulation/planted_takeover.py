@@ -81,11 +81,11 @@ def what_was_called_while_the_controller_was_away_is_not_sent(patch: Patch) -> N
     wrapped(patch, Ending, "resume_request", request)
 
 
-SUSPENDED = DYING | {"suspends": 0.5}
-"""Users suspend their sessions, too."""
+SUSPENDED = DYING | {"controller_deaths": 0, "suspends": 0.5, "deaths": 0.2}
+"""Users suspend their sessions, and processes die in moments of that."""
 
 
-@bug(faults=0, **SUSPENDED)
+@bug(faults=0, shown=10, **SUSPENDED)
 def what_a_suspended_session_has_saved_is_taken_for_lost(patch: Patch) -> None:
     def request(original: Original, self: ClientCore, name: str, slices: Any, now: float, saved: Any) -> Any:
         return original(self, name, slices, now, saved and Suspension(saved.slices, {}))
@@ -93,12 +93,12 @@ def what_a_suspended_session_has_saved_is_taken_for_lost(patch: Patch) -> None:
     wrapped(patch, Ending, "resume_request", request)
 
 
-@bug(faults=0, **SUSPENDED)
+@bug(faults=0, shown=13, **SUSPENDED)
 def slices_of_the_controller_before_are_taken_for_those_of_its_successor(patch: Patch) -> None:
     patch.setattr(suspending, "_check_same", lambda core, losses: None)
 
 
-@bug(faults=0, **SUSPENDED)
+@bug(faults=0, shown=26, **SUSPENDED)
 def a_suspension_that_nobody_has_answered_did_not_take_place(patch: Patch) -> None:
     class Never(Exception):
         pass
