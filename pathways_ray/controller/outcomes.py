@@ -21,14 +21,7 @@ from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import (
-    Abort,
-    Completed,
-    Done,
-    IslandLaunchFailed,
-    Launch,
-    LaunchFailed,
-)
+from pathways_ray.transport.messages import Abort, Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
 
 
 class Settled(NamedTuple):

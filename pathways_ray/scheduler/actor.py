@@ -20,7 +20,8 @@ from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.scheduler import events
-from pathways_ray.scheduler.core import REJOIN_PAUSE_S, TICK_S, SchedulerCore
+from pathways_ray.scheduler.controller_absence import REJOIN_PAUSE_S
+from pathways_ray.scheduler.core import TICK_S, SchedulerCore
 from pathways_ray.scheduler.plugins import policy_named
 from pathways_ray.transport import links, loops, outboxes, streams
 from pathways_ray.transport.capabilities import authorised

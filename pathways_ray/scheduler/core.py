@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from typing import cast
 
 from pathways_ray import limits
-from pathways_ray.errors import Failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.observe.views import encode
 from pathways_ray.scheduler import events
+from pathways_ray.scheduler.controller_absence import ControllerAbsence
 from pathways_ray.scheduler.deadlines import Deadlines
 from pathways_ray.scheduler.inspection import island_view
 from pathways_ray.scheduler.membership import Membership
@@ -36,13 +36,6 @@ launches on a lost host have to end. Policies see the time in these steps as wel
 
 LOAD_PERIOD_S = 1.0
 """Time between two reports of waiting launches to the controller, which takes them as this scheduler's heartbeat."""
-
-REJOIN_PAUSE_S = 1.0
-"""A scheduler that something is wrong with ends after this pause, so that Ray does not start it in a tight loop."""
-
-CONTROLLER_ABSENCE_LIMIT_S = 60.0
-"""A scheduler that has lost its controller goes on with what its hosts hold, and looks for the successor, for this
-long: Ray may take its time to start one on a busy machine."""
 
 
 class SchedulerCore:
@@ -72,12 +65,11 @@ class SchedulerCore:
         self.members = Membership(frozenset(hosts))
         self.order = IslandOrder(self.members, window, policy, self.story)
         self.deadlines = Deadlines(limit_s, compile_limit_s)
-        self.check = OrderCheck()
+        self.check = OrderCheck(island)
         self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
         self.restart = Restart(self.members, self.order, self.check, self.deadlines, self.liveness, self.story)
         self.next_load = -math.inf
-        self.alone_since: float | None = None
-        """When it lost its controller."""
+        self.absence = ControllerAbsence(self.order, self.members, self.story)
         self.beats: dict[int, wire.Heartbeat] = {}
         """The last heartbeat of each host."""
 
@@ -101,36 +93,11 @@ class SchedulerCore:
                 # Or its link was given up: a process that was stopped keeps its devices until somebody ends it.
                 return self.restart.lose_host(host, epoch, "its process ended", kill=True)
             case events.ControllerConnected(address):
-                return self._join_controller(address, now)
+                return self.absence.over(self.island, address, now)
             case events.ControllerDisconnected(address):
-                return self._leave_controller(address, now)
+                return self.absence.begin(address, now)
 
     # --- the controller -----------------------------------------------------------------------------------------------
-
-    def _join_controller(self, address: str, now: float) -> list[events.Command]:
-        """A controller answers: it hears of this scheduler, which serves hosts at `address`, and then of each host that
-        is up what it holds."""
-        self.story.note(Entry(now, "controller connected"))
-        self.alone_since = None
-        hello = wire.IslandUp(self.island, address, self.order.last_sequence, self.order.last_program)
-        recount = [events.ToHosts(wire.Recount())] if self.members.present else []
-        return [events.ToController(hello), *recount]
-
-    def _leave_controller(self, address: str, now: float) -> list[events.Command]:
-        """The controller is gone. Launches that wait are nobody's any more, those with the hosts run to their end."""
-        self.story.note(Entry(now, "controller disconnected", address))
-        if self.alone_since is None:
-            self.alone_since = now
-        # Otherwise this process might find the old controller; one that lives says every second where it is.
-        withdraw = events.Withdraw("controller", address)
-        return [withdraw, *self.order.let_go(Failure("ControllerLost", "the controller ended"))]
-
-    def _give_up_controller(self, now: float) -> list[events.Command]:
-        if self.alone_since is None or now - self.alone_since < CONTROLLER_ABSENCE_LIMIT_S:
-            return []
-        self.alone_since = now
-        reason = f"there was no controller for {CONTROLLER_ABSENCE_LIMIT_S:.0f} s"
-        return [events.ToHosts(wire.Dismissed()), events.Exit(REJOIN_PAUSE_S, reason)]
 
     def load(self, slowness: float = 1.0) -> wire.Load:
         """Launches that wait here, by tenant."""
@@ -164,7 +131,7 @@ class SchedulerCore:
             case wire.Enqueued() | wire.Stored() | wire.Decided() | wire.Examined():
                 return [events.ToController(message)]
             case wire.Ordered():
-                return self._compare_orders(host, message)
+                return self._carry_out(self.check.compare(self.order.outstanding, self.members.hosts, host, message))
             case wire.Heartbeat():
                 self.deadlines.heard(host, message, self.order.now)
                 self.beats[host] = message
@@ -180,7 +147,7 @@ class SchedulerCore:
             reason = f"it did not answer for {self.liveness.limit_s:.0f} s"
             commands += self.restart.lose_host(host, self.members.epochs[host], reason, kill=True)
         commands += self.restart.repeated_kills(now)
-        commands += self._give_up_controller(now)
+        commands += self.absence.limit(now)
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
             commands.append(events.ToController(self.load(slowness)))
@@ -215,19 +182,3 @@ class SchedulerCore:
                 *self.restart.lose_host(host, epoch, restart.reason, kill=True, decided=restart),
             ]
         return cast(list[events.Command], decisions)
-
-    def _compare_orders(self, host: int, message: wire.Ordered) -> list[events.Command]:
-        """Compares the gangs that hosts enqueued; hosts that differ have corrupted each other's results already."""
-        clash = self.check.add(sorted(self.members.hosts).index(host), message.gangs)
-        if clash is None:
-            return []
-        one, other = (self._gang_text(gang) for gang in clash)
-        reason = (
-            f"hosts of island {self.island} enqueued gangs in different orders: one had {one} where another had {other}"
-        )
-        return self._carry_out([RestartIsland(host, reason, "OrderMismatch", clash[0].sequence)])
-
-    def _gang_text(self, gang: wire.Gang) -> str:
-        record = self.order.outstanding.get(gang.sequence)
-        program = f" of program {record.program.name!r}" if record is not None else ""
-        return f"gang {gang.gang} of launch {gang.sequence}{program}"

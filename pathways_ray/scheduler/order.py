@@ -78,18 +78,7 @@ class IslandOrder:
 
     # --- messages from the controller ---------------------------------------------------------------------------------
 
-    def from_controller(
-        self,
-        message: wire.IslandLaunch
-        | wire.PrioritizedIslandLaunch
-        | wire.Program
-        | wire.Drop
-        | wire.DropProgram
-        | wire.DropSession
-        | wire.Account
-        | wire.CancelLaunch
-        | wire.Abort,
-    ) -> list[Command]:
+    def from_controller(self, message: wire.ForOrder) -> list[Command]:
         """A message that has a place in the order, or sets what the order goes by."""
         match message:
             case wire.IslandLaunch():

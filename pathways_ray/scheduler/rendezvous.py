@@ -15,13 +15,13 @@ the two in different orders.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
-from pathways_ray.scheduler.state import InputBarrier, Outstanding, PartialFailure, RestartIsland
-from pathways_ray.transport.messages import BarrierReached, BarrierReleased, Gang, IslandLaunchFailed
+from pathways_ray.scheduler.state import Decision, InputBarrier, Outstanding, PartialFailure, RestartIsland
+from pathways_ray.transport.messages import BarrierReached, BarrierReleased, Gang, IslandLaunchFailed, Ordered
 
 
 def reach_barrier(record: Outstanding, message: BarrierReached, hosts: frozenset[int]) -> BarrierReleased | None:
@@ -62,11 +62,26 @@ def report_of(record: Outstanding) -> IslandLaunchFailed:
 class OrderCheck:
     """Gangs that not all of their hosts have reported yet, by host (its place among those of the island)."""
 
+    island: int = 0
     unmatched: dict[int, deque[Gang]] = field(default_factory=dict)
 
     def clear(self) -> None:
         """The hosts start again."""
         self.unmatched.clear()
+
+    def compare(
+        self, outstanding: Mapping[int, Outstanding], hosts: frozenset[int], host: int, message: Ordered
+    ) -> list[Decision]:
+        """The restart that follows when one of the island's `hosts` enqueued gangs in another order than others: these
+        have corrupted each other's results already."""
+        clash = self.add(sorted(hosts).index(host), message.gangs)
+        if clash is None:
+            return []
+        one, other = (_gang_text(gang, outstanding.get(gang.sequence)) for gang in clash)
+        reason = (
+            f"hosts of island {self.island} enqueued gangs in different orders: one had {one} where another had {other}"
+        )
+        return [RestartIsland(host, reason, "OrderMismatch", clash[0].sequence)]
 
     def add(self, host: int, gangs: Iterable[Gang]) -> tuple[Gang, Gang] | None:
         """Notes the gangs that a host enqueued next. Returns two gangs that two hosts have in different orders, if
@@ -96,6 +111,11 @@ class OrderCheck:
                 if theirs and theirs[0] != mine[0] and host in _hosts(theirs[0]):
                     return mine[0], theirs[0]
         return None
+
+
+def _gang_text(gang: Gang, record: Outstanding | None) -> str:
+    program = f" of program {record.program.name!r}" if record is not None else ""
+    return f"gang {gang.gang} of launch {gang.sequence}{program}"
 
 
 def _hosts(gang: Gang) -> list[int]:

@@ -144,20 +144,12 @@ ToHost = (
     | Recount
     | Dismissed
 )
-ToIsland = (
-    Peers
-    | Program
-    | IslandLaunch
-    | PrioritizedIslandLaunch
-    | Drop
-    | DropSession
-    | DropProgram
-    | Account
-    | CancelLaunch
-    | Abort
-    | Inspect
-    | Examine
+ForOrder = (
+    Program | IslandLaunch | PrioritizedIslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort
 )
+"""Messages that have a place in an island's order, or set what the order goes by."""
+
+ToIsland = ForOrder | Peers | Inspect | Examine
 
 
 # --- hosts → scheduler → controller -----------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 import pytest
 
 from pathways_ray.liveness import SILENCE_LIMIT_S
-from pathways_ray.scheduler.core import LOAD_PERIOD_S, REJOIN_PAUSE_S, TICK_S, SchedulerCore
+from pathways_ray.scheduler.controller_absence import REJOIN_PAUSE_S
+from pathways_ray.scheduler.core import LOAD_PERIOD_S, TICK_S, SchedulerCore
 from pathways_ray.scheduler.events import (
     Accept,
     Command,
