@@ -2,7 +2,8 @@
 
 A `Worker` has a process that has loaded its code, and forks once for each question. The fork answers and ends; it has
 limits on time and memory, no open files but its pipe, and nothing of one question is left when the next one comes. Who
-serves may confine its forks further.
+serves may confine its forks further. Where forks do not do, as with XLA and its threads, the process answers by itself
+(`serve_alone`), and one that ends over a question is replaced for the next.
 
 Frames on the pipes: 8 bytes of length, then the bytes; the first byte of an answer says whether the fork gave it.
 """
@@ -25,6 +26,7 @@ from typing import IO, NamedTuple
 _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 _ANSWERED, _ENDED = b"\1", b"\0"
 _OUT_OF_MEMORY = 77
+_ENDING_S = 1.0
 
 
 class Limits(NamedTuple):
@@ -60,6 +62,7 @@ class Worker:
         environment: variables beside those of this process. Secrets of this one are left out.
         reply_limit_s: the worker itself is killed when it has not replied in this time, in which it may have to start.
         reply_bytes: a worker that says more is killed as well.
+        forks: whether it calls `serve`, and not `serve_alone`.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class Worker:
         environment: dict[str, str] | None = None,
         reply_limit_s: float = 300.0,
         reply_bytes: int = 1 << 30,
+        forks: bool = True,
     ) -> None:
         self.command = command
+        self.forks = forks
         self.environment = environment or {}
         self.reply_limit_s = reply_limit_s
         self.reply_bytes = reply_bytes
@@ -85,7 +90,7 @@ class Worker:
         """The answer.
 
         Raises:
-            WorkerEnded: the fork crashed, or reached a limit.
+            WorkerEnded: what answers, a fork or the worker, crashed, or reached a limit.
             OSError: the worker does not run, also not after a second start.
         """
         with self._lock:
@@ -101,7 +106,13 @@ class Worker:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
-        too_late = threading.Timer(self.reply_limit_s, process.kill)
+        late = threading.Event()
+
+        def kill() -> None:
+            late.set()
+            process.kill()
+
+        too_late = threading.Timer(self.reply_limit_s, kill)
         too_late.daemon = True
         too_late.start()
         try:
@@ -110,7 +121,10 @@ class Worker:
             if not reply:
                 raise BrokenPipeError(f"worker {' '.join(self.command)} does not run")
         except OSError:
-            self._stop()
+            status = self._stop()
+            if not self.forks:
+                why = f"it took longer than {self.reply_limit_s:.0f} s" if late.is_set() else _crashed(status)
+                raise WorkerEnded(why) from None
             raise
         finally:
             too_late.cancel()
@@ -128,17 +142,25 @@ class Worker:
             )
         return self._process
 
-    def _stop(self) -> None:
+    def _stop(self) -> int:
+        """Ends the process; its status, as `subprocess` has it."""
         process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+        if process is None:
+            return 0
+        if not self.forks:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING_S)  # it may be about to end by itself, with a status that says more
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+        return process.wait()
 
     def close(self) -> None:
+        """Ends the process, also over a question."""
+        if (process := self._process) is not None:
+            process.kill()
         with self._lock:
             self._stop()
 
@@ -177,10 +199,8 @@ def confine(pipe: int, memory_bytes: int, cpu_s: int) -> None:
         os.dup2(0, 2)
     os.closerange(3, pipe)
     os.closerange(pipe + 1, 1 << 20)
-    with open("/proc/self/statm") as file:
-        there = int(file.read().split()[0]) * resource.getpagesize()
+    _limit_memory(memory_bytes)
     for kind, limit in (
-        (resource.RLIMIT_AS, there + memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_FSIZE, 0),
@@ -220,6 +240,28 @@ def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0, c
         _write(replies, _answer_of(child, inside, limits))
 
 
+def serve_alone(answer: Callable[[bytes], bytes], memory_bytes: int) -> None:
+    """Answers questions from standard input until its end, in this process.
+
+    Args:
+        memory_bytes: memory that it may take beyond what it has.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _limit_memory(memory_bytes)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with os.fdopen(os.dup(1), "wb") as replies, open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 1)  # whatever a library may print
+        while (question := _read_frame(sys.stdin.buffer)) is not None:
+            _write(replies, _ANSWERED + answer(question))
+
+
+def _limit_memory(more: int) -> None:
+    with open("/proc/self/statm") as file:
+        there = int(file.read().split()[0]) * resource.getpagesize()
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_AS, (there + more, there + more))
+
+
 def _answer_of(child: int, pipe: int, limits: Limits) -> bytes:
     """The answer of a fork, or how it ended without one. Ends the fork."""
     deadline = time.monotonic() + limits.time_s
@@ -252,5 +294,9 @@ def _how_it_ended(status: int, late: bool, said: int, limits: Limits) -> str:
         return f"it took more than {limits.cpu_s} s of a core"
     if os.WIFEXITED(status) and os.WEXITSTATUS(status) == _OUT_OF_MEMORY:
         return f"it needed more than {limits.memory_bytes >> 20} MiB of memory"
-    name = signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit {os.WEXITSTATUS(status)}"
-    return f"its process crashed: {name}"
+    return _crashed(os.waitstatus_to_exitcode(status))
+
+
+def _crashed(status: int) -> str:
+    """The end of a process with a status, negative for a signal."""
+    return f"its process crashed: {signal.Signals(-status).name if status < 0 else f'exit {status}'}"

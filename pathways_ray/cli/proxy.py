@@ -104,9 +104,8 @@ def _serving(
     url: str | None, token: str | None, ca: str | None, devices: int, port: int | None, name: str
 ) -> Iterator[dict[str, str]]:
     """A proxy that serves, as the variables of its clients."""
-    # Set before JAX is loaded: programs are looked at on CPU devices of this process, as many as they are for.
+    # Set before JAX is loaded, which computes nothing here.
     os.environ["JAX_PLATFORMS"] = "cpu"
-    os.environ["JAX_NUM_CPU_DEVICES"] = str(max(devices, 16))
     os.environ["JAX_ENABLE_X64"] = "1"
 
     from pathways_ray.proxy import plugin
@@ -128,7 +127,7 @@ def _serving(
         else:
             secret = secrets.token_hex(16)
             address = f"127.0.0.1:{port}"
-        server = ProxyServer(sessions.take, address, secret)
+        server = ProxyServer(sessions.take, address, secret, sessions.devices)
         stack.callback(server.stop)
         server.start()
         if port is not None:

@@ -10,6 +10,7 @@ import hmac
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from pathways_ray.proxy.descriptors import messages
 from pathways_ray.proxy.folders import folder_of, taken
 from pathways_ray.proxy.handover import Handovers
 from pathways_ray.proxy.http2 import Called, Event, Finished, Gone, Message
+from pathways_ray.proxy.readers import Readers
 from pathways_ray.proxy.wire import Wire
 
 SERVICE = "xla.ifrt.proxy.GrpcIfrtService"
@@ -37,6 +39,8 @@ CHUNK_BYTES = 1 << 20
 
 MAX_MESSAGE_BYTES, MAX_QUESTION_BYTES = 1 << 30, 1 << 14
 """Bytes of a request, which may be a program with its constants or a part of a transfer; of a call that only asks."""
+
+GIVEN_UP = Status(Code.CANCELLED, "the client has given up the call that was to bring the bytes of an array")
 
 TOKEN = "token"
 """The key of the client's data under which it may show its right to attach."""
@@ -55,10 +59,12 @@ class Attached:
 
     Args:
         open_session, token: see `server.ProxyServer`.
+        readers: read the programs of clients.
     """
 
-    def __init__(self, open_session: Callable[[], Opened], token: str) -> None:
+    def __init__(self, open_session: Callable[[], Opened], readers: Readers, token: str) -> None:
         self.open_session = open_session
+        self.readers = readers
         self.handovers = Handovers()
         self._token = token.encode()
         self.connections: dict[int, Connection] = {}
@@ -78,7 +84,8 @@ class Attached:
         folder = folder_of(said.folder)
         try:
             opened, number = self.open_session(), next(self._numbers)
-            connection = Connection(number, opened, self.handovers.open(), write, write_later, leave, end)
+            handover = self.handovers.open()
+            connection = Connection(number, opened, self.readers, handover, write, write_later, leave, end)
         except PathwaysError as error:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"{type(error).__name__}: {error}") from None
         connection.folder = folder
@@ -157,7 +164,7 @@ class Calls:
                 _TAKEN[type(event)](self, event)
             except Refused as refused:
                 self.wire.finish(stream, *refused.status)
-                self._forget(stream)
+                self._forget(stream, refused.status)
 
     def _requests(self, stream: int, found: Sequence[bytes]) -> None:
         try:
@@ -201,6 +208,7 @@ class Calls:
                 store.data += self._messages.GrpcHostBufferStoreRequest.FromString(event.data).data
             except Exception as error:
                 raise Refused(Code.INVALID_ARGUMENT, f"a part of a host buffer cannot be read: {error}") from None
+            store.connection.bytes_came = time.monotonic()
             store.check(over=False)
         elif question := self._questions.pop(event.stream, None):
             try:
@@ -212,9 +220,10 @@ class Calls:
 
     def _finished(self, event: Finished) -> None:
         stream = event.stream
-        if store := self._stores.pop(stream, None):
+        if store := self._stores.get(stream):
             store.check(over=True)
             store.connection.host_buffers.keep(store.said.handle, store.data)
+            del self._stores[stream]
             store.connection.handle(do.Stored(store.said.handle))
             self._answer(stream, self._messages.GrpcHostBufferStoreResponse())
         elif stream in self._clients:
@@ -223,8 +232,9 @@ class Calls:
     def _gone(self, event: Gone) -> None:
         self._forget(event.stream)
 
-    def _forget(self, stream: int) -> None:
-        self._stores.pop(stream, None)
+    def _forget(self, stream: int, why: Status = GIVEN_UP) -> None:
+        if store := self._stores.pop(stream, None):
+            store.connection.handle(do.Stored(store.said.handle, why))
         self._questions.pop(stream, None)
         if client := self._clients.pop(stream, None):
             self.wire.unwatch(client.carrier.session.answers)
@@ -272,7 +282,9 @@ class Calls:
             found = taken(connection.folder, said.handle, said.buffer_size)
             connection.host_buffers.keep(said.handle, found)
         except (OSError, ValueError, Refused) as error:
-            raise Refused(Code.DATA_LOSS, f"array {said.handle} cannot be taken from its file: {error}") from None
+            why = Status(Code.DATA_LOSS, f"array {said.handle} cannot be taken from its file: {error}")
+            connection.handle(do.Stored(said.handle, why))
+            raise Refused(*why) from None
         connection.handle(do.Stored(said.handle))
         self._answer(stream, self._messages.GrpcHostBufferReadFromDiskResponse())
 

@@ -30,6 +30,7 @@ from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer
 from pathways_ray.proxy.fetching import Fetcher
 from pathways_ray.proxy.handover import Handover
+from pathways_ray.proxy.readers import Read, Readers
 from pathways_ray.proxy.statuses import status_of
 from pathways_ray.proxy.strides import viewed
 from pathways_ray.transport.messages import encode
@@ -63,6 +64,7 @@ class Carrier:
 
     Args:
         wholes: slices of the session; the client's devices are theirs, counted through.
+        readers: read programs.
         host_buffers: bytes of the client by their names.
         handover: takes files for the client.
         tell: takes an event to the core; called by threads of the carrier's own.
@@ -74,6 +76,7 @@ class Carrier:
         session: Session,
         wholes: Sequence[VirtualSlice],
         messages: Any,
+        readers: Readers,
         host_buffers: Any,
         handover: Handover,
         tell: Callable[[do.Event], None],
@@ -82,6 +85,7 @@ class Carrier:
         self.session = session
         self.messages = messages
         self.read, self.writer = Reader(messages), Writer(messages)
+        self.readers = readers
         self.host_buffers = host_buffers
         self.tell, self.look = tell, look
         self.origins = [(whole, place) for whole in wholes for place in range(whole.size)]
@@ -320,9 +324,10 @@ class Carrier:
         else:
             devices, overrides = programs.devices_of(self.messages, command.options)
             if unknown := [device for device in devices if not 0 <= device < len(self.origins)]:
-                text = f"the program is for devices {unknown}; there are 0 to {len(self.origins) - 1}"
+                text = f"the program is for devices {unknown[:8]}; there are 0 to {len(self.origins) - 1}"
                 raise Refused(Code.INVALID_ARGUMENT, text)
-            program = programs.read_program(self.messages, command.program, devices, self.session.platforms, overrides)
+            asked = Read(bytes(command.program.data), devices, tuple(self.session.platforms), overrides)
+            program = self.readers.read(asked)
         loaded = Loaded(program, self.slice_of(program.place))
         if loaded.results:
             number = self._register(loaded, ())
@@ -351,12 +356,11 @@ class Carrier:
 
     def _inspected(self, command: do.Inspect, loaded: Loaded) -> None:
         try:
-            program = loaded.program
-            compiled = programs.compiled_here(program.module, len(program.signature.devices))
+            about = loaded.program.module, len(loaded.program.signature.devices)
             if command.what == "cost":
-                event = do.Settled(command.ticket, value=self.writer.cost(compiled.cost_analysis()))
+                event = do.Settled(command.ticket, value=self.writer.cost(self.readers.cost(*about)))
             else:
-                event = do.Settled(command.ticket, value={"human_readable_program_text": compiled.get_hlo_text()})
+                event = do.Settled(command.ticket, value={"human_readable_program_text": self.readers.text(*about)})
         except Refused as refused:
             event = do.Settled(command.ticket, refused.status)
         except Exception as error:

@@ -20,12 +20,16 @@ from pathways_ray.proxy.descriptors import messages
 from pathways_ray.proxy.folders import REMOVE_WITHIN_S, remove_left
 from pathways_ray.proxy.handover import Handover
 from pathways_ray.proxy.host_buffers import HostBuffers
+from pathways_ray.proxy.readers import Readers
 from pathways_ray.proxy.reading import INVITATION, written
 
 _log = logging.getLogger(__name__)
 
 Opened = tuple[Session, list[VirtualSlice]]
 Write = Callable[[bytes], None]
+
+BYTES_LIMIT_S = 60.0
+"""A request whose bytes do not come fails when none have come for so long, and those behind it go on."""
 
 UNCOUNTED = 1 << 60
 """The number of answers that the client does not count: it never comes, so that it is not waited for."""
@@ -35,6 +39,7 @@ class Connection:
     """One client. `folder` is where it leaves big arrays.
 
     Args:
+        readers: read its programs.
         handover: takes files for it.
         write, write_later: send it an answer that it waits for, or does not; called by any thread.
         leave: has what was written leave at once.
@@ -45,6 +50,7 @@ class Connection:
         self,
         number: int,
         opened: Opened,
+        readers: Readers,
         handover: Handover,
         write: Write,
         write_later: Write,
@@ -57,10 +63,16 @@ class Connection:
         self.host_buffers = HostBuffers()
         self.handover = handover
         self.folder: Path | None = None
-        self.carrier = Carrier(session, wholes, self.messages, self.host_buffers, handover, self.handle, self._changed)
+        self.carrier = Carrier(
+            session, wholes, self.messages, readers, self.host_buffers, handover, self.handle, self._changed
+        )
         islands = {number: wholes.index(whole) for number, (whole, _) in enumerate(self.carrier.origins)}
         self.core = ProxyCore(Reader(self.messages), islands)
         self._write, self._write_later, self._leave, self._end = write, write_later, leave, end
+        self.bytes_came = 0.0
+        """When the last bytes of host buffers have come, by `time.monotonic`."""
+        self._awaited: tuple[int, ...] = ()
+        self._awaited_since = 0.0
         self._ended = False
         self._lock = threading.Lock()
         self._look = False
@@ -96,6 +108,22 @@ class Connection:
                     self._carry(command)
                 if self._look:
                     self._settle()
+        self._sweep()
+
+    def give_up_late(self, now: float) -> None:
+        """Has a request fail whose bytes do not come. To be called every few seconds; it does not wait."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            awaited = self.core.parked.awaited
+            if awaited != self._awaited:
+                self._awaited, self._awaited_since = awaited, now
+            elif awaited and now - max(self.bytes_came, self._awaited_since) > BYTES_LIMIT_S:
+                text = f"the bytes of host buffer {awaited[0]} did not come; none came for {BYTES_LIMIT_S:.0f} s"
+                for handle in awaited:
+                    self._carry_out(do.Stored(handle, Status(Code.DEADLINE_EXCEEDED, text)))
+        finally:
+            self._lock.release()
         self._sweep()
 
     def _request(self, request: do.Requested, commands: list[do.Command]) -> None:

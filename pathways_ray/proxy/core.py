@@ -3,7 +3,7 @@
 Four rules of the protocol:
 
 *Order.* Requests take effect in the order in which they come. One that needs bytes which are still on their way (they
-come by a call of their own) is parked, and all later ones behind it.
+come by a call of their own) is parked, and all later ones behind it, until they have come or are given up.
 
 *Names.* The client names arrays before they exist. Only the results of the first call of a program are named here,
 since the client does not know yet how many there are; and programs, and futures.
@@ -17,7 +17,6 @@ its context; it looks at answers in the order of their numbers, so those it does
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -25,6 +24,7 @@ from pathways_ray.proxy import events as do
 from pathways_ray.proxy.array_requests import ARRAY_REQUESTS, BRING_BYTES, QUESTIONS, ArrayRequests
 from pathways_ray.proxy.arrays import Array, Arrays, Code, Refused, Status
 from pathways_ray.proxy.events import Command, Event, Pending, Signature
+from pathways_ray.proxy.parking import Parking
 
 FIRST_HANDLE = 1 << 62
 """Names given here; the client counts its own from 1."""
@@ -45,8 +45,7 @@ class ProxyCore:
     def __init__(self, read: Any, islands: Mapping[int, int]) -> None:
         self.arrays = Arrays()
         self.requests = ArrayRequests(self.arrays, read, islands)
-        self.parked: deque[do.Requested] = deque()
-        self.stored: set[int] = set()
+        self.parked = Parking(self.requests.bytes_needed)
         self.executables: dict[int, Signature | None] = {}
         self.futures: dict[int, Status | None] = {}
         self.statuses: dict[int, tuple[int, ...] | Status] = {}
@@ -62,11 +61,11 @@ class ProxyCore:
             case do.Requested() if event.kind not in BRING_BYTES and not self.parked:
                 commands = self._carry_out(event)
             case do.Requested():
-                self.parked.append(event)
+                self.parked.add(event)
                 commands = self._advance() if len(self.parked) == 1 else []
             case do.Stored():
-                self.stored.add(event.handle)
-                commands = self._advance()
+                kept = self.parked.store(event.handle, event.failure)
+                commands = self._advance() if kept else [do.Discard((event.handle,))]
             case do.Compiled():
                 commands = self._compiled(event)
             case do.Settled():
@@ -85,14 +84,11 @@ class ProxyCore:
     def _advance(self) -> list[Command]:
         """Carries out requests in order, up to one whose bytes have not come."""
         commands: list[Command] = []
-        while self.parked:
-            request = self.parked[0]
-            needed = self.requests.bytes_needed(request)
-            if not self.stored.issuperset(needed):
-                return commands
-            self.parked.popleft()
-            self.stored.difference_update(needed)
-            commands += self._carry_out(request, tuple(needed))
+        for request, taken, failure in self.parked.ready():
+            if failure is None:
+                commands += self._carry_out(request, taken)
+            else:
+                commands += [self._refuse(request, failure), do.Discard(taken)]
         return commands
 
     def _carry_out(self, request: do.Requested, taken: tuple[int, ...] = ()) -> list[Command]:

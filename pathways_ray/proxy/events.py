@@ -22,9 +22,10 @@ class Requested(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """The bytes of a host buffer have come."""
+    """The bytes of a host buffer have come, or will not."""
 
     handle: int
+    failure: Status | None = None
 
 
 Orders = tuple[tuple[int, ...], ...]

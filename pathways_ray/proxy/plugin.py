@@ -12,6 +12,9 @@ from typing import Any
 
 PLATFORM = "proxy"
 
+BESIDE = "cpu"
+"""The backend of the program's own process, which JAX has beside every other one: `jax.devices("cpu")`."""
+
 TARGET_VARIABLE = "JAX_BACKEND_TARGET"
 
 TOKEN_VARIABLE = "PATHWAYS_PROXY_TOKEN"
@@ -34,12 +37,17 @@ fast."""
 
 
 def initialize() -> None:
-    """Registers the backend, if it was chosen. JAX calls this when it looks for backends."""
+    """Registers the backend, if it was chosen, with local CPU devices behind it. JAX calls this when it looks for
+    backends."""
     import jax
 
     config: Any = jax.config
-    if PLATFORM in (config.jax_platforms or "").split(","):
+    chosen = (config.jax_platforms or "").split(",")
+    if PLATFORM in chosen:
         from jax.extend import backend
+
+        if BESIDE not in chosen:
+            config.update("jax_platforms", ",".join((*chosen, BESIDE)))
 
         # Behind all others: it is used because it was asked for, not because it is there.
         backend.register_backend_factory(PLATFORM, connect, priority=-1)

@@ -2,34 +2,22 @@
 
 The module goes to the hosts as it came, in an export whose types are those of its main function. So it is checked,
 compiled, launched, charged and blamed like any other function. A module for one device is called like a function of
-the runtime; one for several brings its own shardings, and is compiled as it is. Where XLA chooses a layout, the proxy
-compiles the module for as many CPU devices of its own, to see which.
+the runtime; one for several brings its own shardings, and is compiled as it is. Modules are read by processes of their
+own (`program_reader`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import jax
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
-
-from pathways_ray.compat import compiled_module, exported_module, memory_layouts, module_of, serialized_module
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Regroup, Result, Transfer
-from pathways_ray.ir.tilings import axis_names, refined
+from pathways_ray.ir.tilings import axis_names
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
-from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
-from pathways_ray.proxy.codec import laid_out, mlir_dtype
-from pathways_ray.proxy.events import Orders, Signature
-from pathways_ray.proxy.orders import in_order, orders_of
+from pathways_ray.proxy.events import Signature
 from pathways_ray.proxy.reading import READING
-from pathways_ray.proxy.tokens import has_tokens, replace_tokens
 
 PROGRAM, OPTIONS = "xla::ifrt::XlaProgram", "xla::ifrt::XlaCompileOptions"
 
@@ -85,148 +73,14 @@ def devices_of(messages: Any, options: Any) -> tuple[tuple[int, ...], Overrides]
     assignment = found.executable_build_options.device_assignment
     if assignment.replica_count > 1:
         raise Refused(Code.UNIMPLEMENTED, f"a program of {assignment.replica_count} replicas; use partitions")
+    if not all(part.replica_device_ids for part in assignment.computation_devices):
+        raise Refused(Code.INVALID_ARGUMENT, "the compile options name partitions without a device")
     devices = tuple(part.replica_device_ids[0] for part in assignment.computation_devices) or (0,)
     return devices, tuple((key, getattr(said, said.WhichOneof("value"))) for key, said in _options(found))
 
 
 def _options(found: Any) -> list[tuple[str, Any]]:
     return [(key, said) for key, said in sorted(found.env_option_overrides.items()) if said.WhichOneof("value")]
-
-
-def read_program(
-    messages: Any, serialized: Any, devices: tuple[int, ...], platforms: tuple[str, ...], overrides: Overrides = ()
-) -> Program:
-    """A program as the client sent it. Hosts compile it without the options; XLA sees here whether there are such.
-
-    Raises:
-        Refused: it cannot be read, or XLA refuses it.
-    """
-    data = bytes(serialized.data)
-    try:
-        module = module_of(data)
-    except Exception as error:
-        raise Refused(Code.INVALID_ARGUMENT, f"the program's StableHLO cannot be read: {error}") from None
-    with module.context:
-        orders = orders_of(module, _main(module))
-        if orders:
-            module = in_order(module)
-            data = serialized_module(module)
-        tokens: frozenset[int] = frozenset()
-        if has_tokens(_main(module)):
-            tokens = replace_tokens(_main(module))
-            data = serialized_module(module)
-        name, meshes, inputs, outputs, donated = _interface(module)
-        asked = memory_layouts(_main(module))
-    given, made = _shardings(messages, data, devices, meshes, inputs, outputs)
-    given = tuple(replace(one, order=orders[k]) if k in orders else one for k, one in enumerate(given))
-    layouts: tuple[Orders, Orders] = (), ()
-    if overrides or any(one != "default" for listed in asked for one in listed):
-        compiled = compiled_here(data, len(devices), in_memory=True, overrides=overrides)
-        layouts = _orders(compiled.get_parameter_layouts()), _orders(compiled.get_output_layouts())
-    exported = exported_module(name, data, _typed(inputs), _typed(outputs), len(devices), platforms)
-    blob = bytes(exported.serialize())
-    digest = hashlib.sha256(blob).hexdigest()
-    fingerprint = hashlib.sha256(data).digest()
-    signature = Signature(name, inputs, outputs, given, made, frozenset(donated), devices, fingerprint, *layouts)
-    if tokens:
-        signature = replace(signature, tokens=tokens)
-    return Program(signature, data, digest, blob)
-
-
-def _orders(layouts: Sequence[Any]) -> Orders:
-    """The dimensions of arrays from the fastest to the slowest, of layouts such as `{0,1:T(8)}`."""
-    return tuple(tuple(map(int, re.findall(r"\d+", str(layout).partition(":")[0]))) for layout in layouts)
-
-
-def _main(module: Any) -> Any:
-    """Raises `Refused` where a module has no main function."""
-    for op in module.body.operations:
-        if op.operation.name == "func.func" and op.operation.attributes["sym_name"].value == "main":
-            return op
-    raise Refused(Code.INVALID_ARGUMENT, "the program has no main function")
-
-
-def _interface(
-    module: Any,
-) -> tuple[str, list[tuple[int, ...]], tuple[ArrayType, ...], tuple[ArrayType, ...], list[int]]:
-    """The name of a module, the sizes of its meshes, the types of its main function, and which arguments it takes."""
-    name = str(module.operation.attributes["sym_name"].value) if "sym_name" in module.operation.attributes else "main"
-    meshes, main = [], _main(module)
-    for op in module.body.operations:
-        if op.operation.name == "sdy.mesh":
-            sizes = [sdy.MeshAxisAttr(axis).size for axis in sdy.MeshAttr(op.operation.attributes["mesh"]).axes]
-            meshes.append(tuple(sizes))
-    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-    donated = []
-    if "arg_attrs" in main.attributes:
-        for k, said in enumerate(main.attributes["arg_attrs"]):
-            if "jax.buffer_donor" in said or "tf.aliasing_output" in said:
-                donated.append(k)
-    return name, meshes, tuple(map(_type, kind.inputs)), tuple(map(_type, kind.results)), donated
-
-
-def _type(kind: Any) -> ArrayType:
-    if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
-        raise Refused(Code.UNIMPLEMENTED, f"programs with values of type {kind} are not supported")
-    return ArrayType(tuple(kind.shape), mlir_dtype(str(kind.element_type)))
-
-
-def _shardings(
-    messages: Any,
-    module: bytes,
-    devices: tuple[int, ...],
-    meshes: Sequence[tuple[int, ...]],
-    inputs: tuple[ArrayType, ...],
-    outputs: tuple[ArrayType, ...],
-) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
-    if len(devices) == 1:
-        alone = Sharding.on(devices[0])
-        return (alone,) * len(inputs), (alone,) * len(outputs)
-    if not outputs:  # it is never run
-        copies = Sharding.copies(devices)
-        return (copies,) * len(inputs), ()
-    compiled = compiled_here(module, len(devices))
-    found = [
-        [messages.OpSharding.FromString(op.SerializeToString()) for op in listed or ()]
-        for listed in (compiled.get_parameter_shardings(), compiled.get_output_shardings())
-    ]
-    if len(found[0]) != len(inputs) or len(found[1]) != len(outputs):
-        raise Refused(Code.UNIMPLEMENTED, "XLA does not say how the arguments and results of the program are laid out")
-    # Meshes may be written inside attributes; then what XLA made of them says their sizes.
-    written = [tuple(op.iota_reshape_dims) for ops in found for op in ops]
-    written += [tuple(op.tile_assignment_dimensions) for ops in found for op in ops]
-    candidates = [refined(sizes) for sizes in (*meshes, *written) if sizes and len(devices) == math.prod(sizes)]
-    refusal: Refused | None = None
-    for mesh in dict.fromkeys([*candidates, refined((len(devices),))]):
-        try:
-            given, made = (
-                tuple(laid_out(op, devices, len(kind.shape), mesh=mesh) for op, kind in zip(ops, kinds, strict=True))
-                for ops, kinds in zip(found, (inputs, outputs), strict=True)
-            )
-            return given, made
-        except Refused as error:
-            refusal = error
-    assert refusal is not None
-    raise refusal
-
-
-def _typed(kinds: Sequence[ArrayType]) -> list[jax.ShapeDtypeStruct]:
-    return [jax.ShapeDtypeStruct(kind.shape, dtype_named(kind.dtype)) for kind in kinds]
-
-
-def compiled_here(module: bytes, devices: int, in_memory: bool = False, overrides: Overrides = ()) -> Any:
-    """A module compiled for CPU devices of this process, only to be looked at; see `compat.compiled_module`.
-
-    Raises:
-        Refused: this process has too few, or XLA refuses it.
-    """
-    local = jax.local_devices(backend="cpu")
-    if len(local) < devices:
-        raise Refused(Code.INTERNAL, f"the proxy has {len(local)} devices to look at a program for {devices}")
-    try:
-        return compiled_module(module, local[:devices], in_memory=in_memory, overrides=overrides)
-    except Exception as error:
-        raise Refused(Code.INVALID_ARGUMENT, f"XLA refuses the program: {error}") from None
 
 
 # --- graphs -----------------------------------------------------------------------------------------------------------

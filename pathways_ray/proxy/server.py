@@ -12,16 +12,21 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable
 
 from pathways_ray.errors import UsageError
 from pathways_ray.proxy.calls import Attached, Calls
 from pathways_ray.proxy.connection import Opened
+from pathways_ray.proxy.readers import Readers
 
 BACKLOG = 64
 
 MAX_CONNECTIONS = 256
 """Clients that are connected at a time; a further one is hung up on."""
+
+LOOK_S = 5.0
+"""After so long it looks for clients whose bytes do not come."""
 
 _STOP_LIMIT_S = 5.0
 
@@ -33,20 +38,23 @@ class ProxyServer:
         open_session: a session of the tenant with the slices that a client gets.
         target: where to listen: `unix:path`, or `address:port`.
         token: what clients have to show on a port; sockets in a folder of the owner's need none.
+        devices: as many as a client has; 0 where nobody knows.
 
     Raises:
         UsageError: nobody can listen there.
     """
 
-    def __init__(self, open_session: Callable[[], Opened], target: str, token: str = "") -> None:
+    def __init__(self, open_session: Callable[[], Opened], target: str, token: str = "", devices: int = 0) -> None:
         self._listener, self.port = _listening(target)
-        self._attached = Attached(open_session, token)
+        self._readers = Readers(devices)
+        self._attached = Attached(open_session, self._readers, token)
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._calls: dict[int, Calls] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._accept, name="pathways-proxy-accept", daemon=True)
 
     def start(self) -> None:
+        self._readers.start()
         self._thread.start()
 
     def stop(self) -> None:
@@ -57,6 +65,7 @@ class ProxyServer:
             self._thread.join(_STOP_LIMIT_S)
         self._listener.close()
         self._attached.close()
+        self._readers.close()
         for calls in list(self._calls.values()):
             calls.wire.close()
 
@@ -72,7 +81,9 @@ class ProxyServer:
             poll.register(listener, select.EPOLLIN)
             poll.register(self._wake, select.EPOLLIN)
             while not self._stopping:
-                for number, _ in poll.poll():
+                for client in list(self._attached.connections.values()):
+                    client.give_up_late(time.monotonic())
+                for number, _ in poll.poll(LOOK_S):
                     if number == listener:
                         with contextlib.suppress(OSError):
                             connection, _ = self._listener.accept()

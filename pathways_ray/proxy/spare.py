@@ -20,6 +20,7 @@ class SpareSession:
         self._lock = threading.Lock()
         self._closed = False
         self._spare: Opened | None = open_session(*self._arguments)
+        self.devices = sum(whole.size for whole in self._spare[1])
 
     def take(self) -> Opened:
         """A session that nobody else has."""

@@ -10,6 +10,7 @@ left out, and said to be.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -17,7 +18,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,34 @@ def finished(process: subprocess.Popen[str]) -> str:
     return out.splitlines()[-1] if process.returncode == 0 else (error.strip().splitlines() or ["it failed"])[-1]
 
 
+@contextlib.contextmanager
+def doors() -> Iterator[list[Any]]:
+    """The proxies of two tenants of a cluster, each with the devices of all."""
+    import pathways_ray as pw
+    from pathways_ray.client.proxy_process import ProxyProcess
+
+    tenants = [{"name": name, "token": f"the token of {name}"} for name in ("one", "two")]
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        table = Path(folder) / "tenants.json"
+        table.write_text(json.dumps({"tenants": tenants}))
+        session = stack.enter_context(pw.init(devices_per_host=DEVICES, tenants=str(table), policy="share"))
+        yield [
+            stack.enter_context(ProxyProcess(session.url, one["token"], "", DEVICES, one["name"])) for one in tenants
+        ]
+
+
+def installed(name: str) -> bool:
+    """Whether the library of a program is."""
+    return importlib.util.find_spec(PROGRAMS[name][0]) is not None
+
+
+def printed(name: str, opened: Sequence[Any]) -> list[str]:
+    """What a program prints: in plain JAX, through the first of some proxies, and through all of them at once."""
+    plain = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES)}
+    alone = [finished(started(name, variables)) for variables in (plain, opened[0].env)]
+    return alone + [finished(each) for each in [started(name, door.env) for door in opened]]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(PROGRAMS))
@@ -206,32 +235,18 @@ def main() -> int:
     if asked.run:
         print(json.dumps(PROGRAMS[asked.run][1]()))
         return 0
-    import pathways_ray as pw
-
-    plain = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(DEVICES)}
-    tenants = [{"name": name, "token": f"the token of {name}"} for name in ("one", "two")]
     wrong = 0
-    with tempfile.TemporaryDirectory() as folder:
-        table = Path(folder) / "tenants.json"
-        table.write_text(json.dumps({"tenants": tenants}))
-        with pw.init(devices_per_host=DEVICES, tenants=str(table), policy="share") as session:
-            from pathways_ray.client.proxy_process import ProxyProcess
-
-            doors = [ProxyProcess(session.url, one["token"], "", DEVICES, one["name"]) for one in tenants]
-            for name in asked.names:
-                if importlib.util.find_spec(PROGRAMS[name][0]) is None:
-                    print(f"{name}: {PROGRAMS[name][0]} is not installed", flush=True)
-                    continue
-                expected = finished(started(name, plain))
-                alone = finished(started(name, doors[0].env))
-                both = [finished(each) for each in [started(name, door.env) for door in doors]]
-                same = [found == expected for found in (alone, *both)]
-                wrong += not all(same)
-                print(f"{name}: the bits of plain JAX: {same[0]}; as two tenants: {same[1:]}", flush=True)
-                for found in (expected, alone, *both) if not all(same) else ():
-                    print(f"    {found[:300]}")
-            for door in doors:
-                door.stop()
+    with doors() as opened:
+        for name in asked.names:
+            if not installed(name):
+                print(f"{name}: {PROGRAMS[name][0]} is not installed", flush=True)
+                continue
+            expected, alone, *both = printed(name, opened)
+            same = [found == expected for found in (alone, *both)]
+            wrong += not all(same)
+            print(f"{name}: the bits of plain JAX: {same[0]}; as two tenants: {same[1:]}", flush=True)
+            for found in (expected, alone, *both) if not all(same) else ():
+                print(f"    {found[:300]}")
     return 1 if wrong else 0
 
 

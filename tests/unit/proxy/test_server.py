@@ -18,12 +18,13 @@ import jax
 import pytest
 
 from pathways_ray.errors import SessionClosed
-from pathways_ray.proxy import wire
+from pathways_ray.proxy import connection, server, wire
 from pathways_ray.proxy.arrays import Sharding
 from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE
 from pathways_ray.proxy.codec import Writer
 from pathways_ray.proxy.descriptors import messages
 from pathways_ray.proxy.http2_frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
+from pathways_ray.proxy.programs import OPTIONS, PROGRAM
 from pathways_ray.proxy.server import ProxyServer
 from tests.unit.proxy.local_session import LocalSession
 
@@ -76,6 +77,10 @@ class Stream:
 
     def send(self, data: bytes) -> None:
         self._requests.put(data)
+
+    def finish(self) -> None:
+        """Says that nothing more comes."""
+        self._requests.put(None)
 
     def ask(self, kind: str, **fields: Any) -> Any:
         """The answer to a request."""
@@ -179,6 +184,62 @@ def test_bytes_that_do_not_belong_to_a_client_or_are_not_as_announced_are_refuse
     stream.call.cancel()
 
 
+def put_request(handle: int, device: int = 0) -> bytes:
+    """A request for an array of four bytes."""
+    request = M.IfrtRequest()
+    request.request_metadata.op_id = 1000 + handle
+    body = request.make_array_from_host_buffer_request
+    body.host_buffer_handle = body.array_handle = handle
+    body.dtype.kind = 11
+    Writer(M).set_sharding(body.sharding, Sharding.on(device), 0)
+    return bytes(request.SerializeToString())
+
+
+def test_a_request_whose_bytes_fail_has_that_for_an_answer_and_later_ones_go_on(door: Door) -> None:
+    stream = Stream(door)
+    number = stream.ask("init_request").init_response.session_id
+    stream.send(put_request(5))
+    with pytest.raises(grpc.RpcError):
+        door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=5, buffer_size=4), b"12")
+    about = next(stream.call).response_metadata
+    assert (about.op_id, about.status.code) == (1005, 15)
+    assert about.status.message == "2 bytes came, and 4 were announced"
+    ready = stream.ask("check_value_ready_request", value_handles=[5])
+    assert ready.response_metadata.status.code == 15
+    stream.call.cancel()
+
+
+def test_a_request_whose_bytes_never_come_is_given_up_and_what_comes_late_is_not_kept(tmp_path: Path) -> None:
+    with patch.object(server, "LOOK_S", 0.05), patch.object(connection, "BYTES_LIMIT_S", 0.2):
+        door = Door(tmp_path)
+        stream = Stream(door)
+        number = stream.ask("init_request").init_response.session_id
+        stream.send(put_request(6))
+        later = stream.ask("check_future_request", future_handle=3)
+        assert later.response_metadata.op_id == 1006
+        assert later.response_metadata.status.message == "the bytes of host buffer 6 did not come; none came for 0 s"
+        assert next(stream.call).response_metadata.status.code == 5
+        door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=6, buffer_size=4), b"1234")
+        (client,) = door.server._attached.connections.values()
+        assert client.host_buffers._bytes == 0
+        door.channel.close()
+        door.server.stop()
+
+
+@pytest.mark.timeout(120)
+def test_a_program_that_cannot_be_read_is_refused_and_its_client_goes_on(door: Door) -> None:
+    stream = Stream(door)
+    stream.ask("init_request")
+    options = M.Serialized(type_name=OPTIONS, data=M.XlaCompileOptionsProto().SerializeToString())
+    for data in (b"", b"ML\xefR", b"ML\xefR\x0dStableHLO_v1.7.0\x00" + b"\xff" * 100):
+        program = M.Serialized(type_name=PROGRAM, data=data)
+        status = stream.ask("compile_request", program=program, compile_options=options).response_metadata.status
+        assert status.code in (3, 13)
+        assert "program" in status.message
+    assert stream.ask("check_future_request", future_handle=3).response_metadata.status.code == 5
+    stream.call.cancel()
+
+
 def test_a_client_that_dies_in_the_middle_of_anything_leaves_nothing(door: Door) -> None:
     """1. A client has stored bytes that no array is made of, and waits for an array whose bytes never come. 2. It is
     gone. 3. So are its session and its threads."""
@@ -235,12 +296,7 @@ def test_a_client_that_goes_while_the_session_holds_it_up_is_freed(door: Door) -
 
         session.close = close  # type: ignore[method-assign]
         door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=1, buffer_size=4), b"1234")
-        request = M.IfrtRequest()
-        body = request.make_array_from_host_buffer_request
-        body.host_buffer_handle = body.array_handle = 1
-        body.dtype.kind = 11
-        Writer(M).set_sharding(body.sharding, Sharding.on(0), 0)
-        stream.send(request.SerializeToString())
+        stream.send(put_request(1))
         assert waiting.wait(FREED_WITHIN_S)
     assert over.wait(FREED_WITHIN_S)
     assert session.closed_because

@@ -1,0 +1,160 @@
+"""The processes that read programs: what crashes or hangs one is an error of that program, and the next is read."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from pathways_ray import limits
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.proxy.arrays import Code, Refused, Sharding
+from pathways_ray.proxy.readers import Read, Readers
+
+jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
+
+DAMAGED = 80
+DEVICES = (0, 1, 2, 3)
+
+
+def module(devices: int, steps: int = 1) -> bytes:
+    """A matrix times itself some times, split by rows, as JAX sends it."""
+    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices("cpu")[:devices], axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+
+    def run(v: jax.Array) -> jax.Array:
+        for _ in range(steps):
+            v = jax.numpy.tanh(v @ v)
+        return v
+
+    exported = export.export(jax.jit(run, in_shardings=rows, out_shardings=rows))(
+        jax.ShapeDtypeStruct((8, 8), np.float32)
+    )
+    return bytes(exported.mlir_module_serialized)
+
+
+@pytest.fixture(scope="module")
+def readers() -> Iterator[Readers]:
+    made = Readers(4)
+    yield made
+    made.close()
+
+
+def check(readers: Readers) -> None:
+    """Has an ordinary program read."""
+    found = readers.read(Read(module(4), DEVICES, ("cpu",))).signature
+    kind, split = ArrayType((8, 8), "float32"), Sharding(DEVICES, (2, 2), (("f0", "f1"),))
+    assert (found.inputs, found.outputs, found.devices) == ((kind,), (kind,), DEVICES)
+    assert (found.input_shardings, found.output_shardings) == ((split,), (split,))
+
+
+def test_a_program_is_read_with_its_shardings_and_looked_at(readers: Readers) -> None:
+    check(readers)
+    program = readers.read(Read(module(1), (3,), ("cpu",)))
+    assert program.signature.input_shardings == (Sharding.on(3),)
+    assert readers.cost(program.module, 1)["flops"] > 2 * 8**3
+    assert "HloModule" in readers.text(program.module, 1)
+
+
+MALFORMED: dict[str, Callable[[bytes], bytes]] = {
+    "nothing": lambda data: b"",
+    "half": lambda data: data[: len(data) // 2],
+    "text": lambda data: b"module { func.func public @main() { return } }",
+    "a version to come": lambda data: data.replace(b"StableHLO_v1", b"StableHLO_v9"),
+    "no main": lambda data: data.replace(b"main", b"mian"),
+    "zeros": lambda data: bytes(len(data)),
+    "twice": lambda data: data + data,
+}
+
+
+@pytest.mark.parametrize("how", MALFORMED)
+def test_a_malformed_program_is_refused(readers: Readers, how: str) -> None:
+    data = module(4)
+    damaged = MALFORMED[how](data)
+    assert damaged != data
+    with pytest.raises(Refused) as error:
+        readers.read(Read(damaged, DEVICES, ("cpu",)))
+    assert error.value.status.code in (Code.INVALID_ARGUMENT, Code.INTERNAL)
+
+
+def damaged(data: bytes, draw: random.Random) -> bytes:
+    """Bytes with some bits turned, some cut out, or some twice."""
+    found = bytearray(data)
+    for _ in range(draw.randint(1, 6)):
+        at = draw.randrange(len(found))
+        if draw.random() < 0.7:
+            found[at] ^= 1 << draw.randrange(8)
+        elif draw.random() < 0.5:
+            del found[at : at + draw.randint(1, 16)]
+        else:
+            found[at:at] = found[at : at + draw.randint(1, 16)]
+    return bytes(found)
+
+
+@pytest.mark.timeout(300)
+def test_whatever_damaged_programs_do_to_their_reader_the_next_one_is_read(readers: Readers) -> None:
+    draw, refused = random.Random(17), 0
+    for data in (module(4), module(1, steps=3)):
+        for _ in range(DAMAGED // 2):
+            try:
+                readers.read(Read(damaged(data, draw), DEVICES, ("cpu",)))
+            except Refused:
+                refused += 1
+    assert refused > DAMAGED // 2
+    check(readers)
+
+
+def test_a_reader_that_crashes_or_takes_too_long_is_an_error_of_its_program(readers: Readers) -> None:
+    """Slow ones are killed by the limit, and by hand as a crash does it."""
+    check(readers)
+    (worker, *_) = readers._all
+    slow = Read(module(4, steps=200), DEVICES, ("cpu",))
+    with patch.object(worker, "reply_limit_s", 0.05), pytest.raises(Refused, match="it took longer than 0 s"):
+        readers.read(slow)
+    check(readers)
+    process = worker._process
+    assert process is not None
+
+    def crash() -> None:
+        time.sleep(0.05)
+        process.send_signal(signal.SIGSEGV)
+
+    threading.Thread(target=crash).start()
+    with pytest.raises(Refused, match="could not be read: its process crashed: SIGSEGV") as error:
+        readers.read(slow)
+    assert error.value.status.code == Code.INVALID_ARGUMENT
+    check(readers)
+
+
+def test_too_big_a_program_is_not_sent_to_a_reader(readers: Readers) -> None:
+    with patch.object(limits, "MAX_PROGRAM_BYTES", 100), pytest.raises(Refused, match="100 are the limit") as error:
+        readers.read(Read(module(4), DEVICES, ("cpu",)))
+    assert error.value.status.code == Code.RESOURCE_EXHAUSTED
+
+
+def test_a_program_waits_for_a_reader_and_a_further_one_is_started_only_then(readers: Readers) -> None:
+    check(readers)
+    found: list[object] = []
+
+    def read() -> None:
+        found.append(readers.read(Read(module(4, steps=100), DEVICES, ("cpu",))).digest)
+
+    before = len(readers._all)
+    with patch("pathways_ray.proxy.readers.PATIENCE_S", 0.001):
+        threads = [threading.Thread(target=read) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(found)) == 1
+    assert len(found) == 3
+    assert before < len(readers._all) <= 4
