@@ -11,9 +11,9 @@ import pytest
 from tests.jax_suite.programs import PROGRAMS, doors, installed, printed
 
 
-@pytest.fixture(scope="module")
-def opened() -> Iterator[list[Any]]:
-    with doors() as found:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one host", "two hosts"])
+def opened(request: pytest.FixtureRequest) -> Iterator[list[Any]]:
+    with doors(request.param) as found:
         yield found
 
 

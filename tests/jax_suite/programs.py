@@ -200,16 +200,17 @@ def finished(process: subprocess.Popen[str]) -> str:
 
 
 @contextlib.contextmanager
-def doors() -> Iterator[list[Any]]:
-    """The proxies of two tenants of a cluster, each with the devices of all."""
+def doors(hosts: int = 1) -> Iterator[list[Any]]:
+    """The proxies of two tenants of an island of so many hosts, each with the devices of all."""
     import pathways_ray as pw
     from pathways_ray.client.proxy_process import ProxyProcess
 
+    shape: Any = {"hosts_per_island": hosts, "devices_per_host": DEVICES // hosts}
     tenants = [{"name": name, "token": f"the token of {name}"} for name in ("one", "two")]
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         table = Path(folder) / "tenants.json"
         table.write_text(json.dumps({"tenants": tenants}))
-        session = stack.enter_context(pw.init(devices_per_host=DEVICES, tenants=str(table), policy="share"))
+        session = stack.enter_context(pw.init(**shape, tenants=str(table), policy="share"))
         yield [
             stack.enter_context(ProxyProcess(session.url, one["token"], "", DEVICES, one["name"])) for one in tenants
         ]
@@ -230,13 +231,14 @@ def printed(name: str, opened: Sequence[Any]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("names", nargs="*", default=list(PROGRAMS))
+    parser.add_argument("--hosts", type=int, default=1, help="of the island that has the devices")
     parser.add_argument("--run", choices=PROGRAMS, help="this one, here")
     asked = parser.parse_args()
     if asked.run:
         print(json.dumps(PROGRAMS[asked.run][1]()))
         return 0
     wrong = 0
-    with doors() as opened:
+    with doors(asked.hosts) as opened:
         for name in asked.names:
             if not installed(name):
                 print(f"{name}: {PROGRAMS[name][0]} is not installed", flush=True)

@@ -212,6 +212,9 @@ found["others"] = float((x + 1).sum())
 def callback(v):
     return jax.pure_callback(lambda w: w, jax.ShapeDtypeStruct((4,), np.float32), v)
 found["callback"] = text(lambda: jax.jit(callback)(x))[:34]
+from jax.experimental.serialize_executable import serialize
+compiled = step.lower(x).compile()
+found["saved"] = [text(lambda: serialize(compiled))[:30], text(compiled.runtime_executable().serialize)[:30]]
 """
 
 OPTIONS = """
@@ -229,6 +232,21 @@ try:
 except Exception as error:
     found["option"] = str(error)[:60]
 found["known"] = float(jax.jit(lambda v: v.sum(), compiler_options={"xla_embed_ir_in_executable": True})(x))
+"""
+
+BESIDE = """
+cpu, far = jax.devices("cpu"), jax.devices()
+found["devices"] = [len(far), far[0] in cpu, jax.local_devices(backend="cpu") == cpu]
+x = jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(Mesh(np.array(far), "x"), P("x")))
+here = jax.device_put(x, cpu[0])
+found["here"] = [here.devices() == {cpu[0]}, np.asarray(here * 2).tolist()]
+back = jax.device_put(here, far[1])
+found["back"] = [back.devices() == {far[1]}, float(back.sum())]
+with jax.default_device(cpu[0]):
+    found["default"] = (jnp.ones(2) * 2).devices() == {cpu[0]}
+    found["printed"] = float(jax.jit(lambda v: jax.pure_callback(np.sin, v, v))(jnp.float32(0.0)))
+step = jax.jit(lambda v: v + 1)
+found["jit"] = [step(here).devices() == {cpu[0]}, float(step(1.0))]
 """
 
 LOST = """
@@ -362,12 +380,24 @@ def test_layouts_in_memory_are_said_as_asked_for_and_options_of_the_compiler_are
     }
 
 
+def test_devices_of_the_program_itself_are_beside_those_of_the_proxy(env: dict[str, str]) -> None:
+    assert run(env, BESIDE) == {
+        "devices": [4, False, True],
+        "here": [True, [0.0, 2.0, 4.0, 6.0]],
+        "back": [True, 6.0],
+        "default": True,
+        "printed": 0.0,
+        "jit": [True, 2.0],
+    }
+
+
 def test_failures_come_with_the_values_and_others_live_on(env: dict[str, str]) -> None:
     found = run(env, FAILURES)
     gone = "JaxRuntimeError: UNAVAILABLE: HostLost: host 0 is gone"
     assert found["broken"] == [gone, gone]
     assert found["others"] == 8.0
     assert found["callback"] == "JaxRuntimeError: UNIMPLEMENTED: Un"
+    assert found["saved"] == ["JaxRuntimeError: UNIMPLEMENTED"] * 2
 
 
 def test_a_program_attaches_again_after_the_session_was_lost(env: dict[str, str]) -> None:
