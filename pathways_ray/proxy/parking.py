@@ -60,7 +60,5 @@ class Parking:
             if failure is None and any(handle not in self._stored for handle in needed):
                 return
             self._requests.popleft()
-            self._given_up.update(handle for handle in needed if handle not in self._stored)
-            for handle in needed:
-                self._stored.pop(handle, None)
+            self._given_up.update(handle for handle in needed if self._stored.pop(handle, failure) is not None)
             yield Ready(request, needed, failure)
