@@ -35,6 +35,8 @@ class Parking:
         return len(self._requests)
 
     def add(self, request: Requested) -> None:
+        """Takes a request to the end; what it needs is wanted again."""
+        self._given_up.difference_update(self._needed(request))
         self._requests.append(request)
 
     def store(self, handle: int, failure: Status | None) -> bool:

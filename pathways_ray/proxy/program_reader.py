@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def answer(question: bytes) -> Answer:
-    """What a program is, or what XLA makes of it."""
+    """Answers a question: a program, or how XLA compiles it."""
     try:
         asked = _QUESTION.decode(question)
         if isinstance(asked, Read):
