@@ -55,6 +55,7 @@ PURE = {
     "pathways_ray/proxy/events.py",
     "pathways_ray/proxy/http2.py",
     "pathways_ray/proxy/http2_frames.py",
+    "pathways_ray/proxy/parking.py",
     "pathways_ray/proxy/statuses.py",
     "pathways_ray/resource_manager",
     "pathways_ray/scheduler",
