@@ -189,11 +189,13 @@ class Run:
         """
         survivor = self._survivor()
         start = survivor.begin(restored)
-        peak = peak_of(survivor.training.layout, self.config.run.peak_flops, self.config.run.dtype)
-        self._describe(survivor.training, peak)
+        peak: Peak | None = None
         while True:
             lost: PathwaysError | None = None
             try:
+                if peak is None:
+                    peak = peak_of(survivor.training.layout, self.config.run.peak_flops, self.config.run.dtype)
+                    self._describe(survivor.training, peak)
                 done, state = self._stretch(survivor, start, peak)
                 if state is None:
                     return done

@@ -101,6 +101,7 @@ class Survivor:
         self.kept = Kept(config.run.snapshot_every)
         self.fit = Fit.of(config)
         self.training: Training
+        self._is_built = False
         self._next: Fit | None = None
         self._looked_at = 0.0
         self._losses = self._in_vain = 0
@@ -113,11 +114,26 @@ class Survivor:
 
         Raises:
             BadSizes, ConfigError: it does not fit the cluster.
+            TooManyRestarts, TrainingStopped, PathwaysError: something was lost meanwhile, as in `recovered`.
         """
+        while True:
+            try:
+                return self._begun(restored)
+            except LOST as error:
+                lost = error.with_traceback(None)
+            if self._is_built:
+                return self.recovered(lost)
+            self._count(lost)
+            if isinstance(lost, CONTROL_PLANE_LOST) and self.session.closed_because:
+                self._reconnect()
+            time.sleep(LOOK_S * 2**self._in_vain)
+
+    def _begun(self, restored: Restored | None) -> Start:
         if self.config.parallel.min_data:
             up = {one.island: one.devices for one in self._there() if one.state == "up"}
             self.fit = fitting(self.config, up) or self.fit
         self.training = _built(self.fit)
+        self._is_built = True
         done = restored.about.step if restored else 0
         self._furthest = done
         return Start(done, self._placed(restored))
@@ -256,7 +272,8 @@ class Survivor:
         url, token, ca = (own.url, own.token, own.ca) if own is not None else (asked.url, asked.token, asked.ca)
         deadline = time.monotonic() + BACK_LIMIT_S
         self.kept.taken.clear()
-        self.training.release()
+        if self._is_built:
+            self.training.release()
         while True:
             try:
                 self.session = pw.connect(url, token, name="pathways-train", ca=ca or None)

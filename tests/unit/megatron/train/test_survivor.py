@@ -189,6 +189,42 @@ def test_without_a_whole_snapshot_training_goes_on_from_the_beginning(tmp_path: 
     assert "(beginning)" in story.said[0]
 
 
+@pytest.mark.parametrize("lost_in", ["the slices", "the first state"])
+def test_a_loss_before_the_first_step_is_survived_as_later_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_in: str
+) -> None:
+    story, losses = Story(tmp_path, "snapshot_every=3"), [HostLost("host 1 is gone"), BufferLost("and again")]
+
+    class Unlucky(Training):
+        def __init__(self, fit: Any) -> None:
+            super().__init__(fit)
+            if lost_in == "the slices" and losses:
+                raise losses.pop(0)
+
+        def first_state(self) -> str:
+            if losses:
+                raise losses.pop(0)
+            return super().first_state()
+
+    monkeypatch.setattr(survivor, "_built", Unlucky)
+    start = story.survivor.begin(None)
+    assert (start.done, start.state, losses) == (0, "first", [])
+    assert story.survivor.training.islands == {0, 1}
+
+
+def test_without_snapshots_a_loss_before_the_first_step_says_what_would_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlucky(fit: Any) -> Training:
+        raise HostLost("host 1 is gone")
+
+    monkeypatch.setattr(survivor, "_built", unlucky)
+    with pytest.raises(HostLost, match="snapshot_every=10 goes on from snapshots"):
+        Story(tmp_path).survivor.begin(None)
+    with pytest.raises(TooManyRestarts, match=f"{MAX_IN_VAIN + 1} times after step 0"):
+        Story(tmp_path, "snapshot_every=3").survivor.begin(None)
+
+
 def test_without_snapshots_restarts_are_counted(tmp_path: Path) -> None:
     story = Story(tmp_path, restarts=1)
     story.survivor.begin(None)
