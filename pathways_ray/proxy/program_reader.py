@@ -149,10 +149,11 @@ def _shardings(
     if not outputs:  # it is never run
         copies = Sharding.copies(devices)
         return (copies,) * len(inputs), ()
-    compiled = compiled_here(module, len(devices))
+    # With an end, as hosts compile it: without one XLA forgets the sharding of an only result that is empty.
+    compiled = compiled_here(module, len(devices), with_end=True)
     found = [
         [messages().OpSharding.FromString(op.SerializeToString()) for op in listed or ()]
-        for listed in (compiled.get_parameter_shardings(), compiled.get_output_shardings())
+        for listed in (compiled.get_parameter_shardings(), (compiled.get_output_shardings() or [])[:-1])
     ]
     if len(found[0]) != len(inputs) or len(found[1]) != len(outputs):
         raise Refused(Code.UNIMPLEMENTED, "XLA does not say how the arguments and results of the program are laid out")
@@ -178,7 +179,9 @@ def _typed(kinds: Sequence[ArrayType]) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(kind.shape, dtype_named(kind.dtype)) for kind in kinds]
 
 
-def compiled_here(module: bytes, devices: int, in_memory: bool = False, overrides: Overrides = ()) -> Any:
+def compiled_here(
+    module: bytes, devices: int, with_end: bool = False, in_memory: bool = False, overrides: Overrides = ()
+) -> Any:
     """A module compiled for CPU devices of this process, only to be looked at; see `compat.compiled_module`.
 
     Raises:
@@ -188,7 +191,7 @@ def compiled_here(module: bytes, devices: int, in_memory: bool = False, override
     if len(local) < devices:
         raise Refused(Code.INTERNAL, f"its reader has {len(local)} devices to look at a program for {devices}")
     try:
-        return compiled_module(module, local[:devices], in_memory=in_memory, overrides=overrides)
+        return compiled_module(module, local[:devices], with_end, in_memory, overrides)
     except Exception as error:
         raise Refused(Code.INVALID_ARGUMENT, f"XLA refuses the program: {error}") from None
 

@@ -47,6 +47,10 @@ for order in [3, 2, 1, 0], [1, 2, 3, 0], [0, 2, 1, 3]:
     same = all((np.asarray(shard.data) == square[shard.index]).all() for shard in second.addressable_shards)
     back = jax.device_put(second * 2, first.sharding, donate=True)
     found["orders"].append([lies, same, bool((np.asarray(back) == 2 * square).all())])
+rows = jax.make_mesh((4,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+with jax.set_mesh(rows):
+    empty = jax.jit(lambda v: v[:, 100:116])(jax.device_put(square, P(None, "x")))
+found["empty"] = [empty.shape, str(empty.sharding.spec)]
 compiled = jax.jit(lambda v: v @ v).lower(jnp.ones((4, 4))).compile()
 found["text"] = "dot" in compiled.as_text()
 found["cost"] = compiled.cost_analysis()["flops"] > 0
@@ -308,6 +312,7 @@ def test_shards_are_named_put_together_moved_and_given_away(env: dict[str, str])
         "moved": [1.0, 2.0],
         "donated": [True, [0.0, 1.0], 8.0],
         "orders": [[True, True, True]] * 3,
+        "empty": [[4, 0], "P(None, 'x')"],
         "text": True,
         "cost": True,
         "memory": 64,
