@@ -251,9 +251,10 @@ class LaunchTimeout(ExecutionError):
 
     When: a launch on the island kept its devices for longer than `launch_limit_s` of `pw.init` (60 s), or the
         tenant's own, without the time that it waited for others: a loop without end, a collective that one device
-        never enters. The island's processes are killed and start again, since nothing can be taken off a device queue
-    Do: the message names the program. Mend its loop, cut it into shorter launches, or start the cluster with a higher
-        limit. The third time, the program that the message names is refused with `ProgramRefused`, and no other
+        never enters. The island's processes are killed and start again, since nothing can be taken off a device queue.
+        A `pw.while_loop` over several slices just ends
+    Do: the message names the program, and the line of its loop. Mend that, cut it into shorter launches, or start the
+        cluster with a higher limit. The third time, the program that the message names is refused with `ProgramRefused`, and no other
     """
 
 

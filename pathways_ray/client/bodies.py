@@ -18,12 +18,12 @@ from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
 from pathways_ray.client.graph_builder import GraphBuilder, Value
-from pathways_ray.client.jaxprs import inner_equations
-from pathways_ray.client.outlines import Outline, Outliner, Place, without_code
+from pathways_ray.client.jaxprs import inner_constants, inner_equations
+from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_layout, without_code
 from pathways_ray.client.rounds import nothing_yet, unrolled, while_of
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.tracer import call_p, capture_p
+from pathways_ray.client.tracer import call_p, capture_p, is_call, slices_of_call
 from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Body, Branch, Ref, Repeat
 from pathways_ray.ir.types import Layout, Spec
@@ -53,13 +53,14 @@ class _Control:
         self.inputs = inputs
         self.name = equation.primitive.name
         self.where = source_info.of_equation(equation)
-        calls = [one.params["site"] for one in inner_equations(equation) if one.primitive is call_p]
-        self.home: VirtualSlice = calls[0].slice if calls else builder._default_slice()
-        self.slices = list(dict.fromkeys(site.slice for site in calls))
+        calls = [one for one in inner_equations(equation) if is_call(one)]
+        sites = [one.params["site"] for one in calls if one.primitive is call_p]
+        self.slices = list(dict.fromkeys(where for one in calls for where in slices_of_call(one)))
+        self.home: VirtualSlice = self.slices[0] if self.slices else builder._default_slice()
         # A host function is no part of a computation: the controller has to decide around it.
-        self.single = len(self.slices) < 2 and not any(site.exported.host_limit_ms for site in calls)
-        self.names = list(dict.fromkeys(site.exported.name for site in calls))
-        if any(isinstance(report, RowCheck) for site in calls for report in site.exported.reports):
+        self.single = len(self.slices) < 2 and not any(site.exported.host_limit_ms for site in sites)
+        self.names = list(dict.fromkeys(_name(one) for one in calls))
+        if any(isinstance(report, RowCheck) for site in sites for report in site.exported.reports):
             raise GraphError(
                 f"{self._shown()}: pw.route with overflow='error' in a branch or a loop, whose counts have no way out; "
                 "take overflow='count', and give handle.dropped as a result"
@@ -78,8 +79,11 @@ class _Control:
         else:
             return self._loop_node()
         if isinstance(self.builder, Outliner):
-            firm = [any(k < len(body.results) and body.firm(k) for body in bodies) for k in range(len(made))]
-            self.builder.loose.update(v.ref for v, held in zip(made, firm, strict=True) if v.ref and not held)
+            for k, value in enumerate(made):
+                if value.ref is not None:
+                    of = [body for body in bodies if k < len(body.results)]
+                    self.builder.loose.update([value.ref] * (not any(body.firm(k) for body in of)))
+                    self.builder.free.update([value.ref] * (not any(body.bound(k) for body in of)))
         return made
 
     def _shown(self) -> str:
@@ -102,7 +106,7 @@ class _Control:
 
     def _place(self, value: Value) -> Place:
         """The layout of a value; None as well where it lies elsewhere, and is brought to the slice of all calls."""
-        found = self.builder.layout_of(value)
+        found = own_layout(self.builder, value)
         if found is None or (self.single and found[0] is not self.home):
             return None
         self.builder._use_slice(found[0])
@@ -114,14 +118,15 @@ class _Control:
         bodies = [self._outline(branch, given) for branch in self.equation.params["branches"]]
         results: list[Place] = []
         for k in range(len(self.equation.outvars)):
-            firm = [body for body in bodies if body.firm(k) is not None]
-            results.append(firm[0].results[k] if firm else next((b.results[k] for b in bodies if b.results[k]), None))
-            for body in firm[1:]:
-                if body.results[k] != results[k]:
+            by_weight = sorted(bodies, key=lambda b: (b.firm(k) is None, b.bound(k) is None, b.results[k] is None))
+            first = by_weight[0]
+            results.append(first.results[k])
+            for body in by_weight[1:]:
+                if _differ(first.results[k], body.firm(k), body.bound(k)):
                     raise GraphError(
-                        f"{self._shown()}: the branches leave result {k} in different layouts: {firm[0].results[k]} "
-                        f"by {firm[0].maker(k)}, and {body.results[k]} by {body.maker(k)}. Give them the same "
-                        "out_specs on the same slice, or move one of the values in its branch"
+                        f"{self._shown()}: the branches leave result {k} in different layouts: {first.results[k]} "
+                        f"by {first.maker(k)}, and {body.results[k]} by {body.maker(k)}. Give them the same "
+                        "out_specs on the same slice, or move one of the values in its branch (pw.reshard)"
                     )
         return bodies, results
 
@@ -139,7 +144,7 @@ class _Control:
             constants = given[:before]
             # Round t takes row t of what is scanned: on the same slice, and whole along what is left of its dimensions.
             rest = [None if place is None else Layout(place.slice, place.spec[1:]) for place in given[before + count :]]
-        found, carry = self._carried(body, constants, given[before : before + count], rest)
+        found, carry = self._carried(body, constants, self.inputs[before : before + count], rest)
         stacked = [
             None if p is None else Layout(p.slice, ((), *p.spec) if p.spec else ()) for p in found.results[count:]
         ]
@@ -149,10 +154,10 @@ class _Control:
         return bodies, [*carry, *stacked]
 
     def _carried(
-        self, body: Any, constants: Sequence[Place], carry: list[Place], rest: Sequence[Place] = ()
+        self, body: Any, constants: Sequence[Place], values: Sequence[Value], rest: Sequence[Place] = ()
     ) -> tuple[Outline, list[Place]]:
-        """The outline of a loop's body, and the places of what it carries."""
-        count = len(carry)
+        """The outline of a loop's body, and the places of what it carries, which begins as these values."""
+        carry, count = [self._place(value) for value in values], len(values)
         for _ in range(_ROUNDS):
             found = self._outline(body, [*constants, *carry, *rest])
             inputs = found.inputs[len(constants) : len(constants) + count]
@@ -160,13 +165,18 @@ class _Control:
             if settled == carry:
                 break
             carry = settled
-        for k, place in enumerate(carry):
-            made = found.firm(k)
-            if made is not None and made != place:
+        for k, value in enumerate(values):
+            lies = own_layout(self.builder, value)
+            first = carry[k] if lies is None else Layout(lies[0].id, lies[1])
+            # In one computation, what operations make of a value from elsewhere lies where the computation is.
+            bound = found.bound(k) if lies is not None and not self.single else None
+            if _differ(first, found.firm(k), bound):
+                line = line_of(value, self.builder.nodes)
                 raise GraphError(
-                    f"{self._shown()}: the body changes the layout of carry {k}: it takes it as {place}, and leaves "
-                    f"it as {made} ({found.maker(k)}). Give it the same out_specs on the same slice, or move the "
-                    "first value there"
+                    f"{self._shown()}: the body changes the layout of carry {k}: it takes it as {first}"
+                    f"{f' (made at {line})' if line else ''}, and leaves it as {found.results[k]} "
+                    f"({found.maker(k)}). Give it the same out_specs on the same slice, or move the first value there "
+                    "before the loop (pw.reshard)"
                 )
         return found, carry
 
@@ -193,7 +203,7 @@ class _Control:
             return [*self.inputs[first : first + count], *map(nothing_yet, self.equation.outvars[count:])]
         loop = unrolled(self.equation, self.inputs) if self.name == "scan" else while_of(self.equation, self.inputs)
         given = [self._place(value) for value in loop.constants]
-        outline, carry = self._carried(loop.body, given, [self._place(value) for value in loop.carry])
+        outline, carry = self._carried(loop.body, given, loop.carry)
         outlines, first = [outline], [*carry, *outline.inputs[: len(given)]]
         if loop.test is not None:
             outlines.append(self._outline(loop.test, [*(self._place(v) for v in loop.known), *carry]))
@@ -237,9 +247,12 @@ class _Control:
             self.builder._use_slice(slice)
 
     def _refs(self, inputs: Inputs) -> tuple[Ref, ...]:
-        builder = self.builder
-        pairs = zip(inputs.values, inputs.places, strict=True)
-        return tuple(builder._ref(value, builder.slices[place.slice], place.spec) for value, place in pairs)
+        """The inputs as refs. What came from the client may lie elsewhere by now, where another consumer took it."""
+        builder, refs = self.builder, []
+        for value, place in zip(inputs.values, inputs.places, strict=True):
+            where = builder.slices[place.slice]
+            refs.append(builder._ref(builder._move(value, where, place.spec), where, place.spec))
+        return tuple(refs)
 
     def _add(self, node: Branch | Repeat) -> list[Value]:
         self.builder.nodes.append(node)
@@ -296,9 +309,19 @@ class _Control:
         return place.spec if place is not None else ()
 
 
+def _differ(place: Place, firm: Place, bound: Place) -> bool:
+    """Whether a value in a place is somewhere else than where it has to be."""
+    return place is not None and ((firm or place) != place or (bound or place).slice != place.slice)
+
+
+def _name(call: Any) -> str:
+    """The name of what is called."""
+    return str(call.params["site"].exported.name if call.primitive is call_p else call.params["name"])
+
+
 def _captured(equation: Any) -> list[Array]:
     """The arrays that the bodies of an operation capture, each once."""
-    found: dict[int, Array] = {}
+    found = {id(one): one for one in inner_constants(equation) if isinstance(one, Array)}
     for inner in inner_equations(equation):
         if inner.primitive is capture_p:
             array = inner.params["captured"].array

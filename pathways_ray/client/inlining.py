@@ -15,8 +15,8 @@ from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
 from pathways_ray.client.graph_builder import INLINED
-from pathways_ray.client.jaxprs import body_of, inner_equations
-from pathways_ray.client.tracer import call_p, capture_p
+from pathways_ray.client.jaxprs import body_of
+from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call
 
 Held = Mapping[int, Any]
 """The values of captured arrays, by `id` of the array."""
@@ -28,9 +28,11 @@ def run(equation: Any, values: Sequence[Any], held: Held) -> list[Any]:
         exported = equation.params["site"].exported
         made = exported.run(*map(prng.to_data, values))
         return [prng.from_data(value, kind) for value, kind in zip(made, exported.results, strict=True)]
+    if is_call(equation):  # pinned to the slice of the whole: what it says of layouts was outlined
+        return _body(equation.params["jaxpr"], held)(*values)
     if equation.primitive is capture_p:
         return [held[id(equation.params["captured"].array)]]
-    if not any(inner.primitive in (call_p, capture_p) for inner in inner_equations(equation)):
+    if not holds_calls(equation):
         made = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
         return list(made) if equation.primitive.multiple_results else [made]
     if equation.primitive.name in INLINED:
@@ -48,7 +50,8 @@ def _body(closed: Any, held: Held) -> Callable[..., list[Any]]:
 
     def evaluate(*arguments: Any) -> list[Any]:
         jaxpr = getattr(closed, "jaxpr", closed)
-        known = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
+        constants = [held.get(id(constant), constant) for constant in getattr(closed, "consts", ())]
+        known = dict(zip(jaxpr.constvars, constants, strict=True))
         known.update(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Any:

@@ -30,7 +30,8 @@ class Outline:
     """A body without its code: its nodes, and the places of its inputs and results.
 
     `asked` are the layouts in which computations take inputs, `makers` the lines that results come from. Ordinary
-    operations put a result wherever their operands lie: such a place is `loose`, and yields to any other.
+    operations put a result on the slice of their operands, in the layout that XLA chooses: that is `loose`, and yields
+    to any other on the slice. One without an operand that lies somewhere is `free`: it may lie on any slice.
     """
 
     jaxpr: Any
@@ -40,6 +41,7 @@ class Outline:
     asked: dict[int, Layout]
     makers: list[str]
     loose: list[bool]
+    free: list[bool]
 
     @property
     def line(self) -> str:
@@ -54,6 +56,10 @@ class Outline:
         """The layout of a result that has to be as it is."""
         return None if self.loose[result] else self.results[result]
 
+    def bound(self, result: int) -> Place:
+        """The layout of a result whose slice has to be as it is."""
+        return None if self.free[result] else self.results[result]
+
 
 @dataclass
 class Outliner(GraphBuilder):
@@ -63,6 +69,7 @@ class Outliner(GraphBuilder):
     home: VirtualSlice | None = None
     single: bool = True
     loose: set[Ref] = field(default_factory=set)
+    free: set[Ref] = field(default_factory=set)
 
     def outline(self, closed: jex_core.ClosedJaxpr, given: Sequence[Any]) -> Outline:
         """Args: given: for each input its place, as a `Value` without content."""
@@ -78,14 +85,24 @@ class Outliner(GraphBuilder):
                         asked.setdefault(numbers[ref], layout)
         places = [self._place(value) for value in results]
         inputs = [self._place(value) for value in values]
-        makers = [self._made_at(value) for value in results]
-        loose = [value.ref in self.loose or (value.leaf >= 0 and not given[value.leaf].slice) for value in results]
-        return Outline(closed.jaxpr, self.nodes, inputs, places, asked, makers, loose)
+        makers = [line_of(value, self.nodes) for value in results]
+        unplaced = [value.leaf >= 0 and not given[value.leaf].slice for value in results]
+        loose = [value.ref in self.loose or nowhere for value, nowhere in zip(results, unplaced, strict=True)]
+        free = [value.ref in self.free or nowhere for value, nowhere in zip(results, unplaced, strict=True)]
+        return Outline(closed.jaxpr, self.nodes, inputs, places, asked, makers, loose, free)
 
     def _operation(self, operation: Operation, inputs: list[Value]) -> list[Value]:
+        is_bound = operation.slice is not None or any(map(self._is_bound, inputs))
         made = super()._operation(operation, inputs)
-        self.loose.update(value.ref for value in made if value.ref is not None)
+        asked = operation.outputs or (None,) * len(made)
+        self.loose.update(v.ref for v, spec in zip(made, asked, strict=True) if v.ref is not None and spec is None)
+        if not is_bound:
+            self.free.update(value.ref for value in made if value.ref is not None)
         return made
+
+    def _is_bound(self, value: Value) -> bool:
+        """Whether a value lies on a slice, and not only where it was put for want of another."""
+        return own_layout(self, value) is not None and value.ref not in self.free
 
     def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
         """The layout of a value; None as well where it lies elsewhere, and is brought to `home`."""
@@ -95,10 +112,6 @@ class Outliner(GraphBuilder):
     def _place(self, value: Value) -> Place:
         found = self.layout_of(value)
         return None if found is None else Layout(found[0].id, found[1])
-
-    def _made_at(self, value: Value) -> str:
-        node = self.nodes[value.ref.node] if value.ref is not None else None
-        return node.where if isinstance(node, Compute) else ""
 
     def _ref(self, value: Value, where: VirtualSlice, spec: Spec) -> Ref:
         before = value.ref
@@ -112,6 +125,19 @@ class Outliner(GraphBuilder):
     def _default_slice(self) -> VirtualSlice:
         assert self.home is not None
         return self.home
+
+
+def own_layout(builder: GraphBuilder, value: Value) -> tuple[VirtualSlice, Spec] | None:
+    """The layout of a value; None of one that comes from the client, which may lie where a consumer wants it."""
+    comes_in = value.ref is not None and isinstance(builder.nodes[value.ref.node], Argument)
+    if comes_in and (value.kind is None or value.kind.slice is None):
+        return None
+    return builder.layout_of(value)
+
+
+def line_of(value: Value, nodes: Sequence[Node]) -> str:
+    """The user's line that made a value; "" of one that no node has made."""
+    return str(getattr(nodes[value.ref.node], "where", "")) if value.ref is not None else ""
 
 
 def without_code(

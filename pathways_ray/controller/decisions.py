@@ -113,7 +113,9 @@ class Decisions:
         silent_s = self.tables.now - whole.at if is_silent else 0.0
         if whole.spent_s + silent_s > limit_s:
             text = f"program {program.name!r} did not come to its end in {limit_s:.0f} s, after {whole.course.rounds}"
-            return self.abandon(session, launch, Failure("LaunchTimeout", f"{text} rounds of its loops"))
+            loops = whole.course.loops[::-1]
+            node, where = " in ".join(loop.name for loop in loops), ", ".join(loop.where for loop in loops)
+            return self.abandon(session, launch, Failure("LaunchTimeout", f"{text} rounds of its loops", node, where))
         backlog.defer(launch, program, why)
         return []
 

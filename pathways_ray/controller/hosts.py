@@ -88,7 +88,8 @@ class Hosts:
         failure = Failure(message.kind, text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
         not_compiled = self.preparation.host_down(message, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        settled = self._fail_launches(host.island, failure)
+        overdue = message.candidates if message.kind == "LaunchTimeout" else ()
+        settled = self._fail_launches(host.island, failure, overdue)
         commands += settled.commands
         text = f"the buffer was on host {host.host}, which is gone: {message.reason}"
         for session in tables.sessions.values():
@@ -107,12 +108,14 @@ class Hosts:
             program.ready.discard(host.host)
         return list(self._peers())
 
-    def _fail_launches(self, island: int, failure: Failure) -> Settled:
-        """Ends the launches that are on an island."""
+    def _fail_launches(self, island: int, failure: Failure, overdue: Collection[int] = ()) -> Settled:
+        """Ends the launches that are on an island. Those that are `overdue` say what they compute there."""
         lost = [record for record in self.tables.in_flight.values() if island in record.program.islands]
         dropped: list[Send] = []
         for record in lost:
             record.failure = failure
+            if record.sequence in overdue:
+                record.failure = record.program.plans[island].attributed(failure)
             record.producers = ()
             dropped += self.dispatch.drop_results(record)
         settled = self.outcomes.settle(lost)

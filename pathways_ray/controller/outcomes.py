@@ -139,7 +139,7 @@ class Outcomes:
         A failure of a computation is a value that reaches everybody who waits for it, so hosts need not hear of it.
         """
         program = record.program
-        if failure.node or len(program.hosts) < 2:
+        if (failure.node and failure.kind != "LaunchTimeout") or len(program.hosts) < 2:
             return []
         message = Abort(((record.sequence, program.key),), msgspec.structs.replace(failure, story=()))
         return [SendIsland(island, message) for island in program.islands]

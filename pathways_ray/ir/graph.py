@@ -99,6 +99,11 @@ def functions_in(parts: Iterable[Part | Loop]) -> Iterator[Part]:
             yield part
 
 
+def has_loop(recipe: Recipe) -> bool:
+    """Whether a function of a recipe has a loop of its own, whose rounds may be without end."""
+    return any(part.has_loop for part in functions_in(recipe.parts))
+
+
 def host_part(recipe: Recipe) -> Part | None:
     """The host function that a recipe is; None for a computation."""
     first = recipe.parts[0] if recipe.parts else None

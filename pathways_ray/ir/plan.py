@@ -16,8 +16,12 @@ from collections.abc import Iterable
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.ir.graph import Recipe
+from pathways_ray.errors import Failure
+from pathways_ray.ir.graph import Recipe, has_loop
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
+
+MAX_NAMED = 4
+"""Computations that a failure of unknown origin names."""
 
 
 class Device(msgspec.Struct, frozen=True, array_like=True, order=True):
@@ -223,6 +227,19 @@ class IslandPlan(msgspec.Struct, frozen=True):
 
     def placed(self, slice_id: int) -> PlacedSlice:
         return next(s for s in self.slices if s.mesh.id == slice_id)
+
+    def attributed(self, failure: Failure) -> Failure:
+        """A failure with the names and lines of the computations that it can come from: of one that took too long,
+        those with loops, if there are any."""
+        steps = [step for step in self.steps if isinstance(step, Execute)]
+        if failure.kind == "LaunchTimeout":
+            steps = [step for step in steps if has_loop(self.executables[step.executable].recipe)] or steps
+        labels = [self.labels[step.node] for step in steps]
+        names = list(dict.fromkeys(label.name for label in labels))
+        if len(names) > MAX_NAMED:
+            names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
+        where = list(dict.fromkeys(label.where for label in labels if label.where))[:MAX_NAMED]
+        return msgspec.structs.replace(failure, node=" or ".join(names), where=", ".join(where))
 
 
 def transfer_id(launch: int, bundle: int, receiver: int) -> int:

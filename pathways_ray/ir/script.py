@@ -43,7 +43,7 @@ class Rounds(msgspec.Struct, frozen=True, array_like=True, tag="rounds"):
     """Go through a body again and again: `times` times; with a `test`, while its result is true.
 
     `carried` begin as copies of `initial`, and are replaced by what the body gives. With a test, the body gives the
-    next truth value as well, as its last result.
+    next truth value as well, as its last result. `name` and `where` are those of the loop, for errors.
     """
 
     initial: tuple[int, ...]
@@ -51,6 +51,8 @@ class Rounds(msgspec.Struct, frozen=True, array_like=True, tag="rounds"):
     times: int
     test: Block | None
     body: Block
+    name: str = ""
+    where: str = ""
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
@@ -97,7 +99,8 @@ class Course:
     """One launch on its way through a script.
 
     `now` is what it does next; None once its last segment is launched. Buffers that it makes are its own, and are gone
-    when nothing on its way can need them: `freed` has those, for the caller to take.
+    when nothing on its way can need them: `freed` has those, for the caller to take. `rounds` counts those of all
+    loops, `loops` has the loops that it is in, the outermost first.
     """
 
     def __init__(self, script: Script, arguments: Sequence[int]) -> None:
@@ -108,6 +111,7 @@ class Course:
         self.decided: dict[int, int] = {}
         self.freed: list[int] = []
         self.rounds = 0
+        self.loops: list[Rounds] = []
         self._way = self._whole()
         self.now: Launch | Await | None = next(self._way)
 
@@ -156,7 +160,9 @@ class Course:
                     yield from self._steps(branch)
                     self._copy(step.outputs, branch)
                 case Rounds():
+                    self.loops.append(step)
                     yield from self._repeat(step)
+                    self.loops.pop()
 
     def _repeat(self, step: Rounds) -> Generator[Launch | Await, Sequence[int], None]:
         self._write({new: self.buffers[old] for new, old in zip(step.carried, step.initial, strict=True)})

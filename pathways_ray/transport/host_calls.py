@@ -154,7 +154,7 @@ def result_array(value: Any, kind: Local, at: str) -> np.ndarray[Any, Any]:
     """A leaf of a result as an array of its type; a number of the same kind is converted.
 
     Raises:
-        TypeError: it has another shape, or a type that loses something.
+        TypeError: it has another shape, or a type or whole numbers that do not fit.
     """
     array, dtype = np.asarray(value), dtype_of(kind[0])
     if array.dtype.kind in "OSU":  # None, texts, rows of different lengths
@@ -163,4 +163,8 @@ def result_array(value: Any, kind: Local, at: str) -> np.ndarray[Any, Any]:
         raise TypeError(f"{at} has shape {array.shape}, and should have {tuple(kind[1])} on this host")
     if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(f"{at} has dtype {array.dtype}, which does not become {dtype}")
-    return array.astype(dtype, copy=False)
+    converted = array.astype(dtype, copy=False)
+    if array.dtype.kind in "iu" and converted.dtype.kind in "iu" and array.dtype.itemsize > dtype.itemsize:
+        if not np.array_equal(converted.astype(array.dtype), array):
+            raise TypeError(f"{at} has numbers of {array.dtype} that do not fit into {dtype}")
+    return converted

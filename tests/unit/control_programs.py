@@ -221,16 +221,92 @@ def _paired(rng: random.Random, depth: int) -> Code:
     return run
 
 
+def _wide(rng: random.Random, depth: int) -> Code:
+    """A loop that carries fifty vectors, each made of two others, on any slices."""
+    count, rounds, body = 50, rng.randrange(3), _code(rng, max(depth - 2, 0))
+    homes = [_home(rng) for _ in range(count)]
+    others = [(rng.randrange(count), rng.randrange(count)) for _ in range(count)]
+
+    def run(lib: Any, f: Functions, x: Vector, y: Vector) -> Vector:
+        def step(_: Any, carry: dict[str, Any]) -> dict[str, Any]:
+            made = body(lib, f, carry["0"], y)
+            return {
+                str(k): f.vectors[homes[k]](carry[str(a)], made if k == 0 else carry[str(b)])
+                for k, (a, b) in enumerate(others)
+            }
+
+        last = lib.fori_loop(0, rounds, step, {str(k): f.vectors[homes[k]](x, y) for k in range(count)})
+        return f.vectors[0](last["0"], f.vectors[0](last["7"], last["49"]))
+
+    return run
+
+
+def _odd(rng: random.Random, depth: int) -> Code:
+    """A loop whose carry has a counter that overflows, a typed key, an array without elements, and truth values."""
+    body, home, rounds, start = _code(rng, depth - 1), _home(rng), rng.randrange(4), rng.randrange(120, 128)
+
+    def run(lib: Any, f: Functions, x: Vector, y: Vector) -> Vector:
+        def step(carry: Any, row: Any) -> Any:
+            key, sub = jax.random.split(carry["key"])
+            drawn = jax.random.bits(sub, (SIZE,), "uint16").astype(np.int32)
+            at = f.vectors[home](body(lib, f, carry["at"], drawn), y)
+            small, large = carry["small"] + np.int8(3), carry["large"] * np.uint32(2654435761)
+            flags = carry["flags"] ^ (drawn % 2 == 0)
+            made = {"at": at, "key": key, "small": small, "large": large, "nothing": carry["nothing"], "flags": flags}
+            return made, (drawn[:0], small + row.astype(np.int8))
+
+        first = {
+            "at": f.vectors[home](x, y),
+            "key": jax.random.key(start),
+            "small": np.int8(start),
+            "large": np.uint32(start),
+            "nothing": np.zeros((0, 3), np.int32),
+            "flags": np.zeros(SIZE, bool),
+        }
+        last, (none, rows) = lib.scan(step, first, y[:rounds])
+        assert none.shape == (rounds, 0)
+        total = rows.sum(dtype=np.int32) + last["small"].astype(np.int32) + last["large"].astype(np.int32)
+        return f.vectors[1](last["at"], jnp.where(last["flags"], total, last["nothing"].sum(0).sum()))
+
+    return run
+
+
+def _deep(rng: random.Random, depth: int) -> Code:
+    """A branch in a loop in a scan, each by a value of the one around it."""
+    yes, home, rounds = _code(rng, max(depth - 2, 0)), _home(rng), rng.randrange(3)
+
+    def run(lib: Any, f: Functions, x: Vector, y: Vector) -> Vector:
+        end = f.vectors[home]
+
+        def choose(c: Any, n: Any) -> Any:
+            return lib.cond(f.is_odd(c, n), lambda u: end(yes(lib, f, u, y), u), lambda u: end(u, f.held), c)
+
+        def step(carry: Vector, row: Any) -> tuple[Vector, Any]:
+            def go_on(c: Any) -> Any:
+                return (c[0] < rounds) & (c[1].min() + row < 1000)
+
+            n, made = lib.while_loop(go_on, lambda c: (c[0] + 1, choose(c[1], c[0])), (jnp.int32(0), carry))
+            return made, n * row
+
+        last, counts = lib.scan(step, end(x, y), y[:2])
+        return end(last, last) + counts.sum()
+
+    return run
+
+
 _KINDS: dict[str, Callable[[random.Random, int], Code]] = {
     "bare": _bare,
     "call": _call,
     "chain": _chain,
     "cond": _cond,
+    "deep": _deep,
     "fori": _fori,
+    "odd": _odd,
     "paired": _paired,
     "scan": _scan,
     "scan_of_nothing": _scan_of_nothing,
     "switch": _switch,
     "taken": _taken,
     "while": _while,
+    "wide": _wide,
 }

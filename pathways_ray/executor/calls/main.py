@@ -6,10 +6,9 @@ to call.
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
 import pickle
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -35,8 +34,6 @@ from pathways_ray.transport.host_calls import (
 MAX_CALL_BYTES = 1 << 30
 """Of the head of a call, with its function."""
 
-_PR_SET_PDEATHSIG = 1
-
 _AROUND = (
     __file__,
     os.path.join(os.path.dirname(__file__), "colocated.py"),
@@ -51,11 +48,12 @@ Loaded = tuple[Callable[..., Any], Any, Any]
 
 def main() -> None:
     """Serves calls from the pipes that the command line names."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a call without end must not outlive its host
-    calls, answers = (os.fdopen(int(number), mode) for number, mode in zip(sys.argv[1:3], ("rb", "wb"), strict=True))
+    numbers = [int(number) for number in sys.argv[1:3]]
+    for number in numbers:
+        os.set_inheritable(number, False)  # for what functions start: the host would wait for that
+    calls, answers = (os.fdopen(number, mode) for number, mode in zip(numbers, ("rb", "wb"), strict=True))
+    pipes, this = [_file(number) for number in numbers], os.getpid()
     known: dict[str, Loaded] = {}
-    this = os.getpid()
     while True:
         try:
             call = CALL.decode(receive(calls, MAX_CALL_BYTES))
@@ -66,9 +64,24 @@ def main() -> None:
         if os.getpid() != this:
             os._exit(0)  # a fork that comes back out of a function: the pipes have one reader and one writer
         del inputs
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(BaseException):  # a function may have closed or replaced it
+                stream.flush()
+        if _file(numbers[1]) != pipes[1]:
+            sys.exit(f"{call.name} has closed the pipe for its results")
+        if _file(numbers[0]) != pipes[0]:
+            send(answers, HostAnswer(f"{call.name} has closed the pipe by which its process is called"), [])
+            return
         send(answers, answer, results)
+
+
+def _file(descriptor: int) -> tuple[int, int]:
+    """What a descriptor stands for; (0, 0) for nothing."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return 0, 0
+    return found.st_dev, found.st_ino
 
 
 def answered(
@@ -87,7 +100,7 @@ def answered(
     try:
         given = taken_apart(results, made)
         outputs = [result_array(given[k], kind, f"result {k}") for k, kind in enumerate(call.outputs)]
-    except Exception as error:  # what it gave may be anything
+    except BaseException as error:  # what it gave may be anything
         text = f"{call.name} did not return what its result= says: {_said(error)}"
         return HostAnswer(_sendable(text[:MAX_TEXT])), []
     return HostAnswer(), outputs
@@ -97,7 +110,7 @@ def _said(error: BaseException) -> str:
     """The text of an exception, whose class may fail to make one."""
     try:
         return str(error)
-    except Exception as other:
+    except BaseException as other:
         return f"(its text failed: {type(other).__name__})"
 
 
@@ -127,7 +140,3 @@ def _line(error: BaseException) -> str:
 
 def _traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, _users(error.__traceback__)))[-MAX_TEXT:]
-
-
-if __name__ == "__main__":
-    main()

@@ -8,12 +8,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.calls.keeper import END_LIMIT_S
+from pathways_ray.executor.calls.printed import Printed
 from pathways_ray.transport.host_calls import ANSWER, Ended, HostCall, Local, receive, receive_array, send
 from pathways_ray.worker import environment_of
 
@@ -21,10 +24,10 @@ START_LIMIT_S = 60.0
 """A call has this much longer where its process has to start first, on a machine that may be busy."""
 
 MAX_ANSWER_BYTES = 1 << 20
-MAX_LINE = 4096
-"""Characters of a printed line that are logged."""
+MAX_READ = 1 << 16
+"""Bytes of what is printed that are read at once."""
 
-COMMAND = ("-m", "pathways_ray.executor.calls.main")
+COMMAND = ("-m", "pathways_ray.executor.calls.keeper")
 
 _OF_HOSTS = ("XLA_FLAGS", "JAX_ENABLE_X64")
 """Variables that hosts set for themselves."""
@@ -73,6 +76,8 @@ class FunctionProcess:
                 `limit_s`; then its process is killed, and the next call starts another one.
         """
         late = threading.Event()
+        if self._process is not None and self._process.poll() is not None:
+            self.close()  # what an earlier call has left in it has ended it
         starts = self._process is None
 
         def end() -> None:
@@ -133,25 +138,32 @@ class FunctionProcess:
             self._calls, self._answers = os.fdopen(self_writes, "wb"), os.fdopen(self_reads, "rb")
         threading.Thread(target=self._log, args=(self._process.stdout,), name="printed", daemon=True).start()
 
-    def _log(self, lines: IO[bytes]) -> None:
-        with lines, contextlib.suppress(OSError, ValueError):
-            while line := lines.readline(MAX_LINE):
-                self._printed(line.decode(errors="replace").rstrip("\n"))
+    def _log(self, output: IO[bytes]) -> None:
+        printed = Printed()
+        with output:
+            while data := os.read(output.fileno(), MAX_READ):
+                for line in printed.lines(data, time.monotonic()):
+                    self._printed(line)
+            for line in printed.lines(b"", time.monotonic()):
+                self._printed(line)
 
     def kill(self) -> None:
         """Kills the process and what it has started. For any thread."""
         process = self._process
         if process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.terminate()  # its keeper, which ends all
 
     def close(self) -> None:
-        """Kills the process, and waits until it is gone."""
+        """Kills the process and what it has started, and waits until they are gone."""
         self.kill()
         process, self._process = self._process, None
         self._known.clear()
         if process is not None:
-            process.wait()
+            try:
+                process.wait(END_LIMIT_S + 5.0)
+            except subprocess.TimeoutExpired:  # a function has stopped its keeper
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
         for pipe in (self._calls, self._answers):
             if pipe is not None:
                 with contextlib.suppress(OSError):

@@ -6,8 +6,6 @@ import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
-
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.barriers import HostStep, InputBarrier, hosts_of, is_independent, with_barriers
 from pathways_ray.ir.plan import Device, Execute, IslandPlan, Regroup, Reshard
@@ -15,9 +13,6 @@ from pathways_ray.transport.messages import Gang, IslandLaunch, IslandLaunchFail
 
 NO_LIMIT = 1 << 60
 """The gang that a launch may not reach, where it may reach all."""
-
-MAX_NAMED = 4
-"""Nodes that an error of unknown origin names."""
 
 
 def has_part(plan: IslandPlan, host: int) -> bool:
@@ -204,9 +199,4 @@ class HostPlan:
         awaited, without a name; one that a peer's data brought is left to the peer to name."""
         if failure.node or failure.kind != "ExecutionError" or "Error while transferring" in failure.message:
             return failure
-        labels = [self.plan.labels[step.node] for step in self.plan.steps if isinstance(step, Execute)]
-        names = list(dict.fromkeys(label.name for label in labels))
-        if len(names) > MAX_NAMED:
-            names = [*names[:MAX_NAMED], f"{len(names) - MAX_NAMED} more"]
-        where = list(dict.fromkeys(label.where for label in labels if label.where))[:MAX_NAMED]
-        return msgspec.structs.replace(failure, node=" or ".join(names), where=", ".join(where))
+        return self.plan.attributed(failure)

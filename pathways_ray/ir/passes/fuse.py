@@ -33,6 +33,7 @@ from pathways_ray.ir.graph import (
     Result,
     estimated_us,
     functions_in,
+    has_loop,
     inputs_of,
     renumbered,
 )
@@ -209,9 +210,16 @@ def _compose(graph: Graph, chain: list[int], places: dict[Ref, Ref]) -> tuple[Re
         inputs=tuple(numbers),
         input_layouts=tuple(layouts),
         donated=tuple(sorted(donated)),
-        where=first.where,
+        where=_line(graph, chain),
     )
     return Recipe(tuple(parts), (*previous, *(inside for _, inside in kept))), node
+
+
+def _line(graph: Graph, chain: list[int]) -> str:
+    """The user's line of composed nodes: of the first that has a loop of its own, since only that may take without end,
+    else of the first."""
+    nodes = [node for index in chain if isinstance(node := graph.nodes[index], Compute)]
+    return next((node for node in nodes if has_loop(graph.recipes[node.recipe])), nodes[0]).where
 
 
 def _without_unused_recipes(graph: Graph) -> Graph:

@@ -142,7 +142,8 @@ class _Splitter:
                     body = _with_test(body, alone)
                 deciding = () if node.test is None else (len(outputs),)
                 made = self.block(body, carried, deciding, body=True)
-                scope.steps.append(Rounds(tuple(inputs[: len(outputs)]), outputs, node.times, test, made))
+                first = tuple(inputs[: len(outputs)])
+                scope.steps.append(Rounds(first, outputs, node.times, test, made, node.name, node.where))
         scope.registers.update({Ref(index, k): register for k, register in enumerate(outputs)})
         scope.made += outputs
         scope.done.add(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -39,3 +40,25 @@ with pw.init(2, 1, 1, launch_limit_s=2.0) as session:
         assert str(error).count("the limit is 2 s") == 3, error
     assert np.asarray(other(x))[0] == 3
     print("refused")
+
+    go_on, add = pw.compiled(lambda v: v.max() >= 0, slice=slow), pw.compiled(lambda v: v + 1, slice=slow)
+
+    @pw.program
+    def on_one_slice(v):
+        return pw.while_loop(go_on, add, other(v))  # on one slice
+
+    @pw.program
+    def on_two_slices(v):
+        return pw.while_loop(go_on, lambda c: add(good(c)), other(v))  # on two slices
+
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    for program in (on_one_slice, on_two_slices):
+        where = program.__name__.replace("_", " ")
+        (line,) = (number for number, text in enumerate(lines, 1) if text.endswith(f"# {where}"))
+        try:
+            program(x).block_until_ready(timeout=60)
+            raise SystemExit("it ended")
+        except pw.errors.LaunchTimeout as error:
+            assert f"ownership_endless_program.py:{line}" in str(error), error
+            print(error, flush=True)
+        assert np.asarray(other(x))[0] == 3

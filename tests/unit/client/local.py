@@ -25,8 +25,8 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, mesh_of
 from pathways_ray.executor.compile.analysis import analysis
-from pathways_ray.ir.evaluate import evaluate
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Transfer, host_part
+from pathways_ray.ir.evaluate import evaluate, evaluate_control
+from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Part, Repeat, Transfer, host_part, inputs_of
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import Layout, SliceType
 from pathways_ray.jax_types import partition_spec
@@ -173,6 +173,10 @@ def _run(graph: Graph, functions: dict[str, Any], arguments: list[Any]) -> list[
     for node in graph.nodes[:-1]:
         if isinstance(node, Argument):
             made.append([arguments[node.index]])
+            continue
+        if isinstance(node, Branch | Repeat):
+            taken = [made[ref.node][ref.output] for ref in inputs_of(node)]
+            made.append(evaluate_control(graph, node, taken, lambda g, given: _run(g, functions, list(given)), int))
             continue
         if isinstance(node, Transfer):
             made.append(made[node.input.node][node.input.output : node.input.output + 1])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -14,8 +16,8 @@ import pathways_ray as pw
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
 from pathways_ray.errors import GraphError, TraceError, UsageError
-from pathways_ray.ir.graph import Argument, Compute
-from tests.unit.control_runs import Nowhere, compare, opened, run
+from pathways_ray.ir.graph import Argument, Compute, Repeat
+from tests.unit.control_runs import Nowhere, compare, opened, run, run_script
 
 
 @pytest.fixture
@@ -198,6 +200,87 @@ def test_a_carry_that_changes_its_layout_is_refused_with_its_line(session: Nowhe
     cut, whole = double(wide, P("x")), double(wide)
     with pytest.raises(GraphError, match=r"changes the layout of carry 1: .*P\(\).*P\(x\) .*made at test_control.py"):
         pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: cut(c), whole(v))).lower(np.arange(8.0))
+
+
+LINES = (
+    r"\(test_control.py:\d+\): the body changes the layout of carry 0: it takes it as {} "
+    r"\(made at test_control.py:\d+\), and leaves it as {} \(.*at .*test_control.py:\d+"
+)
+
+
+def changes(body: Any, first: Any) -> Any:
+    """Lowers a loop on what `first` makes of an argument."""
+    return pw.program(lambda v: pw.while_loop(lambda c: c.sum() < 3, lambda c: body(c), first(v))).lower(np.arange(8.0))
+
+
+@pytest.mark.parametrize(
+    ("body", "begins", "ends"),
+    [
+        ("other slice", r"slice3:P\(x\)", r"slice4:P\(x\)"),
+        ("an operation on another slice", r"slice3:P\(x\)", r"slice4:P\(x\)"),
+        ("reshard", r"slice3:P\(x\)", r"slice4:P\(\)"),
+        ("out_shardings", r"slice3:P\(x\)", r"slice3:P\(\)"),
+        ("in a branch", r"slice3:P\(x\)", r"slice3:P\(\)"),
+    ],
+)
+def test_a_body_that_changes_a_layout_is_refused_with_both_lines(
+    session: Nowhere, body: str, begins: str, ends: str
+) -> None:
+    here, there = session.slice(4, 3), session.slice(4, 4)
+    f, g, whole = double(here, P("x")), double(there, P("x")), double(here)
+    jitted = pw.jit(lambda v: v * 2, slice=here, out_shardings=P())
+    bodies = {
+        "other slice": g,
+        "an operation on another slice": lambda c: g(f(c)) - c,
+        "reshard": lambda c: pw.reshard(f(c), there),
+        "out_shardings": lambda c: jitted(c),
+        "in a branch": lambda c: pw.cond(c.sum() > 0, whole, lambda v: whole(v + 1), c),
+    }
+    with pytest.raises(GraphError, match=LINES.format(begins, ends)):
+        changes(bodies[body], f)
+
+
+def test_what_moves_back_or_is_left_open_keeps_its_layout(session: Nowhere) -> None:
+    here, there = session.slice(4, 3), session.slice(4, 4)
+    f, g, cut = double(here, P("x")), double(there, P("x")), double(here)
+    jitted = pw.jit(lambda v: v * 2, slice=here)
+    for body in (
+        lambda c: pw.reshard(g(c), here, P("x")),
+        lambda c: f(g(c)) - c,
+        lambda c: jnp.roll(cut(c), 1) + c,
+        lambda c: jitted(c),
+        lambda c: pw.cond(c.sum() > 0, f, lambda v: v, c),
+    ):
+        graph = changes(body, f).graph
+        assert str(graph.layout_of(graph.result.inputs[0])) == "slice3:P(x)"
+
+
+def test_what_the_client_has_lies_where_the_body_wants_it(a: VirtualSlice, b: VirtualSlice) -> None:
+    """Another function has taken it before, on another slice."""
+    f, g, t = double(a), double(b), total(b)
+    for body, times in ((f, 2), (lambda c: f(g(c)), 4)):
+        lowered = pw.program(lambda v, body=body: (pw.fori_loop(0, 3, lambda i, c: body(c), v), t(v))).lower(V)
+        np.testing.assert_array_equal(run(lowered, V)[0], V * times**3)
+        np.testing.assert_array_equal(run_script(lowered, V, late=random.Random(0))[0], V * times**3)
+
+
+def test_bodies_may_call_jitted_functions(a: VirtualSlice, b: VirtualSlice) -> None:
+    f, g = (pw.jit(lambda v: v * 2 + 1, slice=where) for where in (a, b))
+    one = pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: f(c), v)).lower(V)
+    assert len(names(one)) == 1
+    np.testing.assert_array_equal(run(one, V)[0], V * 8 + 7)
+    two = pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: f(g(c)), v)).lower(V)
+    assert isinstance(two.graph.nodes[1], Repeat)
+    np.testing.assert_array_equal(run(two, V)[0], V * 64 + 63)
+
+
+def test_branches_on_different_slices_are_refused(session: Nowhere) -> None:
+    here, there = session.slice(4, 3), session.slice(4, 4)
+    f, g = double(here, P("x")), double(there, P("x"))
+    with pytest.raises(
+        GraphError, match=r"in different layouts: slice\d:.*test_control.py:\d+.*, and .*test_control.py:\d"
+    ):
+        pw.program(lambda v: pw.cond(True, lambda x: f(x) * 2, lambda x: g(x) + 1, v)).lower(np.arange(8.0))
 
 
 def test_a_carry_that_changes_its_type_is_refused(a: VirtualSlice) -> None:

@@ -39,6 +39,7 @@ PRINTED = {
     "docs/guide.md": [
         "restored P('x',) True 3",
         "loss 14.0 [0.",
+        "rounds 4 [ 0. 32. 64. 96.]",
         "advantages [ 0.5 -0.5",
         "answers [",
         "served (32, 2)",

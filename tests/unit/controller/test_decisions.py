@@ -45,7 +45,8 @@ def looping(times: int = 0) -> Graph:
     x = sketch.argument(2)
     body = sketch.body([x], one_call("step", 2))
     test = sketch.body([x], lambda s, v: [s.call("test", v[0], slice=1, outputs=(SCALAR,))])
-    loop = Repeat("loop", (x,), times, None if times else test, body, (VECTOR,), (sketch.layout(x),))
+    layouts = (sketch.layout(x),)
+    loop = Repeat("loop", (x,), times, None if times else test, body, (VECTOR,), layouts, "rl.py:7")
     return sketch.graph(sketch.control(loop))
 
 
@@ -209,6 +210,7 @@ def test_the_launch_limit_ends_a_loop_without_end() -> None:
     assert isinstance(report, LaunchFailed)
     assert report.failure.kind == "LaunchTimeout"
     assert "after 1 rounds of its loops" in report.failure.message
+    assert (report.failure.node, report.failure.where) == ("loop", "rl.py:7")
 
 
 def test_what_a_part_took_of_donated_arguments_is_said_with_the_failure() -> None:
