@@ -80,7 +80,7 @@ AIMS = (
     Aim("Figure 6, parity with JAX, 2 hosts", ("parity", "figure6"), "*2 hosts*", 1, at_most=True, unit="ms"),
     Aim("A decision / a blocking round trip", ("decisions",), "decision / *", 1.2, at_most=True),
     Aim("A loop over two slices / the same unrolled", ("decisions",), "while_loop over two slices / *", 0.8),
-    Aim("Two jobs on the same devices / one after the other", ("rl",), "two jobs at once / *", 1.5),
+    Aim("Two jobs on the same devices / one after the other", ("rl",), "two jobs at once / *, tenants, *", 1.5),
     Aim("Weights to the other island / raw socket", ("rl",), "weights of * / raw socket", 0.7),
     Aim("Bytes through the controller", ("rl",), "bytes through *", 10_000, at_most=True, unit="bytes"),
     Aim("METG, 1 host x 4 devices, stencil", ("metg",), "pathways*stencil*", 100, at_most=True, unit="us"),

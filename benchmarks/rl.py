@@ -6,16 +6,18 @@ computed. *Two jobs*: each in a process of its own, as a tenant of its own, on t
 both at once, divided by those of one after the other. Losses, rewards and parameters have to have the bits of the job
 alone. Two at once cannot be faster than the cores: from the processor time of a job alone, of all processes, follows
 the most that the ratio can be. The same two jobs run as processes of plain JAX, with no runtime, in the same rounds,
-each with its two devices on the same two cores. *Weights*: a tree of so many bytes is pushed by `pw.versioned`, until
-it is there; bytes in a second, divided by those of a raw socket, in turn; and the bytes that the controller sends and
-receives for it over TCP, without those of as much idle time.
+each with its two devices on the same two cores. All of that again with rewards that wait for some ms, as for a service:
+then a job leaves devices and cores idle, which the other one may use. *Weights*: a tree of so many bytes is pushed by
+`pw.versioned`, until it is there; bytes in a second, divided by those of a raw socket, in turn; and the bytes that the
+controller sends and receives for it over TCP, without those of as much idle time.
 
-Run it with `python -m benchmarks run rl --json rl.json`; it takes about four minutes.
+Run it with `python -m benchmarks run rl --json rl.json`; it takes about eight minutes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -44,10 +46,11 @@ class Settings:
     steps: int = option(30, "of each run")
     sizes: tuple[int, ...] = option((4, 64), "of the weights that are pushed, in MiB")
     pushes: int = option(10, "of each size in each round")
+    reward_ms: tuple[float, ...] = option((0.0, 100.0), "that the rewards of two jobs wait for a service")
     rounds: int = option(3, "of everything")
 
 
-SMOKE = Settings(steps=2, sizes=(1,), pushes=2, rounds=1)
+SMOKE = Settings(steps=2, sizes=(1,), pushes=2, reward_ms=(5.0,), rounds=1)
 
 
 class Client:
@@ -60,7 +63,12 @@ class Client:
         self.session = pw.connect(url, token, name=f"rl {seed}")
         self.sampler, self.learner = (pw.virtual_slice((1,), (axis,), island=k) for k, axis in enumerate("xt"))
         self.loops, self.seed = loops, seed
-        self.job = loops.Job(self.sampler, self.learner, seed=seed)
+        self.wait_for_rewards(0.0)
+
+    def wait_for_rewards(self, ms: float) -> None:
+        """Has the rewards of what follows take so long."""
+        self.loops.task.grade = graded_after(ms)
+        self.job = self.loops.Job(self.sampler, self.learner, seed=self.seed)
 
     def run(self, mode: str, steps: int) -> dict[str, Any]:
         """Runs from the start: seconds of each step, in all, and a digest of what came of it."""
@@ -97,11 +105,28 @@ class Plain:
 
         self.loops, self.seed = loops, seed
 
+    def wait_for_rewards(self, ms: float) -> None:
+        self.loops.task.grade = graded_after(ms)
+
     def run(self, mode: str, steps: int) -> dict[str, Any]:
         """As that of `Client`, on-policy."""
         begun, cpu = time.perf_counter(), time.process_time()
         self.loops.plain(steps, seed=self.seed)
         return {"seconds": time.perf_counter() - begun, "cpu": time.process_time() - cpu, "digest": ""}
+
+
+def graded_after(ms: float) -> Callable[[Any], Any]:
+    """The rewards of the example, after a wait."""
+    from examples.rl import task
+
+    grade = getattr(task.grade, "__wrapped__", task.grade)
+
+    @functools.wraps(grade)
+    def waits(tokens: Any) -> Any:
+        time.sleep(ms / 1000)
+        return grade(tokens)
+
+    return waits
 
 
 def _leaves(tree: Any) -> list[Any]:
@@ -125,10 +150,9 @@ def run(settings: Settings, progress: Progress) -> Result:
             s.callback(worker.close, 20.0)
         for worker in (*clients, *plain):
             worker.answer()
-        for workers in (clients, plain):
-            ask_all(workers, "run", "on-policy", WARM_STEPS, limit_s=LIMIT_S)
+        kinds = {"tenants": clients, "plain JAX": plain}
         modes = [one_mode(clients[0], mode, settings, progress) for mode in ("on-policy", "one-step-off", "streaming")]
-        jobs = two_jobs({"tenants": clients, "plain JAX": plain}, settings, progress)
+        jobs = [job for ms in settings.reward_ms for job in two_jobs(kinds, ms, settings, progress)]
         weights = [pushed(mib, settings, progress) for mib in settings.sizes]
     return {
         "devices_apart": apart,
@@ -136,9 +160,11 @@ def run(settings: Settings, progress: Progress) -> Result:
         "jobs": jobs,
         "weights": weights,
         "figures": [
-            {"name": "two jobs at once / one after the other", "unit": "x", **jobs[0]["ratio"]},
-            {"name": "the most that the cores allow", "unit": "x", **jobs[0]["most"]},
-            {"name": "plain JAX, at once / one after the other", "unit": "x", **jobs[1]["ratio"]},
+            *(
+                {"name": f"{name}, {job['kind']}, rewards of {job['reward_ms']:g} ms", "unit": "x", **job[key]}
+                for name, key in (("two jobs at once / one after the other", "ratio"), ("the most of cores", "most"))
+                for job in jobs
+            ),
             *({"name": f"weights of {w['mib']} MiB / raw socket", "unit": "x", **w["ratio"]} for w in weights),
             *(
                 {"name": f"bytes through the controller, {w['mib']} MiB", "unit": "bytes", "median": w["through"]}
@@ -169,7 +195,9 @@ def one_mode(client: Worker, mode: str, settings: Settings, progress: Progress) 
     }
 
 
-def two_jobs(kinds: dict[str, list[Worker]], settings: Settings, progress: Progress) -> list[dict[str, Any]]:
+def two_jobs(
+    kinds: dict[str, list[Worker]], reward_ms: float, settings: Settings, progress: Progress
+) -> list[dict[str, Any]]:
     """Steps in a second of two jobs of each kind, one after the other and at once; and the most that the second can be
     of the first, by the processor time that a job takes alone.
 
@@ -177,9 +205,12 @@ def two_jobs(kinds: dict[str, list[Worker]], settings: Settings, progress: Progr
         AssertionError: a job does not have the bits that it has alone.
     """
     found: dict[str, dict[str, list[float]]] = {kind: {"apart": [], "together": [], "most": []} for kind in kinds}
+    for workers in kinds.values():
+        ask_all(workers, "wait_for_rewards", reward_ms, limit_s=LIMIT_S)
+        ask_all(workers, "run", "on-policy", WARM_STEPS, limit_s=LIMIT_S)
     for number in range(settings.rounds):
         for kind, workers in kinds.items():
-            progress.say(f"two jobs, {kind}, round {number + 1}")
+            progress.say(f"two jobs, {kind}, rewards of {reward_ms:g} ms, round {number + 1}")
             before = cpu_seconds()
             alone = [worker.ask("run", "on-policy", settings.steps) for worker in workers]
             took = sum(one["seconds"] for one in alone)
@@ -194,6 +225,7 @@ def two_jobs(kinds: dict[str, list[Worker]], settings: Settings, progress: Progr
     return [
         {
             "kind": kind,
+            "reward_ms": reward_ms,
             **{name: measure.spread(values) for name, values in rates.items()},
             "ratio": measure.paired_ratios(rates["together"], rates["apart"]),
         }
@@ -262,7 +294,7 @@ show = shows(
     Table(
         "two jobs at once, steps a second, and the most that the cores allow",
         "jobs",
-        *("kind", "apart:.2f", "together:.2f", "ratio:.2f", "most:.2f"),
+        *("kind", "reward_ms:g", "apart:.2f", "together:.2f", "ratio:.2f", "most:.2f"),
     ),
     Table(
         "weights to the other island, MiB a second, and bytes of the controller for each push",
