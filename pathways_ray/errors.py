@@ -254,7 +254,8 @@ class LaunchTimeout(ExecutionError):
         never enters. The island's processes are killed and start again, since nothing can be taken off a device queue.
         A `pw.while_loop` over several slices just ends
     Do: the message names the program, and the line of its loop. Mend that, cut it into shorter launches, or start the
-        cluster with a higher limit. The third time, the program that the message names is refused with `ProgramRefused`, and no other
+        cluster with a higher limit. The third time, the program that the message names is refused with
+        `ProgramRefused`, and no other
     """
 
 

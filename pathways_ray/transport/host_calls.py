@@ -36,10 +36,12 @@ class HostCall(msgspec.Struct, array_like=True):
 
 
 class HostAnswer(msgspec.Struct, array_like=True):
-    """The end of a call: what was raised and the traceback, or "" where the results follow."""
+    """The end of a call: what was raised and the traceback, or "" where the results follow. With `ends` it is the last
+    of its process."""
 
     error: str = ""
     traceback: str = ""
+    ends: bool = False
 
 
 CALL = msgspec.msgpack.Decoder(HostCall)
@@ -164,7 +166,7 @@ def result_array(value: Any, kind: Local, at: str) -> np.ndarray[Any, Any]:
     if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(f"{at} has dtype {array.dtype}, which does not become {dtype}")
     converted = array.astype(dtype, copy=False)
-    if array.dtype.kind in "iu" and converted.dtype.kind in "iu" and array.dtype.itemsize > dtype.itemsize:
-        if not np.array_equal(converted.astype(array.dtype), array):
-            raise TypeError(f"{at} has numbers of {array.dtype} that do not fit into {dtype}")
+    whole = array.dtype.kind in "iu" and array.dtype != dtype
+    if whole and dtype.kind in "iu" and not np.array_equal(converted.astype(array.dtype), array):
+        raise TypeError(f"{at} has numbers of {array.dtype} that do not fit into {dtype}")
     return converted

@@ -421,7 +421,7 @@ def gives_another_shape(v: Any) -> Any:
     return v[:2]
 
 
-@case("result 0 has dtype complex128, which does not become float32")
+@case("result 0 has dtype complex64, which does not become float32")
 def gives_another_type(v: Any) -> Any:
     return v + 1j
 

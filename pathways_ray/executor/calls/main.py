@@ -70,7 +70,8 @@ def main() -> None:
         if _file(numbers[1]) != pipes[1]:
             sys.exit(f"{call.name} has closed the pipe for its results")
         if _file(numbers[0]) != pipes[0]:
-            send(answers, HostAnswer(f"{call.name} has closed the pipe by which its process is called"), [])
+            text = f"{call.name} has closed the pipe by which its process is called"
+            send(answers, HostAnswer(text, ends=True), [])
             return
         send(answers, answer, results)
 

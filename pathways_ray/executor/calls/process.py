@@ -23,6 +23,9 @@ from pathways_ray.worker import environment_of
 START_LIMIT_S = 60.0
 """A call has this much longer where its process has to start first, on a machine that may be busy."""
 
+OWN_END_LIMIT_S = 1.0
+"""A process that has closed its pipes has so long to end by itself, and so say why."""
+
 MAX_ANSWER_BYTES = 1 << 20
 MAX_READ = 1 << 16
 """Bytes of what is printed that are read at once."""
@@ -96,6 +99,8 @@ class FunctionProcess:
             code = b"" if digest in self._known else function
             send(self._calls, HostCall(name, digest, code, kinds, tuple(outputs)), inputs)
             answer = ANSWER.decode(receive(self._answers, MAX_ANSWER_BYTES))
+            if answer.ends:
+                self.close()
             if answer.error:
                 story = tuple(answer.traceback.rstrip().split("\n"))
                 raise CallFailed(Failure("HostFunctionError", answer.error, story=story))
@@ -109,6 +114,9 @@ class FunctionProcess:
     def _ended(self, name: str, limit_s: float, error: Exception) -> Failure:
         """The reason for which a call has no answer, after which the process is gone."""
         process = self._process
+        if process is not None and not limit_s:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(OWN_END_LIMIT_S)
         self.close()
         if limit_s:
             return Failure("HostFunctionTimeout", f"{name} did not return within {limit_s:g} s; its process was killed")

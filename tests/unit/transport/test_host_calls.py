@@ -65,6 +65,8 @@ def test_results_become_arrays_of_their_types_where_nothing_is_lost() -> None:
         result_array(np.ones(3), ("float32", (2,)), "result 0")
     with pytest.raises(TypeError, match="result 1 has dtype float64, which does not become int32"):
         result_array(1.5, ("int32", ()), "result 1")
+    with pytest.raises(TypeError, match="result 0 has numbers of int64 that do not fit into int32"):
+        result_array([1 << 40], ("int32", (1,)), "result 0")
     with pytest.raises(TypeError, match=r"result 0 is a str, and should be an array float32\[8\] on this host"):
         result_array("text", ("float32", (8,)), "result 0")
 

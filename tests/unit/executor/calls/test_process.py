@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import queue
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import psutil
 import pytest
 
 from pathways_ray.executor.calls.process import CallFailed, FunctionProcess
@@ -143,6 +147,40 @@ def test_a_function_that_ends_its_process_ends_no_other(called: Called) -> None:
         called.call(leave, V)
     with pytest.raises(CallFailed, match="f raised SystemExit"):
         called.call(lambda v: exit(1), V)
+    np.testing.assert_array_equal(called.call(lambda v: v, V), V)
+
+
+def test_what_a_function_leaves_ends_with_its_process(called: Called) -> None:
+    """
+    1. A daemon in a session of its own goes on when the call is over.
+    2. Another call ends the process: the next one has a new one, and the daemon is gone.
+    """
+
+    def leaves(v: Any) -> Any:
+        import os
+        import time
+
+        reads, writes = os.pipe()
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(writes, str(os.getpid()).encode())
+                time.sleep(1000)
+            os._exit(0)
+        return v * 0 + int(os.read(reads, 20))
+
+    (pid,) = set(map(int, called.call(leaves, np.zeros(4, np.int64))))
+    assert psutil.pid_exists(pid)
+    with pytest.raises(CallFailed, match=r"the process of f ended \(SIGKILL\)"):
+        called.call(lambda v: os.kill(os.getpid(), signal.SIGKILL), V)
+    assert not psutil.pid_exists(pid)
+    np.testing.assert_array_equal(called.call(lambda v: v, V), V)
+
+
+def test_a_function_may_close_what_it_prints_to(called: Called) -> None:
+    np.testing.assert_array_equal(called.call(lambda v: (sys.stdout.close(), v)[1], V), V)
+    with pytest.raises(CallFailed, match="f has closed the pipe by which its process is called"):
+        called.call(lambda v: (os.close(int(sys.argv[1])), v)[1], V)
     np.testing.assert_array_equal(called.call(lambda v: v, V), V)
 
 
