@@ -28,7 +28,10 @@ KNOWN = (
     (r"unsafe_buffer_pointer|unsafe_raw_buffer", Reason(CLIENT, "addresses of memory: only of arrays in the process")),
     (r"Unsupported host callback|host callback", Reason(CLIENT, "host callbacks (pure_callback, io_callback, debug)")),
     (r"custom_partitioner", Reason(CLIENT, "custom partitioning: its rules are functions in the client's process")),
-    (r"reduce-scatter, which gives wrong sums", Reason(OURS, "reduce-scatter between CPU hosts: gloo's sums are wrong")),
+    (
+        r"reduce-scatter, which gives wrong sums",
+        Reason(OURS, "reduce-scatter between CPU hosts: gloo's sums are wrong"),
+    ),
     (r"layout override|Tuples differ: .\d, \d", Reason(OURS, "custom layouts")),
     (
         r"failed to find a local CPU device|Unknown backend cpu|Unknown backend: 'cpu'",
