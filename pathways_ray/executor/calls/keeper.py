@@ -68,7 +68,7 @@ def _asked(_number: int, _frame: FrameType | None) -> None:
 
 
 def end_children() -> None:
-    """Kills the children of this process, and those that these leave, until there are none."""
+    """Kills the children of this process, and those that these leave, until none is left."""
     until = time.monotonic() + END_LIMIT_S
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < until:

@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def _file(descriptor: int) -> tuple[int, int]:
-    """What a descriptor stands for; (0, 0) for nothing."""
+    """The device and the number of the file that a descriptor stands for; (0, 0) for nothing."""
     try:
         found = os.fstat(descriptor)
     except OSError:

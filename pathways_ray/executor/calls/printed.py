@@ -1,4 +1,4 @@
-"""What host functions print, as lines for the log of their host: so many a second, since every line costs the host.
+"""Output of host functions, as lines for the log of their host: so many a second, since every line costs the host.
 
 More is read, so that a function does not wait for its output, and left out.
 """
