@@ -30,7 +30,7 @@ KNOWN = (
     (r"custom_partitioner", Reason(CLIENT, "custom partitioning: its rules are functions in the client's process")),
     (
         r"reduce-scatter, which gives wrong sums",
-        Reason(OURS, "reduce-scatter between CPU hosts: gloo's sums are wrong"),
+        Reason(OURS, "reduce-scatter that XLA makes, between CPU hosts: gloo's sums are wrong"),
     ),
     (r"layout override|Tuples differ: .\d, \d", Reason(OURS, "custom layouts")),
     (

@@ -45,6 +45,9 @@ class Backend(Protocol):
             loops: some of them are repeated in a loop that the runtime made.
         """
 
+    def rewritten(self, module: bytes, hosts: int) -> bytes:
+        """A client's own module as it is to be compiled for a group of this number of hosts."""
+
     def check(self, compiled: Any, hosts: int) -> None:
         """Raises `CompileError` for a computation that would be wrong in a group of this number of hosts."""
 
@@ -73,6 +76,9 @@ class AcceleratorBackend:
 
     def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
         return None
+
+    def rewritten(self, module: bytes, hosts: int) -> bytes:
+        return module
 
     def check(self, compiled: Any, hosts: int) -> None:
         """Every computation is as good in a group as on one host."""

@@ -276,7 +276,7 @@ class Compiler:
             ]
 
         compiled = WholeModule(
-            calls[part.function].mlir_module_serialized,
+            self.backend.rewritten(calls[part.function].mlir_module_serialized, len(self.island)),
             list(mesh.devices.flat),
             typed(executable.inputs, executable.input_layouts),
             typed(executable.outputs, executable.output_layouts),

@@ -87,6 +87,13 @@ class CpuBackend:
             return None
         return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
 
+    def rewritten(self, module: bytes, hosts: int) -> bytes:
+        if hosts < 2:
+            return module
+        from pathways_ray.executor.compile.reduce_scatter import without_reduce_scatter
+
+        return without_reduce_scatter(module)
+
     def check(self, compiled: Any, hosts: int) -> None:
         if hosts > 1 and "reduce-scatter(" in (compiled.as_text() or ""):
             raise CompileError(

@@ -71,7 +71,10 @@ def collectives() -> Any:
             out_specs=(P(), P("x")),
         )
     )
-    return mapped(x), jax.pmap(lambda v: jax.lax.psum(v, "i"), "i")(jnp.arange(4.0))
+    spread = jax.shard_map(
+        lambda v: jax.lax.psum_scatter(v, "x", tiled=True), mesh=LINE, in_specs=P(), out_specs=P("x"), check_vma=False
+    )
+    return mapped(x), jax.jit(spread)(x), jax.pmap(lambda v: jax.lax.psum(v, "i"), "i")(jnp.arange(4.0))
 
 
 def placed() -> Any:
