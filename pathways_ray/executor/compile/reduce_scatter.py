@@ -38,7 +38,7 @@ def without_reduce_scatter(module: bytes) -> bytes:
 
 def _replace(op: Any) -> None:
     groups = ir.DenseIntElementsAttr(op.attributes["replica_groups"])
-    listed = np.array(list(groups)).reshape(ir.RankedTensorType(groups.type).shape)
+    listed = np.array([groups[k] for k in range(len(groups))]).reshape(ir.RankedTensorType(groups.type).shape)
     places = np.zeros(listed.max() + 1, np.int32)
     for group in listed:
         places[group] = np.arange(len(group))
@@ -47,7 +47,7 @@ def _replace(op: Any) -> None:
     i32 = ir.RankedTensorType.get([], ir.IntegerType.get_signless(32))
 
     def number(value: Any) -> Any:
-        return stablehlo.constant(ir.DenseElementsAttr.get(np.asarray(value, np.int32)))
+        return stablehlo.constant(ir.DenseElementsAttr.get(np.asarray(value, np.int32).data))
 
     with ir.InsertionPoint(op):
         kept = {name: op.attributes[name] for name in _KEPT if name in op.attributes}
