@@ -219,10 +219,14 @@ class _Routing:
         source, k = self.sources[send.source], send.destination
         admitted = self._admitted(send.source)[:, k]
         layout: Spec = self.specs[k]
+        parts = _multiple(self.slices[k], layout)
         if self._is_whole():
-            rows = self.capacity or rounded(send.rows, _multiple(self.slices[k], self.specs[k]))
+            rows = self.capacity or rounded(send.rows, parts)
+        elif source.shards % parts == 0:  # the piece of a shard goes to one device, and is one parcel
+            rows = rounded(int(admitted.max()))
+            layout = (layout[0], (), *layout[1:]) if layout else ()
         else:
-            rows = rounded(int(admitted.max()), _multiple(self.slices[k], self.specs[k]))
+            rows = rounded(int(admitted.max()), parts)
             layout = ((), *layout) if layout else ()
         move = _mover(source, self.slices[k], layout, rows, self._is_whole(), k)
         if (admitted == source.counts[:, k]).all():
