@@ -74,11 +74,12 @@ class Sketch:
         where: str = "",
         no_fusion: bool = False,
         host_limit_ms: int = 0,
+        has_loop: bool = False,
     ) -> Ref:
         """Adds a compute node and returns its first output. One spec, given as text, stands for all. With a limit it is
         a host function."""
         taken = tuple(Ref(-1, k) for k in range(len(inputs)))
-        part = Part(name, name, taken, no_fusion or host_limit_ms > 0, host_limit_ms=host_limit_ms)
+        part = Part(name, name, taken, no_fusion or host_limit_ms > 0, 0, has_loop, host_limit_ms=host_limit_ms)
         recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(outputs))))
         self.signatures[name] = tuple(outputs)
         self.nodes.append(

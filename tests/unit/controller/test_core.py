@@ -36,6 +36,7 @@ from pathways_ray.errors import AuthenticationError, Failure, SessionClosed
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.transport.messages import (
     VERSION,
+    Abort,
     Accepted,
     Account,
     CloseSession,
@@ -159,6 +160,29 @@ def test_a_lost_host_has_a_story() -> None:
     )
     assert CallManager("leave", (0, 1)) in commands
     assert "host lost host 0" in core.core.story.lifecycle[-1].text(5.0)
+
+
+def test_a_launch_that_never_ended_names_the_lines_of_its_loops() -> None:
+    """Another launch on the island, which has not begun, fails as well, and is not at fault."""
+    core = streaming()
+    sketch = sketch_with_slices("endless")
+    value: Any = sketch.argument(1)
+    value = sketch.call("before", value, slice=1, where="user.py:7")
+    value = sketch.call("loop", value, slice=2, where="user.py:8", has_loop=True)
+    value = sketch.call("loop", value, slice=1, where="user.py:9", has_loop=True)
+    functions = {"before": b"", "loop": b""}
+    commands = say(core, Register(1, encode(sketch.graph(value)), functions), Put(1, 1, VECTOR, ()))
+    for command in commands:
+        if isinstance(command, SendIsland) and isinstance(command.message, Program):
+            for host in (0, 1) if command.island == 0 else (2,):
+                core.from_island(command.island, Ready(host, command.message.program, 0))
+    arrive(core, 1)
+    say(core, Launch(1, 1, (1,), 2), Launch(2, 1, (1,), 3))
+    commands = core.from_island(0, HostDown(0, 1, "the limit is 60 s", "LaunchTimeout", (1,)))
+    first, second = (m.failure for m in sent(commands) if isinstance(m, LaunchFailed))
+    assert (first.node, first.where) == ("loop", "user.py:9")
+    assert (second.node, second.where) == ("", "")
+    assert [c.island for c in commands if isinstance(c, SendIsland) and isinstance(c.message, Abort)] == [0, 1] * 2
 
 
 def test_an_error_of_the_controller_ends_the_session_that_met_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:

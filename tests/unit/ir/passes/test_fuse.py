@@ -45,6 +45,17 @@ def test_a_long_chain_becomes_few_computations_of_one_recipe() -> None:
     assert len({msgspec.structs.replace(node, inputs=()) for node in computes}) == 1, "alike but for their input"
 
 
+@pytest.mark.parametrize(("loop", "line"), [(1, "user.py:1"), (3, "user.py:3"), (9, "user.py:0")])
+def test_a_computation_names_the_line_that_may_take_without_end(loop: int, line: str) -> None:
+    sketch = Sketch()
+    a = sketch.slice("0.0")
+    x = sketch.argument(a)
+    for k in range(4):
+        x = sketch.call(f"f{k}", x, slice=a, where=f"user.py:{k}", has_loop=k == loop)
+    (node,) = [node for node in fuse(sketch.graph(x)).nodes if isinstance(node, Compute)]
+    assert (node.name, node.where) == ("f0..f3", line)
+
+
 @pytest.mark.parametrize(("length", "wanted"), [(1, [1]), (2, [2]), (32, [32]), (33, [32, 1]), (65, [32, 32, 1])])
 def test_a_computation_has_at_most_32_different_parts(length: int, wanted: list[int]) -> None:
     assert lengths(fuse(chain(length, "fg"))) == wanted
