@@ -124,11 +124,12 @@ class Driver:
 
     def send_arrival(self, one: Arrival) -> None:
         """Tells the controller of an upload, unless somebody has. The caller has `sending`."""
-        with contextlib.suppress(ValueError):
-            self.arrivals.remove(one)
-            if one.placed is one.where.placed and self.core.buffers.get(one.record.id) is one.record:
-                one.sent = True
-                self.handle(events.Placed(one.message))
+        if one not in self.arrivals:
+            return
+        self.arrivals.remove(one)
+        if one.placed is one.where.placed and self.core.buffers.get(one.record.id) is one.record:
+            one.sent = True
+            self.handle(events.Placed(one.message))
 
     def send_arrivals(self) -> None:
         """Tells of the uploads that are there for threads that wait for `sending` with that. The caller has it."""
