@@ -1,10 +1,11 @@
 """The time of a launch: a blocking round trip in parts, and the CPU time of a stream of launches by process.
 
-    there: call -> client sends -> controller -> scheduler -> host enqueues -> device ends
-    back:  host -> client has the value, when it asks for it at once; host -> scheduler -> controller -> client knows
+    there: call -> client sends -> host enqueues -> device ends; behind it client -> controller -> scheduler -> host
+    back:  host -> client has the value, or knows that it is there; host -> scheduler -> controller -> client has the
+           outcome
 
 The round trip is one launch at a time of a function of one node that adds 1 to its argument: until the value, asked for
-at once, is at the client; and, for itself, until the client knows that the launch is over; and the time of each of as
+at once, is at the client; and, for itself, until `block_until_ready` returns; and the time of each of as
 many whose values are waited for in a row. Beside each, in turn, the floor: 40 bytes through three relay processes and
 back (`benchmarks/relays.py`), when nothing is under way any more. Its parts are read off one clock: the client's, and
 the host's trace of what ran. The stream is as many launches as `launches` says, none waited
@@ -46,8 +47,9 @@ TRACED = 300
 """Round trips that are divided into parts."""
 
 PARTS = ("call", "to the device", "device", "to the client")
-"""Until the client's call returns; through controller, scheduler and host until it is enqueued on the devices; until
-the host sees that it is over; until numpy.asarray returns, which asked for the value before it was there."""
+"""Until the client's call returns; until it is enqueued on the devices, by the host that it was handed to or through
+controller, scheduler and host; until the host sees that it is over; until numpy.asarray returns, which asked for the
+value before it was there."""
 
 
 @dataclass(frozen=True)
@@ -143,16 +145,19 @@ def spread_of(rounds: Sequence[Sequence[float]]) -> dict[str, float]:
 def round_trips(step: Any, start: Any, relays: Relays, count: int) -> tuple[list[float], list[float], list[float]]:
     """Microseconds from a call until the client knows that it is over; of another one until it has the value; and of
     bytes through relays."""
+    import pathways_ray as pw
+
     known, valued, floor = [], [], []
     for _ in range(count):
         began = time.perf_counter()
-        step(start).block_until_ready()
+        result = step(start).block_until_ready()
         known.append(1e6 * (time.perf_counter() - began))
+        pw.wait([result])
         began = time.perf_counter()
         result = step(start)
         np.asarray(result)
         valued.append(1e6 * (time.perf_counter() - began))
-        result.block_until_ready()  # what is left of the launch would come between the bytes
+        pw.wait([result])  # what is left of the launch would come between the bytes
         floor.append(1e6 * relays.round_trip())
     return known, valued, floor
 

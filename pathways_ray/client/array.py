@@ -49,7 +49,9 @@ class Array(SliceArray):
             BufferDeleted: the array was deleted or donated.
         """
         self._check_not_deleted()
-        return self._buffer.record.state is not PENDING
+        if (waits := self._buffer.record.state is PENDING) and self._buffer.record.early:
+            self._buffer.session.hurry()
+        return not waits
 
     def is_deleted(self) -> bool:
         return self._buffer.record.state is DELETED

@@ -21,10 +21,11 @@ from pathways_ray.transport.shared_memory import SharedFile, offsets
 
 class Fetching:
     """Shards on their way to the client, from one host. `told` is called when they are there, or cannot come, by the
-    thread that reads; without it a thread waits for them."""
+    thread that reads; without it a thread waits for them. Where only their being there is asked for, there is no
+    `array`, and device -1 is missing."""
 
     def __init__(
-        self, array: FetchedArray, host: int, devices: tuple[int, ...], told: Callable[[], None] | None = None
+        self, array: FetchedArray | None, host: int, devices: tuple[int, ...], told: Callable[[], None] | None = None
     ) -> None:
         self.array = array
         self.host = host
@@ -35,7 +36,7 @@ class Fetching:
 
     def add(self, part: wire.FetchPart) -> None:
         """Takes a part. Raises `ValueError` for one that is no part of what was asked for."""
-        if self.array.take(self.host, part):
+        if self.array is not None and self.array.take(self.host, part):
             self.missing.discard(part.device)
 
 

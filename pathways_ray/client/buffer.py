@@ -60,7 +60,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     if the launch fails before it takes the memory. `dropped` says that the user has no handle to it then; `undecided`
     that the launch has failed, and that it is not known yet whether it took the memory. `late` says that the launch
     that makes it was cancelled after it had begun, or had left as one with others that were not. `results` are all
-    those of that launch, where there are several.
+    those of that launch, where there are several. `early` is its number where it was handed to `host`, else 0.
     """
 
     id: int
@@ -74,6 +74,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     late: bool = False
     results: Results | None = None
     kind: Any = None
+    early: int = 0
+    host: int = -1
 
     def donate(self, why: str) -> None:
         """Notes that a launch may take its memory."""
@@ -140,6 +142,8 @@ class BufferOwner(Protocol):
     def settle(self, record: BufferRecord) -> None: ...
 
     def cancel(self, record: BufferRecord) -> bool: ...
+
+    def hurry(self) -> None: ...
 
     def why(self, record: BufferRecord) -> Why: ...
 

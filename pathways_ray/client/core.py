@@ -28,6 +28,7 @@ from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
+from pathways_ray.client.early import NO_HOST, EarlyCalls
 from pathways_ray.client.ending import WAKE_ALL, Ending, Queued
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.errors import Failure
@@ -69,6 +70,7 @@ class ClientCore(Ending):
         self.donations = Donations(self.buffers)
         self.trace: ClientTrace | None = None
         self.renewals = Renewals()
+        self.early = EarlyCalls()
         self._launches, self._programs = itertools.count(1), itertools.count(1)
         self._next_buffer = 1
         self._heard_at: float | None = None
@@ -93,6 +95,10 @@ class ClientCore(Ending):
         """Whether a further launch must wait for outcomes."""
         return len(self.pending) >= self.max_launches
 
+    def under_way(self) -> int:
+        """Launches without an outcome, but for those whose values have come."""
+        return len(self.pending) - len(self.early.over)
+
     @property
     def has_room(self) -> bool:
         """Whether launches that waited for room go on: with an eighth of it, lest they leave one by one."""
@@ -115,8 +121,9 @@ class ClientCore(Ending):
             donated: those of the arguments whose memory it may take. They count as deleted from here on, with the
                 reason `why`, and live again if the launch fails before it takes them.
 
-        Returns: the message to send. None when it entered the queue, which is to be released; or when it failed at
-            once, for an argument that has failed or with the session.
+        Returns: the message to send; an `EarlyLaunch` is to be handed to its host as well. None when it entered the
+            queue, which is to be released; or when it failed at once, for an argument that has failed or with the
+            session.
         """
         failure: Failure | None = None
         uploading = False
@@ -144,7 +151,14 @@ class ClientCore(Ending):
         if uploading or self.queue:
             self.queue.append(Queued(message, arguments))
             return None
-        return message
+        return self._handed(message, arguments) if self.early.hosts else message
+
+    def _handed(self, message: wire.Launch, arguments: Sequence[BufferRecord]) -> wire.Launch:
+        """A launch that leaves now: as an `EarlyLaunch` where it is to be handed to its host."""
+        if type(message) is not wire.Launch or message.launch in self.donations.by_launch:
+            return message
+        host = self.early.host_of(message, arguments, self.under_way())
+        return message if host < 0 else self.early.hand(message, self.pending[message.launch], host)
 
     def free(self, buffer: BufferRecord) -> wire.Free | None:
         """Takes the end of the last handle of a buffer, or its deletion.
@@ -238,8 +252,14 @@ class ClientCore(Ending):
             if failure is not None:
                 return self._fail(message.launch, failure, now)
             if message.program in self.renewals.stale:  # the controller is another one than when it was called
-                return self.renewals.filled(self.renewals.take(message.program)), message
-        return (self.renewals.filled(message) if isinstance(message, wire.Register) else message,)
+                return self._registering(self.renewals.take(message.program)), message
+            return (self._handed(message, buffers),)
+        return (self._registering(message) if isinstance(message, wire.Register) else message,)
+
+    def _registering(self, message: wire.Register) -> wire.Register:
+        """The registration that leaves now; hosts know the program by another number from here on."""
+        self.early.prepared(message.program, 0, NO_HOST)
+        return self.renewals.filled(message)
 
     def _uploaded(self, event: events.Uploaded, now: float) -> Sequence[events.Command]:
         buffer, upload = event.buffer, event.upload
@@ -303,6 +323,8 @@ class ClientCore(Ending):
         """The results of a launch that has its outcome now, and of those that left with it and have theirs too. Of the
         latter no handle is left, or they were donated to the next one."""
         results = self.pending.pop(launch, ())
+        if self.early.handed:
+            self.early.ended(launch)
         for other in self.coalescer.take_covered(launch):
             results = [*self.pending.pop(other, ()), *results]
             if other in self.donations.by_launch:
@@ -324,6 +346,7 @@ class ClientCore(Ending):
 
     def _prepared(self, message: wire.Prepared, _now: float) -> Sequence[events.Command]:
         self.coalescer.prepared(message.program)
+        self.early.prepared(message.program, message.key, message.host)
         return ()
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan
 from pathways_ray.client.buffer import Upload
-from pathways_ray.client.data_link import Acknowledge, DataLink, Sent
+from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
 from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -60,6 +60,7 @@ class DataLinks:
         self._closed = False
         self._files = threading.BoundedSemaphore(MAX_FILES)
         self.reader = LocalReader()
+        self.early: EarlyListener | None = None
 
     def wake(self) -> None:
         with self._changed:
@@ -104,6 +105,38 @@ class DataLinks:
     def new_request(self) -> int:
         """The number of a further question or upload."""
         return next(self._requests)
+
+    def launch_early(self, host: int, message: wire.LaunchEarly) -> bool:
+        """Hands a call to a host; false where there is no stream to it."""
+        link = self.link_of(host)
+        if link is not None and not link.send_local(message):
+            link.outbox.send(message)
+        return link is not None
+
+    def await_value(self, buffer: int, host: int, check: Callable[[], None]) -> None:
+        """Waits until a host has the value of a buffer. Raises its failure, or what `check` raises."""
+        sleeper, request = Sleeper(), self.new_request()
+
+        def told() -> None:
+            sleeper.wake()
+            self.reader.wake()
+
+        link, asked = self._link(host), Fetching(None, host, (-1,), told)
+        link.fetches[request] = asked
+        by_local = link.is_local
+        try:
+            self._ask(link, wire.Fetch(request, buffer, ()), by_local)
+            asked.failure = link.dead
+            self._wait_for([asked], sleeper, check)
+        finally:
+            link.fetches.pop(request, None)
+            if asked.missing and asked.failure is None:
+                self._ask(link, wire.CancelFetch(request), by_local)
+
+    def _ask(self, link: DataLink, message: wire.Message, by_local: bool, file: SharedFile | None = None) -> None:
+        """Sends a message about a question by the way that this one took: it must not be overtaken."""
+        if not (by_local and link.send_local(message, file)):
+            link.outbox.send(message)
 
     def _address(self, host: int) -> str:
         known = self._addresses.get(host)
@@ -217,8 +250,7 @@ class DataLinks:
                     link.fetches[other] = array.by_host[host]
                 question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
                 asked.append((link, request, fetching, link.is_local))
-                if not (link.is_local and link.send_local(question, file if shared else None)):
-                    link.outbox.send(question)
+                self._ask(link, question, link.is_local, file if shared else None)
                 if link.dead is not None:
                     fetching.failure = link.dead
             self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, check)
@@ -229,9 +261,7 @@ class DataLinks:
                     link.fetches.pop(other, None)
                 if not fetching.missing or fetching.failure is not None:
                     continue
-                # By the way that the question took: it must not be overtaken.
-                if not (by_local and link.send_local(wire.CancelFetch(request))):
-                    link.outbox.send(wire.CancelFetch(request))
+                self._ask(link, wire.CancelFetch(request), by_local)
             if file is not None and into is None:
                 self._files.release()
         return found, file

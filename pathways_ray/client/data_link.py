@@ -32,6 +32,14 @@ Acknowledge = Callable[[Upload, int, Failure | None], None]
 """Called once for each host of an upload, with its failure if it could not take its part."""
 
 
+class EarlyListener(Protocol):
+    """Hears what hosts say of calls that are handed to them."""
+
+    def early_allowed(self, host: int, allowed: bool) -> None: ...
+
+    def early_refused(self, results: int) -> None: ...
+
+
 class Owner(Protocol):
     """The part of all data streams of a session that one of them uses."""
 
@@ -39,6 +47,7 @@ class Owner(Protocol):
     token: str
     trust: Trust | None
     reader: LocalReader
+    early: EarlyListener | None
 
     def wake(self) -> None: ...
 
@@ -106,12 +115,21 @@ class DataLink:
                 self._settled.set()
                 if self.dead is not None:  # it ended meanwhile
                     self.end(self.dead)
+            case wire.EarlyAllowed(allowed):
+                self._allow(allowed)
+            case wire.EarlyRefused(results):
+                if self.owner.early is not None:
+                    self.owner.early.early_refused(results)
             case wire.DataFailed(request, failure):
                 if request in self.uploads:
                     self._uploaded(request, failure)
                 elif request in self.fetches:
                     self.fetches[request].failure = failure
                     self._tell(self.fetches[request])
+
+    def _allow(self, allowed: bool) -> None:
+        if self.owner.early is not None:
+            self.owner.early.early_allowed(self.host, allowed)
 
     def _tell(self, fetching: Fetching) -> None:
         """Has those who asked look at what has come, or cannot come."""
@@ -130,6 +148,7 @@ class DataLink:
         if isinstance(reason, str):
             reason = Failure("HostLost", f"host {self.host} is gone: {reason}", host=self.host)
         self.dead = self.dead or reason
+        self._allow(False)
         self._settled.set()
         local, self._local = self._local, None
         if local is not None:

@@ -23,9 +23,17 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.siblings import Siblings
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspension import Suspension
-from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, SessionSuspended, WaitTimeout, from_failure
+from pathways_ray.errors import (
+    BufferDeleted,
+    Failure,
+    PathwaysError,
+    SessionClosed,
+    SessionSuspended,
+    WaitTimeout,
+    from_failure,
+)
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.transport.messages import Free, Message, Put
+from pathways_ray.transport.messages import EarlyLaunch, Free, Message, Put
 from pathways_ray.waits import slice_s
 
 WAIT_SLICE_S = slice_s()
@@ -65,6 +73,7 @@ class Driver:
         self.suspension: Suspension | None = None
         self.forget_saved: Callable[[int], None] = lambda number: None
         self.resume: Callable[[], None] = lambda: None
+        data.early = self
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -147,6 +156,9 @@ class Driver:
             if isinstance(command, Free):  # goes with the next message
                 self.connection.outbox.send_later(command)
                 continue
+            if type(command) is EarlyLaunch:
+                self.hand_over(command)
+                continue
             if isinstance(command, Message):
                 self.connection.outbox.send(command)
                 continue
@@ -183,6 +195,42 @@ class Driver:
         if not core.queue:
             with self.changed:
                 self.changed.notify_all()
+
+    # --- early launches -----------------------------------------------------------------------------------------------
+
+    def hand_over(self, message: EarlyLaunch) -> None:
+        """Sends a launch that its host is to have before. The caller has `sending`."""
+        host, early = self.core.early.message(message)
+        self.connection.outbox.send_later(message)  # first: should Ctrl-C come, it has been sent
+        if not self.data.launch_early(host, early):
+            self.hurry()
+
+    def hurry(self) -> None:
+        """Has launches that were handed over leave for the controller now, since somebody waits for their outcome."""
+        if self.core.early.handed:
+            self.connection.outbox.hurry()
+
+    def early_allowed(self, host: int, allowed: bool) -> None:
+        """Takes the word of a host about calls that are handed to it."""
+        self.core.early.allowed(host, allowed)
+
+    def early_refused(self, results: int) -> None:
+        """A host has left the call to its scheduler that makes this buffer first."""
+        record = self.core.buffers.get(results)
+        if record is not None:
+            self.core.early.refused(record.early)
+        self.hurry()
+
+    def _await_early(self, record: BufferRecord) -> bool:
+        """Has the host say when a result of a call that was handed to it is there; false where it cannot."""
+        early = self.core.early
+        try:
+            if record.early not in early.there:
+                self.data.await_value(record.id, record.host, lambda: self.check_fetch(record))
+        except PathwaysError:
+            return False  # the controller knows why
+        early.came(record)
+        return True
 
     # --- fetches and moves --------------------------------------------------------------------------------------------
 
@@ -311,6 +359,10 @@ class Driver:
         """
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
+        if record.early and record.state is PENDING:
+            if timeout is None and self._await_early(record):
+                return
+            self.hurry()
         with self.changed:
             while record.state is PENDING:
                 self.check_not_ended()

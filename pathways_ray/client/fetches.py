@@ -80,7 +80,10 @@ class Fetches:
 
     def _fetch(self, record: BufferRecord, plan: FetchPlan, *along: Any) -> np.ndarray[Any, Any]:
         try:
-            return self._data.fetch(record.id, plan, lambda: self._driver.check_fetch(record), *along)
+            found = self._data.fetch(record.id, plan, lambda: self._driver.check_fetch(record), *along)
+            if record.early:
+                self._core.early.came(record)
+            return found
         except PathwaysError as error:
             if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
                 self._wait_for_cause(record)
@@ -92,6 +95,7 @@ class Fetches:
         """A host saw a symptom; the controller knows the cause, and names it shortly after. Where it is gone as well,
         its successor does, once the session is back."""
         driver, core = self._driver, self._core
+        driver.hurry()
         driver.wait_until(lambda: record.failure or core.away, CAUSE_LIMIT_S)
         if core.away and record.failure is None:
             driver.wait_until(lambda: record.failure or not core.away, AWAY_LIMIT_S)

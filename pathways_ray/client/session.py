@@ -82,6 +82,7 @@ class Session(SessionQuestions, SliceCalls):
         self._fetches = Fetches(core, data, self._driver)
         # For handles (`BufferOwner`), without a call between.
         self.free, self.delete, self.cancel = self._driver.free, self._driver.delete, self._driver.cancel
+        self.hurry = self._driver.hurry
         self.watch, self.unwatch = self._driver.watchers.append, self._driver.watchers.remove
         self.debug_calls = DebugCalls()
         self._mover = Mover(core, connection, self._driver)
@@ -117,7 +118,7 @@ class Session(SessionQuestions, SliceCalls):
 
     def _connect(self, timeout: float = 10.0) -> None:
         core, driver = self._core, self._driver
-        self._connection.start(core.pending.__len__, core.coalescer, driver.handle, driver.disconnected, timeout)
+        self._connection.start(core.under_way, core.coalescer, driver.handle, driver.disconnected, timeout)
 
     # --- programs, launches, buffers ----------------------------------------------------------------------------------
 
@@ -169,10 +170,12 @@ class Session(SessionQuestions, SliceCalls):
             made = core.new_buffers(len(results), results)
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
             message = core.launch(program, arguments, made, donated, why, PRIORITY.get())
-            if message is not None:
-                self._connection.outbox.send(message)
-            else:
+            if message is None:
                 driver.release_queue()
+            elif type(message) is wire.EarlyLaunch:
+                driver.hand_over(message)
+            else:
+                self._connection.outbox.send(message)
         if core.queue:
             driver.sweep()
         if len(made) > 1:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Set
 
 from pathways_ray import limits
-from pathways_ray.controller import buffers
+from pathways_ray.controller import buffers, early
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.cancellation import Cancellation
 from pathways_ray.controller.cross_island import CrossIslandWindow
@@ -213,7 +213,7 @@ class Launches:
         commands: list[Send] = []
         if self.parallel and not program.announced and program.is_ready and program.failure is None:
             program.announced = True
-            commands.append(SendClient(session.id, wire.Prepared(program.number)))
+            commands.append(SendClient(session.id, early.prepared(self.tables, program)))
         return commands + self.admission.resume((session,))
 
     # --- launches and buffers -----------------------------------------------------------------------------------------

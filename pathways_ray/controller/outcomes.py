@@ -15,6 +15,7 @@ import msgspec
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.device_time import DeviceTime
 from pathways_ray.controller.donations import Donations
+from pathways_ray.controller.early import withdrawn
 from pathways_ray.controller.lifecycle import LaunchEvent, after
 from pathways_ray.controller.part_outcomes import kept, report_of
 from pathways_ray.controller.preparation import Preparation
@@ -206,4 +207,4 @@ class Outcomes:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""
         program = session.programs.get(launch.program)
         session.refuse(launch.results, program.result_count if program is not None else 0, failure)
-        return [SendClient(session.id, LaunchFailed(launch.launch, failure))]
+        return [SendClient(session.id, LaunchFailed(launch.launch, failure)), *withdrawn(session, program, launch)]

@@ -156,7 +156,10 @@ class HostExecutor(Inspectable):
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self._send))
-        self.data = DataServer(self.host, compiler, self.store, reply.data_secret, self.listen, self._say_stored)
+        reach = (self.listen, self._say_stored, self.dispatcher.hand)
+        self.data = data = DataServer(self.host, compiler, self.store, reply.data_secret, *reach)
+        self.dispatcher.refuse_early = lambda handed: data.later(data.early.refuse, handed)
+        self.dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)
         shared = self.backend.shares_memory and not self.hardware.memory
         self.pool = node if shared else ""
         self.hardware = described(self.hardware, local[:devices], self.backend.memory(local[0]))
@@ -275,6 +278,7 @@ class HostExecutor(Inspectable):
             "buffers": self.store.count(),
             "programs": len(self.dispatcher.core.programs),
             "active": len(self.dispatcher.core.active),
+            "early": self.dispatcher.core.early.count,
             "queued": self.dispatcher.inbox.qsize(),
         }
 

@@ -148,6 +148,7 @@ class SchedulerCore:
             commands += self.restart.lose_host(host, self.members.epochs[host], reason, kill=True)
         commands += self.restart.repeated_kills(now)
         commands += self.absence.limit(now)
+        commands += order.tick()
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
             commands.append(events.ToController(self.load(slowness)))

@@ -33,8 +33,9 @@ STUCK_LIMITS = 2
 class Deadlines:
     """Times at which launches began to keep their devices, and hosts to compile.
 
-    `running` has by host and launch when it came to the head of its devices' queues there, `compiling` by host and
-    program the seconds that its compilation took so far, `beats` when each host was heard last.
+    `running` has by host and launch when it came to the head of its devices' queues there, `early` the programs of
+    those that clients handed over and nobody has sent yet, `compiling` by host and program the seconds that its
+    compilation took so far, `beats` when each host was heard last.
     `held` is when a launch on some devices was last seen in the `queued` of a host.
     `first_since` is when a launch that has failed somewhere was first seen first in line, `stuck_since` when the oldest
     launch was last seen to get on.
@@ -47,6 +48,7 @@ class Deadlines:
     limit_s: float = math.inf
     compile_limit_s: float = COMPILE_LIMIT_S
     running: dict[int, dict[int, float]] = field(default_factory=dict)
+    early: dict[int, int] = field(default_factory=dict)
     queued: dict[int, frozenset[int]] = field(default_factory=dict)
     compiling: dict[tuple[int, int], float] = field(default_factory=dict)
     beats: dict[int, float] = field(default_factory=dict)
@@ -71,6 +73,7 @@ class Deadlines:
                 self.compiling[one, program] += ran
         self.running[host] = {entry.sequence: now - entry.ms / 1000 for entry in message.running}
         self.queued[host] = frozenset(message.queued)
+        self.early = {entry.sequence: entry.program for entry in message.running if entry.program}
 
     def overdue(
         self,
@@ -98,12 +101,21 @@ class Deadlines:
             limit_s = (record.usage.launch_limit_s if record is not None else None) or self.limit_s
             if seconds > limit_s:
                 # One that has failed may have left a computation on a device: one that did not depend on what failed.
-                name = _named(record) if record is not None else f"launch {sequence}, which has failed,"
+                name = _named(record) if record is not None else self._unknown(sequence, programs)
                 text = f"{name} was first on its devices for {seconds:.0f} s"
-                return RestartIsland(min(hosts), f"{text}; the limit is {limit_s:.0f} s", "LaunchTimeout", sequence)
+                reason = f"{text}; the limit is {limit_s:.0f} s"
+                program = self.early.get(sequence, 0)
+                return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence, program)
         first = first_in_line(outstanding)
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
+
+    def _unknown(self, sequence: int, programs: Mapping[int, ProgramState]) -> str:
+        """A launch that is not with the hosts, as far as this scheduler knows."""
+        if sequence >= 0:
+            return f"launch {sequence}, which has failed,"
+        program = programs.get(self.early.get(sequence, 0))
+        return f"a launch of program {program.name if program is not None else ''!r} that was only handed over"
 
     def _since(self, sequence: int, hosts: Collection[int], now: float) -> float:
         """The time at which a launch came to the head of the last device queue that it is in."""

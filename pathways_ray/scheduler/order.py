@@ -26,6 +26,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
 from pathways_ray.scheduler.devices import DeviceTable
+from pathways_ray.scheduler.early import EarlyRight
 from pathways_ray.scheduler.events import Command, ToController, ToHosts
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.policies import Policy, fifo
@@ -68,6 +69,7 @@ class IslandOrder:
         self.waiting, self.cross_island = queues.waiting, queues.cross_island
         self._program_of, self._flush = queues.program_of, queues.flush
         self.devices = DeviceTable()
+        self.early = EarlyRight()
         self.over = Ring("qdd")
         """Launches that are over: number, when hosts got them, when they were over."""
         self.now = 0.0
@@ -124,7 +126,15 @@ class IslandOrder:
             return []
         self.last_sequence = launch.sequence
         self.queues.put(launch, self.now, priority)
-        return self.advance() if launch.first == 0 else []
+        if launch.first:
+            return []
+        tenant = self.sessions[launch.session].usage.tenant
+        return [*self.early.entered(tenant, self.now), *self.advance()]
+
+    def tick(self) -> list[Command]:
+        """Time has passed."""
+        alone = self.members.complete and len(self.members.hosts) == 1 and self.ledger.active <= 1
+        return self.early.tick(alone, self.now)
 
     # --- dispatch -----------------------------------------------------------------------------------------------------
 
@@ -294,7 +304,7 @@ class IslandOrder:
         self.sessions.clear()
         for session in list(self.ledger.tenant_of):
             self.ledger.close(session)
-        return [ToHosts(wire.Abort(ended, failure))] if ended else []
+        return [*self.early.forget(), *([ToHosts(wire.Abort(ended, failure))] if ended else [])]
 
     def clear(self) -> None:
         """Forgets all launches: those with the hosts and those that waited."""
@@ -303,3 +313,4 @@ class IslandOrder:
         self.outstanding.clear()
         self.queues.clear()
         self.devices.clear()
+        self.early.forget()

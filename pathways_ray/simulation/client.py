@@ -29,7 +29,7 @@ from pathways_ray.simulation.misuse import name_what_is_not_mine, upload_amiss
 from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
-from pathways_ray.simulation.settings import COALESCED_LENGTHS
+from pathways_ray.simulation.settings import COALESCED_LENGTHS, EAGER_LAUNCHES
 from pathways_ray.simulation.snapshots import SimulatedSnapshots
 from pathways_ray.simulation.values import Outcome, made_alone, mixed
 from pathways_ray.simulation.way_back import Kind, WayBack
@@ -40,6 +40,7 @@ class ClientEnvironment(DataEnvironment, Protocol):
     """The environment of a client; its processes may have ended."""
 
     controller: SimulatedController
+    islands: dict[int, list[int]]
     clients: list[SimulatedClient]
 
     def is_whole(self) -> bool:
@@ -101,6 +102,8 @@ class SimulatedClient:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
         core.resume_tag = opened.resume_tag
         self.data = ClientData(self.world, self.process, session, self.handle)
+        core.early.most = EAGER_LAUNCHES if self.world.settings.eager else core.early.most
+        core.early.hosts.update(host for members in self.world.islands.values() for host in members)
         fusion = self.world.settings.fusion
         core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=COALESCED_LENGTHS, fusion=fusion)
         if not self.connect(controller):
@@ -146,6 +149,8 @@ class SimulatedClient:
         if self.random.random() < settings.loops:
             self.loop = made = drawn_loop(self.random, self.core.new_program(), f"c{self.number}", self.slices)
             self.handle(events.Registered(made.number, made.graph, wire.encode(made.graph), made.functions))
+        if settings.eager:  # what is not compiled does not begin early
+            return self.world.network.after(self.process, 1.0, self._work)
         self._work()
 
     # --- the user -----------------------------------------------------------------------------------------------------
@@ -304,6 +309,11 @@ class SimulatedClient:
     def do(self, commands: Sequence[events.Command]) -> None:
         for command in commands:
             match command:
+                case wire.EarlyLaunch():
+                    late = self.random.choice([0.0, 0.0, 0.0, 0.05, 0.5]) if self.world.settings.eager else 0.0
+                    early = self.core.early.message(command)
+                    self.world.network.after(self.process, late, self.data.launch_early, self.tenant.name, *early)
+                    self.end.send(command)
                 case wire.Launch() | wire.Put() | wire.Register() | wire.Free() | wire.Cancel():
                     self.end.send(command)
                 case events.ReleaseQueue():

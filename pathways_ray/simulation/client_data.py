@@ -18,7 +18,7 @@ from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.values import Outcome
-from pathways_ray.transport.messages import HostAddress, Put
+from pathways_ray.transport.messages import HostAddress, LaunchEarly, Put
 
 AMISS = ("absent", "misfit", "other")
 """An upload that a host does not get, gets as an array of another type, or with other bytes than the others."""
@@ -135,6 +135,15 @@ class ClientData:
         assert record.upload is not None
         failure = Failure("HostLost", "an upload failed", host=host) if failed else None
         self._uploaded(Uploaded(record, record.upload, host, failure))
+
+    # --- early launches -----------------------------------------------------------------------------------------------
+
+    def launch_early(self, tenant: str, host: int, message: LaunchEarly) -> None:
+        """Hands a call to a host, if that is up."""
+        process = self._process_of(host)
+        if process is not None:
+            act = self.world.hosts[host].launch_early
+            self.world.network.post(self.process, process, act, self.session, tenant, message)
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 

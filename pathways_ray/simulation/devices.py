@@ -126,13 +126,14 @@ class Devices:
         if seconds < math.inf:
             self.network.after(self.process, seconds * self.slowness(), self._end, work, result)
 
-    def heartbeat(self, slowness: float) -> Heartbeat:
-        """The launches that have kept devices for a while, and those behind them."""
+    def heartbeat(self, slowness: float, sequence_of: Callable[[int], int]) -> Heartbeat:
+        """The launches that have kept devices for a while, and those behind them, by the numbers that they were sent
+        under."""
         now = self.network.clock.now
         works = sorted({work for queue in self.queues.values() for work in queue}, key=lambda work: work.gang)
-        since = {work.gang[0]: work.since for work in works if work.started}
+        since = {sequence_of(work.gang[0]): work.since for work in works if work.started}
         running = [Running(one, round(1000 * (now - at))) for one, at in since.items() if now - at > NOTED_AFTER_S]
-        queued = dict.fromkeys(work.gang[0] for work in works if work.gang[0] not in since)
+        queued = dict.fromkeys(one for work in works if (one := sequence_of(work.gang[0])) not in since)
         return Heartbeat(self.host, slowness, tuple(running), tuple(queued) if running else ())
 
     def _end(self, work: Work, result: list[int] | Failure) -> None:

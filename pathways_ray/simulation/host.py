@@ -6,12 +6,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+import msgspec
+
 from pathways_ray import limits
 from pathways_ray.errors import Failure, ProgramRefused
 from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
 from pathways_ray.executor.run.driver import HostDriver, with_uploads
+from pathways_ray.executor.run.early import EarlyReports, Handed
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined, SchedulerFound
 from pathways_ray.executor.run.prepared import PreparedProgram
@@ -26,7 +29,20 @@ from pathways_ray.simulation.parts import SimulatedParts, decoded
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, agreed, when_all_ready
-from pathways_ray.transport.messages import Decided, Done, Holds, HostUp, JoinReply, Message, Peer, Put, Stored
+from pathways_ray.transport.capabilities import tenant_mark
+from pathways_ray.transport.messages import (
+    Decided,
+    Done,
+    Holds,
+    HostUp,
+    IslandLaunchFailed,
+    JoinReply,
+    LaunchEarly,
+    Message,
+    Peer,
+    Put,
+    Stored,
+)
 
 LOOK_S = 0.5
 """Time between two looks of a host for the successor of its scheduler."""
@@ -88,6 +104,7 @@ class SimulatedHost:
         self.compilers = limits.COMPILE_WORKERS
         self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float, tuple[int, ...]]]] = {}
         self.last_done = 0.0
+        self.early: EarlyReports[Done | IslandLaunchFailed] = EarlyReports()
         world.manager.join(self.process, island, host, self._joined)
 
     def _joined(self, reply: JoinReply) -> None:
@@ -137,7 +154,7 @@ class SimulatedHost:
         self.end.send(HostUp(self.host, self.epoch, *where, crash, settings.memory, info=info, holds=holds))
 
     def _beat(self) -> None:
-        self.end.send(self.devices.heartbeat(self.world.machine_slowness))
+        self.end.send(self.devices.heartbeat(self.world.machine_slowness, self.early.sequence_of))
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
 
     def _received(self, batch: list[Any]) -> None:
@@ -206,6 +223,8 @@ class SimulatedHost:
         self._compile_next()
 
     def _made(self, session: int, buffer: int, value: Any) -> None:
+        if buffer >= 0 and isinstance(value, Future) and isinstance(self.store.get(session, buffer), Future):
+            self.world.checker.report(f"host {self.host} makes buffer {buffer} of session {session} a second time")
         self.world.checker.result(self.host, session, buffer, value)
 
     def _compile_next(self) -> None:
@@ -275,11 +294,40 @@ class SimulatedHost:
         if failure is None:
             if count := len(program.plan.decides):
                 self.send(Decided(sequence, tuple(agreed(value.memory().values()) for value in values[-count:])))
-            self.send(Done((sequence,), (round(seconds * 1e6),)))
+            self._report(sequence, Done((sequence,), (round(seconds * 1e6),)))
         else:
-            self.send(program.plan.failed(sequence, failure, failed, consumed))
+            self._report(sequence, program.plan.failed(sequence, failure, failed, consumed))
         if queue:
             self._watch_first(key)
+
+    def _report(self, number: int, report: Done | IslandLaunchFailed) -> None:
+        if number < 0 and not (number := self.early.ended(number, report)):
+            return
+        self.send(_numbered(report, number))
+
+    # --- early launches -----------------------------------------------------------------------------------------------
+
+    def launch_early(self, session: int, tenant: str, message: LaunchEarly) -> None:
+        """A client hands over a call."""
+        if self.under_epoch and not self.store.ended(session):
+            self._happened(Handed(session, tenant_mark(tenant), message))
+
+    def kind_of(self, value: Any) -> Any:
+        return value.misfit if isinstance(value, Future) else None
+
+    def under_way(self) -> int:
+        return sum(map(len, self.watched.values()))
+
+    def confirm(self, number: int, sequence: int) -> None:
+        report = self.early.sent(number, sequence)
+        if report is not None and sequence:
+            self.send(_numbered(report, sequence))
+
+    def refuse_early(self, handed: Handed) -> None:
+        """Nothing to do: what was handed over is sent without delay."""
+
+    def say_allowed(self, tenant: str) -> None:
+        """Nothing to do: clients hand over whatever they may, and hosts refuse what is not allowed."""
 
     # --- clients' arrays ----------------------------------------------------------------------------------------------
 
@@ -314,6 +362,13 @@ class SimulatedHost:
             answer(Failure("BufferDeleted", "it was donated", host=self.host))
         else:
             answer(value.error if value.error is not None else value.memory())
+
+
+def _numbered(report: Done | IslandLaunchFailed, sequence: int) -> Done | IslandLaunchFailed:
+    """A report of one launch, under another number."""
+    if isinstance(report, Done):
+        return msgspec.structs.replace(report, sequences=(sequence,))
+    return msgspec.structs.replace(report, sequence=sequence)
 
 
 def _failure_of(values: list[Any]) -> Failure | None:

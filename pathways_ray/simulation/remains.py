@@ -51,6 +51,8 @@ def waiting(world: Cluster) -> Iterable[str]:
     for host in world.hosts.values():
         if host.process.alive and host.under_epoch and any(host.devices.queues.values()):
             yield f"a device of host {host.host}"
+        if host.process.alive and len(host.early):
+            yield f"what became of {len(host.early)} early launches at host {host.host}"
     for client in world.clients:
         if client.process.alive and not client.over and client.mover.gives_way:
             yield f"session {client.session}, which gave way and is not told to come back,"
@@ -93,6 +95,8 @@ def remains(world: Cluster, session: int) -> Iterable[tuple[str, str]]:
             yield f"host {host.host}", "a launch that is not over"
         if session in host.core.producers.sessions:
             yield f"host {host.host}", "results to come"
+        if any(one == session for one, _ in host.core.early.taken):
+            yield f"host {host.host}", "early launches"
 
 
 def disagreements(world: Cluster) -> Iterable[str]:

@@ -43,6 +43,8 @@ class SimulatedScheduler:
             settings.launch_limit_s if settings.flaws else math.inf,  # without flaws nothing may stand still
             settings.compile_limit_s if settings.flaws else math.inf,
         )
+        if settings.eager:
+            self.core.order.early.alone_s = 0.0
         self.address = f"{island}/{self.process.number}"
         self.hosts: dict[int, End] = {}
         self.accepted: dict[int, int] = {}

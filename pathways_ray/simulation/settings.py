@@ -10,6 +10,9 @@ from pathways_ray.simulation.policies import POLICIES
 COALESCED_LENGTHS = (16, 8, 4)
 """Lengths of coalesced launches: shorter than in use, so that short loops have some."""
 
+EAGER_LAUNCHES = 16
+"""Launches under way up to which an eager client hands over the next one."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -24,7 +27,8 @@ class Settings:
     one, `preempts` that at a tick the controller has a session give way to another, `memory` the bytes of each device,
     0 for more than is ever needed. `rings` says that the devices of each island are linked to a ring, `divergent` is
     the chance that a program has collectives that one of its hosts does not enter, `calls` that hosts run a function
-    beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority.
+    beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority. With `eager`
+    , launches begin early wherever they may.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -70,6 +74,7 @@ class Settings:
     routes: float = 0.0
     rings: bool = False
     priorities: float = 0.0
+    eager: bool = False
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -117,6 +122,7 @@ class Settings:
             changes=Random(f"changes {seed}").choice([0, 0, 0, 0, 4]),
             rings=Random(f"rings {seed}").choice([False, True]),
             priorities=Random(f"priorities {seed}").choice([0.0, 0.0, 0.3]),
+            eager=Random(f"eager {seed}").choice([False, True]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )
 

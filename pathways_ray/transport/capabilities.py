@@ -36,10 +36,15 @@ def _sign(secret: str, *parts: object) -> str:
 
 
 def data_token(secret: str, session: int, allowance: int | None, tenant: str = "") -> str:
-    """The token of a session's data streams. It has a digest of the tenant's name, which may have any characters."""
+    """The token of a session's data streams."""
     number = UNLIMITED if allowance is None else allowance
-    owner = hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
+    owner = tenant_mark(tenant)
     return f"{number}.{owner}.{_sign(secret, 'data', session, number, owner)}"
+
+
+def tenant_mark(tenant: str) -> str:
+    """The mark that stands for a tenant at hosts: a digest of the name, which may have any characters."""
+    return hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def grant_of(secret: str, session: int, token: str) -> Grant | None:

@@ -10,7 +10,7 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
-from pathways_ray.transport.launch_messages import Launch, PrioritizedLaunch
+from pathways_ray.transport.launch_messages import EarlyLaunch, Launch, PrioritizedLaunch
 from pathways_ray.transport.message import Codec, Counted, Message
 from pathways_ray.transport.operator_messages import (
     DrainIsland,
@@ -20,7 +20,7 @@ from pathways_ray.transport.operator_messages import (
     RemoveIsland,
     UndrainIsland,
 )
-from pathways_ray.transport.preemption_messages import GiveWay
+from pathways_ray.transport.preemption_messages import GiveWay, Vacate
 
 # --- client → controller, hot stream ----------------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Cancel(Message, tag=91):
     launch: int
 
 
-ToController = Register | Launch | PrioritizedLaunch | Put | Free | Upgrade | Cancel
+ToController = Register | Launch | PrioritizedLaunch | EarlyLaunch | Put | Free | Upgrade | Cancel
 
 
 # --- controller → client ----------------------------------------------------------------------------------------------
@@ -121,15 +121,11 @@ class SessionEnded(Message, tag=14):
 
 
 class Prepared(Message, tag=15):
-    """All hosts have compiled a program."""
+    """All hosts have compiled a program. Its calls may be handed to `host`, if that is not -1, by the number `key`."""
 
     program: int
-
-
-class Vacate(Message, tag=197):
-    """These slices have to move: their island is drained, lost or gone. Said again until they have."""
-
-    slices: tuple[int, ...]
+    key: int = 0
+    host: int = -1
 
 
 class Upgraded(Message, tag=16):

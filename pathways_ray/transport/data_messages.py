@@ -10,6 +10,7 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.early_messages import EarlyAllowed, EarlyRefused, LaunchEarly
 from pathways_ray.transport.message import Codec, Message
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ class PutPart(Message, tag=51):
 
 
 class Fetch(Message, tag=52):
-    """Asks for the shards on some devices of this host (their places on the host), once the buffer is ready.
+    """Asks for the shards on some devices of this host (their places on the host), once the buffer is ready; on none,
+    only whether it is, which `FetchDone` answers.
 
     `also` are further requests and their buffers, for the same devices: they are answered before this one as far as
     they are small and computed, and not at all otherwise.
@@ -63,9 +65,9 @@ class CancelFetch(Message, tag=53):
     request: int
 
 
-ToHostData = PutOpen | PutPart | Fetch | CancelFetch
+ToHostData = PutOpen | PutPart | Fetch | CancelFetch | LaunchEarly
 """By the local socket, where there is one, come `PutOpen` with a file in memory that has all boxes, `Fetch` with one
-that takes the array, and `CancelFetch` for such a fetch."""
+that takes the array, `CancelFetch` for such a fetch, and `LaunchEarly`."""
 
 
 class LocalDoor(Message, tag=54):
@@ -105,7 +107,7 @@ class FetchDone(Message, tag=58):
     request: int
 
 
-FromHostData = PutDone | FetchPart | DataFailed | LocalDoor | FetchDone
+FromHostData = PutDone | FetchPart | DataFailed | LocalDoor | FetchDone | EarlyAllowed | EarlyRefused
 
 
 TO_HOST_DATA: Codec[ToHostData] = Codec(ToHostData)

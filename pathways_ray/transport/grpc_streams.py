@@ -65,6 +65,9 @@ class GrpcOutbox:
 
     send_later = send
 
+    def hurry(self) -> None:
+        """Does nothing: here everything leaves as soon as it can."""
+
     def send_all(self, messages: list[Message]) -> None:
         """Sends messages of which either all or none are to go, should Ctrl-C come in between."""
         self._batcher.put_all(messages)

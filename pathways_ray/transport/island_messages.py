@@ -7,6 +7,7 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.views import Arriving, Stopped
+from pathways_ray.transport.early_messages import AllowEarly
 from pathways_ray.transport.holding_messages import Holds, Recount, Stored
 from pathways_ray.transport.joining import HostInfo
 from pathways_ray.transport.launch_messages import IslandLaunch, PrioritizedIslandLaunch
@@ -143,6 +144,7 @@ ToHost = (
     | Examine
     | Recount
     | Dismissed
+    | AllowEarly
 )
 ForOrder = (
     Program | IslandLaunch | PrioritizedIslandLaunch | Drop | DropSession | DropProgram | Account | CancelLaunch | Abort
@@ -245,10 +247,12 @@ class Enqueued(Message, tag=35):
 
 
 class Running(msgspec.Struct, frozen=True, array_like=True):
-    """A launch that is first in the queues of all the devices of a host that it uses, and the milliseconds since."""
+    """A launch that is first in the queues of all the devices of a host that it uses, and the milliseconds since. One
+    that a client handed over, and nobody has sent yet, has a number below 0, and its `program`."""
 
     sequence: int
     ms: int
+    program: int = 0
 
 
 class Heartbeat(Message, tag=36):

@@ -27,6 +27,11 @@ class PrioritizedLaunch(Launch, tag=6):
     priority: Annotated[int, msgspec.Meta(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] = 0
 
 
+class EarlyLaunch(Launch, tag=7):
+    """Client to controller: a call that was handed to its host as well. It takes the way of every launch, which decides
+    everything about it; a host that has it already says then what became of it."""
+
+
 def launch_of(
     launch: int, program: int, arguments: tuple[int, ...], results: int, priority: int = 0
 ) -> Launch | PrioritizedLaunch:

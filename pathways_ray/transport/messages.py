@@ -11,6 +11,7 @@ The life of a launch, in messages: `Launch` (client → controller), `IslandLaun
 
 from pathways_ray.transport.client_messages import *
 from pathways_ray.transport.data_messages import *
+from pathways_ray.transport.early_messages import *
 from pathways_ray.transport.holding_messages import *
 from pathways_ray.transport.island_messages import *
 from pathways_ray.transport.joining import *

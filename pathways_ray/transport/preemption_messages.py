@@ -10,3 +10,9 @@ class GiveWay(Message, tag=219):
     for it, or its turn. Said again until it has."""
 
     back: bool
+
+
+class Vacate(Message, tag=197):
+    """These slices have to move: their island is drained, lost or gone. Said again until they have."""
+
+    slices: tuple[int, ...]

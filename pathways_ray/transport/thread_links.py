@@ -80,6 +80,12 @@ class Outbox:
         if not self._lingering:
             self._call()
 
+    def hurry(self) -> None:
+        """Has what waits for other messages leave now."""
+        if self._batcher:
+            self._urgent = True
+            self._call()
+
     def close(self) -> None:
         """Ends the link's own thread once the messages sent before have gone out."""
         self._closed = self._urgent = True

@@ -44,6 +44,7 @@ from pathways_ray.transport.messages import (
     Completed,
     CreateSlice,
     DataFailed,
+    EarlyAllowed,
     Explain,
     Fetch,
     FetchPart,
@@ -237,7 +238,7 @@ class Raw:
 
         def decoded(batches: list[bytes]) -> list[Message]:
             found = [message for batch in batches for message in FROM_HOST_DATA.decode_batch(batch)]
-            return [message for message in found if not isinstance(message, LocalDoor)]
+            return [message for message in found if not isinstance(message, LocalDoor | EarlyAllowed)]
 
         enough = (lambda batches: len(decoded(batches)) >= answers) if answers else None
         sent = [encode(messages)]

@@ -810,8 +810,8 @@ def all_launches_that_are_first_are_blamed_for_one_over_its_limit(patch: Patch) 
 
 @bug(faults=0, seeds=150, shown=67, **FLAWED)
 def the_time_in_a_device_queue_counts(patch: Patch) -> None:
-    def heartbeat(original: Original, self: Devices, slowness: float) -> Heartbeat:
-        found = original(self, slowness)
+    def heartbeat(original: Original, self: Devices, slowness: float, sequence_of: Any) -> Heartbeat:
+        found = original(self, slowness, sequence_of)
         longest = max((entry.ms for entry in found.running), default=0)
         behind = tuple(Running(sequence, longest + 1000) for sequence in found.queued)
         return Heartbeat(found.host, slowness, (*found.running, *behind))

@@ -11,6 +11,7 @@ from pathways_ray.simulation.world import World
 from tests.simulation import (
     planted_calls,
     planted_decisions,
+    planted_early,
     planted_islands,
     planted_preemption,
     planted_priorities,
@@ -22,6 +23,7 @@ from tests.simulation.planted import BUGS, Planted
 assert planted_calls  # its bugs too
 assert planted_routes
 assert planted_decisions  # its bugs are in the table now
+assert planted_early  # and its
 assert planted_islands  # and its
 assert planted_preemption  # and its
 assert planted_priorities  # and its

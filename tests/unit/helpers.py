@@ -17,7 +17,7 @@ from pathways_ray.controller.programs import PlannedProgram, plan_program
 from pathways_ray.ir.graph import Argument, Body, Branch, Compute, Graph, Node, Part, Recipe, Ref, Repeat, Result
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec, canonical_spec
-from pathways_ray.transport.messages import FROM_HOST_DATA, LocalDoor
+from pathways_ray.transport.messages import FROM_HOST_DATA, EarlyAllowed, EarlyRefused, LocalDoor
 
 VECTOR = ArrayType((8,), "uint64")
 SCALAR = ArrayType((), "uint64")
@@ -145,4 +145,5 @@ def calls(graph: Graph) -> list[str]:
 
 def requests_in(batch: bytes) -> list[int]:
     """The requests that a batch of a host's data stream answers."""
-    return [message.request for message in FROM_HOST_DATA.decode_batch(batch) if not isinstance(message, LocalDoor)]
+    aside = LocalDoor | EarlyAllowed | EarlyRefused
+    return [message.request for message in FROM_HOST_DATA.decode_batch(batch) if not isinstance(message, aside)]

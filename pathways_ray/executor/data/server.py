@@ -24,7 +24,6 @@ from pathways_ray import limits
 from pathways_ray.errors import (
     AuthenticationError,
     Failure,
-    GraphError,
     PathwaysError,
     QuotaExceeded,
     WireError,
@@ -34,9 +33,11 @@ from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.client_stream import MAX_WORKERS, ClientStream, FetchRequest
 from pathways_ray.executor.data.device_transfer import failure_in
+from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
-from pathways_ray.executor.data.upload import SharedUpload, Upload
+from pathways_ray.executor.data.upload import SharedUpload, Upload, check_devices
 from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
+from pathways_ray.executor.run.early import Handed
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving
@@ -63,7 +64,6 @@ dispatches for all tenants. A server with a dozen threads is below it."""
 MAX_UNREAD = 1024
 """Messages that wait for a client to read them; then nothing more is read from it."""
 
-
 MAX_FILES = 16
 """Files in memory of one stream whose fetches are not answered: each is a descriptor of this process. What comes beyond
 them goes over the link."""
@@ -72,7 +72,8 @@ _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError,
 
 
 class DataServer:
-    """Serves clients on an event loop in a thread of its own; `report` sends to the scheduler, from any thread."""
+    """Serves clients on an event loop in a thread of its own. `report` sends to the scheduler, from any thread; `hand`
+    takes calls to the dispatcher."""
 
     def __init__(
         self,
@@ -82,6 +83,7 @@ class DataServer:
         data_secret: str,
         listen: ListenConfig,
         report: Callable[[wire.Message], None],
+        hand: Callable[[Handed], bool] = lambda handed: False,
     ) -> None:
         self.host = host
         self.compiler = compiler
@@ -91,6 +93,7 @@ class DataServer:
         self.report = report
         self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[ClientStream] = set()
+        self.early = EarlyCalls(self.streams, hand)
         self.copying = ThreadPoolExecutor(MAX_WORKERS, "put")
         self.storing: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
@@ -115,8 +118,12 @@ class DataServer:
             self._started.set()
         await server.serve_forever()
 
+    def later(self, act: Callable[[Any], None], what: Any) -> None:
+        """Calls `act(what)` on the loop; from any thread."""
+        self._loop.call_soon_threadsafe(act, what)
+
     def _session_ended(self, session: int) -> None:
-        self._loop.call_soon_threadsafe(self._hang_up, session)
+        self.later(self._hang_up, session)
 
     def _hang_up(self, session: int) -> None:
         """Closes the streams of a session that has ended: no one reads them, and its fetches would wait without end."""
@@ -133,16 +140,12 @@ class DataServer:
         stream = ClientStream(link, grant, self.quotas.setdefault(grant.tenant, UploadQuota()))
         self.streams.add(stream)
         stream.outbox.send(wire.LocalDoor(*self.local.invite(stream)))
+        self.early.opened(stream)
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
             while (data := await link.read()) is not None and not self.store.ended(stream.session):
                 for message in wire.TO_HOST_DATA.decode_batch(data):
-                    if isinstance(message, wire.Fetch):
-                        self._fetch(stream, message)
-                    elif isinstance(message, wire.CancelFetch):
-                        self._withdraw(stream, message.request)
-                    else:
-                        self._upload(stream, message)
+                    self._take(stream, message)
                 await stream.outbox.room(MAX_UNREAD)
         except WireError:
             pass
@@ -154,20 +157,29 @@ class DataServer:
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(pump, CLOSE_LIMIT_S)
 
+    def _take(self, stream: ClientStream, message: wire.ToHostData, *local: Any) -> None:
+        """Takes a message; `local` are the local socket by which it came, if any, and the file that came with it."""
+        match message:
+            case wire.Fetch():
+                self._fetch(stream, message, *local)
+            case wire.CancelFetch():
+                self._withdraw(stream, message.request)
+            case wire.LaunchEarly():
+                self.early.take(stream, message)
+            case _:
+                self._upload(stream, message, *local[1:])
+
     def _take_local(
         self, stream: ClientStream, connection: socket.socket, data: bytes, file: SharedFile | None
     ) -> None:
         """Takes a message of the local socket, and the file that came with it."""
         try:
             message = wire.TO_HOST_DATA.decode(data)
-            if isinstance(message, wire.Fetch):
-                self._fetch(stream, message, connection, file if stream.files < MAX_FILES else None)
-            elif isinstance(message, wire.CancelFetch):
-                self._withdraw(stream, message.request)
-            elif isinstance(message, wire.PutOpen) and file is not None:
-                self._upload(stream, message, file)
-            else:
+            if isinstance(message, wire.PutPart) or (isinstance(message, wire.PutOpen) and file is None):
                 raise WireError(f"{type(message).__name__} came by the local socket, with no file in memory")
+            if isinstance(message, wire.Fetch) and stream.files >= MAX_FILES:
+                file = None
+            self._take(stream, message, connection, file)
         except WireError as error:
             stream.link.close(str(error))
 
@@ -227,9 +239,8 @@ class DataServer:
         try:
             made = await self._loop.run_in_executor(self.copying, self._made, upload)
         except _PUT_ERRORS as error:
-            self._put_failed(stream, upload.message.request, upload, error)
-        else:
-            self._stored(stream, upload, *made)
+            return self._put_failed(stream, upload.message.request, upload, error)
+        self._stored(stream, upload, *made)
 
     def _made(self, upload: Upload) -> tuple[jax.Array, dict[int, bytes]]:
         return upload.array(self.compiler), upload.digests(self.data_secret)
@@ -261,7 +272,7 @@ class DataServer:
             raise WireError(f"request {message.request} is under way already")
         if len(stream.uploads) >= limits.MAX_REQUESTS:
             raise QuotaExceeded(f"{limits.MAX_REQUESTS} puts of a stream may be under way; one more was asked for")
-        self._check_devices(message)
+        check_devices(message.placed, self.host, len(self.compiler.devices))
         check_type(message.type)
         check_layout(message.type, message.spec, message.placed.mesh, "put")
         boxes = shard_boxes(message.type, message.spec, message.placed.mesh)
@@ -276,14 +287,6 @@ class DataServer:
         except BaseException:
             stream.quota.release(stream.name_of(message))
             raise
-
-    def _check_devices(self, message: wire.PutOpen) -> None:
-        mine = [d for d in message.placed.devices if d.host == self.host]
-        if not mine or len(message.placed.devices) != message.placed.mesh.size:
-            raise GraphError(f"no device of {message.placed.mesh} is on host {self.host}")
-        for device in mine:
-            if not 0 <= device.index < len(self.compiler.devices):
-                raise GraphError(f"host {self.host} has {len(self.compiler.devices)} devices, no number {device.index}")
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
@@ -305,8 +308,8 @@ class DataServer:
         self.store.when_present(stream.session, message.buffer, fetching.come)
 
     def _is_small(self, value: Any, fetching: FetchRequest) -> bool:
-        few = len(fetching.message.devices) <= len(self.compiler.devices)
-        return fetching.file is None and few and bool(value.nbytes <= SMALL_BYTES)
+        few = len(devices := fetching.message.devices) <= len(self.compiler.devices)
+        return not devices or (fetching.file is None and few and bool(value.nbytes <= SMALL_BYTES))
 
     def _withdraw(self, stream: ClientStream, request: int) -> None:
         """Ends a fetch, whether it was answered or its client has given it up."""

@@ -40,14 +40,17 @@ class ShardReader:
             raise from_failure(value)
         return value
 
-    def parts(self, request: int, value: Any, devices: Sequence[int]) -> list[wire.FetchPart]:
-        """The answer to a question for a small array."""
+    def parts(self, request: int, value: Any, devices: Sequence[int]) -> Sequence[wire.FetchPart | wire.FetchDone]:
+        """The answer to a question for a small array, or, where it asks for no device, whether it is there."""
+        if not devices:
+            value.block_until_ready()
+            return [wire.FetchDone(request)]
         found = [(device, bytes(self.bytes(value, device))) for device in devices]
         return [wire.FetchPart(request, device, 0, len(data), data) for device, data in found]
 
-    def siblings(self, session: int, message: wire.Fetch) -> list[wire.FetchPart]:
+    def siblings(self, session: int, message: wire.Fetch) -> Sequence[wire.FetchPart | wire.FetchDone]:
         """The small results that come along with the answer to a question."""
-        parts: list[wire.FetchPart] = []
+        parts: list[wire.FetchPart | wire.FetchDone] = []
         for request, buffer in message.also:
             value: Any = self.store.get(session, buffer)
             if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES and is_computed(value):

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 
 from pathways_ray.compat import array_of
-from pathways_ray.errors import WireError
+from pathways_ray.errors import GraphError, WireError
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.shared_memory import ALIGNMENT, SharedFile, offsets
@@ -102,3 +103,13 @@ def _aligned(size: int) -> np.ndarray[Any, Any]:
     room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
     return room[start : start + size]
+
+
+def check_devices(placed: PlacedSlice, host: int, count: int) -> None:
+    """Raises `GraphError` unless a slice has devices of a host of `count` devices, and only such as there are."""
+    mine = [device for device in placed.devices if device.host == host]
+    if not mine or len(placed.devices) != placed.mesh.size:
+        raise GraphError(f"no device of {placed.mesh} is on host {host}")
+    for device in mine:
+        if not 0 <= device.index < count:
+            raise GraphError(f"host {host} has {count} devices, no number {device.index}")

@@ -29,6 +29,7 @@ from pathways_ray.executor.run.active_launch import (
 )
 from pathways_ray.executor.run.barriers import InputBarrier
 from pathways_ray.executor.run.copies import copies_for
+from pathways_ray.executor.run.early import EarlyLaunches, Handed, LookedAt
 from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
 from pathways_ray.executor.run.preparation import Preparation
@@ -60,6 +61,7 @@ class HostCore:
         self.active: dict[int, ActiveLaunch] = {}
         self.peers: dict[int, wire.Peer] = {}
         self.producers = Producers()
+        self.early = EarlyLaunches()
         self.last_sequence = 0
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], list[do.Instruction]]] = {
@@ -71,8 +73,11 @@ class HostCore:
             wire.DropSession: self._session_ended,
             do.Joined: self._joined,
             do.InputsArrived: self._arrived,
-            do.SchedulerFound: lambda _: self._rejoin("joins its scheduler's successor"),
-            wire.Recount: lambda _: self._rejoin("says what it holds"),
+            do.SchedulerFound: self._scheduler_found,
+            wire.Recount: self._recount,
+            wire.AllowEarly: lambda message: self._allow_early(message.tenant),
+            Handed: self._handed,
+            LookedAt: self._looked_at,
             wire.Dismissed: lambda _: [do.End("there is no controller that knows what it holds")],
         }
 
@@ -87,6 +92,13 @@ class HostCore:
     def _joined(self, event: do.Joined) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
         return []
+
+    def _scheduler_found(self, _: do.SchedulerFound) -> list[do.Instruction]:
+        return [*self._rejoin("joins its scheduler's successor"), *self._allow_early("")]
+
+    def _recount(self, _: wire.Recount) -> list[do.Instruction]:
+        """Another controller asks what is here."""
+        return [*self._never_sent(self.early.controller_lost()), *self._rejoin("says what it holds")]
 
     def _rejoin(self, what: str) -> list[do.Instruction]:
         self.story.note(Entry(self._now, what, host=self.host))
@@ -119,6 +131,13 @@ class HostCore:
             return self._advance(active) if active.phase is WAITING_FOR_GANG else []
         if launch.first:
             return []  # a later gang of a launch that has ended
+        early, taken = self.early.sent(launch)
+        if taken:
+            return [do.Confirm(early, sequence)]
+        return self._begin(launch) if not early else [*self._never_sent([early]), *self._begin(launch)]
+
+    def _begin(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
+        sequence = launch.sequence
         prepared = self.programs.get(launch.program)
         if prepared is None:
             return [self._lost(launch)]
@@ -138,6 +157,26 @@ class HostCore:
         active.enter(WAITING_FOR_INPUTS)
         self.producers.announce(active)
         return made
+
+    # --- early launches -----------------------------------------------------------------------------------------------
+
+    def _allow_early(self, tenant: str) -> list[do.Instruction]:
+        self.early.allowed = tenant
+        return [do.SayAllowed(tenant)]
+
+    def _handed(self, handed: Handed) -> list[do.Instruction]:
+        """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
+        prepared = self.programs.get(handed.message.program)
+        if prepared is None or self.active or not self.early.may_be(handed, prepared.plan, prepared.tenant):
+            return [do.RefuseEarly(handed)]
+        return [do.LookAt(handed)]
+
+    def _looked_at(self, looked: LookedAt) -> list[do.Instruction]:
+        launch = self.early.take(looked)
+        return [do.RefuseEarly(looked.handed)] if launch is None else self._begin(launch)
+
+    def _never_sent(self, numbers: list[int]) -> list[do.Instruction]:
+        return [do.Confirm(number, 0) for number in numbers]
 
     def _lost(self, launch: wire.IslandLaunch) -> do.Instruction:
         text = f"host {self.host} restarted before the launch reached it"
@@ -265,11 +304,12 @@ class HostCore:
     def _free(self, message: wire.Drop) -> list[do.Instruction]:
         """Frees buffers; those that a launch has yet to store go as soon as it has."""
         self.producers.free(message.session, message.buffers)
-        return [do.Free(message.session, message.buffers)]
+        gone = self._never_sent(self.early.dropped(message.session, message.buffers))
+        return [*gone, do.Free(message.session, message.buffers)]
 
     def _session_ended(self, message: wire.DropSession) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "session ended", session=message.session))
-        return [do.FreeSession(message.session)]
+        return [*self._never_sent(self.early.session_ended(message.session)), do.FreeSession(message.session)]
 
     def _note(self, active: ActiveLaunch, event: str, detail: str = "", cause: str = "") -> None:
         launch = active.launch

@@ -13,10 +13,9 @@ import queue
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -32,11 +31,13 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_i
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
+from pathways_ray.executor.run.early import Handed
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
+from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
 from pathways_ray.story import Entry
@@ -50,55 +51,15 @@ NOTED_AFTER_S = 0.5
 MANY = 1 << 10
 """Launches that are said to be behind one that was over within the call: nobody counts those of a batch."""
 
+MAX_HANDED = 64
+"""Batches that wait for the dispatcher, behind which no call of a client is put: it waits at its scheduler."""
+
+MAX_EARLY_RAN = 1024
+"""Early launches of which it is remembered when they ran until they are sent."""
+
 MAX_WATCHERS = 64
 """Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
 share a thread, which may report one launch after another that ended later."""
-
-
-class _Watched(NamedTuple):
-    """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
-    enqueued before it stops at a barrier."""
-
-    sequence: int
-    values: list[Any]
-    program: PreparedProgram
-    begun: float
-    part: bool = False
-    consumed: tuple[int, ...] = ()
-    asked: bool = False
-
-
-class _Watcher:
-    """The launches that a thread waits for, in order."""
-
-    def __init__(self) -> None:
-        self.queued: queue.SimpleQueue[_Watched] = queue.SimpleQueue()
-        self.added = 0  # by the dispatcher thread
-        self.seen = 0  # by the watcher
-        self._incomplete: deque[_Watched] = deque()
-
-    def add(self, watched: _Watched) -> None:
-        self.added += 1
-        self._incomplete.append(watched)
-        self.queued.put(watched)
-
-    def finished(self) -> None:
-        """The first of them is reported."""
-        self._incomplete.popleft()
-        self.seen += 1
-
-    def snapshot(self) -> list[_Watched]:
-        """Those that are not reported, for any thread."""
-        while True:
-            try:
-                return list(self._incomplete)
-            except RuntimeError:  # it changed meanwhile
-                continue
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether everything that was added is reported; for the thread that adds."""
-        return self.added == self.seen
 
 
 def _ending_with_process(run: Callable[..., None]) -> Callable[..., None]:
@@ -141,6 +102,8 @@ class Dispatcher:
         self.transfer = transfer
         self.send = send
         self.on_rejoin: Callable[[Holds], None] = lambda holds: None
+        self.refuse_early: Callable[[Handed], None] = lambda handed: None
+        self.say_allowed: Callable[[str], None] = lambda tenant: None
         self.reports = Reports(send)
         self.calls = HostCalls(host, log)
         self.core = HostCore(host, members)
@@ -149,12 +112,13 @@ class Dispatcher:
         self.arrivals = Arrivals(self._inputs_arrived)
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
-        self._watchers: dict[Any, _Watcher] = {}
+        self._watchers: dict[Any, Watcher] = {}
         self._queueing = threading.Lock()
         self._begun = 0.0
         self._behind = 0
         self._busy_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
+        self._early_ran: dict[int, tuple[float, float]] = {}
         self._passed: dict[int, float] = {}
         self._free_since: dict[Device, float] = {}
         self.ran = Ring("qdd")
@@ -197,6 +161,28 @@ class Dispatcher:
                     return source.get(timeout=left)
             self.reports.flush()
         return source.get()
+
+    # --- early launches -----------------------------------------------------------------------------------------------
+
+    def hand(self, handed: Handed) -> bool:
+        """Takes a call that a client hands over; false where too much is to be done already. For another thread."""
+        if self.inbox.qsize() >= MAX_HANDED:
+            return False
+        self.inbox.put([handed])
+        return True
+
+    def kind_of(self, value: Any) -> Any:
+        return (value.shape, value.dtype, value.sharding) if isinstance(value, jax.Array) else None
+
+    def confirm(self, number: int, sequence: int) -> None:
+        self.reports.sent(number, sequence, self._behind)
+        self._note_early(number, sequence)
+
+    def _note_early(self, number: int, sequence: int) -> None:
+        """Notes when an early launch ran, once it is known when, and as what it was sent: whichever comes second."""
+        ran = self._early_ran.pop(number, None) if sequence >= 0 else None
+        if ran is not None and sequence:
+            self.ran.add(sequence, *ran)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -254,7 +240,7 @@ class Dispatcher:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
-        watched = _Watched(sequence, values, program, self._begun, consumed=consumed, asked=asked)
+        watched = Watched(sequence, values, program, self._begun, consumed=consumed, asked=asked)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             self._decide(watched)
@@ -263,17 +249,17 @@ class Dispatcher:
             watcher.add(watched)
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
-        self._watcher(program).add(_Watched(sequence, values, program, self._begun, True))
+        self._watcher(program).add(Watched(sequence, values, program, self._begun, True))
         self._begun = time.perf_counter()
 
-    def _watcher(self, program: PreparedProgram) -> _Watcher:
+    def _watcher(self, program: PreparedProgram) -> Watcher:
         """The watcher of a program's values."""
         devices = program.plan.watched_with
         watcher = self._watchers.get(devices)
         if watcher is None:
             if len(self._watchers) >= MAX_WATCHERS:
                 return list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
-            watcher = self._watchers[devices] = _Watcher()
+            watcher = self._watchers[devices] = Watcher()
             threading.Thread(target=_ending_with_process(self._watch), args=(watcher,), daemon=True).start()
         return watcher
 
@@ -281,7 +267,7 @@ class Dispatcher:
         """Whether values are ready, and none failed."""
         return all(not isinstance(v, Failure) and v.is_ready() for v in values) and self._failure_of(values) is None
 
-    def _watch(self, watcher: _Watcher) -> None:
+    def _watch(self, watcher: Watcher) -> None:
         while True:
             watched = self._next(watcher.queued)
             at, failure = self._first_failure(watched.values)
@@ -298,13 +284,13 @@ class Dispatcher:
             del watched  # or it would be kept until the next launch comes
             watcher.finished()
 
-    def _decide(self, watched: _Watched) -> None:
+    def _decide(self, watched: Watched) -> None:
         """Says the scalars by which a program decides, now that they are there."""
         if count := len(watched.program.plan.decides):
             found = [int(np.asarray(value.addressable_data(0)).item()) for value in watched.values[-count:]]
             self.reports.decided(Decided(watched.sequence, tuple(found)))
 
-    def _taken(self, watched: _Watched) -> int:
+    def _taken(self, watched: Watched) -> int:
         """The microseconds that a launch has taken on the devices, now that what is watched is complete.
 
         The first launch in a device queue runs from when the dispatcher began with it, since devices work while the
@@ -316,7 +302,13 @@ class Dispatcher:
             start = max(start, busy.get(device, 0.0))
             busy[device] = now
         seconds = now - start
-        self.ran.add(watched.sequence, start, now)
+        if watched.sequence >= 0:
+            self.ran.add(watched.sequence, start, now)
+        else:
+            self._early_ran[watched.sequence] = start, now
+            self._note_early(watched.sequence, self.reports.early.sequence_of(watched.sequence))
+            if len(self._early_ran) > MAX_EARLY_RAN:  # some are never sent
+                self._early_ran.pop(next(iter(self._early_ran), 0), None)
         for observer in self.driver.observers:
             observer.ran(watched.sequence, start, now, watched.part)
         if watched.part:
@@ -340,13 +332,14 @@ class Dispatcher:
         under_way.sort(key=lambda one: one.begun)
         if (enqueued := self.driver.enqueued) is not None:
             sequence, program = enqueued
-            under_way.append(_Watched(sequence, [], program, self._begun))
+            under_way.append(Watched(sequence, [], program, self._begun))
         self._passed = {s: at for s, at in self._passed.items() if any(s == one.sequence for one in under_way)}
         running: dict[int, Running] = {}
         queued: dict[int, None] = {}
         taken: set[Device] = set()
         for one in under_way:
             devices = one.program.plan.own_devices
+            sequence = self.reports.early.sequence_of(one.sequence)
             if one.values and self._is_complete(one.values):
                 # It waits to be reported, behind one on other devices; what follows on its own may run since now.
                 if one.sequence not in self._passed:
@@ -356,9 +349,10 @@ class Dispatcher:
             since = max(one.begun, *(self._busy_until.get(d, 0.0) for d in devices), 0.0)
             since = max(since, *(self._free_since.get(d, 0.0) for d in devices), 0.0)
             if not taken.isdisjoint(devices):
-                queued[one.sequence] = None
+                queued[sequence] = None
             elif devices and now - since > NOTED_AFTER_S:
-                running[one.sequence] = Running(one.sequence, round(1000 * (now - since)))
+                unsent = one.program.number if sequence < 0 else 0
+                running[sequence] = Running(sequence, round(1000 * (now - since)), unsent)
             taken.update(devices)
         behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
         return Heartbeat(self.host, slowness, tuple(running.values()), behind, stopped(self.core))

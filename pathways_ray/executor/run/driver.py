@@ -16,6 +16,7 @@ import msgspec
 from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.early import Handed, LookedAt
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.parts import Store, Transfer
 from pathways_ray.executor.run.prepared import PreparedProgram
@@ -72,6 +73,21 @@ class HostIO(Protocol):
             asked: whether its client gets all results from here, so that the report is not urgent.
         """
 
+    def kind_of(self, value: Any) -> Any:
+        """The kind of a value: equal for those that the same computation takes. None for what is no array."""
+
+    def under_way(self) -> int:
+        """Launches on the device queues."""
+
+    def confirm(self, number: int, sequence: int) -> None:
+        """Reports the launch that was watched as `number` as `sequence`, or, with 0, not at all."""
+
+    def refuse_early(self, handed: Handed) -> None:
+        """Tells a client that its call was left to the scheduler."""
+
+    def say_allowed(self, tenant: str) -> None:
+        """Tells clients whether they may hand over calls."""
+
 
 class LaunchObserver(Protocol):
     """Sees launches without taking part in them."""
@@ -125,6 +141,10 @@ class HostDriver:
             do.Abandon: self._abandon,
             do.Forward: self._forward,
             do.Complete: self._complete,
+            do.LookAt: self._look_at,
+            do.RefuseEarly: lambda refusal: io.refuse_early(refusal.handed),
+            do.Confirm: lambda sent: io.confirm(sent.number, sent.sequence),
+            do.SayAllowed: lambda allowed: io.say_allowed(allowed.tenant),
             do.Free: self._free,
             do.FreeSession: self._free_session,
             do.Prepare: self._prepare,
@@ -194,8 +214,9 @@ class HostDriver:
         except Exception as error:
             failure = Failure("CompileError", f"{type(error).__name__}: {error}", host=host)
             return do.PreparationFailed(message.program, failure)
+        prepared.number = message.program
         self.programs[message.program] = prepared
-        return do.Prepared(message.program, host_plan, prepared.temporary_bytes)
+        return do.Prepared(message.program, host_plan, prepared.temporary_bytes, message.tenant)
 
     def _ask(self, ask: do.Ask) -> None:
         look, number, text = ask.message.look, ask.message.program, ask.message.text
@@ -207,9 +228,17 @@ class HostDriver:
     def _start(self, start: do.Start) -> None:
         launch = start.launch
         program = self.programs[launch.program]
-        self.running[launch.sequence] = program, program.start(launch, start.unresolved)
+        slots = program.start(launch, start.unresolved)
+        self.running[launch.sequence] = program, slots
+        if program.kinds is None and program.plan.may_be_early:
+            program.learn_kinds(slots, self.io.kind_of)
         for observer in self.observers:
             observer.started(launch)
+
+    def _look_at(self, look: do.LookAt) -> LookedAt:
+        message = look.handed.message
+        fits = self.programs[message.program].fits(look.handed.session, message, self.io.kind_of)
+        return LookedAt(look.handed, fits, self.io.under_way())
 
     def _copy(self, copy: do.Copy) -> None:
         values = self.running[copy.sequence][1].values

@@ -90,6 +90,14 @@ class HostPlan:
         return bool(self.whole.steps) and not any(isinstance(step, InputBarrier) for step in self.whole.steps)
 
     @functools.cached_property
+    def may_be_early(self) -> bool:
+        """Whether launches may begin before their scheduler sends them: they only compute, on this host alone, take
+        the memory of nothing, and make something that they are told by."""
+        computes = all(isinstance(step, Execute | Regroup | Reshard) for step in self.plan.steps)
+        alone = not self.multi_host and self.is_unobstructed and computes
+        return alone and not self.overwritten and not self.decides and bool(self.plan.results)
+
+    @functools.cached_property
     def is_independent(self) -> bool:
         return is_independent(self.whole.steps, self.plan)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.run.early import Handed, LookedAt
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.transport.messages import Examine, IslandLaunch, Message, Peer, Program, ToHost
 
@@ -23,11 +24,12 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A program is compiled. `temporary_bytes` are those of its largest computation, per device."""
+    """A program of a tenant is compiled. `temporary_bytes` are those of its largest computation, per device."""
 
     program: int
     plan: HostPlan
     temporary_bytes: int
+    tenant: str = ""
 
 
 class PreparationFailed(msgspec.Struct, frozen=True):
@@ -57,8 +59,8 @@ class SchedulerFound(msgspec.Struct, frozen=True):
     """The successor of the scheduler, which has died, answers."""
 
 
-Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived | Examined | SchedulerFound
-"""A message of the scheduler, or something that an instruction led to."""
+Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived | Examined | SchedulerFound | Handed | LookedAt
+"""A message of the scheduler, a call that a client hands over, or something that an instruction led to."""
 
 
 # --- instructions: a launch's values ----------------------------------------------------------------------------------
@@ -132,6 +134,34 @@ class Complete(msgspec.Struct, frozen=True):
     sequence: int
 
 
+# --- instructions: early launches ------------------------------------------------------------------------------------
+
+
+class LookAt(msgspec.Struct, frozen=True):
+    """Look whether the arguments of a call are here; report `LookedAt`."""
+
+    handed: Handed
+
+
+class RefuseEarly(msgspec.Struct, frozen=True):
+    """Tell a client that its call was left to the scheduler."""
+
+    handed: Handed
+
+
+class Confirm(msgspec.Struct, frozen=True):
+    """The launch that was taken early as `number` was sent as `sequence`: report it so. With 0 it never will be."""
+
+    number: int
+    sequence: int
+
+
+class SayAllowed(msgspec.Struct, frozen=True):
+    """Tell clients whether they may hand over calls: those of the tenant that `tenant` stands for may."""
+
+    tenant: str
+
+
 # --- instructions: everything else ------------------------------------------------------------------------------------
 
 
@@ -203,6 +233,10 @@ Instruction = (
     | Abandon
     | Forward
     | Complete
+    | LookAt
+    | RefuseEarly
+    | Confirm
+    | SayAllowed
     | Free
     | FreeSession
     | Prepare

@@ -6,7 +6,7 @@ What is compiled, and what touches devices or peers, comes through `Parts`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways_ray.errors import Failure
@@ -20,7 +20,7 @@ from pathways_ray.executor.run.steps import ExecuteStep, ReceiveStep, SendStep, 
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
 from pathways_ray.observe import computations
 from pathways_ray.observe.computations import REPORT
-from pathways_ray.transport.messages import IslandLaunch
+from pathways_ray.transport.messages import IslandLaunch, LaunchEarly
 
 RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep | CopyStep
 
@@ -30,6 +30,8 @@ class PreparedProgram:
 
     `steps` and `steps_by_gang` run parallel to those of the plan's routes, with None in the place of a barrier.
     `joined` has the steps of a launch that nothing can stop, with copies joined (`local_copies`); else it is empty.
+    `number` is that of the program; `kinds` are those of the arguments that a launch takes here, of `given` ones, as
+    the controller has compared them.
     """
 
     def __init__(self, plan: HostPlan, parts: Parts, store: Store, transfer: Any) -> None:
@@ -39,6 +41,8 @@ class PreparedProgram:
         self.transfer = transfer
         self.temporary_bytes = parts.temporary_bytes
         self.slots = len(plan.plan.slots)
+        self.number = self.given = 0
+        self.kinds: list[Any] | None = None
         made = {step: self._prepare(step) for step in plan.whole.steps if not isinstance(step, InputBarrier)}
         self.steps = [None if isinstance(step, InputBarrier) else made[step] for step in plan.whole.steps]
         self.steps_by_gang = [None if isinstance(step, InputBarrier) else made[step] for step in plan.by_gang.steps]
@@ -82,6 +86,24 @@ class PreparedProgram:
         plan = self.plan.plan
         runs = Counter(step.executable for step in plan.steps if isinstance(step, Execute))
         return REPORT.encode(computations.Report(number, plan.island, self.parts.analyses(runs, text)))
+
+    # --- early launches -----------------------------------------------------------------------------------------------
+
+    def learn_kinds(self, slots: Slots, kind_of: Callable[[Any], Any]) -> None:
+        """Notes what a launch that came from the scheduler was given, unless some of it has failed."""
+        kinds = [kind_of(slots.values[slot]) for slot, _ in self.plan.taken]
+        if all(kind is not None for kind in kinds):
+            self.kinds, self.given = kinds, len(slots.launch.arguments)
+
+    def fits(self, session: int, message: LaunchEarly, kind_of: Callable[[Any], Any]) -> bool:
+        """Whether the arguments of an early launch are here, of the same kinds, and its results are not."""
+        arguments, buffers = message.arguments, self.store.of_session(session)
+        if self.kinds is None or len(arguments) != self.given:
+            return False
+        if any(message.results + number in buffers for _, number in self.plan.plan.results):
+            return False
+        values = (buffers.get(arguments[number]) for _, number in self.plan.taken)
+        return all(value is not None and kind_of(value) == kind for value, kind in zip(values, self.kinds, strict=True))
 
     # --- launches -----------------------------------------------------------------------------------------------------
 

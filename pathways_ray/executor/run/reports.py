@@ -15,6 +15,9 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
+from pathways_ray.executor.run.early import EarlyReports
 from pathways_ray.transport.messages import Decided, Done, IslandLaunchFailed, Message
 
 MAX_GATHERED_S = 0.002
@@ -37,6 +40,7 @@ class Reports:
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
+        self.early: EarlyReports[int | IslandLaunchFailed] = EarlyReports()
         self._lock = threading.Lock()
         self._sequences: list[int] = []
         self._device_us: list[int] = []
@@ -58,6 +62,8 @@ class Reports:
             under_way_s: since it began to be enqueued.
             later: nobody waits for it. The caller flushes when it is time, as `left_s` says.
         """
+        if sequence < 0 and not (sequence := self.early.ended(sequence, device_us)):
+            return
         with self._lock:
             self._sequences.append(sequence)
             self._device_us.append(device_us)
@@ -78,9 +84,23 @@ class Reports:
 
     def failed(self, message: IslandLaunchFailed) -> None:
         """A launch has failed; those that finished before it are reported first."""
+        if message.sequence < 0:
+            if not (sequence := self.early.ended(message.sequence, message)):
+                return
+            message = msgspec.structs.replace(message, sequence=sequence)
         with self._lock:
             self._flush()
             self._send(message)
+
+    def sent(self, number: int, sequence: int, behind: int) -> None:
+        """An early launch was sent: it is reported, if it is over. With 0 it never will be, and is not reported."""
+        report = self.early.sent(number, sequence)
+        if report is None or not sequence:
+            return
+        if isinstance(report, int):
+            self.done(sequence, report, behind)
+        else:
+            self.failed(msgspec.structs.replace(report, sequence=sequence))
 
     def flush(self) -> None:
         """Nothing more is under way just now."""

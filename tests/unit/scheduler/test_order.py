@@ -11,11 +11,13 @@ from pathways_ray.scheduler.core import TICK_S
 from pathways_ray.scheduler.deadlines import MAX_STRANDED_S
 from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
 from pathways_ray.scheduler.order import MAX_CALLING
-from pathways_ray.scheduler.policies import fifo
+from pathways_ray.scheduler.policies import anonymous, fifo
 from pathways_ray.simulation.tables import check_order
+from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     Abort,
     Account,
+    AllowEarly,
     BarrierReached,
     BarrierReleased,
     Begun,
@@ -38,6 +40,8 @@ from pathways_ray.transport.messages import (
 from tests.unit.scheduler.island import Island, devices
 
 BOOM = Failure("ExecutionError", "boom")
+MARK = tenant_mark(anonymous(1))
+"""Of the tenant of session 1, which may hand over launches once it has been alone for a while."""
 
 
 def run(sequence: int, first: int = 0, gangs: int = 0) -> IslandLaunch:
@@ -417,6 +421,7 @@ def test_a_tenant_may_have_a_limit_of_its_own() -> None:
         island = serving(0, window=4, limit_s=10.0)
         island.from_controller(Account(1, "alice", 1.0, 0, own))
         island.from_controller(run(1))
+        island.tick(1.0, running={1: 0.0})
         assert island.tick(own - 0.5, running={1: 0.0}) == []
         commands = island.tick(late, running={1: 0.0})
         (down,) = [c.message for c in commands if isinstance(c, ToController) and isinstance(c.message, HostDown)]
@@ -552,4 +557,29 @@ def test_an_island_that_waits_for_a_host_function_is_not_stuck() -> None:
     island = serving(0, limit_s=1.0)
     island.from_controller(Program(1, b"", {}, "calls", devices("0.0"), calls=True))
     island.from_controller(run(1))
-    assert [dispatched(island.tick(float(k))) for k in range(1, 10)] == [[]] * 9
+    assert [message for k in range(1, 10) for message in dispatched(island.tick(float(k)))] == [AllowEarly(MARK)]
+
+
+# --- early launches ---------------------------------------------------------------------------------------------------
+
+
+def test_a_host_hears_that_nobody_may_hand_over_launches_before_those_of_another_tenant_come() -> None:
+    island = serving(0, window=4)
+    island.from_controller(run(1))
+    assert dispatched(island.tick(1.0)) == [AllowEarly(MARK)]
+    other = IslandLaunch(2, 2, 1, (), 0)
+    assert dispatched(island.from_controller(other))[0] == AllowEarly("")
+
+
+def test_several_hosts_take_no_launches_of_clients() -> None:
+    island = serving(0, 1, window=4)
+    island.from_controller(run(1))
+    assert dispatched(island.tick(1.0)) == []
+
+
+def test_a_host_that_starts_again_is_told_again() -> None:
+    island = serving(0, window=4)
+    island.from_controller(run(1))
+    island.tick(1.0)
+    island.host_up(up(0, epoch=2))
+    assert dispatched(island.tick(2.0)) == []

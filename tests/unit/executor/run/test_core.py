@@ -26,6 +26,7 @@ from pathways_ray.executor.run.active_launch import (
 )
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver
+from pathways_ray.executor.run.early import Handed
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import (
     AwaitInputs,
@@ -152,6 +153,10 @@ class Host:
         self.ended: list[int] = []
         self.holds: Holds | None = None
         self.ends = ""
+        self.confirmed: list[tuple[int, int]] = []
+        self.refused: list[int] = []
+        self.allowed: list[str] = []
+        self.busy = 0
 
     def planned(self, data: bytes) -> IslandPlan:
         """The plan of the program that is sent next."""
@@ -280,6 +285,21 @@ class Host:
 
     def end_process(self, reason: str) -> None:
         self.ends = reason
+
+    def kind_of(self, value: Any) -> Any:
+        return value == "long" if isinstance(value, str) else None
+
+    def under_way(self) -> int:
+        return self.busy
+
+    def confirm(self, number: int, sequence: int) -> None:
+        self.confirmed.append((number, sequence))
+
+    def refuse_early(self, handed: Handed) -> None:
+        self.refused.append(handed.message.results)
+
+    def say_allowed(self, tenant: str) -> None:
+        self.allowed.append(tenant)
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls of tests need no peers."""

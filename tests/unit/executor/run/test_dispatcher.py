@@ -24,6 +24,7 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run import dispatcher as dispatcher_module
 from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
+from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.messages import (
     Compiling,
@@ -281,12 +282,12 @@ def test_a_launch_that_is_complete_and_waits_to_be_reported_keeps_no_device(host
             self.is_ready = lambda: ready
 
     dispatcher = host.dispatcher
-    watcher = dispatcher_module._Watcher()
+    watcher = Watcher()
     long_ago = time.perf_counter() - 100.0
     for sequence, ready in ((1, False), (2, True), (3, False)):
         plan = SimpleNamespace(own_devices=(Device(0, 98 if sequence == 1 else 99),))
         program: Any = SimpleNamespace(plan=plan)
-        watcher._incomplete.append(dispatcher_module._Watched(sequence, [Value(ready)], program, long_ago + sequence))
+        watcher._incomplete.append(Watched(sequence, [Value(ready)], program, long_ago + sequence))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatcher, "_watchers", {(): watcher})
         beat = dispatcher.heartbeat()

@@ -1,0 +1,98 @@
+"""Early calls: which launches a client hands to their host itself, beside sending them. Pure.
+
+A launch takes three processes to its host and its outcome three back. Who waits for each value waits for all of them,
+though nobody has anything to decide. So a call that finds nothing of its session under way is handed to its host at
+once; what is sent behind it, with others and later, decides everything about it and has its outcome (`EarlyLaunch`).
+In a stream of calls nothing is gained: launches leave in batches there, and are not handed over.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly
+
+NO_HOST = -1
+
+MAX_UNDER_WAY = 3
+"""Launches under way, as far as the client knows, beyond which none is handed over."""
+
+MAX_REFUSED = 8
+"""Calls of a program that hosts refuse, beyond which no more of it is handed over: its arguments may lie there
+otherwise than those of the first launch."""
+
+
+class EarlyCalls:
+    """The programs and hosts to which calls may be handed.
+
+    `hosts` are those that take calls now. `handed` are the programs of launches that were handed over and have no
+    outcome; the values of those that are `there` have come, and those that are `over` were begun no later than these.
+
+    Args:
+        most: see `MAX_UNDER_WAY`.
+    """
+
+    def __init__(self, most: int = MAX_UNDER_WAY) -> None:
+        self.most = most
+        self.hosts: set[int] = set()
+        self.handed: dict[int, int] = {}
+        self.there: set[int] = set()
+        self.over: set[int] = set()
+        self._programs: dict[int, tuple[int, int]] = {}
+        self._refused: Counter[int] = Counter()
+
+    def prepared(self, program: int, key: int, host: int) -> None:
+        """Calls of a program may be handed to a host, which knows it as `key`; or to none, with `NO_HOST`."""
+        self._refused.pop(program, None)
+        self._programs[program] = host, key
+
+    def host_of(self, launch: Launch, arguments: Sequence[BufferRecord], under_way: int) -> int:
+        """The host that a call is to be handed to; `NO_HOST` where it is not.
+
+        Args:
+            under_way: launches of the session, this one among them.
+        """
+        host, _ = self._programs.get(launch.program, (NO_HOST, 0))
+        if host not in self.hosts or under_way > self.most:
+            return NO_HOST
+        return host if all(record.state is READY or record.early for record in arguments) else NO_HOST
+
+    def hand(self, launch: Launch, results: Sequence[BufferRecord], host: int) -> EarlyLaunch:
+        """The message that is sent of a call that is handed to a host."""
+        for record in results:
+            record.early = launch.launch
+            record.host = host
+        self.handed[launch.launch] = launch.program
+        return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results)
+
+    def message(self, launch: EarlyLaunch) -> tuple[int, LaunchEarly]:
+        """The host of a call, and the message for it."""
+        host, key = self._programs[launch.program]
+        return host, LaunchEarly(key, launch.arguments, launch.results)
+
+    def came(self, record: BufferRecord) -> None:
+        """The value of a result is there, whatever has been said of its launch."""
+        self.there.add(record.early)
+        self.over.update([launch for launch in list(self.handed) if launch <= record.early])
+        if record.early not in self.handed:  # its outcome has come meanwhile, in another thread
+            self.there.discard(record.early)
+        self.over.intersection_update(list(self.handed))
+
+    def ended(self, launch: int) -> None:
+        """A launch has its outcome."""
+        if self.handed.pop(launch, None) is not None:
+            self.there.discard(launch)
+            self.over.discard(launch)
+
+    def allowed(self, host: int, allowed: bool) -> None:
+        """A host takes calls from now on, or takes no more."""
+        (self.hosts.add if allowed else self.hosts.discard)(host)
+
+    def refused(self, launch: int) -> None:
+        """A host has left a call to its scheduler."""
+        program = self.handed.get(launch, 0)
+        self._refused[program] += 1
+        if program and self._refused[program] > MAX_REFUSED:
+            self._programs[program] = NO_HOST, 0

@@ -1,0 +1,46 @@
+"""Calls that clients hand to a host themselves, on the data server's loop: in, and what clients hear of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+
+from pathways_ray.executor.data.client_stream import ClientStream
+from pathways_ray.executor.run.early import Handed
+from pathways_ray.transport import messages as wire
+
+
+class EarlyCalls:
+    """Joins the streams of clients with the dispatcher, which decides.
+
+    Args:
+        hand: takes a call to the dispatcher, and returns whether it could.
+    """
+
+    def __init__(self, streams: Set[ClientStream], hand: Callable[[Handed], bool]) -> None:
+        self._streams = streams
+        self._hand = hand
+        self._allowed = ""
+
+    def opened(self, stream: ClientStream) -> None:
+        """A client has a new stream."""
+        if stream.grant.tenant == self._allowed:
+            stream.outbox.send(wire.EarlyAllowed(True))
+
+    def take(self, stream: ClientStream, message: wire.LaunchEarly) -> None:
+        """A client hands over a call. One that may not does not get as far as the thread that serves all tenants."""
+        handed = Handed(stream.session, stream.grant.tenant, message)
+        if stream.grant.tenant != self._allowed or not self._hand(handed):
+            self.refuse(handed)
+
+    def allow(self, tenant: str) -> None:
+        """Clients of the tenant that `tenant` stands for may hand over calls, and no others."""
+        before, self._allowed = self._allowed, tenant
+        for stream in self._streams:
+            if before != tenant and stream.grant.tenant in (before, tenant):
+                stream.outbox.send(wire.EarlyAllowed(stream.grant.tenant == tenant))
+
+    def refuse(self, handed: Handed) -> None:
+        """A call was left to the scheduler."""
+        for stream in self._streams:
+            if stream.session == handed.session:
+                stream.outbox.send(wire.EarlyRefused(handed.message.results))

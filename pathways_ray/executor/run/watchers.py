@@ -1,0 +1,55 @@
+"""The launches that threads of a host watch, until they are over."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from typing import Any, NamedTuple
+
+from pathways_ray.executor.run.prepared import PreparedProgram
+
+
+class Watched(NamedTuple):
+    """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
+    enqueued before it stops at a barrier."""
+
+    sequence: int
+    values: list[Any]
+    program: PreparedProgram
+    begun: float
+    part: bool = False
+    consumed: tuple[int, ...] = ()
+    asked: bool = False
+
+
+class Watcher:
+    """The launches that a thread waits for, in order."""
+
+    def __init__(self) -> None:
+        self.queued: queue.SimpleQueue[Watched] = queue.SimpleQueue()
+        self.added = 0  # by the dispatcher thread
+        self.seen = 0  # by the watcher
+        self._incomplete: deque[Watched] = deque()
+
+    def add(self, watched: Watched) -> None:
+        self.added += 1
+        self._incomplete.append(watched)
+        self.queued.put(watched)
+
+    def finished(self) -> None:
+        """The first of them is reported."""
+        self._incomplete.popleft()
+        self.seen += 1
+
+    def snapshot(self) -> list[Watched]:
+        """Those that are not reported, for any thread."""
+        while True:
+            try:
+                return list(self._incomplete)
+            except RuntimeError:  # it changed meanwhile
+                continue
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether everything that was added is reported; for the thread that adds."""
+        return self.added == self.seen

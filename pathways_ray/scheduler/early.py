@@ -1,0 +1,58 @@
+"""The right to hand launches to the host of an island, which its scheduler gives to the clients of a tenant. Pure.
+
+Early launches go round the order of the island. So they are allowed only where there is nothing to order: to the
+clients of one tenant, on an island of one host, while nobody else has launches there. The launch of another one ends
+that before it goes to the host, which hears both in this order.
+"""
+
+from __future__ import annotations
+
+from pathways_ray.scheduler.events import Command, ToHosts
+from pathways_ray.transport.capabilities import tenant_mark
+from pathways_ray.transport.messages import AllowEarly
+
+ALONE_S = 0.2
+"""A tenant has been alone on an island for this long before its clients may hand over launches: where several take
+turns, each message that allows and forbids would be for nothing."""
+
+
+class EarlyRight:
+    """The tenant that may hand over launches; "" while none may.
+
+    Args:
+        alone_s: see `ALONE_S`.
+    """
+
+    def __init__(self, alone_s: float = ALONE_S) -> None:
+        self.alone_s = alone_s
+        self.tenant = ""
+        self._last = ""
+        self._since = 0.0
+
+    def entered(self, tenant: str, now: float) -> list[Command]:
+        """A launch of a tenant has come."""
+        if tenant == self._last:
+            return []
+        self._last, self._since = tenant, now
+        return self.end()
+
+    def tick(self, alone: bool, now: float) -> list[Command]:
+        """Time has passed; `alone` says whether the island is one host that serves one tenant."""
+        if not alone:
+            return self.end()
+        if self.tenant or not self._last or now - self._since < self.alone_s:
+            return []
+        self.tenant = self._last
+        return [ToHosts(AllowEarly(tenant_mark(self.tenant)))]
+
+    def forget(self) -> list[Command]:
+        """The hosts, or the controller, are others from now on."""
+        self._last = ""
+        return self.end()
+
+    def end(self) -> list[Command]:
+        """Nobody may hand over launches."""
+        if not self.tenant:
+            return []
+        self.tenant = ""
+        return [ToHosts(AllowEarly(""))]

@@ -1,0 +1,82 @@
+"""Calls that go to their host before they are sent, on the real runtime."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import ray
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.errors import BufferDeleted
+
+LIMIT_S = 30.0
+
+
+def taken(session: Any) -> int:
+    """The calls that hosts have taken from clients."""
+    return sum(ray.get(host.statistics.remote())["early"] for host in session.cluster.hosts.values())
+
+
+def until_taken(session: Any, call: Any) -> None:
+    """Calls until a host takes calls from this client."""
+    before, deadline = taken(session), time.monotonic() + LIMIT_S
+    while taken(session) == before:
+        assert time.monotonic() < deadline, "no call went to its host before it was sent"
+        call()
+
+
+@pytest.fixture
+def step(slices: Any) -> Any:
+    return pw.compiled(lambda v: v * 2.0 + 1.0, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+
+
+def test_values_are_those_of_launches_that_are_sent(session: Any, slices: Any, step: Any) -> None:
+    """
+    1. A client waits for each value until its host takes its calls.
+    2. It goes on: every value is right, and is there for launches that follow, waited for or not, here and elsewhere.
+    """
+    x = pw.put(np.arange(8.0, dtype=np.float32), slice=slices.a4, spec=P("x"))
+    until_taken(session, lambda: np.asarray(step(x)))
+    before, expected, y = taken(session), np.arange(8.0, dtype=np.float32), x
+    for k in range(40):
+        y = step(y) if k % 20 else step(x)
+        expected = np.arange(8.0, dtype=np.float32) * 2 + 1 if not k % 20 else expected * 2 + 1
+        if k % 3:
+            np.testing.assert_array_equal(np.asarray(y), expected)
+        elif k % 2:
+            y.block_until_ready()
+    assert taken(session) > before
+    elsewhere = pw.compiled(lambda v: v.sum(), slice=slices.b4, in_specs=P("x"), out_specs=P())
+    np.testing.assert_array_equal(np.asarray(elsewhere(y)), expected.sum())
+
+
+def test_a_call_that_went_to_its_host_has_one_outcome(session: Any, slices: Any, step: Any) -> None:
+    """Its array is ready, can be waited for with others, is freed, and its launch is in the accounts."""
+    x = pw.put(np.zeros(8, np.float32), slice=slices.a4, spec=P("x"))
+    until_taken(session, lambda: step(x).block_until_ready())
+    several = [step(x), step(x)]
+    done, rest = pw.wait(several, timeout=LIMIT_S)
+    assert (len(done), rest) == (2, [])
+    deadline = time.monotonic() + LIMIT_S
+    one = step(x).block_until_ready()
+    while not one.is_ready():
+        assert time.monotonic() < deadline
+    jax.block_until_ready(several)
+    assert "ready" in repr(one)
+
+
+def test_a_deleted_result_is_no_argument(session: Any, slices: Any, step: Any) -> None:
+    x = pw.put(np.zeros(8, np.float32), slice=slices.a4, spec=P("x"))
+    until_taken(session, lambda: np.asarray(step(x)))
+    gone = step(x)
+    np.asarray(gone)
+    gone.delete()
+    with pytest.raises(BufferDeleted):
+        jnp.add(gone, 1)
+    np.testing.assert_array_equal(np.asarray(step(x)), np.ones(8, np.float32))

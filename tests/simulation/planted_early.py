@@ -1,0 +1,68 @@
+"""Bugs planted into early launches; they join the table of `planted`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pathways_ray.controller import outcomes
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.early import EarlyLaunches, EarlyReports
+from pathways_ray.transport.messages import IslandLaunch
+from tests.simulation.planted import Original, Patch, bug, wrapped
+
+ALONE: dict[str, Any] = {
+    "islands": {0: [0], 1: [1]},
+    "clients": 1,
+    "slices": 1,
+    "flaws": 0.0,
+    "decisions": 0.0,
+    "changes": 0,
+    "moves": 0.0,
+    "suspends": 0.0,
+    "parallel": True,
+    "eager": True,
+    "launches": (40, 40),
+}
+"""One user on islands of one host, whose launches may begin early."""
+
+
+@bug(faults=0, **ALONE)
+def a_launch_that_began_early_begins_again_when_it_is_sent(patch: Patch) -> None:
+    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch) -> Any:
+        return original(self, launch)[0], False
+
+    wrapped(patch, EarlyLaunches, "sent", sent)
+
+
+@bug(faults=0, shown=19, **ALONE)
+def a_launch_is_begun_early_that_has_been_sent(patch: Patch) -> None:
+    """Its copy came late: it has run, and what it made may have been dropped."""
+    patch.setattr(EarlyLaunches, "_note", lambda self, launch: None)
+
+
+@bug(faults=0, **ALONE)
+def what_became_of_an_early_launch_is_not_kept_until_it_is_sent(patch: Patch) -> None:
+    def ended(original: Original, self: EarlyReports[Any], number: int, report: Any) -> int:
+        sequence: int = original(self, number, report)
+        self._first.clear()
+        return sequence
+
+    wrapped(patch, EarlyReports, "ended", ended)
+
+
+@bug(faults=0, shown=30, **ALONE | {"poison": 0.2, "cancels": 0.2})
+def what_began_early_and_is_refused_stays_on_its_host(patch: Patch) -> None:
+    patch.setattr(outcomes, "withdrawn", lambda session, program, launch: [])
+
+
+@bug(faults=0, **ALONE | {"impatient": 1.0})
+def an_ended_session_keeps_its_early_launches(patch: Patch) -> None:
+    patch.setattr(EarlyLaunches, "session_ended", lambda self, session: [])
+
+
+@bug(faults=0, shown=2, **ALONE)
+def early_launches_take_what_is_not_there(patch: Patch) -> None:
+    def looked_at(original: Original, self: HostCore, looked: Any) -> Any:
+        return original(self, type(looked)(looked.handed, True, looked.under_way))
+
+    wrapped(patch, HostCore, "_looked_at", looked_at)

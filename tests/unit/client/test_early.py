@@ -1,0 +1,121 @@
+"""Calls that a client hands to their host: which, and what it makes of the host's word."""
+
+from __future__ import annotations
+
+import pytest
+
+from pathways_ray.client.buffer import BufferRecord
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.early import MAX_REFUSED, MAX_UNDER_WAY
+from pathways_ray.client.events import Registered
+from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import Completed, EarlyLaunch, Launch, LaunchEarly, LaunchFailed, Prepared
+from tests.unit.helpers import Sketch
+
+HOST, KEY = 4, 77
+
+
+def core_of_one(host: int = HOST) -> ClientCore:
+    """A client whose program 1 is prepared on a host that takes calls."""
+    core = ClientCore(1, 1024)
+    core.handle(Prepared(1, KEY, host), 0.0)
+    core.early.allowed(HOST, True)
+    return core
+
+
+def call(core: ClientCore, *arguments: BufferRecord) -> tuple[Launch | None, BufferRecord]:
+    (made,) = core.new_buffers(1)
+    return core.launch(1, arguments, [made]), made
+
+
+def is_early(core: ClientCore, *arguments: BufferRecord) -> bool:
+    return isinstance(call(core, *arguments)[0], EarlyLaunch)
+
+
+def test_a_call_that_finds_nothing_under_way_is_handed_over() -> None:
+    core = core_of_one()
+    message, made = call(core)
+    assert message == EarlyLaunch(1, 1, (), 1)
+    assert (made.early, made.host) == (1, HOST)
+    assert isinstance(message, EarlyLaunch)
+    assert core.early.message(message) == (HOST, LaunchEarly(KEY, (), 1))
+
+
+def test_its_result_may_be_the_argument_of_another_one() -> None:
+    core = core_of_one()
+    _, made = call(core)
+    assert is_early(core, made)
+
+
+def test_a_stream_of_calls_is_not_handed_over_and_those_that_are_waited_for_are() -> None:
+    core = core_of_one()
+    made = [call(core) for _ in range(MAX_UNDER_WAY + 2)]
+    assert [isinstance(message, EarlyLaunch) for message, _ in made] == [True] * MAX_UNDER_WAY + [False] * 2
+    core.handle(Completed((4, 5)), 0.0)
+    assert not is_early(core)
+    core.handle(Completed((6,)), 0.0)
+    core.early.came(made[2][1])  # and those before it were begun before it
+    assert is_early(core)
+    assert core.under_way() == 1
+
+
+def test_nothing_is_handed_over_that_hosts_do_not_take() -> None:
+    for core in (core_of_one(-1), core_of_one(HOST + 1)):
+        assert not is_early(core)
+    core = core_of_one()
+    core.early.allowed(HOST, False)
+    assert not is_early(core)
+
+
+def test_arguments_have_to_be_on_their_way_to_nowhere() -> None:
+    """An array whose launch was only sent may not be there yet."""
+    core = core_of_one()
+    (pending,) = core.new_buffers(1)
+    assert not is_early(core, pending)
+    (ready,) = core.new_buffers(1)
+    ready.become_ready()
+    assert is_early(core, ready)
+
+
+@pytest.mark.parametrize("how", ["donated", "priority"])
+def test_donations_and_priorities_go_with_the_launch_that_is_sent(how: str) -> None:
+    core = core_of_one()
+    x, y = core.new_buffers(2)
+    x.become_ready()
+    message = core.launch(1, [x], [y], [x] if how == "donated" else [], "", int(how == "priority"))
+    assert not isinstance(message, EarlyLaunch)
+    assert y.early == 0
+
+
+def test_a_program_whose_calls_are_refused_again_and_again_is_only_sent() -> None:
+    core = core_of_one()
+    for _ in range(MAX_REFUSED + 1):
+        message, made = call(core)
+        assert isinstance(message, EarlyLaunch)
+        core.early.refused(made.early)
+        core.handle(Completed((made.early,)), 0.0)
+    assert not is_early(core)
+    core.handle(Prepared(1, KEY, HOST), 0.0)
+    assert is_early(core)
+
+
+def test_an_outcome_leaves_nothing_of_a_call() -> None:
+    core = core_of_one()
+    (_, a), (_, b) = call(core), call(core)
+    core.early.came(a)
+    core.handle(Completed((1,)), 0.0)
+    core.early.came(a)  # by a thread that was late
+    core.handle(LaunchFailed(2, Failure("ExecutionError", "boom")), 0.0)
+    early = core.early
+    assert (early.handed, early.there, early.over) == ({}, set(), set())
+    assert b.failure is not None
+
+
+def test_a_program_that_is_registered_again_has_another_number() -> None:
+    core, sketch = core_of_one(), Sketch()
+    here = sketch.slice("4.0")
+    graph = sketch.graph(sketch.call("f", sketch.argument(here), slice=here))
+    core.handle(Registered(1, graph, b"", {}), 0.0)
+    assert core.head(0.0) is not None
+    core.remove_head()
+    assert not is_early(core)

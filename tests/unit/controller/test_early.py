@@ -1,0 +1,68 @@
+"""Launches that clients hand to hosts, as the controller sees them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pathways_ray.controller.early import MAX_EARLY_BYTES, NO_HOST, host_of, withdrawn
+from pathways_ray.controller.programs import BufferType, PlannedProgram
+from pathways_ray.controller.state import HostState, SendIsland, Tables
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Program
+from tests.unit.controller.harness import Harness, failure_of, program_over, to_island
+
+HOST = 7
+
+
+def program(message: Program | None = None, **options: Any) -> PlannedProgram:
+    """One with a part on island 3."""
+    given: dict[str, Any] = {"results": (BufferType(ArrayType((2,), "float32"), 1, (), 8),), "messages": {}}
+    given["messages"] = {3: message or Program(1, b"", {})}
+    return PlannedProgram(1, 1, "p", **given | options)
+
+
+def tables(*hosts: int) -> Tables:
+    found = Tables()
+    for host in hosts:
+        found.hosts[host] = HostState(host, 3, 1, "transfer", "data", 1, 100)
+    return found
+
+
+def test_the_only_host_of_an_island_takes_calls() -> None:
+    assert host_of(tables(HOST), program()) == HOST
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(program(donated=(0,)), id="donates"),
+        pytest.param(program(results=()), id="makes nothing to be told by"),
+        pytest.param(program(result_bytes=MAX_EARLY_BYTES + 1), id="makes much"),
+        pytest.param(program(Program(1, b"", {}, calls=True)), id="calls host functions"),
+        pytest.param(program(messages={3: Program(1, b"", {}), 4: Program(1, b"", {})}), id="on two islands"),
+    ],
+)
+def test_calls_of_other_programs_are_only_sent(other: PlannedProgram) -> None:
+    assert host_of(tables(HOST), other) == NO_HOST
+
+
+def test_islands_of_several_hosts_take_none() -> None:
+    assert host_of(tables(HOST, HOST + 1), program()) == NO_HOST
+
+
+def test_a_launch_that_is_refused_leaves_nothing_where_it_was_handed_to() -> None:
+    front = Harness()
+    front.register(program_over(1), 1)
+    launch = EarlyLaunch(1, 1, (99,), 2)
+    commands = front.launches.admission.call(front.launches.sessions[1], launch)
+    assert failure_of(commands).kind == "BufferDeleted"
+    assert to_island(commands, 0) == [Drop(1, (2,))]
+
+
+def test_one_that_was_only_sent_takes_nothing_back() -> None:
+    session = Harness().launches.sessions[1]
+    assert withdrawn(session, program(), Launch(1, 1, (), 2)) == []
+    assert withdrawn(session, None, EarlyLaunch(1, 1, (), 2)) == []
+    assert withdrawn(session, program(), EarlyLaunch(1, 1, (), 2)) == [SendIsland(3, Drop(1, (2,)))]

@@ -1,0 +1,169 @@
+"""Calls that clients hand to a host before their scheduler sends them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.run.early import MAX_TAKEN, MAX_UNDER_WAY, EarlyReports, Handed
+from pathways_ray.executor.run.instructions import SchedulerFound
+from pathways_ray.transport.capabilities import tenant_mark
+from pathways_ray.transport.messages import (
+    AllowEarly,
+    Drop,
+    DropSession,
+    IslandLaunch,
+    LaunchEarly,
+    Recount,
+)
+from tests.unit.executor.run.test_core import Host, host_with_call, run
+from tests.unit.helpers import Sketch
+
+MARK = tenant_mark("")
+
+
+def handed(results: int, *arguments: int, program: int = 1, session: int = 1, tenant: str = MARK) -> Handed:
+    return Handed(session, tenant, LaunchEarly(program, arguments, results))
+
+
+def host_that_takes_calls() -> Host:
+    """Program 1 is a call `f`, launched once by its scheduler as launch 5 with result 500; buffer 1 is its argument."""
+    host = host_with_call()
+    host.handle(AllowEarly(MARK), run(5, 1))
+    host.enqueued.clear()
+    host.watched.clear()
+    return host
+
+
+def test_a_call_runs_at_once_and_is_the_launch_that_is_sent_later() -> None:
+    host = host_that_takes_calls()
+    host.handle(handed(600, 1))
+    assert (host.enqueued, host.watched) == (["f(x)"], [(-1, ["f(x)"])])
+    assert host.buffers()[600] == "f(x)"
+    host.handle(run(6, 1))
+    assert host.confirmed == [(-1, 6)]
+    assert (host.enqueued, host.refused) == (["f(x)"], [])
+    assert host.core.last_sequence == 6
+
+
+def test_a_call_takes_what_an_earlier_one_makes() -> None:
+    host = host_that_takes_calls()
+    host.handle(handed(600, 1), handed(700, 600))
+    assert host.enqueued == ["f(x)", "f(f(x))"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(handed(600, 1, tenant=tenant_mark("another")), id="of another tenant"),
+        pytest.param(handed(600, 1, tenant=""), id="of nobody"),
+        pytest.param(handed(600, 1, program=2), id="of a program that is not here"),
+        pytest.param(handed(600, 1, session=2), id="of a session without the argument"),
+        pytest.param(handed(600, 999), id="with an argument that is not here"),
+        pytest.param(handed(600, 2), id="with an argument of another kind"),
+        pytest.param(handed(600, 3), id="with an argument that has failed"),
+        pytest.param(handed(600), id="without its argument"),
+        pytest.param(handed(600, 1, 1), id="with an argument too many"),
+        pytest.param(handed(500, 1), id="that was sent"),
+        pytest.param(handed(400, 1), id="that was called before one that was sent"),
+        pytest.param(handed(700, 1), id="whose result is taken"),
+    ],
+)
+def test_a_call_is_left_to_the_scheduler(call: Handed) -> None:
+    host = host_that_takes_calls()
+    host.store.put(1, 2, "long")
+    host.store.put(1, 3, Failure("ExecutionError", "boom"))
+    host.store.put(1, 700, "y")
+    before = host.buffers()
+    host.handle(call)
+    assert host.refused == [call.message.results]
+    assert (host.enqueued, host.buffers()) == ([], before)
+
+
+def test_nothing_is_taken_before_the_scheduler_allows_it_or_after_it_forbids_it() -> None:
+    host = host_with_call()
+    host.handle(run(5, 1), handed(600, 1), AllowEarly(MARK), handed(700, 1), AllowEarly(""), handed(800, 1))
+    assert host.refused == [600, 800]
+    assert host.allowed == [MARK, ""]
+
+
+def test_a_program_has_to_have_been_launched_by_the_scheduler() -> None:
+    """Which says of what kinds its arguments are."""
+    host = host_with_call()
+    host.handle(AllowEarly(MARK), handed(600, 1))
+    assert host.refused == [600]
+
+
+def test_a_busy_host_takes_nothing() -> None:
+    host = host_that_takes_calls()
+    host.busy = MAX_UNDER_WAY + 1
+    host.handle(handed(600, 1))
+    assert host.refused == [600]
+
+
+def test_a_client_that_sends_nothing_is_given_up() -> None:
+    host = host_that_takes_calls()
+    host.handle(*(handed(600 + k, 1) for k in range(MAX_TAKEN + 1)))
+    assert host.refused == [600 + MAX_TAKEN]
+    host.handle(IslandLaunch(6, 1, 1, (1,), 600), handed(700, 1))
+    assert host.refused == [600 + MAX_TAKEN]
+
+
+@pytest.mark.parametrize("donated", [(), (0,)])
+def test_only_programs_that_take_the_memory_of_nothing_begin_early(donated: tuple[int, ...]) -> None:
+    host, sketch = Host(), Sketch()
+    here = sketch.slice("0.0")
+    host.program(1, sketch, sketch.call("f", sketch.argument(here), slice=here, donated=donated))
+    host.store.put(1, 1, "x")
+    host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
+    assert host.refused == ([600] if donated else [])
+
+
+def test_hosts_of_an_island_of_several_take_nothing() -> None:
+    host = host_with_call(multi_host=True)
+    host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
+    assert host.refused == [600]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(IslandLaunch(6, 1, 1, (2,), 600), id="with another argument"),
+        pytest.param(IslandLaunch(6, 1, 1, (1,), 600, cancelled=Failure("Cancelled", "late")), id="cancelled"),
+    ],
+)
+def test_a_launch_that_is_sent_otherwise_than_it_was_handed_over_is_what_counts(sent: IslandLaunch) -> None:
+    host = host_that_takes_calls()
+    host.store.put(1, 2, "z")
+    host.handle(handed(600, 1), sent)
+    assert host.confirmed == [(-1, 0)]
+    assert [sequence for sequence, _ in host.watched] == [-1, 6]
+    assert host.buffers()[600] != "f(x)"
+
+
+@pytest.mark.parametrize("gone", [Drop(1, (600,)), DropSession(1), Recount()])
+def test_a_call_that_is_never_sent_is_not_reported(gone: Any) -> None:
+    host = host_that_takes_calls()
+    host.handle(handed(600, 1), gone)
+    assert host.confirmed == [(-1, 0)]
+    assert host.core.early.taken == {}
+
+
+def test_a_lost_scheduler_allows_nothing() -> None:
+    host = host_that_takes_calls()
+    host.handle(handed(600, 1), SchedulerFound(), handed(700, 1))
+    assert host.refused == [700]
+    host.handle(run(6, 1))
+    assert host.confirmed == [(-1, 6)]
+
+
+def test_a_report_waits_for_the_number_and_the_number_for_the_report() -> None:
+    reports: EarlyReports[str] = EarlyReports()
+    assert reports.ended(-1, "one") == 0
+    assert reports.sent(-1, 5) == "one"
+    assert (reports.sequence_of(-2), reports.sent(-2, 6), reports.sequence_of(-2)) == (-2, None, 6)
+    assert reports.ended(-2, "two") == 6
+    assert (reports.sent(-3, 0), reports.ended(-3, "three")) == (None, 0)
+    assert len(reports) == 0
