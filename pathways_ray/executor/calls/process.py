@@ -15,8 +15,8 @@ from typing import IO, Any
 import numpy as np
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.calls.keeper import END_LIMIT_S
 from pathways_ray.executor.calls.printed import Printed
+from pathways_ray.executor.calls.reaper import END_LIMIT_S
 from pathways_ray.transport.host_calls import ANSWER, Ended, HostCall, Local, receive, receive_array, send
 from pathways_ray.worker import environment_of
 
@@ -30,7 +30,7 @@ MAX_ANSWER_BYTES = 1 << 20
 MAX_READ = 1 << 16
 """Bytes of what is printed that are read at once."""
 
-COMMAND = ("-m", "pathways_ray.executor.calls.keeper")
+COMMAND = ("-m", "pathways_ray.executor.calls.reaper")
 
 _OF_HOSTS = ("XLA_FLAGS", "JAX_ENABLE_X64")
 """Variables that hosts set for themselves."""
@@ -159,7 +159,7 @@ class FunctionProcess:
         """Kills the process and what it has started. For any thread."""
         process = self._process
         if process is not None:
-            process.terminate()  # its keeper, which ends all
+            process.terminate()  # its reaper, which ends all
 
     def close(self) -> None:
         """Kills the process and what it has started, and waits until they are gone."""
@@ -169,7 +169,7 @@ class FunctionProcess:
         if process is not None:
             try:
                 process.wait(END_LIMIT_S + 5.0)
-            except subprocess.TimeoutExpired:  # a function has stopped its keeper
+            except subprocess.TimeoutExpired:  # a function has stopped its reaper
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         for pipe in (self._calls, self._answers):

@@ -1,7 +1,7 @@
-"""The keeper of a session's host functions: the parent of the process that runs them, which ends all that they leave.
+"""The reaper of a session's host functions: the parent of the process that runs them, which ends all that they leave.
 
 Functions start processes, which may become daemons, and end their own process while those go on. Whatever loses its
-parent becomes a child of the keeper, so that it finds all of them: when the process of the functions has ended, when
+parent becomes a child of the reaper, so that it finds all of them: when the process of the functions has ended, when
 the host asks for the end (SIGTERM), and when the host is gone. It loads nothing, and runs nothing of a user's.
 """
 
@@ -36,10 +36,10 @@ def main() -> None:
     try:
         signal.signal(signal.SIGTERM, _asked)
         control(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        keeper = os.getpid()
+        reaper = os.getpid()
         server = os.fork()
         if not server:
-            _serve(control, keeper)
+            _serve(control, reaper)
         for pipe in map(int, sys.argv[1:3]):
             os.close(pipe)
         while (ended := os.wait())[0] != server:
@@ -52,11 +52,11 @@ def main() -> None:
     _end_like(status)
 
 
-def _serve(control: Callable[..., Any], keeper: int) -> None:
-    """The process that runs functions. It does not outlive the keeper."""
+def _serve(control: Callable[..., Any], reaper: int) -> None:
+    """The process that runs functions. It does not outlive the reaper."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == keeper:
+    if os.getppid() == reaper:
         from pathways_ray.executor.calls import main
 
         main.main()
