@@ -73,7 +73,7 @@ def runtime_processes() -> dict[str, psutil.Process]:
         p for p in psutil.process_iter(["name"]) if p.info["name"] == "raylet"
     ]
     found = {"client": here}
-    for process in (worker for raylet in raylets for worker in raylet.children()):
+    for process in (worker for raylet in raylets for worker in raylet.children(recursive=True)):
         prefix, _, title = (process.cmdline() or [""])[0].partition("::")
         name = re.split(r"\W", title)[0]  # an actor at work shows its method too
         if prefix == "ray" and name not in RAY_WORKERS:

@@ -80,7 +80,8 @@ def init(
             of one never runs beside data of another (docs/security.md says what that costs). Needs `tenants`.
         insecure: listen beyond loopback without `tls` or `tenants`. Everybody who reaches the machine can read along.
         dashboard: start the live page as a process of its own; the session's `dashboard_url` opens it, on this machine.
-        ray_options: further options for `ray.init`.
+        ray_options: further options for `ray.init`. Without a `runtime_env` among them, a Ray that starts here has no
+            process that could prepare one for tasks of your own.
 
     Raises:
         AlreadyInitialized: this process runs a cluster already.

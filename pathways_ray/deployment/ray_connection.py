@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from pathways_ray.compat import ray_forgets_token, ray_has_token, ray_on_loopback
-from pathways_ray.deployment.ray_processes import few_processes, without_agent
+from pathways_ray.deployment.ray_processes import few_processes, without_agents
 from pathways_ray.errors import AuthenticationError, UsageError
 
 Leave = Callable[[], None]
@@ -59,9 +59,15 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> Leave | None:
     try:
         # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their hosts aside.
         # And it asks a process that is to be killed for five seconds to end by itself, which a stopped one never does.
-        settings = {"RAY_worker_niceness": "0", "RAY_kill_worker_timeout_milliseconds": "500"}
-        agent = contextlib.nullcontext() if options.get("include_dashboard") else without_agent()
-        with _environment(settings), ray_on_loopback(), few_processes(), agent:
+        # Workers that it starts ahead are nobody's, and actors take others (`worker_forks` has those of one job).
+        settings = {
+            "RAY_worker_niceness": "0",
+            "RAY_kill_worker_timeout_milliseconds": "500",
+            "RAY_prestart_worker_first_driver": "0",
+        }
+        whole = options.get("include_dashboard") or options.get("runtime_env")
+        agents = contextlib.nullcontext() if whole else without_agents()
+        with _environment(settings), ray_on_loopback(), few_processes(), agents:
             _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
     except BaseException:
         leave.close()

@@ -7,7 +7,17 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+from pathways_ray.deployment import worker_forks
+
+# PR_SET_PDEATHSIG; the raylet may have ended before.
+IDLE = (
+    "import os; p = os.getppid(); import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
+    "p == os.getppid() and signal.pause()"
+)
+"""A program that does nothing, and ends with the raylet that starts it."""
 
 
 @contextlib.contextmanager
@@ -34,30 +44,26 @@ def few_processes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_agent() -> Iterator[None]:
-    """Has a Ray node that starts meanwhile do without the process that reports to a dashboard and exports metrics.
+def without_agents() -> Iterator[None]:
+    """Has a Ray node that starts meanwhile do without two processes: one reports to a dashboard and exports metrics,
+    the other prepares what a `runtime_env` asks for.
 
-    The raylet starts that process itself, and ends with it: in its place is one that does nothing and ends with the
-    raylet. The ports at which the agent would listen are noted as unused, as Ray itself does where the packages for its
-    dashboard are absent; then its workers export no metrics.
+    The raylet starts them itself, and ends with them. In the place of the first is the server of `worker_forks`, which
+    is also in that of the workers; in the place of the second one that does nothing. The ports at which they would
+    listen are noted as unused, as Ray itself does where the packages for its dashboard are absent.
     """
     from ray import _raylet
     from ray._private import ray_constants, services
 
-    option = "--dashboard_agent_command="
-    # PR_SET_PDEATHSIG; the raylet may have ended before.
-    idle = "import os; p = os.getppid(); import ctypes, signal; ctypes.CDLL(None).prctl(1, signal.SIGKILL); "
-    idle += "p == os.getppid() and signal.pause()"
     start = services.start_ray_process
 
     def start_ray_process(command: list[str], process_type: str, *others: Any, **settings: Any) -> Any:
-        # A Ray without this function has other ways to learn of the ports, and keeps the process.
+        # A Ray without this function has other ways to learn of the ports, and keeps its processes.
         if process_type == ray_constants.PROCESS_TYPE_RAYLET and hasattr(_raylet, "persist_port"):
             said = dict(word.lstrip("-").split("=", 1) for word in command if "=" in word)
-            for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN"):
+            for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT"):
                 _raylet.persist_port(said["session_dir"], said["node_id"], getattr(_raylet, f"{name}_PORT_NAME"), -1)
-            replaced = option + subprocess.list2cmdline([sys.executable, "-I", "-S", "-c", idle])
-            command = [replaced if word.startswith(option) else word for word in command]
+            command = [_replaced(word, f"{said['session_dir']}/sockets/forks") for word in command]
         return start(command, process_type, *others, **settings)
 
     services.start_ray_process = start_ray_process
@@ -65,3 +71,19 @@ def without_agent() -> Iterator[None]:
         yield
     finally:
         services.start_ray_process = start
+
+
+def _replaced(word: str, path: str) -> str:
+    """An option of the raylet, with other commands for its agents and workers."""
+    option, _, command = word.partition("=")
+    if option == "--dashboard_agent_command":
+        root = str(Path(__file__).parents[2])
+        return f"{option}={subprocess.list2cmdline([sys.executable, worker_forks.__file__, 'serve', path, root])}"
+    if option == "--runtime_env_agent_command":
+        return f"{option}={subprocess.list2cmdline([sys.executable, '-I', '-S', '-c', IDLE])}"
+    if option == "--python_worker_command":
+        # The raylet itself leaves the second word out, except for a `runtime_env`.
+        python, setup, rest = command.split(" ", 2)
+        asks = subprocess.list2cmdline(["-I", "-S", worker_forks.__file__, "ask", path])
+        return f"{option}={python} {setup} {asks} {rest}"
+    return word

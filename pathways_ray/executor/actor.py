@@ -17,6 +17,7 @@ import msgspec
 import ray
 
 from pathways_ray import limits, names
+from pathways_ray.executor.compile.backend import adopt_environment
 from pathways_ray.executor.compile.hardware import described
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
@@ -100,6 +101,7 @@ class HostExecutor(Inspectable):
             self.backend.configure(devices)
             # Programs carry their own types; without this JAX would narrow 64-bit arrays on their way in.
             os.environ["JAX_ENABLE_X64"] = "1"
+            adopt_environment()
             crashes = CrashLog(runtime, host)
             self.crash = crashes.take()
             crashes.watch()
@@ -113,7 +115,7 @@ class HostExecutor(Inspectable):
             os._exit(1)
 
     def _start(self, devices: int, platform: str) -> None:
-        # Imported here, after the environment is set: XLA reads it once, when it starts.
+        # Imported here, after the environment is set: XLA reads it once, when it makes devices.
         import jax
 
         from pathways_ray.executor.compile import disk_cache

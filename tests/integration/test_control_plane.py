@@ -19,10 +19,10 @@ X = np.arange(8, dtype=np.float32)
 
 
 def processes(session: ClusterSession) -> dict[str, int]:
-    """The pids of a cluster's actors: what their raylet has started, by title."""
-    raylet = psutil.Process(session.status()["islands"][0]["hosts"][0]["pid"]).parent()
-    assert raylet is not None
-    titles = {child.pid: " ".join(child.cmdline()) for child in raylet.children()}
+    """The pids of a cluster's actors: what one process has started, by title."""
+    starter = psutil.Process(session.status()["islands"][0]["hosts"][0]["pid"]).parent()
+    assert starter is not None
+    titles = {child.pid: " ".join(child.cmdline()) for child in starter.children()}
     found = [(title, pid) for pid, title in sorted(titles.items()) if title.startswith("ray::") and "IDLE" not in title]
     return {f"{title} {k}": pid for k, (title, pid) in enumerate(found)}
 

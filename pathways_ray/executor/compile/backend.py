@@ -18,7 +18,7 @@ Rebuild = Callable[[Callable[[Function], Function]], Any]
 
 
 class Backend(Protocol):
-    """One platform. Made before JAX is imported, which reads what `configure` sets.
+    """One platform. Made before JAX makes its devices; `adopt_environment` comes behind `configure`.
 
     `shares_memory` says whether the devices of a machine have one memory.
     """
@@ -53,6 +53,16 @@ class Backend(Protocol):
 
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         """The computation as it is to be called, on `devices` devices of this host: as it is, or built again."""
+
+
+def adopt_environment() -> None:
+    """Has JAX go by the variables of this moment. It reads them when it is imported, which the process that forked this
+    one has done."""
+    import jax
+
+    jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))
+    jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", -1)))
+    jax.config.update("jax_enable_x64", os.environ.get("JAX_ENABLE_X64") == "1")
 
 
 class AcceleratorBackend:

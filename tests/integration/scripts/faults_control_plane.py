@@ -22,10 +22,8 @@ from pathways_ray.client.api import ClusterSession
 
 def strike(kind: str, sign: str) -> None:
     """Sends a signal to the first process of a kind."""
-    raylet = next(p for p in psutil.Process().children(recursive=True) if "raylet" in p.name())
-    live = [p for p in psutil.process_iter(["ppid", "cmdline"]) if p.info["ppid"] == raylet.pid]
-    victims = [p for p in live if f"ray::{kind}" in " ".join(p.info["cmdline"] or [])]
-    victims[0].send_signal(getattr(signal, sign))
+    live = psutil.Process().children(recursive=True)
+    next(p for p in live if f"ray::{kind}" in " ".join(p.cmdline())).send_signal(getattr(signal, sign))
 
 
 def launches_pass_a_lost_host(sign: str) -> None:
@@ -35,8 +33,8 @@ def launches_pass_a_lost_host(sign: str) -> None:
     for y in (twice(ones[0]()), ones[1]()):
         np.asarray(y)
     host = pw.islands()[0]["hosts"][0]["pid"]
-    raylet = psutil.Process(host).parent()
-    raylet.suspend()  # it would restart the host
+    starter = psutil.Process(host).parent()
+    starter.suspend()  # it would restart the host
     try:
         os.kill(host, getattr(signal, sign))
         while pw.islands()[0]["hosts"][0]["up"]:
@@ -47,7 +45,7 @@ def launches_pass_a_lost_host(sign: str) -> None:
             assert np.asarray(y).tolist() == [1, 1, 1]
         print("ready before:", [y.is_ready() for y in waiting])
     finally:
-        raylet.resume()
+        starter.resume()
     print("ready after:", [float(np.asarray(y)[0]) for y in waiting])
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from ray._private import services
 
-from pathways_ray.deployment.ray_processes import without_agent
+from pathways_ray.deployment import worker_forks
+from pathways_ray.deployment.ray_processes import without_agents
+
+SETUP, WORKER = "/ray/workers/setup_worker.py", "/ray/workers/default_worker.py --node-id=ab12"
 
 
-def test_in_place_of_the_agent_of_a_dashboard_that_is_not_there_is_a_process_that_does_nothing(
+def test_agents_that_nobody_asks_are_left_out_and_workers_are_forks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other processes, and those that start later, are started as Ray says; the ports of the agent count as unused."""
+    """Other processes, and those that start later, are started as Ray says; the ports of the agents count as unused."""
     started: list[tuple[list[str], str]] = []
     monkeypatch.setattr(services, "start_ray_process", lambda command, kind, **_: started.append((command, kind)))
     raylet = [
@@ -23,21 +27,27 @@ def test_in_place_of_the_agent_of_a_dashboard_that_is_not_there_is_a_process_tha
         f"--session_dir={tmp_path}",
         "--node_id=ab12",
         "--dashboard_agent_command=agent --a=b",
+        "--runtime_env_agent_command=other --a=b",
+        f"--python_worker_command=python {SETUP} {WORKER}",
         "--head",
     ]
-    with without_agent():
+    with without_agents():
         services.start_ray_process(["gcs_server", f"--session_dir={tmp_path}"], "gcs_server", fate_share=True)
         services.start_ray_process(raylet, "raylet", fate_share=True)
     services.start_ray_process(raylet, "raylet", fate_share=True)
     gcs, without, later = started
     assert gcs == (["gcs_server", f"--session_dir={tmp_path}"], "gcs_server")
     assert later == (raylet, "raylet")
-    assert [*without[0][:3], *without[0][4:]] == [*raylet[:3], *raylet[4:]]
-    option, _, command = without[0][3].partition("=")
-    assert option == "--dashboard_agent_command"
+    assert [*without[0][:3], *without[0][6:]] == [*raylet[:3], *raylet[6:]]
+    options = dict(word.split("=", 1) for word in without[0][3:6])
+    server, idle, worker = map(shlex.split, options.values())
+    assert list(options) == ["--dashboard_agent_command", "--runtime_env_agent_command", "--python_worker_command"]
+    path = str(tmp_path / "sockets" / "forks")
+    assert server[:4] == [sys.executable, worker_forks.__file__, "serve", path]
+    assert worker == ["python", SETUP, "-I", "-S", worker_forks.__file__, "ask", path, *WORKER.split()]
     ports = [file.read_text().strip() for file in tmp_path.rglob("*") if file.is_file()]
-    assert ports == ["-1", "-1", "-1"]
-    with subprocess.Popen(shlex.split(command)) as idle:
+    assert ports == ["-1"] * 4
+    with subprocess.Popen(idle) as process:
         with pytest.raises(subprocess.TimeoutExpired):
-            idle.wait(timeout=0.3)
-        idle.kill()
+            process.wait(timeout=0.3)
+        process.kill()
