@@ -7,8 +7,9 @@
 PYTHON ?= python3
 UV ?= uv
 ARGS ?=
-# The tests that `test` runs, by their marks.
+# The tests that `test` runs, by their marks, and one in so many of the examples and seeds that they draw.
 MARKS ?= not long and not slow
+DRAW ?= 1
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -46,15 +47,16 @@ check: lint  ## lint, then the tests that need no cluster (about three minutes)
 
 # Tests with clusters wait for much of their time. The others fill the gaps: with a lower priority, so
 # that they delay nothing whose time is measured. Their output comes when they are through.
-test: $(READY)  ## all tests but those marked slow or long (about twenty minutes on two cores)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" test-pure test-cluster
+test: DRAW = 3
+test: $(READY)  ## all tests but those marked slow or long, with a third of what they draw
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" DRAW=$(DRAW) test-pure test-cluster
 
-test-all: MARKS = not long
-test-all: test  ## those marked slow as well, as CI does
+test-all: $(READY)  ## those marked slow as well, with all that they draw, as CI does
+	@$(MAKE) --no-print-directory test MARKS="not long" DRAW=1
 
 test-pure: WORKERS := 2
 test-pure: $(READY)
-	@nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
+	@PATHWAYS_TESTS_DRAW=$(DRAW) nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
 	[ $$status -eq 0 ] || [ $$status -eq $(NONE) ]
 
 test-cluster: $(READY)

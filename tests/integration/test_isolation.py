@@ -62,6 +62,7 @@ def double(session: pw.Session) -> tuple[Any, Any]:
     return compiled, result
 
 
+@pytest.mark.slow
 def test_each_tenant_has_processes_and_the_death_of_one_is_its_own(cluster: tuple[Any, str, str]) -> None:
     _, url, token = cluster
     with (
@@ -89,6 +90,7 @@ def test_each_tenant_has_processes_and_the_death_of_one_is_its_own(cluster: tupl
         assert processes(operator)["bob"] == pids["bob"]
 
 
+@pytest.mark.slow
 def test_what_starts_the_processes_may_die(cluster: tuple[Any, str, str]) -> None:
     """Its islands end with it, and with them the sessions that lie there, with an error that says so; a new session
     finds new ones."""

@@ -27,6 +27,7 @@ def busy(session: pw.Session, host: int) -> list[float]:
     return [device["busy"] for one in hosts if one["host"] == host for device in one["devices"]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_islands_of_different_sizes_and_speeds_are_one_runtime(python: Scripts) -> None:
     """The four devices of each host of the first island share a core, the two of the other island have one.

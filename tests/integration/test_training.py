@@ -310,6 +310,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_stage_and_tensor(trainer: Tra
     assert len(before) == 3
 
 
+@pytest.mark.slow
 def test_a_killed_host_costs_the_steps_since_the_last_snapshot(trainer: Trainer, whole: Path, tmp_path: Path) -> None:
     """Without a checkpoint, and without a restart: the curve has the bits of a run that was not disturbed, whose
     batches the client read; here hosts read them, and one that comes back does so again."""

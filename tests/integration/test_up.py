@@ -164,6 +164,7 @@ def scrape(url: str, token: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+@pytest.mark.slow
 def test_tenants_come_and_go_and_metrics_show_them(python, shared_head, run, tmp_path) -> None:
     """
     1. A runtime is started with a table of one tenant, and with metrics.

@@ -23,6 +23,7 @@ from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World, simulate
 from pathways_ray.transport.messages import BuffersLost, Holds, HostUp
+from tests.drawn import drawn
 from tests.simulation.planted import BUGS
 
 FAULTS = 5
@@ -35,7 +36,7 @@ def test_a_thousand_seeds_with_faults_hold_every_invariant(
     first: int, seeds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At least 5 faults in each. What does not hold is printed with the command that shows it again."""
-    words = ["--first", str(first), "--seeds", str(seeds), "--faults", str(FAULTS)]
+    words = ["--first", str(first), "--seeds", str(drawn(seeds)), "--faults", str(FAULTS)]
     assert main(words) == 0, capsys.readouterr().out
 
 
@@ -45,14 +46,14 @@ def test_no_mix_of_programs_can_wait_on_itself(policy: str, first: int, seeds: i
     """Programs that go to and fro between islands and take each other's results, under any policy, one without rhyme or
     reason among them. Only two launches fit on an island, and the controller lets all that cross islands go at once: if
     an order could wait on itself, it would. Nothing goes wrong otherwise, so every launch must get through."""
-    for seed in range(first, first + seeds):
+    for seed in range(first, first + drawn(seeds)):
         settings = replace(Settings.drawn(seed, 0, policy), window=2, cross_island_window=1024, max_in_flight=1024)
         assert World(seed, settings).run().violations == [], f"seed {seed}"
 
 
 def test_nobody_alive_is_ended_while_the_machine_is_slow() -> None:
     """For 30 s every process stands still for up to 15 s again and again. All launches get through, and none fails."""
-    for seed in range(40):
+    for seed in range(drawn(40)):
         settings = replace(Settings.drawn(seed, 0, ""), starved_s=30.0, poison=0.0, flaws=0.0, changes=0, moves=0.0)
         settings = replace(settings, decisions=0.0)  # the limit of a launch that decides counts such a pause
         result = World(seed, settings).run()
@@ -133,10 +134,11 @@ def test_processes_die_during_moves_and_changes_of_islands(first: int, seeds: in
     """Slices move, sessions are suspended, snapshots taken, islands added, drained and removed; and within moments of
     such a step the controller dies, the resource manager, a scheduler or a host."""
     died = moved = 0
+    seeds = drawn(seeds)
     for seed in range(first, first + seeds):
-        drawn = replace(Settings.drawn(seed, 0, ""), deaths=0.15, flaws=0.0, moves=0.4, snapshots=1.0, slices=3)
+        usual = replace(Settings.drawn(seed, 0, ""), deaths=0.15, flaws=0.0, moves=0.4, snapshots=1.0, slices=3)
         settings = replace(
-            drawn, changes=4 * (seed % 2), suspends=0.2 * (seed % 3 == 0), preempts=0.3 * (seed % 5 == 0)
+            usual, changes=4 * (seed % 2), suspends=0.2 * (seed % 3 == 0), preempts=0.3 * (seed % 5 == 0)
         )
         world = World(seed, settings)
         assert world.run().violations == [], f"seed {seed}"
@@ -171,8 +173,8 @@ def test_arrays_come_back_from_snapshots_after_the_loss_of_hosts(monkeypatch: py
     monkeypatch.setattr(faults, "KINDS", {"kill host": 1})
     restored = 0
     for seed in range(12):
-        drawn = replace(Settings.drawn(seed, 3, ""), deaths=0.02, flaws=0.0, moves=0.0, suspends=0.0, preempts=0.0)
-        settings = replace(drawn, islands={0: [0], 1: [1], 2: [2, 3]}, slices=3, launches=(30, 60), poison=0.0)
+        usual = replace(Settings.drawn(seed, 3, ""), deaths=0.02, flaws=0.0, moves=0.0, suspends=0.0, preempts=0.0)
+        settings = replace(usual, islands={0: [0], 1: [1], 2: [2, 3]}, slices=3, launches=(30, 60), poison=0.0)
         world = World(seed, replace(settings, snapshots=1.0, changes=0))
         assert world.run().violations == [], f"seed {seed}"
         restored += sum(client.snapshots.restored for client in world.clients)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.ir.graph import Compute, Graph, Ref, host_part
 from pathways_ray.ir.types import ArrayType, SliceType, Spec, canonical_spec
+from tests.drawn import drawn
 from tests.unit.helpers import Sketch
 
 HOSTS_PER_ISLAND = 2
@@ -19,9 +20,9 @@ DEVICES_PER_HOST = 2
 
 
 def repeatable(examples: int, **options: Any) -> settings:
-    """The same examples in every run."""
+    """The same examples in every run, or as many of them as are drawn."""
     return settings(
-        max_examples=examples,
+        max_examples=drawn(examples),
         derandomize=True,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

@@ -23,6 +23,7 @@ from megatron_ptdp.train.config import Config, Parallel
 from megatron_ptdp.train.config import load as load_training
 from megatron_ptdp.train.run import require_fitting
 from megatron_ptdp.train.setup import schedule_of, sizes_of
+from tests.drawn import drawn
 
 
 @st.composite
@@ -56,7 +57,7 @@ def training_of(plan: Plan, layers: int, path: Path) -> Config:
     return load_training(path, [f"layers={layers}", f"tied={str(_ties(plan)).lower()}"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=drawn(150))
 @given(planned=plans())
 def test_stages_devices_and_batches_of_a_plan_are_those_that_are_trained(
     planned: tuple[Plan, int], tmp_path_factory: pytest.TempPathFactory

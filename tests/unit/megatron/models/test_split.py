@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from megatron_ptdp.errors import CheckpointError, ConfigError
 from megatron_ptdp.models import Compute, Stage, build, cut, initialise, join, take, whole
 from megatron_ptdp.models.interface import Tree
+from tests.drawn import drawn
 from tests.unit.megatron.models.members import CONFIGS, leaves
 
 NAMES = sorted(CONFIGS)
@@ -33,7 +34,7 @@ def equal(one: Tree, other: Tree) -> bool:
     return all(jax.tree.leaves(same))
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(cuts(), st.integers(0, 2**64))
 def test_first_values_do_not_depend_on_how_the_model_is_cut(chosen: tuple[str, int, list[int]], seed: int) -> None:
     """Each stage makes its own; joined, they are those of one device. Taking stages from the whole gives them back."""
@@ -47,7 +48,7 @@ def test_first_values_do_not_depend_on_how_the_model_is_cut(chosen: tuple[str, i
     assert all(equal(take(model, stage, expected), part) for stage, part in zip(stages, parts, strict=True))
 
 
-@settings(max_examples=60)
+@settings(max_examples=drawn(60))
 @given(cuts(), cuts())
 def test_what_is_kept_of_one_cut_loads_under_any_other(
     one: tuple[str, int, list[int]], other: tuple[str, int, list[int]]

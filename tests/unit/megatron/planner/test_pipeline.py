@@ -11,6 +11,7 @@ from megatron_ptdp.planner.pipeline import StageWork, Work, bounded, placement
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.simulated import costs, pipeline_seconds, timeline
 from megatron_ptdp.schedules import build, rules_of, simulate
+from tests.drawn import drawn
 from tests.unit.megatron.planner.helpers import asked, gpt
 
 
@@ -25,7 +26,7 @@ def simulated(plan: Plan, work: Work) -> float:
     return simulate(build(plan.schedule, plan.pipeline, plan.microbatches, plan.chunks), costs(work)).makespan
 
 
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 @given(
     name=st.sampled_from(["gpipe", "1f1b", "interleaved", "looped-bfs"]),
     p=st.integers(2, 6),
@@ -43,7 +44,7 @@ def test_classic_schedules_take_what_the_closed_form_says(
     assert bounded(plan, work) == pytest.approx(simulated(plan, work), rel=0.02)
 
 
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 @given(p=st.integers(2, 8), m=st.integers(1, 8), v=st.integers(2, 5), edge=st.floats(0, 0.3))
 def test_a_looped_schedule_may_have_fewer_microbatches_than_devices(p: int, m: int, v: int, edge: float) -> None:
     """Each device then waits in every loop until its first microbatch has been round."""

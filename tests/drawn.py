@@ -1,0 +1,15 @@
+"""The number of examples and seeds that tests draw: all of them in CI, a third in the loop of a developer."""
+
+from __future__ import annotations
+
+import os
+
+VARIABLE = "PATHWAYS_TESTS_DRAW"
+"""Has a test draw one in so many of its examples or seeds."""
+
+ONE_IN = int(os.environ.get(VARIABLE, "1"))
+
+
+def drawn(count: int) -> int:
+    """The part that is drawn of `count` examples or seeds: ten, or all that there are, if that is more."""
+    return max(min(count, 10), count // ONE_IN)
