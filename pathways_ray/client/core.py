@@ -308,7 +308,7 @@ class ClientCore(Ending):
         if donated and not consumed and not undecided:
             failure = with_donations_untaken(failure)
         for buffer in results:
-            if buffer.state is PENDING or buffer.donated is PENDING:
+            if buffer.state is PENDING or buffer.donated is PENDING or buffer.early:
                 buffer.fail(failure)
         return *WAKE_ALL, *self._unused(self.donations.failed(donated, failure, consumed, undecided))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly
 
 NO_HOST = -1
@@ -73,7 +73,11 @@ class EarlyCalls:
         return host, LaunchEarly(key, launch.arguments, launch.results)
 
     def came(self, record: BufferRecord) -> None:
-        """The value of a result is there, whatever has been said of its launch."""
+        """The value of a result is there. It is ready, unless its launch fails yet, as with its host."""
+        if record.state is PENDING:
+            record.state = READY
+            if record.failure is not None:  # since the look
+                record.fail(record.failure)
         self.there.add(record.early)
         self.over.update([launch for launch in list(self.handed) if launch <= record.early])
         if record.early not in self.handed:  # its outcome has come meanwhile, in another thread

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.client.buffer import BufferRecord
+from pathways_ray.client.buffer import FAILED, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.early import MAX_REFUSED, MAX_UNDER_WAY
 from pathways_ray.client.events import Registered
@@ -119,3 +119,15 @@ def test_a_program_that_is_registered_again_has_another_number() -> None:
     assert core.head(0.0) is not None
     core.remove_head()
     assert not is_early(core)
+
+
+def test_a_value_that_has_come_is_ready_and_fails_with_its_launch() -> None:
+    core = core_of_one()
+    (_, a), (_, b) = call(core), call(core)
+    core.early.came(a)
+    core.early.came(b)
+    assert a.state is b.state is READY
+    core.handle(Completed((1,)), 0.0)
+    core.handle(LaunchFailed(2, Failure("HostLost", "gone")), 0.0)
+    core.early.came(b)  # by a thread that was late
+    assert (a.state, b.state) == (READY, FAILED)
