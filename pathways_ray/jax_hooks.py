@@ -265,6 +265,27 @@ def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Arra
     kind._single_device_array_to_np_array_did_copy, kind._copy_single_device_array_to_host_async = read, begin
 
 
+def memory_of_others_unknown() -> None:
+    """Has `device.memory_stats()` be None, JAX's word for not known, where jaxlib raises since the device is not one of
+    this process. Programs that print them go on."""
+    from jax.errors import JaxRuntimeError
+    from jaxlib import _jax
+
+    kind: Any = _jax.Device
+    by_jax = kind.memory_stats
+
+    @functools.wraps(by_jax)
+    def memory_stats(device: Any) -> Any:
+        try:
+            return by_jax(device)
+        except JaxRuntimeError as error:
+            if "only supported for addressable PjRt devices" in str(error):
+                return None
+            raise
+
+    kind.memory_stats = memory_stats
+
+
 def lying(traced: Any) -> list[Any]:
     """The shardings of the arguments that a `jax.stages.Traced` was traced with; None where one says none."""
     return [kind.sharding for kind in traced._meta_tys_flat]

@@ -26,6 +26,10 @@ SHORT_TEMPORARY = "/tmp"
 """Where sockets go when the user's own folder for temporary files does not do: JAX writes targets in small letters, and
 names of sockets have 107 characters at most."""
 
+QUIET = "TF_CPP_MIN_LOG_LEVEL", "2"
+"""jaxlib's client warns as it connects, and writes a stack trace of its own as a program ends well; both are below
+errors. JAX itself sets 1."""
+
 DEFAULT_DEVICES = 4
 """Devices of an embedded cluster, where nobody says how many."""
 
@@ -152,6 +156,7 @@ def _socket_folder() -> Path:
 
 def _run(program: tuple[str, ...], variables: dict[str, str]) -> int:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
+    environment.setdefault(*QUIET)
     try:
         child = subprocess.Popen(program, env=environment | variables)
     except OSError as error:

@@ -172,11 +172,12 @@ def _client(array: Any) -> Any:
 
 @functools.cache
 def install() -> None:
-    """Has JAX read big arrays of proxies here, from the first call on."""
+    """Has JAX read big arrays of proxies here, and know nothing of the memory of their devices."""
     from jax.extend.backend import register_backend_cache
 
-    from pathways_ray.jax_hooks import arrays_read_by
+    from pathways_ray.jax_hooks import arrays_read_by, memory_of_others_unknown
 
     readers = Readers()
     register_backend_cache(readers, "the readers of pathways proxies")
     arrays_read_by(readers.takes, readers.value, READ_BYTES)
+    memory_of_others_unknown()

@@ -241,6 +241,7 @@ found["known"] = float(jax.jit(lambda v: v.sum(), compiler_options={"xla_embed_i
 BESIDE = """
 cpu, far = jax.devices("cpu"), jax.devices()
 found["devices"] = [len(far), far[0] in cpu, jax.local_devices(backend="cpu") == cpu]
+found["memory"] = [far[0].memory_stats(), cpu[0].memory_stats()]
 x = jax.device_put(np.arange(4.0, dtype=np.float32), NamedSharding(Mesh(np.array(far), "x"), P("x")))
 here = jax.device_put(x, cpu[0])
 found["here"] = [here.devices() == {cpu[0]}, np.asarray(here * 2).tolist()]
@@ -388,6 +389,7 @@ def test_layouts_in_memory_are_said_as_asked_for_and_options_of_the_compiler_are
 def test_devices_of_the_program_itself_are_beside_those_of_the_proxy(env: dict[str, str]) -> None:
     assert run(env, BESIDE) == {
         "devices": [4, False, True],
+        "memory": [None, None],
         "here": [True, [0.0, 2.0, 4.0, 6.0]],
         "back": [True, 6.0],
         "default": True,
