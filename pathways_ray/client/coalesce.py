@@ -181,6 +181,15 @@ class Coalescer:
         last = coalesced.repetition.shape.period - 1
         return all(ref.node == last for ref in coalesced.repetition.given)
 
+    def covered(self) -> set[int]:
+        """The launches that have left as other ones."""
+        return {launch for coalesced in list(self._coalesced.values()) for launch in coalesced.covered}
+
+    def covered_by(self, launch: int) -> tuple[int, ...]:
+        """The launches that have left as this one."""
+        coalesced = self._coalesced.get(launch)
+        return coalesced.covered if coalesced is not None else ()
+
     def leader_of(self, launch: int) -> int:
         """The launch as which one left: another one that covers it, or itself."""
         covering = list(self._coalesced.items())

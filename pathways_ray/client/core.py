@@ -196,10 +196,10 @@ class ClientCore(Ending):
             return ()
         if any(isinstance(m := queued.message, wire.Launch) and m.launch == launch for queued in list(self.queue)):
             return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)
-        if self.coalescer.cancel(launch):
+        if launch not in self.unanswered and self.coalescer.cancel(launch):
             return (wire.Cancel(launch),)
         for buffer in self.pending.get(launch, ()):
-            buffer.cancel_late(Failure("Cancelled", "the launch was cancelled when it had left as one with others"))
+            buffer.cancel_late(Failure("Cancelled", "the launch was cancelled when it could not be taken back"))
         return WAKE_ALL
 
     def _cancel_refused(self, message: wire.CancelRefused, now: float) -> Sequence[events.Command]:
@@ -297,7 +297,11 @@ class ClientCore(Ending):
 
     def _failed(self, message: wire.LaunchFailed, now: float) -> Sequence[events.Command]:
         self._heard_at = now
-        return self._fail(message.launch, message.failure, now, message.consumed, message.undecided)
+        consumed: Sequence[int] = message.consumed
+        if message.launch in self.unanswered:  # the controller does not know what was donated to it
+            self.unanswered.discard(message.launch)
+            consumed = self._donated_to(message.launch)
+        return self._fail(message.launch, message.failure, now, consumed, message.undecided)
 
     def _fail(
         self, launch: int, failure: Failure, now: float, consumed: Sequence[int] = (), undecided: Sequence[int] = ()

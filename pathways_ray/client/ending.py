@@ -1,11 +1,12 @@
 """The loss of the controller, the way back to its successor, and the end of a session, as its client decides them.
 
-**The loss.** What was sent and has no outcome fails, with `ControllerLost`: whether it ran, nobody can know, and it
-must not run twice. What waits in the queue has not left, and stays there, with all that is called meanwhile.
+**The loss.** What was sent and has no outcome waits for what the successor finds out; it must not run twice. What
+waits in the queue has not left, and stays there, with all that is called meanwhile.
 
-**The way back.** The successor is told what there are handles to (`resume_request`). It opens the session again with
-that, as far as it is there; of the rest it says that it is lost. Programs are registered again when they are next
-called, and the queue goes on.
+**The way back.** The successor is told what there are handles to, and what was sent (`resume_request`). It opens the
+session again with that, as far as it is there; of the rest it says that it is lost. Launches have their outcome where
+schedulers know it, or get it when they are over; the others fail, with `ControllerLost`. Programs are registered again
+when they are next called, and the queue goes on.
 
 **The end.** Everything fails with it.
 """
@@ -13,7 +14,7 @@ called, and the queue goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pathways_ray.client import events
@@ -78,12 +79,18 @@ class Ending:
         self.away = ""
         self.losses = 0
         self.resume_tag = ""
+        self.unanswered: set[int] = set()
+        """Launches that were sent to a controller that died since, and have no outcome. What was donated to them is
+        gone if they fail."""
         self.arrived_away: set[int] = set()
         """Uploads that have arrived while there was no controller: their hosts may have said before what they hold."""
 
     def _fail(
         self, launch: int, failure: Failure, now: float, consumed: Sequence[int] = (), undecided: Sequence[int] = ()
     ) -> Sequence[events.Command]:
+        raise NotImplementedError
+
+    def _completed(self, message: wire.Completed, now: float) -> Sequence[events.Command]:
         raise NotImplementedError
 
     def _buffers_lost(self, message: wire.BuffersLost, now: float) -> Sequence[events.Command]:
@@ -103,21 +110,22 @@ class Ending:
         self.away = event.reason  # before the look: what is called from here on is not sent, or is failed here
         self.queue.append(_HOLD)
         self._note_loss(event.reason, now)
-        self._fail_sent(now)
+        self._note_sent(now)
         return *WAKE_ALL, events.Resume()
 
-    def _fail_sent(self, now: float) -> None:
-        """Fails the launches that have left, with what was donated to them."""
-        text = f"{self.away}; whether the launch ran is not known. The session goes on with its arrays: call again"
-        failure = Failure("ControllerLost", text, story=self.story.lines(now, session=self.session))
+    def _note_sent(self, now: float) -> None:
+        """Notes the launches that have left. Of donations that are undecided nobody will tell."""
         messages = [queued.message for queued in list(self.queue)]
         waiting = {message.launch for message in messages if isinstance(message, wire.Launch)}
-        for launch in [launch for launch in list(self.pending) if launch not in waiting]:
-            donated = [buffer.id for buffer in self.donations.by_launch.get(launch, ())]
-            self._fail(launch, failure, now, donated)
+        self.unanswered = {launch for launch in list(self.pending) if launch not in waiting}
         undecided = tuple(number for number, buffer in list(self.buffers.items()) if buffer.undecided)
         if undecided:
             self._donations_decided(wire.DonationsDecided(undecided, undecided), now)
+
+    def _donated_to(self, launch: int) -> list[int]:
+        """The arrays that were donated to a launch, and to those that left as it."""
+        together = launch, *self.coalescer.covered_by(launch)
+        return [buffer.id for one in together for buffer in self.donations.by_launch.get(one, ())]
 
     def resume_request(
         self, name: str, slices: Mapping[int, str], now: float, suspension: Suspension | None = None
@@ -128,13 +136,16 @@ class Ending:
             slices: those of the session that there is a handle to, with their tags; none where it is suspended.
             suspension: what is saved of it, where it is suspended.
         """
-        self._fail_sent(now)  # what has left since then went nowhere
+        self._note_sent(now)  # what has left since then went nowhere
         records = {id(record): record for record in list(self.buffers.values())}
         for queued in list(self.queue):  # its arguments may have no handle any more, and are freed behind it
             if isinstance(queued.message, wire.Launch):
                 records |= {id(record): record for record in queued.buffers}
+        given = {number for launch in self.unanswered for number in self._donated_to(launch)}
         groups: dict[tuple[int, ArrayType, Spec, bool], list[int]] = {}
         for record in records.values():
+            if record.id in given:
+                continue
             uploading = record.upload is not None and not record.upload.done
             arriving = uploading or record.id in self.arrived_away
             made = arriving or (record.donated or record.state) is not PENDING
@@ -145,10 +156,26 @@ class Ending:
             kind = record.kind
             groups.setdefault((kind.slice.id, kind.array, kind.spec, arriving), []).append(record.id)
         kept = [wire.KeptBuffers(s, kind, spec, tuple(found), way) for (s, kind, spec, way), found in groups.items()]
-        known = self.session, self.resume_tag, name
-        numbers, tags = tuple(slices), tuple(slices.values())
-        away = (suspension.meshes, suspension.gives_way) if suspension is not None else ()
-        return wire.ResumeSession(wire.VERSION, *known, numbers, tuple(kept), self._next_buffer, tags, *away)
+        meshes, gives_way = (suspension.meshes, suspension.gives_way) if suspension is not None else (None, False)
+        sent = []
+        for launch in sorted(self.unanswered - self.coalescer.covered()):
+            together = launch, *self.coalescer.covered_by(launch)
+            results = [result for one in together for result in self.pending.get(one, ())]
+            living = _by_kind(one for one in results if id(one) in records and one.id not in given)
+            sent.append(wire.Unanswered(launch, tuple(one.id for one in results), living))
+        return wire.ResumeSession(
+            wire.VERSION,
+            self.session,
+            self.resume_tag,
+            name,
+            tuple(slices),
+            tuple(kept),
+            self._next_buffer,
+            tuple(slices.values()),
+            meshes,
+            gives_way,
+            tuple(sent),
+        )
 
     def _resumed(self, event: events.Resumed, now: float) -> Sequence[events.Command]:
         reply = event.reply
@@ -162,10 +189,23 @@ class Ending:
             for record in queued.buffers:
                 if record.id in gone and record.failure is None:
                     record.fail(failure)
+        self._answered(reply, now)
         self.away = ""
         self.arrived_away.clear()
         hosts = *reply.hosts, *self._unknown_hosts({host.host for host in reply.hosts})
         return *(events.MoveHost(host) for host in hosts), *lost, *WAKE_ALL, events.ReleaseQueue()
+
+    def _answered(self, reply: wire.SessionResumed, now: float) -> None:
+        """Gives launches that were sent before their outcome, but for those that still run."""
+        running = set(reply.running)
+        self._completed(wire.Completed(tuple(launch for launch in reply.done if launch in self.unanswered)), now)
+        failures = dict(reply.failed)
+        text = f"{self.away}; whether the launch ran is not known. The session goes on with its arrays: call again"
+        unknown = Failure("ControllerLost", text, story=self.story.lines(now, session=self.session))
+        for launch in sorted(self.unanswered - running - self.coalescer.covered()):
+            if launch in self.pending:
+                self._fail(launch, failures.get(launch, unknown), now, self._donated_to(launch))
+        self.unanswered &= running
 
     def _unknown_hosts(self, known: set[int]) -> list[wire.HostAddress]:
         """Hosts that uploads go to and the successor has never heard of: nobody will say that they are gone."""
@@ -218,3 +258,12 @@ class Ending:
 
     def _note(self, now: float, event: str, detail: str = "", cause: str = "", host: int = -1) -> None:
         self.story.note(Entry(now, event, detail, cause, self.session, host=host))
+
+
+def _by_kind(records: Iterable[BufferRecord]) -> tuple[wire.KeptBuffers, ...]:
+    """Arrays that are to come, with their types."""
+    groups: dict[tuple[int, ArrayType, Spec], list[int]] = {}
+    for record in records:
+        if record.kind is not None and record.failure is None:
+            groups.setdefault((record.kind.slice.id, record.kind.array, record.kind.spec), []).append(record.id)
+    return tuple(wire.KeptBuffers(*kind, tuple(found)) for kind, found in groups.items())

@@ -158,6 +158,9 @@ class ControllerCore:
                         self.takeover.host_lost(message.host)
                     commands += launches.host_down(message)
                     commands.append(events.CallManager("leave", (message.host, message.epoch)))
+                case wire.IslandOutcomes():
+                    if self.takeover is not None:
+                        commands += self.takeover.outcomes(island, message)
                 case wire.IslandUp():
                     pass
         return commands

@@ -66,7 +66,8 @@ class Dispatch:
             tables.ledger.start(session.usage, record.estimate)
         if self.sequential is not None:
             return record, self.sequential.start(record) if program.islands else []
-        message = IslandLaunch(sequence, session.id, program.key, launch.arguments, launch.results)
+        number = launch.launch
+        message = IslandLaunch(sequence, session.id, program.key, launch.arguments, launch.results, launch=number)
         return record, [SendIsland(island, prioritized(launch, message)) for island in program.islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:

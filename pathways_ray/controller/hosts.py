@@ -120,22 +120,27 @@ class Hosts:
             dropped += self.dispatch.drop_results(record)
         settled = self.outcomes.settle(lost)
         undecided = self.outcomes.donations.island_lost(island)
-        return Settled([*dropped, *settled.commands, *undecided], settled.sessions)
+        inherited = self.outcomes.inherited.island_lost(island, failure)
+        return Settled([*dropped, *settled.commands, *undecided, *inherited], settled.sessions)
 
     # --- hosts without a scheduler ------------------------------------------------------------------------------------
 
-    def orphan(self, host: HostState, reason: str) -> Settled:
-        """A host has lost its scheduler, and nothing else: launches fail that were on their way, and what they may have
-        taken is lost. The rest of what it holds stays, for as long as it may take to join the successor."""
-        host.orphaned = True
-        commands = self._away(host, "host without a scheduler", "it keeps what it holds", reason)
+    def orphan(self, hosts: Sequence[HostState], reason: str) -> Settled:
+        """The hosts of an island have lost their scheduler, and nothing else: launches fail that were on their way, and
+        what they may have taken is lost. The rest of what they hold stays, for as long as it may take them to join the
+        successor."""
+        commands: list[Send] = []
+        for host in hosts:
+            host.orphaned = True
+            commands += self._away(host, "host without a scheduler", "it keeps what it holds", reason)
         donated = {(s.id, number) for s in self.tables.sessions.values() for number in s.donated}
-        settled = self._fail_launches(host.island, Failure("HostLost", reason, host=host.host))
+        settled = self._fail_launches(hosts[0].island, Failure("HostLost", reason, host=hosts[0].host))
         commands += settled.commands
         for session in self.tables.sessions.values():
-            buffers.host_lost(session, host.host)
             doubtful = [number for number in session.buffers if (session.id, number) in donated]
-            commands += self._fail_buffers(session, host, doubtful, f"a launch may have taken it: {reason}")
+            for host in hosts:
+                buffers.host_lost(session, host.host)
+                commands += self._fail_buffers(session, host, doubtful, f"a launch may have taken it: {reason}")
         return Settled(commands, settled.sessions)
 
     def resumed(

@@ -89,11 +89,11 @@ class Islands:
         return self._lose_hosts(island, reason) if with_hosts else self._without_scheduler(island, reason)
 
     def _without_scheduler(self, island: int, reason: str) -> list[events.Command]:
-        """An island's hosts have no scheduler. One host by itself goes on with what it holds; of several each may have
-        heard of other launches, and those enter collectives together: they start again."""
+        """An island's hosts have no scheduler, and go on with what they hold. Where one of them was down already, so is
+        their group, and they start again."""
         hosts = [host for host in self.launches.hosts.values() if host.island == island]
-        if len(hosts) == 1 and hosts[0].down_since is None:
-            return [*self.launches.scheduler_lost(hosts[0], reason)]
+        if hosts and all(host.down_since is None for host in hosts):
+            return [*self.launches.scheduler_lost(hosts, reason)]
         return self._lose_hosts(island, reason)
 
     def _lose_hosts(self, island: int, reason: str) -> list[events.Command]:

@@ -8,7 +8,7 @@ launches go on after every event that may have made room. Methods are events, th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers, early
@@ -269,9 +269,9 @@ class Launches:
         commands = self.membership.resumed(island, message, holds, waiting)
         return None if commands is None else commands + self.admission.resume(self.sessions.values())
 
-    def scheduler_lost(self, host: HostState, reason: str) -> list[Send]:
-        """A host is without a scheduler, and keeps what it holds."""
-        return self._resume(self.membership.orphan(host, reason))
+    def scheduler_lost(self, hosts: Sequence[HostState], reason: str) -> list[Send]:
+        """The hosts of an island are without a scheduler, and keep what they hold."""
+        return self._resume(self.membership.orphan(hosts, reason))
 
     def host_down(self, message: wire.HostDown) -> list[Send]:
         """A host is gone."""

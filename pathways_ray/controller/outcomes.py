@@ -16,6 +16,7 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.device_time import DeviceTime
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.early import withdrawn
+from pathways_ray.controller.inherited import Inherited
 from pathways_ray.controller.lifecycle import LaunchEvent, after
 from pathways_ray.controller.part_outcomes import kept, report_of
 from pathways_ray.controller.preparation import Preparation
@@ -40,6 +41,7 @@ class Outcomes:
         self.window = window
         self.preparation = preparation
         self.donations = Donations(tables)
+        self.inherited = Inherited(tables)
         self.device_time = DeviceTime()
 
     # --- reports of islands -------------------------------------------------------------------------------------------
@@ -54,6 +56,7 @@ class Outcomes:
             record = in_flight.get(sequence)
             if record is None:
                 decided += self.donations.reported(island, sequence, None)
+                decided += self.inherited.reported(island, sequence, None)
                 continue
             if k < len(device_us):
                 took = device_us[k] * 1e-6 * len(record.program.messages[island].devices)
@@ -72,7 +75,8 @@ class Outcomes:
         """A launch whose part on an island failed."""
         record = self.tables.in_flight.get(message.sequence)
         if record is None:
-            return Settled(self.donations.reported(island, message.sequence, message.consumed), [])
+            inherited = self.inherited.reported(island, message.sequence, message.failure)
+            return Settled([*self.donations.reported(island, message.sequence, message.consumed), *inherited], [])
         if island not in record.pending:
             return Settled([], [])
         record.pending.remove(island)

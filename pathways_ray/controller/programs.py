@@ -172,6 +172,7 @@ class PlannedProgram:
                 name=lowered.name,
                 devices=part.devices,
                 cross_island=cross_island,
+                islands=len(lowered.islands),
                 tenant=tenant,
                 computations=part.computations,
                 trusted=trusted,

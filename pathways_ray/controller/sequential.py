@@ -52,4 +52,5 @@ class Sequential:
 
 
 def _launch_of(record: InFlight) -> IslandLaunch:
-    return IslandLaunch(record.sequence, record.session, record.program.key, record.arguments, record.results)
+    what = record.program.key, record.arguments, record.results
+    return IslandLaunch(record.sequence, record.session, *what, launch=record.launch)

@@ -5,7 +5,8 @@ highest numbers of launches and programs, hosts what they hold, and a client, wh
 own, what of that it has handles to. Until all hosts that are awaited have said so, or for `GATHER_LIMIT_S`, clients
 wait, and so do launches of sessions that are new. What nobody has come for `RESUME_LIMIT_S` later is freed.
 
-No launch is taken over: its client has failed it when it lost the controller. So nothing runs twice.
+No launch is taken over. Of those that a client has sent and has no outcome of it hears what schedulers know
+(`inherited`), and of the rest that nobody does. So nothing runs twice.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathways_ray.controller.channel import ChannelState
 from pathways_ray.controller.clients import Client
 from pathways_ray.controller.comparing import compared
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
+from pathways_ray.controller.inherited import launches
 from pathways_ray.controller.moves import exchanged_back, exchanged_unseen
 from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.requests import Requests
@@ -80,6 +82,7 @@ class Takeover:
     def __init__(self, requests: Requests, found: wire.HeldSlices) -> None:
         self.requests, self.launches, self.clients = requests, requests.launches, requests.clients
         self.tables = tables = requests.launches.tables
+        self.inherited = self.launches.outcomes.inherited
         tables.last_slice = max(tables.last_slice, found.last_slice)
         requests.changes.moves.draining = set(found.draining)
         self.slices = tables.unclaimed
@@ -112,6 +115,11 @@ class Takeover:
         self.tables.sequence = max(self.tables.sequence, hello.sequence + NUMBERS_APART)
         registrar.programs_made = max(registrar.programs_made, hello.program + NUMBERS_APART)
 
+    def outcomes(self, island: int, message: wire.IslandOutcomes) -> list[Send]:
+        """A scheduler says what launches of the controller before have come to."""
+        self.inherited.told(island, message.outcomes)
+        return self.inherited.abort_unknown() if self.open_since is not None else []
+
     def is_new(self, message: wire.HostUp) -> bool:
         """Whether a host that holds something was not known to this controller."""
         known = self.tables.hosts.get(message.host)
@@ -132,10 +140,12 @@ class Takeover:
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
         self.held[message.host], self.epochs[message.host] = message.holds, message.epoch
-        unwanted = compared(self.tables, self.tables.hosts[message.host], message.holds).unwanted
-        return commands + [
-            SendIsland(island, one) for one in unwanted if self.over or not isinstance(one, wire.DropSession)
-        ]
+        for one in compared(self.tables, self.tables.hosts[message.host], message.holds).unwanted:
+            if isinstance(one, wire.DropProgram):
+                self.inherited.drop(island, one)
+            elif self.over or not isinstance(one, wire.DropSession):
+                commands.append(SendIsland(island, one))
+        return commands + (self.inherited.abort_unknown() if self.open_since is not None else [])
 
     def host_began(self, message: wire.HostUp) -> None:
         """A host has started again: it holds nothing yet."""
@@ -166,7 +176,8 @@ class Takeover:
             self.launches.membership.gathering = False
             peers = self.launches.membership.peers()
             begun = self.launches.admission.resume(self.launches.sessions.values())
-            return [*peers, *begun, *(command for one in asked for command in self._answered(one, now))]
+            aborted = self.inherited.abort_unknown()
+            return [*aborted, *peers, *begun, *(command for one in asked for command in self._answered(one, now))]
         if self.open_since is not None and not self.over and now - self.open_since >= limits.RESUME_LIMIT_S:
             return self._end(now)
         return []
@@ -189,6 +200,7 @@ class Takeover:
         self.slices.clear()
         self.held.clear()
         self.arrived.clear()
+        self.inherited.forget()
         return commands
 
     # --- sessions that come back --------------------------------------------------------------------------------------
@@ -210,7 +222,8 @@ class Takeover:
         owner = caller or tenants.operators(request.session)
         if not is_resume_tag(self.requests.data_secret, request.session, owner.name, request.resume_tag):
             raise AuthenticationError(f"session {request.session} is not of tenant {owner.name!r}, or its tag is wrong")
-        named = sum(len(group.numbers) for group in request.kept)
+        groups = *request.kept, *(group for one in request.unanswered for group in one.results)
+        named = sum(len(group.numbers) for group in groups)
         if event.size > MAX_RESUME_BYTES or named > MAX_NAMED:
             text = f"a call of {event.size} bytes that names {named} arrays"
             raise TooLarge(f"{text}; {MAX_RESUME_BYTES} and {MAX_NAMED} are the limits")
@@ -282,7 +295,9 @@ class Takeover:
         return exchanged_back(slices, pairs), [CallManager("exchange_slices", (number, tuple(pairs)))]
 
     def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
-        """Enters the buffers that are on all their hosts, or on the way there; others are dropped."""
+        """Enters the buffers that are on all their hosts, or on the way there, or that launches will make; others are
+        dropped."""
+        inherited = self.inherited.answer(session.id, request.unanswered)
         held = self._still_held()
         there: dict[int, set[int]] = {}
         said: dict[int, list[wire.Stored]] = {}
@@ -292,7 +307,7 @@ class Takeover:
             for report in (*(one for one in holds.uploads if one.session == session.id), *arrived):
                 said.setdefault(report.buffer, []).append(report)
         commands: list[Command] = []
-        for group in request.kept:
+        for group in (*request.kept, *inherited.there):
             place = session.places.get(group.slice)
             kind = _type_of(group, place)
             if place is None or kind is None:
@@ -306,6 +321,12 @@ class Takeover:
                 session.keep(number, Buffer(kind, 0))
                 if hosts := absent | {report.host for report in said.get(number, ())}:
                     session.arriving[number] = Arriving(hosts)
+        for group in inherited.coming:
+            if (kind := _type_of(group, session.places.get(group.slice))) is not None:
+                for number in group.numbers:
+                    if not session.lives(number) and number < request.next_buffer:
+                        session.keep(number, Buffer(kind, 0))
+        commands += self.inherited.drops(session.id, request.unanswered, session.buffers)
         # Parts of launches that still run may store under these: no other part of a launch may have their numbers.
         session.own_numbers = min((n for numbers in there.values() for n in numbers if n < 0), default=0)
         # Of those it is known what came to each host, and of newer ones the client will say more.
@@ -332,11 +353,14 @@ class Takeover:
         session = self.launches.sessions[client.session]
         secret = self.requests.data_secret
         slices = tuple(wire.SliceCreated(one, slice_tag(secret, session.id, one)) for one in session.slices.values())
-        lost = tuple(n for group in request.kept for n in group.numbers if not session.lives(n))
+        done, failed, running = found = self.inherited.answer(session.id, request.unanswered)
+        groups = *request.kept, *found.there, *found.coming
+        lost = tuple(n for group in groups for n in group.numbers if not session.lives(n))
         # Of one that was up under the controller before, and is not, nobody else would tell: uploads there never end.
         down = (h for h in self.tables.hosts.values() if h.down_since is not None)
         hosts = *self.requests.hosts_up(), *(wire.HostAddress(h.host, h.epoch, "") for h in down)
-        reply = wire.SessionResumed(client.secret, self.requests.link_port, hosts, slices, tuple(dict.fromkeys(lost)))
+        known = client.secret, self.requests.link_port, hosts, slices, tuple(dict.fromkeys(lost))
+        reply = wire.SessionResumed(*known, launches(done), tuple(failed), launches(running))
         return AnswerCall(call, reply)
 
 

@@ -23,6 +23,7 @@ from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined, SchedulerFound
+from pathways_ray.executor.run.journal import Said
 from pathways_ray.ir.links import Hardware
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
@@ -152,6 +153,7 @@ class HostExecutor(Inspectable):
         transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret)
         self.outbox = self._new_outbox()
         self.found: thread_links.Outbox | None = None
+        self.said = Said()
         self.uploads: deque[Stored] = deque(maxlen=limits.MAX_REMEMBERED_UPLOADS)
         self.dispatcher = Dispatcher(self.host, compiler, self.store, transfer, self._send, members, self.log.write)
         self.dispatcher.core.story.sink = self.log.write
@@ -188,6 +190,7 @@ class HostExecutor(Inspectable):
         return thread_links.Outbox(lambda: self.dispatcher.under_way())
 
     def _send(self, message: Message) -> None:
+        self.said.note(message)  # before it leaves by a link that may have ended
         self.outbox.send(message)
 
     def _say_stored(self, message: Message) -> None:
@@ -214,9 +217,8 @@ class HostExecutor(Inspectable):
         threading.Thread(target=heartbeat, args=(self._send, self._heartbeat, HEARTBEAT_S), daemon=True).start()
 
     def _read(self, link: thread_links.ThreadLink) -> None:
-        """Hears one scheduler after the other. A host among several ends with its scheduler: each may have heard of
-        other launches, and they enter collectives together. So does one that a scheduler does not take, which says so,
-        and one that has heard of none for `ORPHAN_LIMIT_S`."""
+        """Hears one scheduler after the other. A host ends that a scheduler does not take, which says so, and one that
+        has heard of none for `ORPHAN_LIMIT_S`."""
         alone_since = 0.0
         try:
             while True:
@@ -227,7 +229,7 @@ class HostExecutor(Inspectable):
                 except Exception as error:
                     print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
                 alone_since = alone_since or time.monotonic()
-                taken = len(self.members) == 1 and link.close_reason is None
+                taken = link.close_reason is None
                 found = self._find_scheduler(alone_since + limits.ORPHAN_LIMIT_S) if taken else None
                 if found is None:
                     return
@@ -260,6 +262,8 @@ class HostExecutor(Inspectable):
         outbox, self.found = self.found or self.outbox, None
         outbox.send(msgspec.structs.replace(self.hello, crash="", holds=known))
         self.outbox = outbox
+        for once_more in list(self.said.messages) if holds.heard is not None else ():
+            outbox.send(once_more)
         # Of what was uploaded in the meantime, the thread of uploads has told the old one.
         for report in stored_since(known, list(self.uploads), self.store.held()):
             self._send(report)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler import events
+from pathways_ray.scheduler.handover import let_go, outcomes
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.story import Entry, Story
@@ -34,17 +35,20 @@ class ControllerAbsence:
         self.story.note(Entry(now, "controller connected"))
         self.since = None
         hello = wire.IslandUp(island, address, self.order.last_sequence, self.order.last_program)
-        recount = [events.ToHosts(wire.Recount())] if self.members.present else []
-        return [events.ToController(hello), *recount]
+        known = outcomes(self.order)
+        told = [events.ToController(wire.IslandOutcomes(known))] if known else []
+        # Hosts that are apart say it anyway, once they are not.
+        recount = [events.ToHosts(wire.Recount())] if self.members.present and not self.members.apart else []
+        return [events.ToController(hello), *told, *recount]
 
     def begin(self, address: str, now: float) -> list[events.Command]:
-        """The controller is gone. Launches that wait are nobody's any more, those with the hosts run to their end."""
+        """The controller is gone. Launches go on: the successor asks what they came to."""
         self.story.note(Entry(now, "controller disconnected", address))
         if self.since is None:
             self.since = now
         # Otherwise this process might find the old controller; one that lives says every second where it is.
         withdraw = events.Withdraw("controller", address)
-        return [withdraw, *self.order.let_go(Failure("ControllerLost", "the controller ended"))]
+        return [withdraw, *let_go(self.order, Failure("ControllerLost", "the controller ended"))]
 
     def limit(self, now: float) -> list[events.Command]:
         """The end of the island, once there has been no controller for `CONTROLLER_ABSENCE_LIMIT_S`."""

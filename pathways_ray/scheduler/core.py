@@ -15,17 +15,20 @@ from collections.abc import Iterable
 from typing import cast
 
 from pathways_ray import limits
+from pathways_ray.errors import Failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.observe.views import encode
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.controller_absence import ControllerAbsence
 from pathways_ray.scheduler.deadlines import Deadlines
+from pathways_ray.scheduler.handover import adopt
 from pathways_ray.scheduler.inspection import island_view
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.policies import Policy, fifo
 from pathways_ray.scheduler.rendezvous import OrderCheck
 from pathways_ray.scheduler.restart import Restart
+from pathways_ray.scheduler.reunion import OF_LAUNCHES, UNWANTED, Reunion
 from pathways_ray.scheduler.state import Decision, RestartIsland
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
@@ -67,7 +70,10 @@ class SchedulerCore:
         self.deadlines = Deadlines(limit_s, compile_limit_s)
         self.check = OrderCheck(island)
         self.liveness: Liveness[int] = Liveness(silence_limit_s, TICK_S)
-        self.restart = Restart(self.members, self.order, self.check, self.deadlines, self.liveness, self.story)
+        self.reunion = Reunion(self.members)
+        self.restart = Restart(
+            self.members, self.order, self.check, self.deadlines, self.liveness, self.reunion, self.story
+        )
         self.next_load = -math.inf
         self.absence = ControllerAbsence(self.order, self.members, self.story)
         self.beats: dict[int, wire.Heartbeat] = {}
@@ -112,9 +118,15 @@ class SchedulerCore:
         if isinstance(message, wire.Inspect):
             view = island_view(self.island, self.order, self.deadlines, self.beats, self.story, message.launches)
             return [events.ToController(wire.Inspected(message.look, self.island, encode(view)))]
-        return self.order.from_controller(message)
+        commands = self.order.from_controller(message)
+        if not self.members.apart:
+            return commands
+        return [c for c in commands if not (isinstance(c, events.ToHosts) and isinstance(c.message, UNWANTED))]
 
     def _from_host(self, host: int, message: wire.FromHost) -> list[events.Command]:
+        if self.members.apart and isinstance(message, OF_LAUNCHES):
+            self.reunion.said.append((host, self.members.epochs[host], message))
+            return []
         match message:
             case wire.Done():
                 return self._carry_out(self.order.done(host, message))
@@ -137,7 +149,8 @@ class SchedulerCore:
                 self.beats[host] = message
                 return []
             case wire.HostUp():  # it has joined, and says what it holds to another controller
-                return [events.ToController(message)]
+                said_again = message.holds is not None and message.holds.heard is not None
+                return [] if said_again else [events.ToController(message)]
 
     def _tick(self, now: float, slowness: float) -> list[events.Command]:
         order = self.order
@@ -172,7 +185,31 @@ class SchedulerCore:
         self.restart.condemned.pop(host, None)
         self.liveness.hear(host, now)
         self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))
-        return [*commands, events.Accept(host, epoch), events.ToController(hello), *self.order.advance()]
+        commands.append(events.Accept(host, epoch))
+        if not self.reunion.joined(hello):
+            commands.append(events.ToController(hello))
+        return [*commands, *self._meet(host, now), *self.order.advance()]
+
+    def _meet(self, host: int, now: float) -> list[events.Command]:
+        """Brings the hosts to one point, once the last one has come that lost the scheduler before."""
+        met = self.reunion.meet()
+        if met is None:
+            return []
+        if isinstance(met, str):
+            return self.restart.lose_host(host, self.members.epochs[host], met, kill=True)
+        said = list(self.reunion.said)
+        self.reunion.clear()
+        self.story.note(Entry(now, "hosts are at one point", f"{len(met.catch_up.messages)} messages were missing"))
+        adopt(self.order, met.launches)
+        self.check.since = self.order.last_sequence
+        commands: list[events.Command] = [events.ToHosts(met.catch_up)]
+        if met.launches:
+            ended = tuple((sequence, launch.program) for sequence, (launch, _) in met.launches.items())
+            commands.append(events.ToHosts(wire.Abort(ended, Failure("HostLost", "its island's scheduler ended"))))
+        for member, epoch, message in said:
+            if self.members.is_current(member, epoch):
+                commands += self._from_host(member, message)
+        return commands
 
     def _carry_out(self, decisions: list[Decision]) -> list[events.Command]:
         """Commands for the order's decisions, of which the last one may be to restart the island."""

@@ -20,7 +20,8 @@ class Membership:
 
     `epochs` has the newest epoch of each host that was accepted, `present` the hosts that are up under it, `listed` the
     epochs of the last list that the controller sent. `complete` says whether all hosts are up; `agreed` whether the
-    controller knows them as they are, since it hears of losses a little later.
+    controller knows them as they are, since it hears of losses a little later. Hosts that are `apart` have come from a
+    scheduler that died, and have not all heard the same: they are not complete.
     """
 
     hosts: frozenset[int]
@@ -29,6 +30,7 @@ class Membership:
     listed: dict[int, int] = field(default_factory=dict)
     complete: bool = False
     agreed: bool = True
+    apart: bool = False
 
     def is_current(self, host: int, epoch: int) -> bool:
         """Whether a host is up under this epoch."""
@@ -62,11 +64,21 @@ class Membership:
         self._compare()
         return lost
 
+    def part(self) -> None:
+        """Hosts have not all heard the same."""
+        self.apart = True
+        self._compare()
+
+    def unite(self) -> None:
+        """They have."""
+        self.apart = False
+        self._compare()
+
     def list_peers(self, peers: Iterable[Peer]) -> None:
         """The controller's list of the cluster's hosts."""
         self.listed = {peer.host: peer.epoch for peer in peers if peer.host in self.hosts}
         self._compare()
 
     def _compare(self) -> None:
-        self.complete = self.present == self.hosts
+        self.complete = self.present == self.hosts and not self.apart
         self.agreed = not self.listed or (self.listed == self.epochs and len(self.present) == len(self.epochs))

@@ -41,9 +41,10 @@ QUANTUM_S = 0.004
 """Scheduling quantum: a session goes on for this much estimated device time, since hosts run neighbouring small
 launches as one."""
 
-MAX_OVER_HERE = 256
-"""Cross-island launches that are remembered once they are over on an island: another one may still take what they gave.
-The controller has `controller.cross_island.CROSS_ISLAND_WINDOW` of them on an island at once."""
+MAX_ENDED = 1024
+"""Launches that are remembered once they are over, with what they came to: the controller may die before their clients
+have heard of it, and another island may still take what they gave. Of cross-island ones the controller has
+`controller.cross_island.CROSS_ISLAND_WINDOW` on an island at once."""
 
 MAX_CALLING = 8
 """Launches of a session that call host functions and may be with the hosts at once. They hold no device while they
@@ -75,8 +76,8 @@ class IslandOrder:
         self.now = 0.0
         self.quantum: tuple[int, float] = (0, 0.0)
         self.last_sequence = self.last_program = 0
-        self.over_here: deque[tuple[int, int]] = deque(maxlen=MAX_OVER_HERE)
-        """The last cross-island launches that are over on this island, with their programs."""
+        self.ended: deque[tuple[int, int, int, int, int, Failure | None]] = deque(maxlen=MAX_ENDED)
+        """The last launches that are over: session, number in it and in the cluster, program, islands, and failure."""
 
     # --- messages from the controller ---------------------------------------------------------------------------------
 
@@ -89,6 +90,8 @@ class IslandOrder:
                 return self._enter(message.launch, message.priority)
             case wire.Drop() | wire.DropProgram():
                 queue = self.waiting.get(message.session)
+                if isinstance(message, wire.DropProgram) and not message.session:  # of a controller before
+                    queue = self.queues.waiting_for(message.program)
                 if queue is not None:
                     queue.items.append(message)
                     return []
@@ -107,6 +110,7 @@ class IslandOrder:
                     message.calls,
                     message.results,
                     message.donated,
+                    message.islands,
                 )
                 return [ToHosts(message)]
             case wire.DropSession() | wire.Abort() | wire.CancelLaunch():
@@ -281,8 +285,10 @@ class IslandOrder:
         del self.outstanding[record.launch.sequence]
         self.over.add(record.launch.sequence, record.at, self.now)
         program = record.program
-        if program.cross_island:
-            self.over_here.append((record.launch.sequence, record.launch.program))
+        launch, failed = record.launch, record.failed
+        failure = failed.report.failure if failed is not None else None
+        numbers = launch.session, launch.launch, launch.sequence, launch.program
+        self.ended.append((*numbers, program.islands, failure))
         if program.counts:
             program.devices.remove(record.estimate, program.computations)
         actual = record.estimate
@@ -291,20 +297,6 @@ class IslandOrder:
             program.seconds.measure(actual)
         self.ledger.settle(record.usage, record.charge, actual * program.width)
         self.ledger.leave(record.usage)
-
-    def let_go(self, failure: Failure) -> list[Command]:
-        """Nobody waits for a launch any more. Those that wait here are forgotten. Those with the hosts run to their
-        end; on a failure, where they may wait for other islands, or for gangs that nobody sends. What other islands may
-        not have taken yet is offered to nobody."""
-        waiting = [o for o in self.outstanding.values() if o.program.cross_island or o.launch.gangs]
-        self.queues.clear()
-        ended = (*self.over_here, *((one.launch.sequence, one.launch.program) for one in waiting))
-        self.over_here.clear()
-        self.programs.clear()  # the next controller gives them other numbers, and says whose the sessions are
-        self.sessions.clear()
-        for session in list(self.ledger.tenant_of):
-            self.ledger.close(session)
-        return [*self.early.forget(), *([ToHosts(wire.Abort(ended, failure))] if ended else [])]
 
     def clear(self) -> None:
         """Forgets all launches: those with the hosts and those that waited."""

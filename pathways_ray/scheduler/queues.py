@@ -41,6 +41,13 @@ class Queues:
             program = self.programs[launch.program] = ProgramState()
         return program
 
+    def waiting_for(self, program: int) -> SessionQueue | None:
+        """The queue in which a launch of a program waits."""
+        for queue in self.waiting.values():
+            if any(isinstance(item, wire.IslandLaunch) and item.program == program for item in queue.items):
+                return queue
+        return None
+
     def put(self, launch: wire.IslandLaunch, now: float, priority: int = 0) -> None:
         """Queues a launch. A further gang of one goes behind those that wait; without any, the launch is over here."""
         queue = self.sessions.get(launch.session)

@@ -60,10 +60,12 @@ def report_of(record: Outstanding) -> IslandLaunchFailed:
 
 @dataclass
 class OrderCheck:
-    """Gangs that not all of their hosts have reported yet, by host (its place among those of the island)."""
+    """Gangs that not all of their hosts have reported yet, by host (its place among those of the island). Those of
+    launches up to number `since` may have been reported to another scheduler."""
 
     island: int = 0
     unmatched: dict[int, deque[Gang]] = field(default_factory=dict)
+    since: int = -1
 
     def clear(self) -> None:
         """The hosts start again."""
@@ -86,7 +88,7 @@ class OrderCheck:
     def add(self, host: int, gangs: Iterable[Gang]) -> tuple[Gang, Gang] | None:
         """Notes the gangs that a host enqueued next. Returns two gangs that two hosts have in different orders, if
         there are such."""
-        self.unmatched.setdefault(host, deque()).extend(gangs)
+        self.unmatched.setdefault(host, deque()).extend(gang for gang in gangs if gang.sequence > self.since)
         moved = True
         while moved:
             moved = False

@@ -15,6 +15,7 @@ from pathways_ray.scheduler.deadlines import Deadlines, first_in_line
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.rendezvous import OrderCheck
+from pathways_ray.scheduler.reunion import Reunion
 from pathways_ray.scheduler.state import RestartIsland
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
@@ -37,8 +38,8 @@ class Condemned:
 class Restart:
     """Restarts an island.
 
-    `order`, `check`, `deadlines` and `liveness` forget the hosts that are lost, and all that these had. `condemned` has
-    the processes that are to be killed, by host.
+    `order`, `check`, `deadlines`, `liveness` and `reunion` forget the hosts that are lost, and all that these had.
+    `condemned` has the processes that are to be killed, by host.
     """
 
     members: Membership
@@ -46,6 +47,7 @@ class Restart:
     check: OrderCheck
     deadlines: Deadlines
     liveness: Liveness[int]
+    reunion: Reunion
     story: Story
     condemned: dict[int, Condemned] = field(default_factory=dict)
 
@@ -81,6 +83,7 @@ class Restart:
         self.order.clear()
         self.deadlines.clear()
         self.check.clear()
+        self.reunion.clear()
         return commands
 
     def _causes(self, host: int, decided: RestartIsland | None) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -35,7 +35,7 @@ Decision = Command | RestartIsland
 class ProgramState:
     """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices. One that `calls`
     host functions waits for them beside the devices. A launch has so many `results`, and may take the memory of the
-    `donated` arguments."""
+    `donated` arguments. One whose `islands` are 0 is not known."""
 
     name: str = ""
     devices: DeviceSet = field(default_factory=DeviceSet)
@@ -45,6 +45,7 @@ class ProgramState:
     calls: bool = False
     results: int = 0
     donated: tuple[int, ...] = ()
+    islands: int = 0
 
     @property
     def counts(self) -> bool:

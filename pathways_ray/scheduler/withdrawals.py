@@ -16,6 +16,7 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.events import Command, ToController, ToHosts
 from pathways_ray.scheduler.queues import Queues
+from pathways_ray.scheduler.state import SessionQueue
 from pathways_ray.transport import messages as wire
 
 
@@ -48,20 +49,37 @@ def end_session(queues: Queues, message: wire.DropSession, now: float) -> list[C
 
 
 def abort(queues: Queues, message: wire.Abort, now: float) -> list[Command]:
-    """Launches have ended on other islands: those that wait here are taken out, hosts hear of the others. They end
-    there soon, on the failure, and leave their place in the window then."""
+    """Launches have ended on other islands: those that wait here are taken out, and are over; hosts hear of the others.
+    They end there soon, on the failure, and leave their place in the window then."""
     commands: list[Command] = [ToHosts(message)]
     ended = {sequence for sequence, _ in message.launches}
     for sequence, session in [waiting for waiting in queues.cross_island if waiting[0] in ended]:
-        queues.cross_island.remove((sequence, session))
-        queue = queues.sessions[session]
-        head = queue.head
-        queue.items = deque(i for i in queue.items if not (isinstance(i, wire.IslandLaunch) and i.sequence == sequence))
-        queue.ranks.pop(sequence, None)
-        queues.ledger.leave(queue.usage)
-        if head.sequence == sequence:
-            queues.flush(queue, commands, now)
+        _take_out(queues, queues.sessions[session], sequence, commands, now)
+        commands.append(ToController(wire.IslandLaunchFailed(sequence, message.failure)))
     return commands
+
+
+def parts(queues: Queues, now: float) -> list[Command]:
+    """The controller is gone: parts of launches are taken out that only it knew the rest of."""
+    commands: list[Command] = []
+    for queue in list(queues.waiting.values()):
+        launches = [i for i in queue.items if isinstance(i, wire.IslandLaunch) and i.first == 0]
+        for launch in launches:
+            if launch.gangs or not launch.launch:
+                _take_out(queues, queue, launch.sequence, commands, now)
+    return commands
+
+
+def _take_out(queues: Queues, queue: SessionQueue, sequence: int, commands: list[Command], now: float) -> None:
+    """Takes a launch that waits out of its queue, with further gangs of it."""
+    if (sequence, queue.session) in queues.cross_island:
+        queues.cross_island.remove((sequence, queue.session))
+    head = queue.head
+    queue.items = deque(i for i in queue.items if not (isinstance(i, wire.IslandLaunch) and i.sequence == sequence))
+    queue.ranks.pop(sequence, None)
+    queues.ledger.leave(queue.usage)
+    if head.sequence == sequence:
+        queues.flush(queue, commands, now)
 
 
 def cancel(queues: Queues, message: wire.CancelLaunch, now: float) -> list[Command]:

@@ -324,7 +324,7 @@ class Checker:
     def check_over(self) -> None:
         """Looks for launches that have their outcome, and are still on a host, or have something offered there."""
         world, now = self.world, self.world.clock.now
-        in_flight = world.controller.launches.in_flight
+        in_flight = tables.under_way(world.controller.launches)
         found: dict[tuple[int, int], str] = {}
         for host in world.hosts.values():
             if host.process.alive and host.under_epoch and not host.process.paused:

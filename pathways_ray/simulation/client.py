@@ -394,6 +394,11 @@ class SimulatedClient:
         self._take_back()
         self._report(before, failure, by_client=True)
 
+    def answered(self, launch: int, failure: Failure | None) -> None:
+        """A launch has the outcome that the controller's successor has found."""
+        self._take_back()
+        self._report([launch], failure)
+
     def _session_over(self, failure: Failure) -> None:
         self.over, self.ended = True, failure.message
         self.world.checker.session_ended(self.session)

@@ -113,5 +113,8 @@ class Environment(Protocol):
     def kill(self, process: Process, why: str) -> None:
         """Ends a process; Ray starts a successor, unless it is a client's."""
 
+    def hosts_told(self, scheduler: Process) -> None:
+        """A scheduler sends something to all its hosts."""
+
     def step_begins(self) -> None:
         """A step of a move, a suspension or a change of islands begins: faults may fall into it."""

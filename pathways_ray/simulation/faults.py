@@ -62,6 +62,9 @@ DEATH_MAGNITUDES = (-4.0, -1.5)
 MOST_DEATHS = 4
 """Processes that die so in a run."""
 
+MOST_UNDER_WAY_S = 0.0008
+"""A message to hosts is with all of them within this time."""
+
 LASTING = ("vanish host", "outage")
 """What may last for good. The rest of the cluster goes on meanwhile."""
 
@@ -213,7 +216,7 @@ class FaultInjector:
     def __init__(self, world: FaultEnvironment, faults: Iterable[Fault], random: Random) -> None:
         self.world, self.random = world, random
         self.struck = 0
-        self.deaths_left = MOST_DEATHS
+        self.deaths_left = self.torn_left = MOST_DEATHS
         for fault in faults:
             world.clock.at(fault.time, self._strike, fault)
             self._disturb(fault.time + (PING_LIMIT_S if fault.kind in LASTING else fault.seconds))
@@ -230,6 +233,15 @@ class FaultInjector:
         if nodes:
             at = world.clock.now + 10.0 ** self.random.uniform(*DEATH_MAGNITUDES)
             world.clock.at(at, self._strike, Fault(at, kind, self.random.choice(nodes), 0.0))
+            self._disturb(at)
+
+    def hosts_told(self, scheduler: Process) -> None:
+        """A scheduler sends something to all its hosts: now and then, it dies before that has come to each of them."""
+        world, chance = self.world, self.world.settings.torn
+        if chance and self.torn_left and world.clock.now > 1.0 and self.random.random() < chance:
+            self.torn_left -= 1
+            at = world.clock.now + MOST_UNDER_WAY_S * self.random.random()
+            world.clock.at(at, self._strike, Fault(at, "kill scheduler", scheduler.node, 0.0))
             self._disturb(at)
 
     def _disturb(self, until: float) -> None:

@@ -17,6 +17,7 @@ from pathways_ray.executor.run.driver import HostDriver, with_uploads
 from pathways_ray.executor.run.early import EarlyReports, Handed
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined, SchedulerFound
+from pathways_ray.executor.run.journal import Said
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import PlacedSlice
@@ -44,8 +45,8 @@ from pathways_ray.transport.messages import (
     Stored,
 )
 
-LOOK_S = 0.5
-"""Time between two looks of a host for the successor of its scheduler."""
+LOOK_S = 1.0
+"""Longest time between two looks of a host for the successor of its scheduler: each comes at a time of its own."""
 
 PASS_S = 0.00005
 """From the arrival of inputs until the dispatcher thread knows of it."""
@@ -99,6 +100,7 @@ class SimulatedHost:
         self.under_epoch = False
         self.store = BufferStore()
         self.heard = True
+        self.said = Said()
         self.uploads: deque[Stored] = deque(maxlen=limits.MAX_REMEMBERED_UPLOADS)
         self.to_compile: FairQueue[Callable[[], Event]] = FairQueue()
         self.compilers = limits.COMPILE_WORKERS
@@ -132,7 +134,9 @@ class SimulatedHost:
         self.transfer = Transfer(network, self.process, self.host, world.server_at)
         world.servers[address] = (self.process, self.transfer)
         group = world.group(self.island, self.epoch)
-        self.devices = Devices(network, self.process, self.host, group, lambda: world.slowness.get(self.host, 1.0))
+        self.devices = Devices(
+            network, self.process, self.host, group, lambda: world.slowness.get(self.host, world.settings.slow)
+        )
         world.checker.host_serves(self.island, self.host, self.epoch, self.devices)
         self.calls = SimulatedCalls(network, self.process, self.host)
         self.core = HostCore(self.host, tuple(self.members))
@@ -166,10 +170,8 @@ class SimulatedHost:
         self.driver.handle(event, self.world.clock.now)
 
     def _scheduler_gone(self) -> None:
-        """Looks for the successor, and joins it with all that is here; among several hosts it cannot, nor where the
-        next one does not take it."""
-        refused = not self.heard and self.end.peer.owner.alive
-        if len(self.members) > 1 or refused:
+        """Looks for the successor, and joins it with all that is here, unless the next one does not take it."""
+        if not self.heard and self.end.peer.owner.alive:
             self.world.kill(self.process, "its scheduler's stream ended")
             return
         if self.heard:
@@ -183,7 +185,7 @@ class SimulatedHost:
             self.world.kill(self.process, "there is no scheduler")
             return
         self.world.manager.lookup(self.process, f"scheduler-{self.island}", self._found_scheduler)
-        self.world.network.after(self.process, LOOK_S, self._look_for_scheduler)
+        self.world.network.after(self.process, LOOK_S * self.world.random.random(), self._look_for_scheduler)
 
     def _found_scheduler(self, address: str) -> None:
         if self.end.open:
@@ -195,6 +197,8 @@ class SimulatedHost:
 
     def rejoin(self, holds: Holds) -> None:
         self._join_scheduler(with_uploads(holds, self.uploads))
+        for report in self.said.messages if holds.heard is not None else ():
+            self.end.send(report)
 
     def end_process(self, reason: str) -> None:
         self.world.kill(self.process, reason)
@@ -202,6 +206,7 @@ class SimulatedHost:
     # --- HostIO -------------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
+        self.said.note(message)
         self.end.send(message)
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:

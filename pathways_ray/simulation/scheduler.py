@@ -115,6 +115,7 @@ class SimulatedScheduler:
                 case events.ToHosts(message):
                     for outbox in self.hosts.values():
                         outbox.send(message)
+                    self.world.hosts_told(self.process)
                 case events.ToController(message):
                     if self.controller is not None:
                         self.controller.send(message)

@@ -21,14 +21,15 @@ class Settings:
     `cancels` is the chance that a user cancels an array that is to come. `starved_s` are seconds in which all processes
     of the runtime get little time on crowded cores. `outages` are moments in which all machines lose their power, one
     of them for good, `manager_deaths` those in which the resource manager alone ends, `scheduler_deaths` those in which
-    a scheduler does, `controller_deaths` the controller. `deaths` is the chance that a process dies within moments of a
+    a scheduler does, `controller_deaths` the controller. `torn` is the chance that a scheduler dies before what it
+    sends to its hosts has come to all of them, `deaths` that a process dies within moments of a
     step of a move, a suspension, a snapshot or a change of islands. `changes` are islands that are added or drained,
     `moves` the chance that a user moves a slice, `suspends` that it suspends its session, `snapshots` that it takes
     one, `preempts` that at a tick the controller has a session give way to another, `memory` the bytes of each device,
     0 for more than is ever needed. `rings` says that the devices of each island are linked to a ring, `divergent` is
     the chance that a program has collectives that one of its hosts does not enter, `calls` that hosts run a function
     beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority. With `eager`
-    , launches begin early wherever they may.
+    , launches begin early wherever they may. `slow` is the factor of the times of devices.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -61,6 +62,7 @@ class Settings:
     manager_deaths: int = 0
     scheduler_deaths: int = 0
     controller_deaths: int = 0
+    torn: float = 0.0
     deaths: float = 0.0
     divergent: float = 0.0
     decisions: float = 0.0
@@ -75,6 +77,7 @@ class Settings:
     rings: bool = False
     priorities: float = 0.0
     eager: bool = False
+    slow: float = 1.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:

@@ -57,3 +57,9 @@ def check_launches(launches: Launches) -> None:
     memory = launches.admission.memory
     assert memory.waiting.keys() == memory.lacking.keys() <= {s for s in launches.sessions if launches.backlog(s)}
     assert launches.cross_island.queued.keys() <= {s for s in launches.sessions if launches.backlog(s)}
+
+
+def under_way(launches: Launches) -> set[int]:
+    """The numbers of launches without an outcome, those of a controller before among them."""
+    inherited = launches.outcomes.inherited.fates
+    return {*launches.in_flight, *(sequence for sequence, fate in inherited.items() if fate.runs and fate.is_known)}

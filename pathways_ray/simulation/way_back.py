@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -30,6 +31,9 @@ ANSWER_LIMIT_S = 20.0
 """A call that has no answer after this time is made again."""
 
 
+UNKNOWN = Failure("ControllerLost", "the controller is gone")
+
+
 class Kind(NamedTuple):
     """The type of an array, with the names that `ArgumentType` has."""
 
@@ -52,6 +56,9 @@ class Returning(Protocol):
     over: bool
 
     @property
+    def session(self) -> int: ...
+
+    @property
     def world(self) -> Any: ...
 
     def handle(self, event: Any) -> None: ...
@@ -60,14 +67,18 @@ class Returning(Protocol):
 
     def left_behind(self, before: list[int], failure: Failure) -> None: ...
 
+    def answered(self, launch: int, failure: Failure | None) -> None: ...
+
 
 class WayBack:
-    """Looks for the successor, and opens the session there. `back` counts the sessions that were opened again."""
+    """Looks for the successor, and opens the session there. `back` counts the sessions that were opened again,
+    `answered` the launches by what became of them."""
 
     def __init__(self, client: Returning) -> None:
         self.client = client
         self.calls = self.back = 0
         self.since = 0.0
+        self.answered: Counter[str] = Counter()
 
     @property
     def world(self) -> Environment:
@@ -94,13 +105,12 @@ class WayBack:
         controller: SimulatedController = client.world.controller
         if not controller.process.alive:
             return world.network.after(client.process, LOOK_S, self._look, calls)
-        before = list(client.core.pending)
         session = client.core.session
         away = client.mover.suspension
         there = client.slices if away is None else []
         slices = {placed.mesh.id: slice_tag("", session, placed) for placed in there}
         request = client.core.resume_request("", slices, world.clock.now, away)
-        client.left_behind(before, Failure("ControllerLost", "the controller is gone"))
+        client.left_behind([], UNKNOWN)  # donations of which nobody will tell are decided now
         self.calls += 1
         answered = partial(self._answered, self.calls)
         post = world.network.post
@@ -123,10 +133,35 @@ class WayBack:
         self.back += 1
         numbers = () if away is None else away.arrays
         saved = [one for number in numbers if (one := client.core.buffers.get(number)) is not None and not one.failure]
+        leaders = {launch: client.core.coalescer.leader_of(launch) for launch in sorted(client.core.unanswered)}
         client.handle(events.Resumed(reply))
         if lost := [record.id for record in saved if record.failure is not None]:
             self.world.checker.report(f"session {client.core.session} lost buffers {lost}, which its client had saved")
+        failures = dict(reply.failed)
+        self.answered += Counter(value=len(reply.done), failure=len(reply.failed), later=len(reply.running))
+        for launch, leader in leaders.items():
+            if leader in failures:
+                client.answered(launch, failures[leader])
+            elif leader in reply.done:
+                client.answered(launch, None)
+            elif launch not in client.core.pending:
+                if has_run(client.world, client.session, leader):
+                    client.world.checker.report(f"launch {launch} of session {client.session} ran, and nobody tells it")
+                client.left_behind([launch], UNKNOWN)
         client.mover.controller_back()
 
     def _fail(self, reason: str) -> None:
         self.client.handle(events.ResumeFailed(reason))
+
+
+def has_run(world: Any, session: int, launch: int) -> bool:
+    """Whether all schedulers of a launch know that it ended in a value. Under other faults they may come too late."""
+    if world.settings.faults or world.settings.scheduler_deaths or world.settings.deaths:
+        return False
+    known = [
+        (islands, failure)
+        for scheduler in world.schedulers.values()
+        for of, number, *_, islands, failure in scheduler.core.order.ended
+        if (of, number) == (session, launch)
+    ]
+    return bool(known) and len(known) == known[0][0] and all(failure is None for _, failure in known)

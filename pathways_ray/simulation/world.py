@@ -259,6 +259,9 @@ class World:
         if host in self.hosts and self.hosts[host].process is process:
             client.data.link_broke(host)
 
+    def hosts_told(self, scheduler: Process) -> None:
+        self.faults.hosts_told(scheduler)
+
     def step_begins(self) -> None:
         self.faults.step_begins()
 

@@ -9,7 +9,7 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.launch_messages import EarlyLaunch, Launch, PrioritizedLaunch
 from pathways_ray.transport.message import Codec, Counted, Message
 from pathways_ray.transport.operator_messages import (
@@ -21,6 +21,7 @@ from pathways_ray.transport.operator_messages import (
     UndrainIsland,
 )
 from pathways_ray.transport.preemption_messages import GiveWay, Vacate
+from pathways_ray.transport.resume_messages import ResumeSession
 
 # --- client → controller, hot stream ----------------------------------------------------------------------------------
 
@@ -264,45 +265,20 @@ class Suspend(Message, tag=202):
     gives_way: bool = False
 
 
-class KeptBuffers(msgspec.Struct, frozen=True, array_like=True):
-    """Arrays of one type that a client has handles to. They are on their hosts, or, `arriving`, on the way there."""
-
-    slice: int
-    type: ArrayType
-    spec: Spec
-    numbers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
-    arriving: bool = False
-
-
-class ResumeSession(Message, tag=213):
-    """A client that has lost its controller comes to the successor, with its token, and its session's `resume_tag`.
-
-    `slices` are those that it has a handle to, `kept` its arrays. Buffers from number `next_buffer` on are newer.
-    `tags` has the tag of each of the slices, which shows the devices that the client knows. `suspended` has the meshes
-    of its slices where the session is suspended: it has none now. `gives_way` is as in `Suspend`.
-    """
-
-    version: int
-    session: int
-    resume_tag: str
-    name: str
-    slices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
-    kept: Annotated[tuple[KeptBuffers, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
-    next_buffer: Counted
-    tags: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] = ()
-    suspended: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] | None = None
-    gives_way: bool = False
-
-
 class SessionResumed(Message, tag=214):
     """The session is open again, with a new `secret`, its `slices` as they are now, and without the `lost` buffers.
-    It has no program and no launch: programs have to be registered again."""
+    It has no program: programs have to be registered again. Of the launches that the client named, those in `done` have
+    ended in a value, those in `failed` in a failure; of those that are `running` the outcome comes. Of others nobody
+    knows."""
 
     secret: str
     link_port: int
     hosts: tuple[HostAddress, ...]
     slices: tuple[SliceCreated, ...]
     lost: tuple[int, ...]
+    done: tuple[int, ...] = ()
+    failed: tuple[tuple[int, Failure], ...] = ()
+    running: tuple[int, ...] = ()
 
 
 class CloseSession(Message, tag=75):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.transport.launch_messages import BarrierReleased, IslandLaunch, Program
 from pathways_ray.transport.message import Message
 
 
@@ -24,16 +26,54 @@ class Stored(Message, tag=61):
     digests: dict[int, bytes] = msgspec.field(default_factory=dict)
 
 
+class Heard(msgspec.Struct, frozen=True, array_like=True):
+    """The talk of a host among several with its scheduler, which has died: `count` launches and releases of barriers
+    in all, the `last` of them, with the programs between them, and the launches that are `active` there."""
+
+    count: int = 0
+    last: tuple[IslandLaunch | BarrierReleased | Program, ...] = ()
+    active: tuple[IslandLaunch, ...] = ()
+
+
 class Holds(msgspec.Struct, frozen=True, array_like=True):
     """The holdings of a host that has lost its scheduler, or the controller: buffers by session, also those that
     launches have yet to store, programs by key, what it said of the last uploads, which may be lost, and the highest
-    number of a launch that it has seen."""
+    number of a launch that it has seen. A host among several that has lost its scheduler says what it has `heard`."""
 
     buffers: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
     uploads: tuple[Stored, ...] = ()
     sequence: int = 0
+    heard: Heard | None = None
+
+
+class IslandOutcome(msgspec.Struct, frozen=True, array_like=True):
+    """A launch under a controller that has died, as one of its `islands` knows it: its client's number of it, 0 for a
+    part of one, and that of the cluster (`sequence`). It waits or `runs`, or is over there; then `failure` says what it
+    came to."""
+
+    session: int
+    launch: int
+    sequence: int
+    program: int
+    islands: int
+    runs: bool
+    failure: Failure | None = None
+
+
+class IslandOutcomes(Message, tag=217):
+    """Scheduler to the successor of a controller: the launches that it has, and the last that it had."""
+
+    outcomes: tuple[IslandOutcome, ...]
 
 
 class Recount(Message, tag=215):
     """Scheduler to hosts: another controller has come. The answer is `HostUp` with what the host holds."""
+
+
+class CatchUp(Message, tag=216):
+    """Scheduler to hosts that its predecessor has left: the launches and releases behind the `first` ones, which not
+    all have heard. Each takes those that it lacks. The answer is that to `Recount`."""
+
+    first: int
+    messages: tuple[IslandLaunch | BarrierReleased | Program, ...]

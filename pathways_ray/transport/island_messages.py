@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from pathways_ray.errors import Failure
-from pathways_ray.ir.plan import Device
 from pathways_ray.observe.views import Arriving, Stopped
 from pathways_ray.transport.early_messages import AllowEarly
-from pathways_ray.transport.holding_messages import Holds, Recount, Stored
+from pathways_ray.transport.holding_messages import CatchUp, Holds, IslandOutcomes, Recount, Stored
 from pathways_ray.transport.joining import HostInfo
-from pathways_ray.transport.launch_messages import IslandLaunch, PrioritizedIslandLaunch
+from pathways_ray.transport.launch_messages import BarrierReleased, IslandLaunch, PrioritizedIslandLaunch, Program
 from pathways_ray.transport.message import Codec, Measured, Message
 
 # --- controller → scheduler → hosts -----------------------------------------------------------------------------------
@@ -31,30 +30,6 @@ class Peers(Message, tag=20):
     peers: tuple[Peer, ...]
 
 
-class Program(Message, tag=21):
-    """A plan to prepare; the functions are those it names. Hosts compile for one tenant after the other.
-
-    `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
-    The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
-    on other islands too, the computations that a launch puts on one device's queue (`computations`), whether it `calls`
-    host functions there, for which it leaves its devices to others; how many `results` its launches have, and of which
-    of their arguments they may take the memory (`donated`).
-    """
-
-    program: int
-    plan: bytes
-    functions: dict[str, bytes]
-    name: str = ""
-    devices: tuple[Device, ...] = ()
-    cross_island: bool = False
-    computations: int = 1
-    tenant: str = ""
-    trusted: bool = False
-    calls: bool = False
-    results: int = 0
-    donated: tuple[int, ...] = ()
-
-
 class Drop(Message, tag=23):
     """Buffers that are not needed any more."""
 
@@ -73,14 +48,6 @@ class DropProgram(Message, tag=25):
 
     session: int
     program: int
-
-
-class BarrierReleased(Message, tag=26):
-    """Scheduler to hosts: all have reached input barrier `barrier` of a launch with its inputs, or one failed."""
-
-    sequence: int
-    barrier: int
-    failure: Failure | None = None
 
 
 class Account(Message, tag=27):
@@ -143,6 +110,7 @@ ToHost = (
     | Abort
     | Examine
     | Recount
+    | CatchUp
     | Dismissed
     | AllowEarly
 )
@@ -358,6 +326,7 @@ FromHost = (
 )
 FromIsland = (
     IslandUp
+    | IslandOutcomes
     | HostUp
     | HostDown
     | Ready

@@ -1,4 +1,4 @@
-"""Launches on their way: from the client to the controller, and from there to islands and hosts."""
+"""Launches on their way, from the client to the controller, and from there to islands and hosts; and their programs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from pathways_ray import limits
 from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import Device
 from pathways_ray.transport.message import Counted, Message
 
 
@@ -43,7 +44,8 @@ def launch_of(
 
 class IslandLaunch(Message, tag=22):
     """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
-    `cancelled` computes nothing: its values are that failure."""
+    `cancelled` computes nothing: its values are that failure. `launch` is its client's number of it, 0 where it makes
+    only a part of what that one is to give."""
 
     sequence: int
     session: int
@@ -53,6 +55,7 @@ class IslandLaunch(Message, tag=22):
     first: int = 0
     gangs: int = 0
     cancelled: Failure | None = None
+    launch: int = 0
 
 
 class PrioritizedIslandLaunch(Message, tag=28):
@@ -60,3 +63,36 @@ class PrioritizedIslandLaunch(Message, tag=28):
 
     launch: IslandLaunch
     priority: int
+
+
+class BarrierReleased(Message, tag=26):
+    """Scheduler to hosts: all have reached input barrier `barrier` of a launch with its inputs, or one failed."""
+
+    sequence: int
+    barrier: int
+    failure: Failure | None = None
+
+
+class Program(Message, tag=21):
+    """A plan to prepare; the functions are those it names. Hosts compile for one tenant after the other.
+
+    `trusted` programs are the operator's, or a tenant's whom the operator trusts: hosts check their functions for less.
+    The rest is for the scheduler: the program's name, the devices of the island that it uses, whether its launches run
+    on other islands too, the computations that a launch puts on one device's queue (`computations`), whether it `calls`
+    host functions there, for which it leaves its devices to others; how many `results` its launches have, and of which
+    of their arguments they may take the memory (`donated`); and on how many `islands` they run.
+    """
+
+    program: int
+    plan: bytes
+    functions: dict[str, bytes]
+    name: str = ""
+    devices: tuple[Device, ...] = ()
+    cross_island: bool = False
+    computations: int = 1
+    tenant: str = ""
+    trusted: bool = False
+    calls: bool = False
+    results: int = 0
+    donated: tuple[int, ...] = ()
+    islands: int = 1

@@ -19,3 +19,4 @@ from pathways_ray.transport.launch_messages import *
 from pathways_ray.transport.message import *
 from pathways_ray.transport.operator_messages import *
 from pathways_ray.transport.preemption_messages import *
+from pathways_ray.transport.resume_messages import *

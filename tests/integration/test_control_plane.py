@@ -102,6 +102,19 @@ def test_a_scheduler_dies_and_its_host_keeps_what_it_holds(session: ClusterSessi
     assert set(before.values()) - set(processes(session).values()) == {scheduler}
 
 
+@pytest.mark.timeout(300)
+def test_a_scheduler_dies_and_several_hosts_keep_what_they_hold(python: Any) -> None:
+    """
+    1. Three times a scheduler of an island of two hosts gets SIGKILL, under a chain of launches with collectives, and
+       launches that cross islands.
+    2. Each of them has its value, or `HostLost`. Arrays stay, and can be looked at meanwhile; both hosts live on.
+    3. The same chain runs again, on the same arrays, with the bits that it had; gangs keep one order.
+    """
+    out = python.run("scheduler_killed", "3", timeout=280)
+    print(out)
+    assert out.rstrip().endswith("nothing was lost")
+
+
 @pytest.mark.timeout(180)
 def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices: Any) -> None:
     """
@@ -129,6 +142,7 @@ def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices:
         before = processes(session)
         (controller,) = [pid for title, pid in before.items() if "ray::Controller" in title]
         launches = [program(made) for _ in range(50)]
+        launches[0].block_until_ready()
         psutil.Process(controller).kill()
         struck = time.monotonic()
         for array in (*kept, theirs):

@@ -12,9 +12,11 @@ from pathways_ray.client.ending import Ending
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.client.suspension import Suspension
 from pathways_ray.controller import takeover
+from pathways_ray.controller.inherited import Answer, Fate, Inherited
 from pathways_ray.controller.takeover import Takeover
-from pathways_ray.scheduler.order import IslandOrder
-from pathways_ray.transport.messages import HostUp
+from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.queues import Queues
+from pathways_ray.transport.messages import HostUp, IslandOutcomes
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
 DYING: dict[str, Any] = {
@@ -28,6 +30,19 @@ DYING: dict[str, Any] = {
 """Controllers die under the work of clients, and nothing else does."""
 
 
+BUSY: dict[str, Any] = DYING | {
+    "controller_deaths": 5,
+    "islands": {0: [0], 1: [1, 2]},
+    "clients": 4,
+    "launches": (40, 40),
+    "window": 16,
+    "cross_island_window": 8,
+    "max_in_flight": 1024,
+    "slow": 30.0,
+}
+"""The same, with much under way."""
+
+
 @bug(faults=0, **DYING)
 def a_resumed_session_does_not_register_its_programs_again(patch: Patch) -> None:
     patch.setattr(Renewals, "controller_lost", lambda self: None)
@@ -35,7 +50,52 @@ def a_resumed_session_does_not_register_its_programs_again(patch: Patch) -> None
 
 @bug(faults=0, **DYING)
 def launches_that_were_sent_are_forgotten_with_the_controller(patch: Patch) -> None:
-    patch.setattr(ClientCore, "_fail_sent", lambda self, now: None)
+    patch.setattr(ClientCore, "_note_sent", lambda self, now: None)
+
+
+@bug(faults=0, **BUSY)
+def schedulers_do_not_say_what_launches_came_to(patch: Patch) -> None:
+    wrapped(
+        patch,
+        SchedulerCore,
+        "_join_controller",
+        lambda original, self, *a: [
+            c for c in original(self, *a) if not isinstance(getattr(c, "message", None), IslandOutcomes)
+        ],
+    )
+
+
+@bug(faults=0, **BUSY)
+def clients_do_not_name_what_they_have_sent(patch: Patch) -> None:
+    def request(original: Original, self: ClientCore, *arguments: Any) -> Any:
+        return replace(original(self, *arguments), unanswered=())
+
+    wrapped(patch, Ending, "resume_request", request)
+
+
+@bug(faults=0, **BUSY)
+def outcomes_that_come_later_are_not_passed_on(patch: Patch) -> None:
+    patch.setattr(Inherited, "reported", lambda self, island, sequence, failure: [])
+
+
+@bug(faults=0, **BUSY)
+def programs_of_launches_that_wait_are_dropped(patch: Patch) -> None:
+    def told(original: Original, self: Inherited, island: int, outcomes: Any) -> None:
+        original(self, island, outcomes)
+        self.busy.clear()
+
+    patch.setattr(Queues, "waiting_for", lambda self, program: None)
+    wrapped(patch, Inherited, "told", told)
+
+
+@bug(faults=0, **BUSY | {"poison": 0.3})
+def a_launch_that_failed_counts_as_done(patch: Patch) -> None:
+    patch.setattr(Fate, "failure", None)
+
+
+@bug(faults=0, **BUSY)
+def results_of_launches_that_ran_are_dropped(patch: Patch) -> None:
+    patch.setattr(Answer, "there", [])
 
 
 @bug(faults=0, **DYING)
@@ -51,8 +111,8 @@ def a_controller_numbers_its_launches_as_the_one_before(patch: Patch) -> None:
 
 @bug(faults=0, shown=11, **DYING | {"clients": 4, "launches": (40, 40)})
 def what_hosts_hold_without_a_handle_stays_there(patch: Patch) -> None:
-    def enter(original: Original, self: Takeover, session: Any, request: Any) -> Any:
-        return [c for c in original(self, session, request) if type(c.message).__name__ != "Drop"]
+    def enter(original: Original, self: Takeover, *arguments: Any) -> Any:
+        return [c for c in original(self, *arguments) if type(c.message).__name__ != "Drop"]
 
     wrapped(patch, Takeover, "_enter", enter)
 
@@ -66,9 +126,9 @@ def sessions_that_do_not_come_back_keep_what_they_hold(patch: Patch) -> None:
     patch.setattr(Takeover, "_end", end)
 
 
-@bug(faults=0, **DYING)
-def launches_wait_for_other_islands_after_the_controller_died(patch: Patch) -> None:
-    wrapped(patch, IslandOrder, "let_go", lambda original, self, failure: original(self, failure) and [])
+@bug(faults=0, **BUSY)
+def launches_wait_for_islands_that_they_never_came_to(patch: Patch) -> None:
+    patch.setattr(Inherited, "abort_unknown", lambda self: [])
 
 
 @bug(faults=0, **DYING | {"controller_deaths": 1})

@@ -15,6 +15,7 @@ from tests.simulation import (
     planted_islands,
     planted_preemption,
     planted_priorities,
+    planted_reunion,
     planted_routes,
     planted_takeover,
 )
@@ -28,6 +29,7 @@ assert planted_islands  # and its
 assert planted_preemption  # and its
 assert planted_priorities  # and its
 assert planted_takeover  # and its
+assert planted_reunion  # and its
 
 SLOW = "a gate forgets what did not arrive"
 """The one that takes many seeds."""

@@ -76,6 +76,7 @@ PURE = {
     "pathways_ray/transport/messages.py",
     "pathways_ray/transport/operator_messages.py",
     "pathways_ray/transport/preemption_messages.py",
+    "pathways_ray/transport/resume_messages.py",
 }
 IMPURE_IMPORTS = {
     "asyncio",

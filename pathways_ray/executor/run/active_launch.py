@@ -60,12 +60,13 @@ class ActiveLaunch:
     at a time raises it). `reported` is the last gang that the scheduler knows to be enqueued. `unresolved` are the
     inputs that earlier launches have yet to store, each with the slots that take it; the last one is resolved when the
     launch leaves WAITING_FOR_INPUTS. `pending` is set while others can name its results. `arrived` is the last barrier
-    whose inputs are here or failed; `failure` is set once the launch has ended elsewhere, and comes in place of all
-    inputs from then on.
+    whose inputs are here or failed, `brought` the failure that came there; `failure` is set once the launch has ended
+    elsewhere, and comes in place of all inputs from then on.
     """
 
     __slots__ = (
         "arrived",
+        "brought",
         "failure",
         "launch",
         "limit",
@@ -89,6 +90,7 @@ class ActiveLaunch:
         self.unresolved: dict[int, list[int]] = {}
         self.pending: PendingResults | None = None
         self.arrived = -1
+        self.brought: Failure | None = None
         self.failure: Failure | None = None
 
     def enter(self, phase: Phase) -> None:

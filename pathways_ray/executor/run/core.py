@@ -32,6 +32,7 @@ from pathways_ray.executor.run.copies import copies_for
 from pathways_ray.executor.run.early import EarlyLaunches, Handed, LookedAt
 from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
+from pathways_ray.executor.run.journal import Journal, is_counted
 from pathways_ray.executor.run.preparation import Preparation
 from pathways_ray.executor.run.senders import lost_sender
 from pathways_ray.story import Entry, Story
@@ -62,6 +63,8 @@ class HostCore:
         self.peers: dict[int, wire.Peer] = {}
         self.producers = Producers()
         self.early = EarlyLaunches()
+        self.journal = Journal()
+        """Of a host among several."""
         self.last_sequence = 0
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], list[do.Instruction]]] = {
@@ -73,11 +76,12 @@ class HostCore:
             wire.DropSession: self._session_ended,
             do.Joined: self._joined,
             do.InputsArrived: self._arrived,
-            do.SchedulerFound: self._scheduler_found,
+            do.SchedulerFound: self._found,
             wire.Recount: self._recount,
             wire.AllowEarly: lambda message: self._allow_early(message.tenant),
             Handed: self._handed,
             LookedAt: self._looked_at,
+            wire.CatchUp: self._catch_up,
             wire.Dismissed: lambda _: [do.End("there is no controller that knows what it holds")],
         }
 
@@ -85,7 +89,11 @@ class HostCore:
         """The instructions that follow from an event at time `now`, in seconds."""
         self._now = now
         handler = self._handlers.get(type(event))
-        return handler(event) if handler is not None else self.preparation.handle(event, now)
+        if handler is not None:
+            return handler(event)
+        if self.multi_host and type(event) is wire.Program:
+            self.journal.add_program(event)
+        return self.preparation.handle(event, now)
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
@@ -93,20 +101,36 @@ class HostCore:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
         return []
 
-    def _scheduler_found(self, _: do.SchedulerFound) -> list[do.Instruction]:
-        return [*self._rejoin("joins its scheduler's successor"), *self._allow_early("")]
+    def _found(self, event: do.SchedulerFound) -> list[do.Instruction]:
+        """The scheduler has died, and its successor answers. It hears once more where launches wait for the others."""
+        heard = self.journal.heard(self.active) if self.multi_host else None
+        made = self._rejoin("joins its scheduler's successor", heard)
+        for sequence, active in self.active.items():
+            barrier = active.barrier
+            if barrier is not None and barrier.rendezvous and barrier.number == active.arrived:
+                made.append(do.Send(wire.BarrierReached(self.host, sequence, barrier.number, active.brought)))
+        return [*made, *self._allow_early("")]
 
     def _recount(self, _: wire.Recount) -> list[do.Instruction]:
         """Another controller asks what is here."""
         return [*self._never_sent(self.early.controller_lost()), *self._rejoin("says what it holds")]
 
-    def _rejoin(self, what: str) -> list[do.Instruction]:
+    def _catch_up(self, message: wire.CatchUp) -> list[do.Instruction]:
+        """Takes what other hosts of the island have heard of, and this one has not."""
+        lacks, made = message.first - self.journal.count, list[do.Instruction]()
+        for one in message.messages:
+            lacks += is_counted(one)
+            if lacks > 0 or (lacks == 0 and not is_counted(one)):
+                made += self.handle(one, self._now)
+        return made + self._rejoin("has heard what all others have")
+
+    def _rejoin(self, what: str, heard: wire.Heard | None = None) -> list[do.Instruction]:
         self.story.note(Entry(self._now, what, host=self.host))
         coming: dict[int, tuple[int, ...]] = {}
         for active in self.active.values():
             session = active.launch.session
             coming[session] = (*coming.get(session, ()), *active.results)
-        return [do.Rejoin(coming, tuple(sorted(self.wanted | self.programs.keys())), self.last_sequence)]
+        return [do.Rejoin(coming, tuple(sorted(self.wanted | self.programs.keys())), self.last_sequence, heard)]
 
     def _peers(self, message: wire.Peers) -> list[do.Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
@@ -125,6 +149,8 @@ class HostCore:
         sequence = launch.sequence
         if sequence > self.last_sequence:
             self.last_sequence = sequence
+        if self.multi_host:
+            self.journal.add(launch)
         active = self.active.get(sequence)
         if active is not None:
             active.limit = launch.first + launch.gangs
@@ -239,7 +265,7 @@ class HostCore:
         if active is None or barrier is None or event.barrier != barrier.number or barrier.number == active.arrived:
             return []
         active.arrived = barrier.number
-        failure = event.failure or active.failure
+        active.brought = failure = event.failure or active.failure
         if barrier.rendezvous:
             return [do.Send(wire.BarrierReached(self.host, event.sequence, event.barrier, failure))]
         return self._pass(active, failure)
@@ -269,6 +295,7 @@ class HostCore:
 
     def _released(self, message: wire.BarrierReleased) -> list[do.Instruction]:
         """All hosts of the island have reached a rendezvous, with their inputs or a failure."""
+        self.journal.add(message)
         active = self.active.get(message.sequence)
         barrier = active.barrier if active is not None else None
         if active is None or barrier is None or barrier.number != message.barrier:

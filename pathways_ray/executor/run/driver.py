@@ -295,7 +295,7 @@ class HostDriver:
         held = self.store.held()
         for session, coming in rejoin.coming.items():
             held[session] = tuple(dict.fromkeys((*held.get(session, ()), *coming)))
-        self.io.rejoin(Holds(held, rejoin.programs, sequence=rejoin.sequence))
+        self.io.rejoin(Holds(held, rejoin.programs, sequence=rejoin.sequence, heard=rejoin.heard))
 
     def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)

@@ -12,7 +12,7 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.early import Handed, LookedAt
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.transport.messages import Examine, IslandLaunch, Message, Peer, Program, ToHost
+from pathways_ray.transport.messages import Examine, Heard, IslandLaunch, Message, Peer, Program, ToHost
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -205,11 +205,12 @@ class SetPeers(msgspec.Struct, frozen=True):
 class Rejoin(msgspec.Struct, frozen=True):
     """Join the successor of the scheduler, or of the controller, with all that is in the store. `coming` are the
     buffers, by session, that launches have yet to store, `programs` those that are compiled, or to be; `sequence` is
-    the highest number of a launch so far."""
+    the highest number of a launch so far, `heard` what the scheduler had said to this host among several."""
 
     coming: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
     sequence: int
+    heard: Heard | None = None
 
 
 class End(msgspec.Struct, frozen=True):

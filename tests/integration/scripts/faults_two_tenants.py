@@ -70,9 +70,7 @@ with pw.init(2, hosts_per_island, 2, tenants=table, policy="share") as session:
     serving: list[float] = []
     serving_since(loads, 0.0)
     # Of these deaths nobody else dies, and what lies on devices stays there.
-    harmless = {"ResourceManager", "Controller"} | (
-        {"IslandScheduler"} if hosts_per_island == 1 and len(KINDS) == 1 else set()
-    )
+    harmless = {"ResourceManager", "Controller"} | ({"IslandScheduler"} if len(KINDS) == 1 else set())
     kept = [pw.put(X, place, P("x")) for load in loads for place in load.programs.places]
     while struck.total() < strikes and time.monotonic() - begun < seconds:
         kind, sign = choose.choices(list(KINDS), list(KINDS.values()))[0]

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pathways_ray.client.buffer import DELETED, FAILED, READY, BufferRecord
-from pathways_ray.client.events import CloseData, Closing, Disconnected, MoveHost, Resume, Resumed, ResumeFailed, Wake
+from pathways_ray.client.buffer import DELETED, FAILED, PENDING, READY, BufferRecord
+from pathways_ray.client.events import (
+    Cancelling,
+    CloseData,
+    Closing,
+    Disconnected,
+    MoveHost,
+    Resume,
+    Resumed,
+    ResumeFailed,
+    Wake,
+)
 from pathways_ray.client.suspension import Kept, Part, Suspension
-from pathways_ray.errors import ControllerLost, from_failure
+from pathways_ray.errors import ControllerLost, Failure, from_failure
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import (
     VERSION,
@@ -22,6 +32,7 @@ from pathways_ray.transport.messages import (
     Register,
     ResumeSession,
     SessionResumed,
+    Unanswered,
 )
 from tests.unit.client.scripted import GONE, Script
 from tests.unit.helpers import VECTOR
@@ -54,32 +65,117 @@ class Session(Script):
     def request(self) -> ResumeSession:
         return self.core.resume_request("me", {1: "its tag"}, self.now)
 
-    def resume(self, *lost: int) -> None:
+    def resume(
+        self,
+        *lost: int,
+        done: tuple[int, ...] = (),
+        failed: tuple[tuple[int, Failure], ...] = (),
+        running: tuple[int, ...] = (),
+    ) -> None:
         host = HostAddress(3, 2, "there:1")
-        self.handle(Resumed(SessionResumed("secret", 0, (host,), (), lost)))
+        self.handle(Resumed(SessionResumed("secret", 0, (host,), (), lost, done, failed, running)))
 
 
-def test_what_was_sent_fails_and_what_is_ready_stays() -> None:
+def sent(launch: int, *results: BufferRecord, dropped: tuple[int, ...] = ()) -> Unanswered:
+    numbers = tuple(one.id for one in results)
+    return Unanswered(launch, (*dropped, *numbers), (KeptBuffers(1, VECTOR, (), numbers),) if results else ())
+
+
+def test_what_was_sent_waits_for_the_successor_and_what_is_ready_stays() -> None:
     """
-    1. One launch has its outcome, one has none, when the controller goes. The one without fails, and may be called
-       again: the session goes on.
-    2. The successor hears of the array that is there, and of no other one.
+    1. One launch has its outcome, one has none, when the controller goes. The successor hears of both.
+    2. It knows nothing of the one without: that fails, and may be called again, since the session goes on.
     """
     s = Session()
     a, b = s.call(), s.call()
     s.handle(Completed((1,)))
     s.lose()
     assert s.commands == [Wake(fetches=True), Resume()]
-    assert (a.state, b.state) == (READY, FAILED)
-    assert b.failure is not None
-    assert isinstance(from_failure(b.failure), ControllerLost)
-    assert "The session goes on with its arrays: call again" in b.failure.message
+    assert (a.state, b.state) == (READY, PENDING)
     assert s.core.ended is None
     s.handle(Disconnected("the link says so too"))
     assert s.commands == [Wake(fetches=True), Resume()]
+    kept = (KeptBuffers(1, VECTOR, (), (a.id,), False),)
     assert s.request() == ResumeSession(
-        VERSION, 7, "tag", "me", (1,), (KeptBuffers(1, VECTOR, (), (a.id,), False),), b.id + 1, ("its tag",)
+        VERSION, 7, "tag", "me", (1,), kept, b.id + 1, ("its tag",), unanswered=(sent(2, b),)
     )
+    s.resume()
+    assert b.failure is not None
+    assert isinstance(from_failure(b.failure), ControllerLost)
+    assert "The session goes on with its arrays: call again" in b.failure.message
+
+
+def test_what_was_sent_has_the_outcome_that_the_successor_knows() -> None:
+    """
+    1. Of four launches one has ended in a value, one failed, one still runs, and of one nobody knows.
+    2. The third one has its outcome later, once; a second one changes nothing.
+    """
+    s = Session()
+    a, b, c, d = (s.call() for _ in range(4))
+    s.lose()
+    assert s.request().unanswered == (sent(1, a), sent(2, b), sent(3, c), sent(4, d))
+    s.resume(done=(1,), failed=((2, GONE),), running=(3,))
+    assert (a.state, b.failure, c.state) == (READY, GONE, PENDING)
+    assert d.failure is not None
+    assert d.failure.kind == "ControllerLost"
+    s.handle(Completed((3,)))
+    assert c.state is READY
+    s.handle(LaunchFailed(3, GONE))
+    assert c.state is READY
+
+
+def test_results_without_a_handle_are_not_asked_for_unless_a_launch_waits_for_them() -> None:
+    s = Session()
+    s.register()
+    a, b = s.call(), s.call()
+    s.lose()
+    s.free(a)
+    s.call(b)
+    s.free(b)
+    assert s.request().unanswered == (sent(1, dropped=(a.id,)), sent(2, b))
+
+
+def test_a_second_controller_that_dies_is_asked_for_as_well() -> None:
+    """A launch still runs when the successor dies too: its successor is asked for it."""
+    s = Session()
+    a = s.call()
+    s.lose()
+    s.request()
+    s.resume(running=(1,))
+    s.lose()
+    assert s.request().unanswered == (sent(1, a),)
+    s.resume(done=(1,))
+    assert a.state is READY
+
+
+def test_donations_to_a_launch_that_fails_after_the_loss_are_gone() -> None:
+    """The successor does not know of them. Those to one that ended in a value are, too."""
+    s = Session()
+    a, b, c = (s.call() for _ in range(3))
+    s.handle(Completed((1, 2, 3)))
+    for given in (a, b, c):
+        s.call(given, donated=(given,))
+    s.lose()
+    assert s.request().kept == ()
+    s.resume(done=(4,), failed=((5, GONE),), running=(6,))
+    s.handle(LaunchFailed(6, GONE))
+    assert [one.state for one in (a, b, c)] == [DELETED] * 3
+    assert not s.core.donations.by_launch
+
+
+def test_a_launch_that_was_sent_cannot_be_taken_back_any_more() -> None:
+    """It counts as cancelled at once; nothing is sent to a controller that does not know it."""
+    s = Session()
+    a = s.call()
+    s.take()
+    s.lose()
+    s.handle(Cancelling(a))
+    assert a.failure is not None
+    assert a.failure.kind == "Cancelled"
+    assert s.take() == []
+    s.request()
+    s.resume(done=(1,))
+    assert a.failure.kind == "Cancelled"
 
 
 def test_what_is_called_meanwhile_leaves_afterwards_with_the_programs_that_it_needs() -> None:
@@ -200,15 +296,15 @@ def test_what_a_lost_launch_may_have_taken_is_gone() -> None:
     s.call(b, donated=(b,))
     s.handle(LaunchFailed(4, GONE, (), (b.id,)))
     s.lose()
-    assert (a.state, b.state) == (DELETED, DELETED)
     assert not b.undecided
     assert [group.numbers for group in s.request().kept] == []
     s.resume()
+    assert (a.state, b.state) == (DELETED, DELETED)
     s.handle(DonationsDecided((b.id,), ()))
     assert b.state is DELETED
 
 
-def test_a_launch_that_leaves_while_nobody_listens_fails_before_the_successor_is_asked() -> None:
+def test_the_successor_is_asked_for_a_launch_that_leaves_while_nobody_listens() -> None:
     """Its thread had the message in hand when the connection broke."""
     s = Session()
     made = s.core.new_buffers(1)
@@ -216,7 +312,8 @@ def test_a_launch_that_leaves_while_nobody_listens_fails_before_the_successor_is
     s.core.pending.clear()
     s.lose()
     s.core.pending[1] = made
-    s.request()
+    assert s.request().unanswered == (sent(1, dropped=(made[0].id,)),)
+    s.resume()
     assert made[0].failure is not None
     assert made[0].failure.kind == "ControllerLost"
 

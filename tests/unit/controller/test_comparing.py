@@ -30,7 +30,7 @@ ISLAND, HOST = 1, 2
 def without_scheduler(front: Harness) -> list[Send]:
     """The scheduler of island 1 ends, which has host 2 alone."""
     front.launches.tables.now = 10.0
-    return front.checked(front.launches.scheduler_lost(front.launches.hosts[HOST], "its island's scheduler ended"))
+    return front.checked(front.launches.scheduler_lost([front.launches.hosts[HOST]], "its island's scheduler ended"))
 
 
 def back(front: Harness, *, epoch: int = 1, programs: tuple[int, ...] = (), uploads: Any = (), **held: Any) -> Any:

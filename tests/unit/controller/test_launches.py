@@ -24,7 +24,7 @@ def test_a_launch_goes_to_its_island_and_completes_once() -> None:
     program = front.register(program_over(1), 1)
     front.put(1)
     commands = front.launch(7, (1,), 2)
-    assert to_island(commands, 0) == [IslandLaunch(1, 1, program.key, (1,), 2)]
+    assert to_island(commands, 0) == [IslandLaunch(1, 1, program.key, (1,), 2, launch=7)]
     assert len(commands) == 1
     assert front.done(0, 1) == completed(7)
     assert front.done(0, 1) == []

@@ -20,11 +20,14 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Tenant
+from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import SliceType
 from pathways_ray.transport.capabilities import resume_tag, slice_tag
 from pathways_ray.transport.messages import (
     VERSION,
+    Completed,
+    Done,
     Drop,
     DropProgram,
     DropSession,
@@ -35,9 +38,12 @@ from pathways_ray.transport.messages import (
     HostInfo,
     HostUp,
     IslandLaunch,
+    IslandOutcome,
+    IslandOutcomes,
     IslandUp,
     KeptBuffers,
     Launch,
+    LaunchFailed,
     Load,
     Peers,
     Program,
@@ -46,6 +52,7 @@ from pathways_ray.transport.messages import (
     ResumeSession,
     SessionResumed,
     Stored,
+    Unanswered,
     Vacate,
     encode,
 )
@@ -93,7 +100,7 @@ class Successor(CoreHarness):
     ) -> Any:
         tag = more.get("tag", resume_tag("data secret", SESSION, "alice"))
         version, tags = more.get("version", VERSION), more.get("tags", ())
-        away = more.get("suspended"), more.get("gives_way", False)
+        away = more.get("suspended"), more.get("gives_way", False), more.get("unanswered", ())
         request = ResumeSession(version, SESSION, tag, "again", slices, kept, 100, tags, *away)
         return self.request(tenant, request, more.get("size", 10))
 
@@ -170,6 +177,57 @@ def test_a_suspension_with_slices_that_nobody_has_had_is_refused() -> None:
     found = reply(front.ask(slices=(), suspended=(SliceType(10, (2,), ("x",)),)))
     assert isinstance(found, Refused)
     assert "has no slices [10]" in found.failure.message
+
+
+def outcome(launch: int, islands: int = 1, failure: Failure | None = None, runs: bool = False) -> IslandOutcome:
+    return IslandOutcome(SESSION, launch, 1000 + launch, 9, islands, runs, failure)
+
+
+def test_launches_of_before_have_the_outcome_that_schedulers_know() -> None:
+    """
+    1. Of those that the client names one is done on both its islands, one on one of two, one failed on one, one runs,
+       one is unknown. The client hears so, and has the results of the first and the fourth.
+    2. The fourth is over: the client hears of it once. What else its island reports concerns nobody.
+    """
+    failure = Failure("ExecutionError", "no")
+    front = Successor()
+    front.all_come(h0=(21, 22, 23, 24), h1=())
+    here, there = ISLAND_OF_HOST[0], ISLAND_OF_HOST[3]
+    assert here != there
+    known = outcome(1, 2), outcome(2, 2), outcome(3, 2, failure), outcome(4, runs=True)
+    front.from_island(here, IslandOutcomes(known))
+    front.from_island(there, IslandOutcomes((outcome(1, 2),)))
+    named = tuple(Unanswered(n, (20 + n,), (kept(20 + n),)) for n in range(1, 6))
+    commands = front.ask(unanswered=named)
+    found = reply(commands)
+    assert isinstance(found, SessionResumed)
+    assert (found.done, found.failed, found.running) == ((1,), ((3, failure),), (4,))
+    session = front.core.launches.sessions[SESSION]
+    assert sorted(session.buffers) == [21, 24]
+    assert Drop(SESSION, (22, 23)) in sent(commands)
+    assert sent(front.from_island(here, Done((1001, 1004)))) == [Completed((4,))]
+    assert sent(front.from_island(here, Done((1004,)))) == []
+
+
+def test_a_launch_of_before_fails_with_the_island_that_it_runs_on() -> None:
+    """So do its results here: what takes them fails for the same reason."""
+    front = Successor()
+    front.all_come(h0=(21,))
+    front.from_island(ISLAND_OF_HOST[0], IslandOutcomes((outcome(1, runs=True),)))
+    front.ask(unanswered=(Unanswered(1, (21,), (kept(21),)),))
+    commands = front.from_island(ISLAND_OF_HOST[0], HostDown(0, 5, "it is gone"))
+    (failed,) = [m for m in sent(commands) if isinstance(m, LaunchFailed)]
+    assert (failed.launch, failed.failure.kind) == (1, "HostLost")
+    assert not front.core.launches.sessions[SESSION].lives(21)
+
+
+def test_what_schedulers_know_is_forgotten_once_nobody_can_come_for_it() -> None:
+    front = Successor()
+    front.all_come()
+    front.from_island(ISLAND_OF_HOST[0], IslandOutcomes((outcome(1), outcome(2, runs=True))))
+    front.tick(GATHER_LIMIT_S)
+    front.tick(GATHER_LIMIT_S + limits.RESUME_LIMIT_S)
+    assert not front.core.launches.outcomes.inherited.fates
 
 
 def test_calls_wait_until_all_hosts_have_said_what_they_hold() -> None:
@@ -392,14 +450,17 @@ def test_hosts_hear_of_all_that_live_at_once() -> None:
     assert [[peer.host for peer in one.peers] for one in lists] == [[0, 1, 2, 3]] * 3
 
 
-def test_what_a_host_held_goes_with_its_islands_scheduler() -> None:
-    """Hosts of an island of several start again when its scheduler ends; one by itself keeps what it holds."""
-    front = Successor()
-    front.all_come(h0=(1,), h1=(1,))
-    front.handle(IslandDisconnected(0, 0, "scheduler-0"))
-    found = reply(front.ask(kept(1)))
-    assert isinstance(found, SessionResumed)
-    assert found.lost == (1,)
+def test_what_hosts_held_stays_without_their_scheduler() -> None:
+    """It goes where one of them was down before: its group has ended."""
+    for lost in ((), (1,)):
+        front = Successor()
+        front.all_come(h0=(1,), h1=(1,))
+        if lost:
+            front.from_island(0, HostDown(1, 5, "it is gone"))
+        front.handle(IslandDisconnected(0, 0, "scheduler-0"))
+        found = reply(front.ask(kept(1)))
+        assert isinstance(found, SessionResumed)
+        assert found.lost == lost
 
 
 def test_an_island_that_is_ended_meanwhile_is_not_asked_for() -> None:

@@ -35,6 +35,7 @@ from pathways_ray.transport.messages import (
     BarrierReached,
     Dismissed,
     Done,
+    DropProgram,
     Examine,
     Examined,
     Gang,
@@ -43,6 +44,8 @@ from pathways_ray.transport.messages import (
     HostDown,
     HostUp,
     IslandLaunch,
+    IslandOutcome,
+    IslandOutcomes,
     IslandUp,
     Load,
     Ordered,
@@ -112,37 +115,48 @@ def test_a_scheduler_without_its_controller_withdraws_the_address_and_goes_on_fo
 
 def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> None:
     """
-    1. A launch is with the hosts, one waits behind it. The controller goes: the second one is nobody's.
-    2. The next one hears of both numbers, and each host says what it holds. The first launch runs to its end.
+    1. One launch is over, one with the hosts, one waits behind it, and so does a part of another one, which only the
+       controller knew the rest of. The controller goes: that part is forgotten.
+    2. The next one hears of the highest numbers and of the three, and each host says what it holds. They run to their
+       end, and the program stays with the hosts for as long as one waits for it.
     """
     core = SchedulerCore(3, (0,), 1)
     core.handle(HostConnected(up(0)), 0.0)
-    core.handle(ControllerMessage(Program(7, b"", {})), 0.0)
-    core.handle(launch(1), 0.0)
-    core.handle(launch(2), 0.0)
-    core.handle(ControllerDisconnected("there:1"), 5.0)
+    core.handle(ControllerMessage(Program(7, b"", {}, islands=2, cross_island=True)), 0.0)
+    one, two, three = (IslandLaunch(n, 1, 7, (), 10 * n, launch=n + 50) for n in (1, 2, 3))
+    for called in (one, two, three, IslandLaunch(4, 1, 7, (), -3)):
+        core.handle(ControllerMessage(called), 0.0)
+    core.handle(HostMessage(0, 1, Done((1,), (5,))), 1.0)
+    assert core.handle(ControllerDisconnected("there:1"), 5.0) == [Withdraw("controller", "there:1")]
+    told = (
+        IslandOutcome(1, 51, 1, 7, 2, False),
+        IslandOutcome(1, 52, 2, 7, 2, True),
+        IslandOutcome(1, 53, 3, 7, 2, True),
+    )
     assert core.handle(ControllerConnected("here:1"), 6.0) == [
-        ToController(IslandUp(3, "here:1", 2, 7)),
+        ToController(IslandUp(3, "here:1", 4, 7)),
+        ToController(IslandOutcomes(told)),
         ToHosts(Recount()),
     ]
     held = HostUp(0, 1, "t", "d", 2, 1, holds=Holds({1: (4,)}, ()))
     assert core.handle(HostMessage(0, 1, held), 6.1) == [ToController(held)]
-    assert core.handle(HostMessage(0, 1, Done((1,), (5,))), 7.0) == [ToController(Done((1,), (5,)))]
+    assert core.handle(ControllerMessage(DropProgram(0, 7)), 6.2) == []
+    done = core.handle(HostMessage(0, 1, Done((2,), (5,))), 7.0)
+    assert done == [ToController(Done((2,), (5,))), ToHosts(three), ToHosts(DropProgram(0, 7))]
     assert not [c for c in core.handle(Ticked(), 100.0) if isinstance(c, Exit)]
 
 
-def test_launches_that_may_wait_for_other_islands_fail_with_the_controller() -> None:
-    """Those with the hosts, and those that are over here: what they offer may not have been taken."""
-    core = SchedulerCore(3, (0,), 4)
+def test_gangs_that_are_sent_one_by_one_end_with_the_controller() -> None:
+    """Nobody sends the others: a launch with the hosts is aborted, one that waits is forgotten."""
+    core = SchedulerCore(3, (0,), 1)
     core.handle(HostConnected(up(0)), 0.0)
-    core.handle(ControllerMessage(Program(7, b"", {}, cross_island=True)), 0.0)
+    core.handle(ControllerMessage(Program(7, b"", {})), 0.0)
     for sequence in (1, 2):
-        core.handle(ControllerMessage(IslandLaunch(sequence, 1, 7, (), 10 * sequence)), 0.0)
-    core.handle(HostMessage(0, 1, Done((1,), (5,))), 1.0)
+        core.handle(ControllerMessage(IslandLaunch(sequence, 1, 7, (), 10, 0, 1, launch=sequence)), 0.0)
     (aborted,) = [c.message for c in core.handle(ControllerDisconnected("there:1"), 5.0) if isinstance(c, ToHosts)]
     assert isinstance(aborted, Abort)
-    assert aborted.launches == ((1, 7), (2, 7))
-    assert aborted.failure.kind == "ControllerLost"
+    assert (aborted.launches, aborted.failure.kind) == (((1, 7),), "ControllerLost")
+    assert not core.order.waiting
 
 
 def test_the_link_of_a_host_is_open_before_anything_is_sent_to_it() -> None:

@@ -408,7 +408,8 @@ def test_launches_that_have_ended_elsewhere_leave_the_queue_and_the_hosts_are_to
         island.from_controller(message)
     lost = Failure("HostLost", "host 9 was lost", host=9)
     abort = Abort(((1, 1), (2, 1)), lost)
-    assert island.from_controller(abort) == [ToHosts(abort), ToHosts(Drop(1, (7,)))]
+    over = ToController(IslandLaunchFailed(2, lost))
+    assert island.from_controller(abort) == [ToHosts(abort), ToHosts(Drop(1, (7,))), over]
     for host in (0, 1):
         commands = island.from_host(host, 1, IslandLaunchFailed(1, lost))
     assert ToHosts(run(3)) in commands

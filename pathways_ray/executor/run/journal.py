@@ -1,0 +1,83 @@
+"""The journal of a host among several: the talk with its scheduler, which may die in the middle of it.
+
+A scheduler sends all hosts of an island the same launches and releases of barriers in the same order, so what each of
+them has heard is the beginning of one sequence. When it dies, some have heard more of it than others. What one lacks it
+gets from another one, and what hosts have reported of launches that were under way they report again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from pathways_ray.executor.run.active_launch import ActiveLaunch
+from pathways_ray.transport.messages import (
+    BarrierReleased,
+    Done,
+    Heard,
+    IslandLaunch,
+    IslandLaunchFailed,
+    Message,
+    Program,
+)
+
+MAX_HEARD = 512
+"""Messages that are kept. A host lacks no more than the launches of a scheduler's window, which are 128, and for each
+the release that it waits for."""
+
+MAX_HEARD_BYTES = 64 << 20
+"""Bytes of the plans among them. Where that is too few, the island starts again."""
+
+MAX_SAID = 1024
+"""Reports that are kept: more than the launches in what is kept of the others, and those that were under way before."""
+
+
+class Journal:
+    """The last launches and releases that this host has heard of, with the programs between them; `count` in all."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: deque[IslandLaunch | BarrierReleased | Program] = deque()
+        self._bytes = 0
+
+    def add(self, message: IslandLaunch | BarrierReleased) -> None:
+        """Notes a launch or a release."""
+        self.count += 1
+        self.last.append(message)
+        if len(self.last) > MAX_HEARD:
+            self._forget()
+
+    def add_program(self, message: Program) -> None:
+        """Notes a program: a host without a part in one, whom nobody waits for, may lack it before its launches. Such
+        a host needs none of the functions."""
+        self.last.append(msgspec.structs.replace(message, functions={}))
+        self._bytes += len(message.plan)
+        while self._bytes > MAX_HEARD_BYTES or len(self.last) > MAX_HEARD:
+            self._forget()
+
+    def _forget(self) -> None:
+        oldest = self.last.popleft()
+        if isinstance(oldest, Program):
+            self._bytes -= len(oldest.plan)
+
+    def heard(self, active: dict[int, ActiveLaunch]) -> Heard:
+        """All that is kept, and the launches that are active."""
+        return Heard(self.count, tuple(self.last), tuple(one.launch for one in active.values()))
+
+
+def is_counted(message: Message) -> bool:
+    """Whether a message has a number in the sequence that all hosts of an island hear."""
+    return not isinstance(message, Program)
+
+
+class Said:
+    """The last reports of launches to the scheduler: `messages`. Safe from any thread."""
+
+    def __init__(self) -> None:
+        self.messages: deque[Done | IslandLaunchFailed] = deque(maxlen=MAX_SAID)
+
+    def note(self, message: Message) -> None:
+        """Notes a message that is about to be sent, if it is such a report."""
+        if isinstance(message, Done | IslandLaunchFailed):
+            self.messages.append(message)

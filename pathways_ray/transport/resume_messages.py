@@ -1,0 +1,52 @@
+"""The request of a client to the successor of a controller that has died."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from pathways_ray import limits
+from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.transport.message import Counted, Message
+
+
+class KeptBuffers(msgspec.Struct, frozen=True, array_like=True):
+    """Arrays of one type that a client has handles to. They are on their hosts, or, `arriving`, on the way there."""
+
+    slice: int
+    type: ArrayType
+    spec: Spec
+    numbers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
+    arriving: bool = False
+
+
+class Unanswered(msgspec.Struct, frozen=True, array_like=True):
+    """A launch that was sent to a controller that has died, and has no outcome: the `numbers` of its results, and those
+    that there is a handle to."""
+
+    launch: int
+    numbers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
+    results: tuple[KeptBuffers, ...] = ()
+
+
+class ResumeSession(Message, frozen=True, tag=213):
+    """A client that has lost its controller comes to the successor, with its token, and its session's `resume_tag`.
+
+    `slices` are those that it has a handle to, `kept` its arrays. Buffers from number `next_buffer` on are newer.
+    `tags` has the tag of each of the slices, which shows the devices that the client knows. `suspended` has the meshes
+    of its slices where the session is suspended: it has none now. `gives_way` is as in `Suspend`. `unanswered` are
+    launches whose outcome may be known to schedulers.
+    """
+
+    version: int
+    session: int
+    resume_tag: str
+    name: str
+    slices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
+    kept: Annotated[tuple[KeptBuffers, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
+    next_buffer: Counted
+    tags: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] = ()
+    suspended: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] | None = None
+    gives_way: bool = False
+    unanswered: Annotated[tuple[Unanswered, ...], msgspec.Meta(max_length=limits.MAX_LAUNCHES_IN_FLIGHT)] = ()

@@ -1,0 +1,69 @@
+"""Bugs planted into how the hosts of an island come to one point after the death of their scheduler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from pathways_ray.executor.run.core import HostCore
+from pathways_ray.executor.run.instructions import Send
+from pathways_ray.executor.run.journal import Said
+from pathways_ray.scheduler.reunion import Met, Reunion
+from pathways_ray.transport.messages import BarrierReached, CatchUp
+from tests.simulation.planted import Original, Patch, bug, wrapped
+
+DYING: dict[str, Any] = {
+    "islands": {0: [0, 1], 1: [2, 3, 4]},
+    "torn": 0.03,
+    "clients": 4,
+    "launches": (40, 40),
+    "window": 16,
+    "flaws": 0.0,
+    "poison": 0.0,
+    "changes": 0,
+    "moves": 0.0,
+    "suspends": 0.0,
+}
+"""Schedulers of several hosts die before what they say has come to all of them, and nothing else does."""
+
+
+@bug(faults=0, **DYING)
+def hosts_do_not_get_what_others_have_heard(patch: Patch) -> None:
+    def meet(original: Original, self: Reunion) -> Any:
+        met = original(self)
+        return Met(CatchUp(met.catch_up.first, ()), met.launches) if isinstance(met, Met) else met
+
+    wrapped(patch, Reunion, "meet", meet)
+
+
+@bug(faults=0, **DYING)
+def hosts_take_once_more_what_they_have_heard(patch: Patch) -> None:
+    def catch_up(original: Original, self: HostCore, message: CatchUp) -> Any:
+        return original(self, msgspec.structs.replace(message, first=self.journal.count))
+
+    wrapped(patch, HostCore, "_catch_up", catch_up)
+
+
+@bug(faults=0, **DYING)
+def hosts_at_barriers_do_not_say_so_again(patch: Patch) -> None:
+    def found(original: Original, self: HostCore, event: Any) -> Any:
+        made = original(self, event)
+        return [one for one in made if not (isinstance(one, Send) and isinstance(one.message, BarrierReached))]
+
+    wrapped(patch, HostCore, "_found", found)
+
+
+@bug(faults=0, **DYING)
+def reports_that_died_with_a_scheduler_are_not_made_again(patch: Patch) -> None:
+    patch.setattr(Said, "note", lambda self, message: None)
+
+
+@bug(faults=0, **DYING)
+def a_launch_that_waited_on_one_host_enters_where_it_failed_on_another(patch: Patch) -> None:
+    def found(original: Original, self: HostCore, event: Any) -> Any:
+        for active in self.active.values():
+            active.brought = None
+        return original(self, event)
+
+    wrapped(patch, HostCore, "_found", found)
