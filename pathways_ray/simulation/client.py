@@ -389,15 +389,10 @@ class SimulatedClient:
         self.handle(event)
         self.left_behind(before, self.core.ended or Failure("SessionClosed", "it left"))
 
-    def left_behind(self, before: Sequence[int], failure: Failure) -> None:
-        """Launches have failed that were under way."""
+    def left_behind(self, before: Sequence[int], failure: Failure | None, by_client: bool = True) -> None:
+        """Launches have their outcome that were under way."""
         self._take_back()
-        self._report(before, failure, by_client=True)
-
-    def answered(self, launch: int, failure: Failure | None) -> None:
-        """A launch has the outcome that the controller's successor has found."""
-        self._take_back()
-        self._report([launch], failure)
+        self._report(before, failure, by_client)
 
     def _session_over(self, failure: Failure) -> None:
         self.over, self.ended = True, failure.message

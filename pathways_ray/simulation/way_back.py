@@ -65,9 +65,7 @@ class Returning(Protocol):
 
     def connect(self, controller: SimulatedController) -> bool: ...
 
-    def left_behind(self, before: list[int], failure: Failure) -> None: ...
-
-    def answered(self, launch: int, failure: Failure | None) -> None: ...
+    def left_behind(self, before: list[int], failure: Failure | None, by_client: bool = True) -> None: ...
 
 
 class WayBack:
@@ -141,9 +139,9 @@ class WayBack:
         self.answered += Counter(value=len(reply.done), failure=len(reply.failed), later=len(reply.running))
         for launch, leader in leaders.items():
             if leader in failures:
-                client.answered(launch, failures[leader])
+                client.left_behind([launch], failures[leader], by_client=False)
             elif leader in reply.done:
-                client.answered(launch, None)
+                client.left_behind([launch], None, by_client=False)
             elif launch not in client.core.pending:
                 if has_run(client.world, client.session, leader):
                     client.world.checker.report(f"launch {launch} of session {client.session} ran, and nobody tells it")

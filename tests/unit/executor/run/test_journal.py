@@ -37,7 +37,7 @@ def test_a_host_says_what_it_has_heard_and_takes_only_what_it_lacks() -> None:
     core = HostCore(0, (0, 1))
     core.handle(FIRST, 0.0)
     core.handle(RELEASED, 0.0)
-    (joined,) = core.handle(SchedulerFound(), 1.0)
+    joined = core.handle(SchedulerFound(), 1.0)[0]
     assert isinstance(joined, Rejoin)
     assert joined.heard == Heard(2, (FIRST, RELEASED))
     made = core.handle(CatchUp(0, (FIRST, RELEASED, SECOND, THIRD)), 2.0)
@@ -50,7 +50,7 @@ def test_a_host_says_what_it_has_heard_and_takes_only_what_it_lacks() -> None:
 def test_a_host_by_itself_keeps_nothing() -> None:
     core = HostCore(0, (0,))
     core.handle(FIRST, 0.0)
-    (joined,) = core.handle(SchedulerFound(), 1.0)
+    joined = core.handle(SchedulerFound(), 1.0)[0]
     assert isinstance(joined, Rejoin)
     assert joined.heard is None
     assert not core.journal.last
