@@ -65,7 +65,8 @@ def parts(queues: Queues, now: float) -> list[Command]:
     for queue in list(queues.waiting.values()):
         launches = [i for i in queue.items if isinstance(i, wire.IslandLaunch) and i.first == 0]
         for launch in launches:
-            if launch.gangs or not launch.launch:
+            inside = not launch.launch or any(number < 0 for number in launch.arguments)
+            if launch.gangs or inside:
                 _take_out(queues, queue, launch.sequence, commands, now)
     return commands
 

@@ -115,8 +115,8 @@ def test_a_scheduler_without_its_controller_withdraws_the_address_and_goes_on_fo
 
 def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> None:
     """
-    1. One launch is over, one with the hosts, one waits behind it, and so does a part of another one, which only the
-       controller knew the rest of. The controller goes: that part is forgotten.
+    1. One launch is over, one with the hosts, one waits behind it, and so do parts of another one, which only the
+       controller knew the whole of. The controller goes: these are forgotten.
     2. The next one hears of the highest numbers and of the three, and each host says what it holds. They run to their
        end, and the program stays with the hosts for as long as one waits for it.
     """
@@ -124,7 +124,7 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
     core.handle(HostConnected(up(0)), 0.0)
     core.handle(ControllerMessage(Program(7, b"", {}, islands=2, cross_island=True)), 0.0)
     one, two, three = (IslandLaunch(n, 1, 7, (), 10 * n, launch=n + 50) for n in (1, 2, 3))
-    for called in (one, two, three, IslandLaunch(4, 1, 7, (), -3)):
+    for called in (one, two, three, IslandLaunch(4, 1, 7, (), -3), IslandLaunch(5, 1, 7, (-3,), 60, launch=55)):
         core.handle(ControllerMessage(called), 0.0)
     core.handle(HostMessage(0, 1, Done((1,), (5,))), 1.0)
     assert core.handle(ControllerDisconnected("there:1"), 5.0) == [Withdraw("controller", "there:1")]
@@ -134,7 +134,7 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
         IslandOutcome(1, 53, 3, 7, 2, True),
     )
     assert core.handle(ControllerConnected("here:1"), 6.0) == [
-        ToController(IslandUp(3, "here:1", 4, 7)),
+        ToController(IslandUp(3, "here:1", 5, 7)),
         ToController(IslandOutcomes(told)),
         ToHosts(Recount()),
     ]
