@@ -23,6 +23,7 @@ class Reason:
 
 KNOWN = (
     (r"Only local arrays are supported", Reason(CLIENT, "NumPy's buffer protocol: only of arrays in the process")),
+    (r"CopyArrays only supports devices", Reason(CLIENT, "arrays from several devices to several of the backend cpu")),
     (r"Negative or zero strides", Reason(CLIENT, "NumPy arrays with negative strides")),
     (r"PjRt-compatible|dlpack|DLPack", Reason(CLIENT, "dlpack: only of arrays in the process")),
     (r"unsafe_buffer_pointer|unsafe_raw_buffer", Reason(CLIENT, "addresses of memory: only of arrays in the process")),
