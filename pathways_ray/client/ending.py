@@ -144,7 +144,7 @@ class Ending:
         given = {number for launch in self.unanswered for number in self._donated_to(launch)}
         groups: dict[tuple[int, ArrayType, Spec, bool], list[int]] = {}
         for record in records.values():
-            if record.id in given:
+            if record.id in given or record.early in self.unanswered:  # the latter is named with its launch
                 continue
             uploading = record.upload is not None and not record.upload.done
             arriving = uploading or record.id in self.arrived_away

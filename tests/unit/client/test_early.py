@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pathways_ray.client.buffer import FAILED, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.early import MAX_REFUSED, MAX_UNDER_WAY
-from pathways_ray.client.events import Registered
+from pathways_ray.client.events import Disconnected, Registered
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Completed, EarlyLaunch, Launch, LaunchEarly, LaunchFailed, Prepared
-from tests.unit.helpers import Sketch
+from tests.unit.helpers import VECTOR, Sketch
 
 HOST, KEY = 4, 77
 
@@ -131,3 +133,15 @@ def test_a_value_that_has_come_is_ready_and_fails_with_its_launch() -> None:
     core.handle(LaunchFailed(2, Failure("HostLost", "gone")), 0.0)
     core.early.came(b)  # by a thread that was late
     assert (a.state, b.state) == (READY, FAILED)
+
+
+def test_a_value_that_has_come_is_named_with_its_launch_where_the_controller_died() -> None:
+    core = core_of_one()
+    core.resume_tag = "tag"
+    _, made = call(core)
+    made.kind = SimpleNamespace(slice=SimpleNamespace(id=1), array=VECTOR, spec=())
+    core.early.came(made)
+    core.handle(Disconnected("it died"), 0.0)
+    request = core.resume_request("name", {}, 0.0)
+    assert request.kept == ()
+    assert made.state is READY
