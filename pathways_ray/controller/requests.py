@@ -58,7 +58,7 @@ class Slicing:
 
 
 def _nothing_to_resume(event: Requested, request: wire.ResumeSession, caller: Caller, now: float) -> list[Command]:
-    raise SessionClosed(f"session {request.session} cannot be resumed: this controller has followed no other one")
+    raise SessionClosed(f"session {request.session} has ended: this controller has followed no other one")
 
 
 @dataclass
