@@ -118,6 +118,7 @@ class Forks:
                     os.read(ended, 1 << 16)
                     for done in self._reaped():
                         poll.unregister(done)
+                    break  # the other numbers may be of connections that are closed now, or of later ones
                 elif number != self.listener.fileno():  # who asked has ended, killed by the raylet
                     poll.unregister(number)
                     child, connection = self.asking.pop(number)
@@ -126,7 +127,8 @@ class Forks:
                 elif (question := self._accepted()) is not None:
                     words, connection, files = question
                     if not self._prepared(words[1]):
-                        connection.sendall(REFUSED)
+                        with contextlib.suppress(OSError):  # who asked has ended while modules were imported
+                            connection.sendall(REFUSED)
                         connection.close()
                         _close(files)
                         continue
@@ -225,6 +227,8 @@ def serve(path: str, root: str) -> None:
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    if (random := sys.modules.get("numpy.random")) is not None:
+        random.seed()  # as Python's does by itself: otherwise all forks would draw the same numbers
     script = next(k for k, word in enumerate(words) if word.endswith(".py"))
     sys.argv = words[script:]
     sys.path[0] = os.path.dirname(words[script])

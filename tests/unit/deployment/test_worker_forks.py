@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ sys.stdin.readline()
 SERVE = """
 import sys
 from pathways_ray.deployment import worker_forks
-worker_forks.PRELOADED = ()
+worker_forks.PRELOADED = ("numpy.random",)
 worker_forks.serve(sys.argv[1], sys.argv[2])
 """
 
@@ -84,6 +85,32 @@ def test_a_fork_ends_with_who_asked_and_who_asked_with_the_fork(server: Server) 
     third = server.ask("third")
     third.communicate("\n", timeout=30.0)
     assert third.returncode == 0
+
+
+def test_who_asked_may_end_at_once_with_the_fork(server: Server) -> None:
+    """The server sees both ends, or that of one who was refused, at one look."""
+    ours, others = server.ask("ours"), [server.ask(f"worker {k}") for k in range(3)]
+    forks = [json.loads(one.stdout.readline())[3] for one in (ours, *others)][1:]  # type: ignore[union-attr]
+    server.process.send_signal(signal.SIGSTOP)
+    for one, fork in zip(others, forks, strict=True):
+        one.kill()
+        os.kill(fork, signal.SIGKILL)
+        one.communicate()
+    late = server.ask("late", job="02")
+    time.sleep(0.3)
+    late.kill()
+    late.wait()
+    server.process.send_signal(signal.SIGCONT)
+    again = server.ask("again")
+    assert json.loads(again.stdout.readline())[4] == server.process.pid  # type: ignore[union-attr]
+    for one in (late, ours, again):
+        one.communicate("\n" if one is not late else None, timeout=30.0)
+
+
+def test_forks_draw_different_numbers(server: Server) -> None:
+    (server.folder / "worker.py").write_text("import numpy, random\nprint(numpy.random.rand(), random.random())\n")
+    drawn = [server.ask("drawer").communicate(timeout=30.0)[0].split() for _ in range(3)]
+    assert len({word for words in drawn for word in words}) == 6
 
 
 def test_a_worker_of_another_job_is_no_fork(server: Server) -> None:
