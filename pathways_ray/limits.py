@@ -155,3 +155,6 @@ MAX_BACKLOG_CALLS = 8192
 
 MAX_BACKLOG = 8192
 """Messages that wait for one client to read them; meanwhile nothing more is read from it."""
+
+MAX_EARLY_BYTES = 1 << 20
+"""Results of a launch that a host may make before there is known to be room for them, for a few launches at a time."""

@@ -6,14 +6,12 @@ before. One that ends here for another reason leaves nothing on the host.
 
 from __future__ import annotations
 
+from pathways_ray import limits
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, SendIsland, Session, Tables
 from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Prepared
 
 NO_HOST = -1
-
-MAX_EARLY_BYTES = 1 << 20
-"""Results of a launch that a host may make before there is known to be room for them, for a few launches at a time."""
 
 
 def host_of(tables: Tables, program: PlannedProgram) -> int:
@@ -23,7 +21,7 @@ def host_of(tables: Tables, program: PlannedProgram) -> int:
         return NO_HOST
     ((island, message),) = parts
     hosts = [number for number, host in tables.hosts.items() if host.island == island]
-    if message.calls or len(hosts) != 1 or program.result_bytes > MAX_EARLY_BYTES:
+    if message.calls or len(hosts) != 1 or program.result_bytes > limits.MAX_EARLY_BYTES:
         return NO_HOST
     return hosts[0]
 

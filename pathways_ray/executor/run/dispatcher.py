@@ -172,7 +172,9 @@ class Dispatcher:
         return True
 
     def kind_of(self, value: Any) -> Any:
-        return (value.shape, value.dtype, value.sharding) if isinstance(value, jax.Array) else None
+        if not isinstance(value, jax.Array) or value.is_deleted():  # a launch has taken its memory
+            return None
+        return value.shape, value.dtype, value.sharding
 
     def confirm(self, number: int, sequence: int) -> None:
         self.reports.sent(number, sequence, self._behind)

@@ -74,7 +74,8 @@ class HostIO(Protocol):
         """
 
     def kind_of(self, value: Any) -> Any:
-        """The kind of a value: equal for those that the same computation takes. None for what is no array."""
+        """The kind of a value: equal for those that the same computation takes. None for what is no array, or not
+        any more."""
 
     def under_way(self) -> int:
         """Launches on the device queues."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.barriers import HostStep, InputBarrier, hosts_of, is_independent, with_barriers
 from pathways_ray.ir.plan import Device, Execute, IslandPlan, Regroup, Reshard
+from pathways_ray.ir.regions import shard_shape
+from pathways_ray.ir.types import ArrayType, Layout, item_bytes
 from pathways_ray.transport.messages import Gang, IslandLaunch, IslandLaunchFailed
 
 NO_LIMIT = 1 << 60
@@ -92,10 +96,35 @@ class HostPlan:
     @functools.cached_property
     def may_be_early(self) -> bool:
         """Whether launches may begin before their scheduler sends them: they only compute, on this host alone, take
-        the memory of nothing, and make something that they are told by."""
+        the memory of nothing, and make something that they are told by, which is small. Clients know that as well, but
+        nobody has looked at what one hands over."""
         computes = all(isinstance(step, Execute | Regroup | Reshard) for step in self.plan.steps)
         alone = not self.multi_host and self.is_unobstructed and computes
-        return alone and not self.overwritten and not self.decides and bool(self.plan.results)
+        small = bool(self.plan.results) and self._result_bytes <= limits.MAX_EARLY_BYTES
+        return alone and not self.overwritten and not self.decides and small
+
+    @functools.cached_property
+    def _result_bytes(self) -> float:
+        """Bytes of the results on all devices; without a bound where nothing here says of what type one is."""
+        plan, found = self.plan, dict[int, tuple[ArrayType, Layout]]()
+        for step in plan.steps:
+            match step:
+                case Execute():
+                    made = plan.executables[step.executable]
+                    found |= zip(step.inputs, zip(made.inputs, made.input_layouts, strict=True), strict=True)
+                    found |= zip(step.outputs, zip(made.outputs, made.output_layouts, strict=True), strict=True)
+                case Regroup():
+                    found[step.target] = step.type, step.layout
+                case Reshard():
+                    edges = plan.bundles[step.bundle].edges
+                    found |= {slot: (edge.type, edge.target) for slot, edge in zip(step.targets, edges, strict=True)}
+        if any(slot not in found for slot, _ in plan.results):
+            return math.inf
+        return sum(self._device_bytes(*found[slot]) for slot, _ in plan.results)
+
+    def _device_bytes(self, kind: ArrayType, layout: Layout) -> int:
+        mesh = self.plan.placed(layout.slice).mesh
+        return math.prod(shard_shape(kind, layout.spec, mesh)) * item_bytes(kind.dtype) * mesh.size
 
     @functools.cached_property
     def is_independent(self) -> bool:

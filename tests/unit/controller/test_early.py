@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.controller.early import MAX_EARLY_BYTES, NO_HOST, host_of, withdrawn
+from pathways_ray.controller.early import NO_HOST, host_of, withdrawn
 from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import HostState, SendIsland, Tables
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.limits import MAX_EARLY_BYTES
 from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Program
 from tests.unit.controller.harness import Harness, failure_of, program_over, to_island
 

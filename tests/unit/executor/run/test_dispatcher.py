@@ -169,6 +169,14 @@ def test_a_value_that_decides_is_said_before_the_launch_is_done(host: Served) ->
     host.receive(DropProgram(1, 40), DropProgram(1, 41))
 
 
+def test_an_array_whose_memory_a_launch_has_taken_is_of_no_kind(host: Served) -> None:
+    """An early launch must not meet it: a copy of it raises in the thread that serves all tenants."""
+    array = jax.numpy.arange(3)
+    assert host.dispatcher.kind_of(array) == host.dispatcher.kind_of(array + 1)
+    array.delete()
+    assert host.dispatcher.kind_of(array) is None
+
+
 def test_a_lost_argument_fails_the_launch(host: Served) -> None:
     host.receive(IslandLaunch(30, 1, 1, (999,), 30))
     failed = host.next()

@@ -9,6 +9,8 @@ import pytest
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.early import MAX_TAKEN, MAX_UNDER_WAY, EarlyReports, Handed
 from pathways_ray.executor.run.instructions import SchedulerFound
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.limits import MAX_EARLY_BYTES
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     AllowEarly,
@@ -119,6 +121,23 @@ def test_only_programs_that_take_the_memory_of_nothing_begin_early(donated: tupl
     host.store.put(1, 1, "x")
     host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
     assert host.refused == ([600] if donated else [])
+
+
+@pytest.mark.parametrize(
+    ("size", "specs", "small"),
+    [(MAX_EARLY_BYTES // 16, "", True), (MAX_EARLY_BYTES // 8, "", False), (MAX_EARLY_BYTES // 8, "x", True)],
+)
+def test_only_programs_of_small_results_begin_early(size: int, specs: str, small: bool) -> None:
+    """Whatever its client makes of that: there may be no room for them. Each of the two devices counts."""
+    host, sketch = Host(), Sketch()
+    here = sketch.slice("0.0", "0.1")
+    made = sketch.call(
+        "f", sketch.argument(here), slice=here, outputs=[ArrayType((size,), "uint64")], output_specs=specs
+    )
+    host.program(1, sketch, made)
+    host.store.put(1, 1, "x")
+    host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
+    assert host.refused == ([] if small else [600])
 
 
 def test_hosts_of_an_island_of_several_take_nothing() -> None:
