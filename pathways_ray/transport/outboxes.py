@@ -46,9 +46,13 @@ class AsyncOutbox:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
+    def has_room(self, most: int) -> bool:
+        """Whether no more than `most` messages wait for those before them to be taken by the other end."""
+        return len(self._batcher) <= most
+
     async def room(self, most: int) -> None:
         """Waits while more than `most` messages wait for those before them to be taken by the other end."""
-        while len(self._batcher) > most:
+        while not self.has_room(most):
             self._taken.clear()
             await self._taken.wait()
 

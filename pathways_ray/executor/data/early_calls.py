@@ -8,6 +8,10 @@ from pathways_ray.executor.data.client_stream import ClientStream
 from pathways_ray.executor.run.early import Handed
 from pathways_ray.transport import messages as wire
 
+MAX_UNREAD = 1024
+"""Messages that wait for a client to read them, behind which it hears of no further call that was left to the
+scheduler. It may hand over calls without end, by another stream than those that it does not read."""
+
 
 class EarlyCalls:
     """Joins the streams of clients with the dispatcher, which decides.
@@ -42,5 +46,5 @@ class EarlyCalls:
     def refuse(self, handed: Handed) -> None:
         """A call was left to the scheduler."""
         for stream in self._streams:
-            if stream.session == handed.session:
+            if stream.session == handed.session and stream.outbox.has_room(MAX_UNREAD):
                 stream.outbox.send(wire.EarlyRefused(handed.message.results))
