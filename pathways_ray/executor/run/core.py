@@ -117,11 +117,14 @@ class HostCore:
 
     def _catch_up(self, message: wire.CatchUp) -> list[do.Instruction]:
         """Takes what other hosts of the island have heard of, and this one has not."""
-        lacks, made = message.first - self.journal.count, list[do.Instruction]()
-        for one in message.messages:
-            lacks += is_counted(one)
+        first, made = message.first, list[do.Instruction]()
+        for k, one in enumerate(message.messages, 1):
+            first += is_counted(one)
+            lacks = first - self.journal.count
             if lacks > 0 or (lacks == 0 and not is_counted(one)):
                 made += self.handle(one, self._now)
+                if not is_counted(one):  # its launches follow, and it is ready once that is carried out
+                    return [*made, do.GoOn(wire.CatchUp(first, message.messages[k:]))]
         return made + self._rejoin("has heard what all others have")
 
     def _rejoin(self, what: str, heard: wire.Heard | None = None) -> list[do.Instruction]:

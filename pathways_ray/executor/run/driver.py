@@ -153,6 +153,7 @@ class HostDriver:
             do.Forget: self._forget,
             do.SetPeers: lambda change: io.set_peers(change.peers),
             do.Rejoin: self._rejoin,
+            do.GoOn: lambda following: following.rest,
             do.End: lambda end: io.end_process(end.reason),
             do.Send: lambda send: io.send(send.message),
         }

@@ -12,7 +12,7 @@ import msgspec
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.early import Handed, LookedAt
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.transport.messages import Examine, Heard, IslandLaunch, Message, Peer, Program, ToHost
+from pathways_ray.transport.messages import CatchUp, Examine, Heard, IslandLaunch, Message, Peer, Program, ToHost
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -213,6 +213,12 @@ class Rejoin(msgspec.Struct, frozen=True):
     heard: Heard | None = None
 
 
+class GoOn(msgspec.Struct, frozen=True):
+    """Handle the rest of a message, behind what the instructions before led to."""
+
+    rest: CatchUp
+
+
 class End(msgspec.Struct, frozen=True):
     """End this process; its successor starts again."""
 
@@ -245,6 +251,7 @@ Instruction = (
     | Forget
     | SetPeers
     | Rejoin
+    | GoOn
     | End
     | Send
 )

@@ -18,6 +18,8 @@ from pathways_ray.transport.messages import (
     IslandLaunchFailed,
     Program,
 )
+from tests.unit.executor.run.test_core import Host
+from tests.unit.helpers import Sketch
 
 FIRST, SECOND, THIRD = (IslandLaunch(n, 1, n, (), 0) for n in (1, 2, 3))
 RELEASED = BarrierReleased(1, 0)
@@ -45,6 +47,21 @@ def test_a_host_says_what_it_has_heard_and_takes_only_what_it_lacks() -> None:
     assert isinstance(made[-1], Rejoin)
     assert made[-1].heard is None
     assert failed(core.handle(CatchUp(1, (RELEASED, SECOND, THIRD, FIRST)), 3.0)) == [1]
+
+
+def test_a_program_without_a_part_here_is_ready_before_its_launches() -> None:
+    """Otherwise they would fail here, and on no other host, which ends the island."""
+    host, sketch = Host(multi_host=True), Sketch()
+    there = sketch.slice("1.0")
+    host.plan = sketch.planned(sketch.call("f", sketch.argument(there), slice=there)).plans[0]
+    programs = [Program(number, b"", {}) for number in (1, 2)]
+    launches = [IslandLaunch(number, 1, number, (1,), 0) for number in (1, 2)]
+    host.handle(CatchUp(0, (programs[0], launches[0], programs[1], launches[1])))
+    assert [message for message in host.messages if isinstance(message, IslandLaunchFailed)] == []
+    assert [sequence for sequence, _ in host.watched] == [1, 2]
+    assert host.core.journal.count == 2
+    assert host.holds is not None
+    assert host.holds.programs == (1, 2)
 
 
 def test_a_host_by_itself_keeps_nothing() -> None:
