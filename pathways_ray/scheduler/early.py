@@ -17,7 +17,7 @@ turns, each message that allows and forbids would be for nothing."""
 
 
 class EarlyRight:
-    """The tenant that may hand over launches; "" while none may.
+    """The tenant that may hand over launches; "" while none may. `last` is the one whose launch came last.
 
     Args:
         alone_s: see `ALONE_S`.
@@ -26,28 +26,28 @@ class EarlyRight:
     def __init__(self, alone_s: float = ALONE_S) -> None:
         self.alone_s = alone_s
         self.tenant = ""
-        self._last = ""
+        self.last = ""
         self._since = 0.0
 
     def entered(self, tenant: str, now: float) -> list[Command]:
         """A launch of a tenant has come."""
-        if tenant == self._last:
+        if tenant == self.last:
             return []
-        self._last, self._since = tenant, now
+        self.last, self._since = tenant, now
         return self.end()
 
     def tick(self, alone: bool, now: float) -> list[Command]:
         """Time has passed; `alone` says whether the island is one host that serves one tenant."""
         if not alone:
             return self.end()
-        if self.tenant or not self._last or now - self._since < self.alone_s:
+        if self.tenant or not self.last or now - self._since < self.alone_s:
             return []
-        self.tenant = self._last
+        self.tenant = self.last
         return [ToHosts(AllowEarly(tenant_mark(self.tenant)))]
 
     def forget(self) -> list[Command]:
         """The hosts, or the controller, are others from now on."""
-        self._last = ""
+        self.last = ""
         return self.end()
 
     def end(self) -> list[Command]:

@@ -138,7 +138,9 @@ class IslandOrder:
     def tick(self) -> list[Command]:
         """Time has passed."""
         alone = self.members.complete and len(self.members.hosts) == 1 and self.ledger.active <= 1
-        return self.early.tick(alone, self.now)
+        here = (*self.outstanding.values(), *self.waiting.values())
+        # The one that is alone now may have come before the last one, which is through.
+        return self.early.tick(alone and all(one.usage.tenant == self.early.last for one in here), self.now)
 
     # --- dispatch -----------------------------------------------------------------------------------------------------
 

@@ -572,6 +572,16 @@ def test_a_host_hears_that_nobody_may_hand_over_launches_before_those_of_another
     assert dispatched(island.from_controller(other))[0] == AllowEarly("")
 
 
+def test_one_that_is_through_may_not_while_another_tenant_still_has_launches() -> None:
+    island = serving(0, window=4)
+    island.from_controller(run(1))
+    island.from_controller(IslandLaunch(2, 2, 1, (), 0))
+    island.from_host(0, 1, Done((2,)))
+    assert dispatched(island.tick(1.0)) == [], "the launch of the other one came before the last, and is not over"
+    island.from_host(0, 1, Done((1,)))
+    assert dispatched(island.tick(2.0)) == [AllowEarly(tenant_mark(anonymous(2)))]
+
+
 def test_several_hosts_take_no_launches_of_clients() -> None:
     island = serving(0, 1, window=4)
     island.from_controller(run(1))
