@@ -68,6 +68,8 @@ class _Control:
         self.arrays = _captured(equation)
         self.known = dict(builder.slices)
         """Slices that outlines have found: those of the program, and of the bodies."""
+        # In a body all inputs have got a place, whether they lie there or not: its outline was checked.
+        self.checked = isinstance(builder, BodyBuilder)
 
     def build(self) -> list[Value]:
         if self.single:
@@ -122,7 +124,7 @@ class _Control:
             first = by_weight[0]
             results.append(first.results[k])
             for body in by_weight[1:]:
-                if _differ(first.results[k], body.firm(k), body.bound(k)):
+                if not self.checked and _differ(first.results[k], body.firm(k), body.bound(k)):
                     raise GraphError(
                         f"{self._shown()}: the branches leave result {k} in different layouts: {first.results[k]} "
                         f"by {first.maker(k)}, and {body.results[k]} by {body.maker(k)}. Give them the same "
@@ -170,7 +172,7 @@ class _Control:
             first = carry[k] if lies is None else Layout(lies[0].id, lies[1])
             # In one computation, what operations make of a value from elsewhere lies where the computation is.
             bound = found.bound(k) if lies is not None and not self.single else None
-            if _differ(first, found.firm(k), bound):
+            if not self.checked and _differ(first, found.firm(k), bound):
                 line = line_of(value, self.builder.nodes)
                 raise GraphError(
                     f"{self._shown()}: the body changes the layout of carry {k}: it takes it as {first}"

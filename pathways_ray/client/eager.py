@@ -23,9 +23,9 @@ from pathways_ray.client.bodies import control_node
 from pathways_ray.client.context import current_session
 from pathways_ray.client.debugging import checks_asked
 from pathways_ray.client.export import Exported
-from pathways_ray.client.graph_builder import GraphBuilder
 from pathways_ray.client.jaxprs import equations_of
 from pathways_ray.client.operation import Operation, is_pinned, slices_of
+from pathways_ray.client.outlines import ProgramBuilder
 from pathways_ray.client.placement import put_at
 from pathways_ray.client.program import LoweredProgram
 from pathways_ray.client.session import Session
@@ -81,7 +81,7 @@ def _program(
     if found is None:
         session.check_open()
         made = _operations.setdefault(closed, {}).setdefault(settings, {})
-        builder = GraphBuilder(session, str(params["name"]), kinds, control_node, operations=made)
+        builder = ProgramBuilder(session, str(params["name"]), kinds, control_node, operations=made)
         if any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns):
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:

@@ -62,14 +62,28 @@ class Outline:
 
 
 @dataclass
-class Outliner(GraphBuilder):
+class ProgramBuilder(GraphBuilder):
+    """Builds a graph, and notes which values are `free`: ordinary operations have made them without an operand that
+    lies somewhere, and put them on a slice for want of another."""
+
+    free: set[Ref] = field(default_factory=set)
+
+    def _operation(self, operation: Operation, inputs: list[Value]) -> list[Value]:
+        is_bound = operation.slice is not None or any(own_layout(self, value) is not None for value in inputs)
+        made = super()._operation(operation, inputs)
+        if not is_bound:
+            self.free.update(value.ref for value in made if value.ref is not None)
+        return made
+
+
+@dataclass
+class Outliner(ProgramBuilder):
     """Builds a body for its layouts alone, without code. Operations without a placed operand go to `home`; with
     `single`, everything does."""
 
     home: VirtualSlice | None = None
     single: bool = True
     loose: set[Ref] = field(default_factory=set)
-    free: set[Ref] = field(default_factory=set)
 
     def outline(self, closed: jex_core.ClosedJaxpr, given: Sequence[Any]) -> Outline:
         """Args: given: for each input its place, as a `Value` without content."""
@@ -92,17 +106,10 @@ class Outliner(GraphBuilder):
         return Outline(closed.jaxpr, self.nodes, inputs, places, asked, makers, loose, free)
 
     def _operation(self, operation: Operation, inputs: list[Value]) -> list[Value]:
-        is_bound = operation.slice is not None or any(map(self._is_bound, inputs))
         made = super()._operation(operation, inputs)
         asked = operation.outputs or (None,) * len(made)
         self.loose.update(v.ref for v, spec in zip(made, asked, strict=True) if v.ref is not None and spec is None)
-        if not is_bound:
-            self.free.update(value.ref for value in made if value.ref is not None)
         return made
-
-    def _is_bound(self, value: Value) -> bool:
-        """Whether a value lies on a slice, and not only where it was put for want of another."""
-        return own_layout(self, value) is not None and value.ref not in self.free
 
     def layout_of(self, value: Value) -> tuple[VirtualSlice, Spec] | None:
         """The layout of a value; None as well where it lies elsewhere, and is brought to `home`."""
@@ -128,7 +135,10 @@ class Outliner(GraphBuilder):
 
 
 def own_layout(builder: GraphBuilder, value: Value) -> tuple[VirtualSlice, Spec] | None:
-    """The layout of a value; None of one that comes from the client, which may lie where a consumer wants it."""
+    """The layout of a value; None of one that comes from the client, or is `free`: it may lie where a consumer wants
+    it."""
+    if isinstance(builder, ProgramBuilder) and value.ref in builder.free:
+        return None
     comes_in = value.ref is not None and isinstance(builder.nodes[value.ref.node], Argument)
     if comes_in and (value.kind is None or value.kind.slice is None):
         return None

@@ -17,8 +17,9 @@ from pathways_ray.client.bodies import control_node
 from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import jax_settings
-from pathways_ray.client.graph_builder import BuiltProgram, GraphBuilder, Output
+from pathways_ray.client.graph_builder import BuiltProgram, Output
 from pathways_ray.client.leaves import argument, named
+from pathways_ray.client.outlines import ProgramBuilder
 from pathways_ray.client.registered import RegisteredProgram, type_of
 from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
@@ -144,7 +145,7 @@ class Program:
             if noted:
                 self._traces.note(kinds, stacklevel=5)
             found = self._traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
-        builder = GraphBuilder(session, self.__name__, kinds, control_node, operations=found.operations)
+        builder = ProgramBuilder(session, self.__name__, kinds, control_node, operations=found.operations)
         return LoweredProgram(session, builder.build(found), found.output_tree)
 
     def __repr__(self) -> str:

@@ -264,6 +264,25 @@ def test_what_the_client_has_lies_where_the_body_wants_it(a: VirtualSlice, b: Vi
         np.testing.assert_array_equal(run_script(lowered, V, late=random.Random(0))[0], V * times**3)
 
 
+def test_what_an_operation_made_of_that_lies_where_the_body_wants_it(a: VirtualSlice, b: VirtualSlice) -> None:
+    """It was put on the first slice of the program for want of another: before a loop, in a loop, and in a branch."""
+    f, g, t = double(a), double(b), total(b)
+    programs = (
+        (lambda v: (pw.fori_loop(0, 3, lambda i, c: g(c), v + 1), f(v)), (V + 1) * 8),
+        (lambda v: (pw.fori_loop(0, 3, lambda i, c: g(f(c)), v + 1), f(v)), (V + 1) * 64),
+        (lambda v: pw.fori_loop(0, 3, lambda i, c: (f(c[0]), t(c[0]) + c[1]), (v, v.sum())), V * 8),
+        (lambda v: (pw.fori_loop(0, 3, lambda i, c: f(c) + pw.fori_loop(0, 2, lambda j, d: g(d), v + 1), v),), None),
+        (lambda v: (pw.cond(v[3] > 0, lambda x: g(f(x)), lambda x: x * 0, v / 2), f(v)), V * 2),
+        (lambda v: (pw.fori_loop(0, 3, lambda i, c: pw.cond(i > 1, lambda x: g(f(x)), lambda x: v + 1, c), v),), None),
+    )
+    for made, expected in programs:
+        lowered = pw.program(made).lower(V)
+        found = run(lowered, V)[0]
+        np.testing.assert_array_equal(run_script(lowered, V, late=random.Random(0))[0], found)
+        if expected is not None:
+            np.testing.assert_array_equal(found, expected)
+
+
 def test_bodies_may_call_jitted_functions(a: VirtualSlice, b: VirtualSlice) -> None:
     f, g = (pw.jit(lambda v: v * 2 + 1, slice=where) for where in (a, b))
     one = pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: f(c), v)).lower(V)
