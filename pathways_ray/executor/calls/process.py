@@ -160,6 +160,7 @@ class FunctionProcess:
         process = self._process
         if process is not None:
             process.terminate()  # its reaper, which ends all
+            process.send_signal(signal.SIGCONT)  # a function may have stopped it, and would go on without a limit
 
     def close(self) -> None:
         """Kills the process and what it has started, and waits until they are gone."""

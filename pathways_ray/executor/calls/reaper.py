@@ -45,9 +45,9 @@ def main() -> None:
         while (ended := os.wait())[0] != server:
             pass
         status = ended[1]
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # in here: the host may ask at this very moment
     except _Asked:
         pass
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_children()
     _end_like(status)
 
@@ -64,6 +64,7 @@ def _serve(control: Callable[..., Any], reaper: int) -> None:
 
 
 def _asked(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: a second one would end this process before its children
     raise _Asked
 
 
@@ -73,7 +74,8 @@ def end_children() -> None:
     with contextlib.suppress(ChildProcessError):
         while time.monotonic() < until:
             for pid in _children():
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(PermissionError):  # of another user: others have to end all the same
+                    os.kill(pid, signal.SIGKILL)
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
             time.sleep(0.002)

@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
+from pathways_ray.executor.calls import reaper
 from pathways_ray.executor.calls.process import CallFailed, FunctionProcess
 
 LIMIT_S = 60.0
@@ -175,6 +176,31 @@ def test_what_a_function_leaves_ends_with_its_process(called: Called) -> None:
         called.call(lambda v: os.kill(os.getpid(), signal.SIGKILL), V)
     assert not psutil.pid_exists(pid)
     np.testing.assert_array_equal(called.call(lambda v: v, V), V)
+
+
+def test_a_function_that_stops_its_reaper_has_its_limit_all_the_same(called: Called) -> None:
+    def stops(v: Any) -> Any:
+        import os
+        import signal
+        import time
+
+        os.kill(os.getppid(), signal.SIGSTOP)
+        time.sleep(20)  # and not for ever: what this is about would keep the test waiting
+        return v
+
+    called.call(lambda v: v, V)
+    with pytest.raises(CallFailed, match=r"did not return within 0.3 s"):
+        called.call(stops, V, limit_s=0.3)
+    np.testing.assert_array_equal(called.call(lambda v: v, V), V)
+
+
+def test_a_reaper_that_is_asked_twice_ends_what_it_has_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second request may come before the first has ended anything."""
+    handlers: list[Any] = []
+    monkeypatch.setattr(reaper.signal, "signal", lambda number, handler: handlers.append((number, handler)))
+    with pytest.raises(reaper._Asked):
+        reaper._asked(signal.SIGTERM, None)
+    assert handlers == [(signal.SIGTERM, signal.SIG_IGN)]
 
 
 def test_a_function_may_close_what_it_prints_to(called: Called) -> None:
