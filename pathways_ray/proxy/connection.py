@@ -111,7 +111,8 @@ class Connection:
         self._sweep()
 
     def give_up_late(self, now: float) -> None:
-        """Has a request fail whose bytes do not come. To be called every few seconds; it does not wait."""
+        """Has a request fail whose bytes do not come. To be called every few seconds; it does not wait: what stands
+        behind that request may, for other things, and is carried out by another thread."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -119,11 +120,19 @@ class Connection:
             if awaited != self._awaited:
                 self._awaited, self._awaited_since = awaited, now
             elif awaited and now - max(self.bytes_came, self._awaited_since) > BYTES_LIMIT_S:
-                text = f"the bytes of host buffer {awaited[0]} did not come; none came for {BYTES_LIMIT_S:.0f} s"
-                for handle in awaited:
-                    self._carry_out(do.Stored(handle, Status(Code.DEADLINE_EXCEEDED, text)))
+                self._awaited_since = now
+                threading.Thread(target=self._give_up, args=(awaited,), name="pathways-proxy-late", daemon=True).start()
         finally:
             self._lock.release()
+        self._sweep()
+
+    def _give_up(self, awaited: tuple[int, ...]) -> None:
+        with self._lock:
+            if self.core.parked.awaited != awaited:  # they have come meanwhile
+                return
+            text = f"the bytes of host buffer {awaited[0]} did not come; none came for {BYTES_LIMIT_S:.0f} s"
+            for handle in awaited:
+                self._carry_out(do.Stored(handle, Status(Code.DEADLINE_EXCEEDED, text)))
         self._sweep()
 
     def _request(self, request: do.Requested, commands: list[do.Command]) -> None:

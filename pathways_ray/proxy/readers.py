@@ -122,6 +122,8 @@ class Readers:
             raise Refused(Code.INTERNAL, f"the program's reader answered something else: {error}") from None
         finally:
             self._idle.put(worker)
+            if self._closed:  # who asked then has started it again
+                worker.close()
         if isinstance(found, Refusal):
             raise Refused(found.code, found.message)
         return found
@@ -141,5 +143,6 @@ class Readers:
 
     def close(self) -> None:
         """Ends the processes, also over a program."""
+        self._closed = True
         for worker in self._all:
             worker.close()

@@ -65,6 +65,24 @@ def test_a_program_is_read_with_its_shardings_and_looked_at(readers: Readers) ->
     assert "HloModule" in readers.text(program.module, 1)
 
 
+ALWAYS_REFUSES = """
+import msgspec, sys, time
+from pathways_ray.worker import _read_frame, _write
+_read_frame(sys.stdin.buffer)
+_write(sys.stdout.buffer, bytes([1]) + msgspec.msgpack.encode([3, "no"]))
+time.sleep(1000)
+"""
+
+
+def test_who_asks_when_the_proxy_has_ended_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_ray.proxy.readers.COMMAND", ("-c", ALWAYS_REFUSES))
+    made = Readers(4)
+    made.close()
+    with pytest.raises(Refused, match="no"):
+        made.text(b"", 1)
+    assert made._all[0]._process is None
+
+
 MALFORMED: dict[str, Callable[[bytes], bytes]] = {
     "nothing": lambda data: b"",
     "half": lambda data: data[: len(data) // 2],

@@ -226,6 +226,31 @@ def test_a_request_whose_bytes_never_come_is_given_up_and_what_comes_late_is_not
         door.server.stop()
 
 
+def test_what_stands_behind_bytes_that_never_come_keeps_no_other_client_out(tmp_path: Path) -> None:
+    """1. The request is given up, and what is carried out then waits. 2. Another client attaches meanwhile."""
+    reached, goes_on = threading.Event(), threading.Event()
+
+    def waits(*_: Any) -> None:
+        reached.set()
+        goes_on.wait(20)
+
+    with (
+        patch.object(server, "LOOK_S", 0.05),
+        patch.object(connection, "BYTES_LIMIT_S", 0.2),
+        patch.object(connection.Connection, "_carry_out", waits),
+    ):
+        door = Door(tmp_path)
+        stream = Stream(door)
+        stream.ask("init_request")
+        stream.send(put_request(6))
+        assert reached.wait(20)
+        other = Stream(door)
+        assert other.ask("init_request").init_response.session_id
+        goes_on.set()
+        door.channel.close()
+        door.server.stop()
+
+
 @pytest.mark.timeout(120)
 def test_a_program_that_cannot_be_read_is_refused_and_its_client_goes_on(door: Door) -> None:
     stream = Stream(door)
