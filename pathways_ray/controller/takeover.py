@@ -259,7 +259,7 @@ class Takeover:
         slices = self.slices.get(number, {})
         away = {mesh.id: mesh for mesh in request.suspended or ()}
         unknown = [one for one in request.slices if one not in slices]
-        unknown += [one for one in away if one > self.tables.last_slice]
+        unknown += [one for one in away if not 0 < one <= self.tables.last_slice]
         if client is not None or self.over or unknown:
             why = "is open" if client is not None else "was given up" if self.over else f"has no slices {unknown}"
             raise SessionClosed(f"session {number} cannot be resumed: it {why}")

@@ -170,13 +170,14 @@ def test_a_suspended_session_has_no_slices_whatever_its_client_says(named: tuple
     assert (found.slices, found.lost) == ((), (1,))
 
 
-def test_a_suspension_with_slices_that_nobody_has_had_is_refused() -> None:
-    """Another session's slice may get that number."""
+@pytest.mark.parametrize("number", [10, 0, -1])
+def test_a_suspension_with_slices_that_nobody_has_had_is_refused(number: int) -> None:
+    """Another session's slice may get that number; 0 stands for none."""
     front = Successor()
     front.all_come()
-    found = reply(front.ask(slices=(), suspended=(SliceType(10, (2,), ("x",)),)))
+    found = reply(front.ask(slices=(), suspended=(SliceType(number, (2,), ("x",)),)))
     assert isinstance(found, Refused)
-    assert "has no slices [10]" in found.failure.message
+    assert f"has no slices [{number}]" in found.failure.message
 
 
 def outcome(launch: int, islands: int = 1, failure: Failure | None = None, runs: bool = False) -> IslandOutcome:
