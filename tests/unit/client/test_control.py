@@ -267,7 +267,7 @@ def test_what_the_client_has_lies_where_the_body_wants_it(a: VirtualSlice, b: Vi
 def test_what_an_operation_made_of_that_lies_where_the_body_wants_it(a: VirtualSlice, b: VirtualSlice) -> None:
     """It was put on the first slice of the program for want of another: before a loop, in a loop, and in a branch."""
     f, g, t = double(a), double(b), total(b)
-    programs = (
+    programs: Sequence[tuple[Any, Any]] = (
         (lambda v: (pw.fori_loop(0, 3, lambda i, c: g(c), v + 1), f(v)), (V + 1) * 8),
         (lambda v: (pw.fori_loop(0, 3, lambda i, c: g(f(c)), v + 1), f(v)), (V + 1) * 64),
         (lambda v: pw.fori_loop(0, 3, lambda i, c: (f(c[0]), t(c[0]) + c[1]), (v, v.sum())), V * 8),

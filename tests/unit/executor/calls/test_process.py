@@ -197,7 +197,7 @@ def test_a_function_that_stops_its_reaper_has_its_limit_all_the_same(called: Cal
 def test_a_reaper_that_is_asked_twice_ends_what_it_has_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second request may come before the first has ended anything."""
     handlers: list[Any] = []
-    monkeypatch.setattr(reaper.signal, "signal", lambda number, handler: handlers.append((number, handler)))
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.append((number, handler)))
     with pytest.raises(reaper._Asked):
         reaper._asked(signal.SIGTERM, None)
     assert handlers == [(signal.SIGTERM, signal.SIG_IGN)]
