@@ -226,13 +226,26 @@ class Hosts:
 
     def absence(self, program: PlannedProgram) -> Failure | None:
         """The failure of a launch whose islands have been without a host for too long."""
+        failures = map(self._absence_of, self.away(program))
+        return next((failure for failure in failures if failure is not None), None)
+
+    def _absence_of(self, host: HostState) -> Failure | None:
         now = self.tables.now
-        for host in self.away(program):
-            assert host.down_since is not None
-            absent = now - host.down_since
-            if absent > HOST_ABSENCE_LIMIT_S:
-                story = self.tables.story.lines(now, hosts=frozenset({host.host}))
-                down = f"host {host.host} has been down for {absent:.0f} s"
-                text = down if math.isfinite(absent) else f"island {host.island} was removed, with host {host.host}"
-                return Failure("HostLost", text, host=host.host, story=story)
-        return None
+        assert host.down_since is not None
+        absent = now - host.down_since
+        if absent <= HOST_ABSENCE_LIMIT_S:
+            return None
+        story = self.tables.story.lines(now, hosts=frozenset({host.host}))
+        down = f"host {host.host} has been down for {absent:.0f} s"
+        text = down if math.isfinite(absent) else f"island {host.island} was removed, with host {host.host}"
+        return Failure("HostLost", text, host=host.host, story=story)
+
+    def tick(self) -> list[Send]:
+        """Time passes: launches that the controller before has left fail on islands that have been without a host for
+        too long. This one has lost no host there, and no host will report."""
+        inherited, commands = self.outcomes.inherited, list[Send]()
+        for number in sorted(self.tables.away) if inherited.fates else ():
+            host = self.tables.hosts[number]
+            if (failure := self._absence_of(host)) is not None:
+                commands += inherited.island_lost(host.island, failure)
+        return commands

@@ -284,6 +284,7 @@ class Launches:
         self.tables.buffers = sum(len(session.buffers) for session in self.sessions.values())
         return (
             self.preemption.tick(now)
+            + self.membership.tick()
             + self.admission.resume(self.sessions.values() if self.away else self.admission.with_deferred())
             + self.admission.memory_freed()
         )

@@ -136,6 +136,8 @@ class World:
             return False
         if any(scheduler.process.alive and scheduler.process.paused for scheduler in self.schedulers.values()):
             return False  # with its hosts gone, the controller alone knows
+        if any(scheduler.process.alive and scheduler.core.members.apart for scheduler in self.schedulers.values()):
+            return False  # hosts hear of nothing that is over until all are there, or one is given up
         known, gone = self.controller.launches.hosts, self.gone()
         if any(n in known and known[n].down_since is None for n in gone):
             return False

@@ -211,7 +211,7 @@ def the_scheduler_keeps_the_loss_of_a_host_to_itself(patch: Patch) -> None:
     patch.setattr(Restart, "lose_host", lose_host)
 
 
-@bug(faults=12, seeds=150, shown=8, impatient=0.0, **PAIRS)
+@bug(faults=12, seeds=150, shown=42, impatient=0.0, **PAIRS)
 def a_host_that_comes_back_gets_no_programs(patch: Patch) -> None:
     def up(original: Original, self: Hosts, island: int, message: Any) -> Any:
         kept, self.tables.programs = self.tables.programs, {}
@@ -692,7 +692,7 @@ def a_silent_resource_manager_is_left_alone(patch: Patch) -> None:
     patch.setattr(Watch, "tick", lambda self, now, slowness: [ReportToManager()])
 
 
-@bug(faults=12, seeds=300, shown=71)
+@bug(faults=12, seeds=300, shown=136)
 def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
     """It was stopped when the controller died that would have missed it."""
 
@@ -705,13 +705,13 @@ def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
 # --- nothing is for ever ----------------------------------------------------------------------------------------------
 
 
-@bug(faults=12, seeds=300, shown=26, launches=(30, 30), **SINGLES)
+@bug(faults=12, seeds=300, shown=102, launches=(30, 30), **SINGLES)
 def survivors_are_not_told_of_launches_that_have_ended(patch: Patch) -> None:
     patch.setattr(Outcomes, "_abort", lambda self, record, failure: [])
     patch.setattr(host_core, "lost_sender", lambda active, host, peers: None)
 
 
-@bug(faults=12, seeds=300, shown=26, launches=(30, 30), **SINGLES)
+@bug(faults=12, seeds=300, shown=102, launches=(30, 30), **SINGLES)
 def what_nobody_pulls_stays_offered(patch: Patch) -> None:
     patch.setattr(PreparedProgram, "take_back", lambda self, launch, failure: None)
 

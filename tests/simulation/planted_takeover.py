@@ -14,7 +14,7 @@ from pathways_ray.client.suspension import Suspension
 from pathways_ray.controller import takeover
 from pathways_ray.controller.inherited import Answer, Fate, Inherited
 from pathways_ray.controller.takeover import Takeover
-from pathways_ray.scheduler.core import SchedulerCore
+from pathways_ray.scheduler.controller_absence import ControllerAbsence
 from pathways_ray.scheduler.queues import Queues
 from pathways_ray.transport.messages import HostUp, IslandOutcomes
 from tests.simulation.planted import Original, Patch, bug, wrapped
@@ -57,8 +57,8 @@ def launches_that_were_sent_are_forgotten_with_the_controller(patch: Patch) -> N
 def schedulers_do_not_say_what_launches_came_to(patch: Patch) -> None:
     wrapped(
         patch,
-        SchedulerCore,
-        "_join_controller",
+        ControllerAbsence,
+        "over",
         lambda original, self, *a: [
             c for c in original(self, *a) if not isinstance(getattr(c, "message", None), IslandOutcomes)
         ],

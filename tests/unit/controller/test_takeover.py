@@ -17,6 +17,7 @@ from pathways_ray.controller.events import (
     StreamOpened,
     WantIslands,
 )
+from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Tenant
@@ -220,6 +221,25 @@ def test_a_launch_of_before_fails_with_the_island_that_it_runs_on() -> None:
     (failed,) = [m for m in sent(commands) if isinstance(m, LaunchFailed)]
     assert (failed.launch, failed.failure.kind) == (1, "HostLost")
     assert not front.core.launches.sessions[SESSION].lives(21)
+
+
+def test_a_launch_of_before_fails_where_a_host_of_its_island_stays_away() -> None:
+    """It went before this controller heard that it was there, so nothing that it has known is lost with it."""
+    front = Successor()
+    front.tick(1.0)
+    for host in (0, 1, 2):
+        front.comes(host, Holds({SESSION: ()}, ()))
+    front.connect(ISLAND_OF_HOST[3])
+    front.from_island(ISLAND_OF_HOST[3], IslandOutcomes((outcome(1, runs=True),)))
+    front.from_island(ISLAND_OF_HOST[3], HostDown(3, 5, "it is gone"))
+    front.tick(1.0 + GATHER_LIMIT_S)
+    found = reply(front.ask(unanswered=(Unanswered(1, (21,), (kept(21),)),)))
+    assert isinstance(found, SessionResumed)
+    assert found.running == (1,)
+    commands = front.tick(1.5 + HOST_ABSENCE_LIMIT_S)
+    (failed,) = [m for m in sent(commands) if isinstance(m, LaunchFailed)]
+    assert (failed.launch, failed.failure.kind) == (1, "HostLost")
+    assert "host 3 has been down for" in failed.failure.message
 
 
 def test_what_schedulers_know_is_forgotten_once_nobody_can_come_for_it() -> None:

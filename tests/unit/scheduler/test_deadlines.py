@@ -95,7 +95,7 @@ def test_a_launch_that_has_failed_and_left_a_computation_on_a_device_is_blamed_f
     made = island(0, two_outputs=("0.0",))
     launch(made, 1, 1)
     made.from_host(0, 1, IslandLaunchFailed(1, Failure("ExecutionError", "the other output")))
-    assert made.tick(LIMIT_S, running={1: 0.5}) == []
+    assert downs(made.tick(LIMIT_S, running={1: 0.5})) == []
     (down,) = downs(made.tick(LIMIT_S + 1, running={1: 0.5}))
     assert (down.kind, down.candidates, down.decided) == ("LaunchTimeout", (1,), True)
     assert "launch 1, which has failed, was first" in down.reason
@@ -104,7 +104,7 @@ def test_a_launch_that_has_failed_and_left_a_computation_on_a_device_is_blamed_f
 def test_a_launch_that_is_at_no_device_ends_its_island_without_blame() -> None:
     made = island(0, waiting=("0.0",))
     launch(made, 1, 1)
-    assert [made.tick(float(now)) for now in range(1, int(STUCK_LIMITS * LIMIT_S) + 1)] == [[]] * 20
+    assert [downs(made.tick(float(now))) for now in range(1, int(STUCK_LIMITS * LIMIT_S) + 1)] == [[]] * 20
     (down,) = downs(made.tick(STUCK_LIMITS * LIMIT_S + 1.5))
     assert (down.kind, down.candidates, down.compiling) == ("HostLost", (), ())
     assert "has waited for" in down.reason
