@@ -20,6 +20,7 @@ from pathways_ray.scheduler.policies import POLICIES, Candidate, Policy
 from pathways_ray.simulation.tables import check_order
 from pathways_ray.transport.messages import (
     Account,
+    AllowEarly,
     Done,
     Drop,
     DropSession,
@@ -47,6 +48,11 @@ def youngest(candidate: Candidate, now: float) -> tuple[float, ...]:
 POLICY = st.sampled_from([*POLICIES.values(), youngest])
 
 
+def allows_early(command: Command) -> bool:
+    """Whether a command says who may hand over calls, which concerns no launch here."""
+    return isinstance(command, ToHosts) and isinstance(command.message, AllowEarly)
+
+
 class OrderMachine(RuleBasedStateMachine):
     @initialize(hosts=st.integers(1, 3), window=st.integers(1, 3), policy=POLICY)
     def start(self, hosts: int, window: int, policy: Policy) -> None:
@@ -69,6 +75,8 @@ class OrderMachine(RuleBasedStateMachine):
     def apply(self, commands: list[Command]) -> None:
         for command in commands:
             match command:
+                case _ if allows_early(command):
+                    pass
                 case ToHosts(message):
                     assert isinstance(message, IslandLaunch | Drop | DropSession)
                     for host in self.up:
@@ -129,7 +137,7 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 5))
     def time_passes(self, seconds: float) -> None:
         """Hosts that leave others waiting in a launch they have failed make the island restart."""
-        commands = self.island.tick(self.island.now + seconds)
+        commands = [one for one in self.island.tick(self.island.now + seconds) if not allows_early(one)]
         if any(not isinstance(command, Kill) for command in commands):  # of a host that was silent, once more
             assert any(self.fate.get(sequence) and left for sequence, left in self.open.items()), "no reason to"
             self.all_go(lambda: commands)
