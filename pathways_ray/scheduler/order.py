@@ -138,9 +138,10 @@ class IslandOrder:
     def tick(self) -> list[Command]:
         """Time has passed."""
         alone = self.members.complete and len(self.members.hosts) == 1 and self.ledger.active <= 1
-        here = (*self.outstanding.values(), *self.waiting.values())
+        here = {one.usage.tenant for one in self.outstanding.values()}
+        here |= {one.usage.tenant for one in self.waiting.values()}
         # The one that is alone now may have come before the last one, which is through.
-        return self.early.tick(alone and all(one.usage.tenant == self.early.last for one in here), self.now)
+        return self.early.tick(alone and here <= {self.early.last}, self.now)
 
     # --- dispatch -----------------------------------------------------------------------------------------------------
 
