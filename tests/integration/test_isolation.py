@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import pathways_ray as pw
-from pathways_ray.errors import PathwaysError, SessionClosed
+from pathways_ray.errors import BufferLost, PathwaysError, SessionClosed
 
 SCRIPT = Path(__file__).parent / "scripts" / "isolated_cluster.py"
 TOKENS = {name: f"{name}-token-0123456789" for name in ("alice", "bob")}
@@ -92,12 +92,13 @@ def test_each_tenant_has_processes_and_the_death_of_one_is_its_own(cluster: tupl
 
 @pytest.mark.slow
 def test_what_starts_the_processes_may_die(cluster: tuple[Any, str, str]) -> None:
-    """Its islands end with it. The sessions that lie there end with an error that says so, or go on where it is back in
-    time and has started the islands again; a new session finds them."""
+    """Its islands end with it, and with them what lies there. The sessions that have it end with an error that says so,
+    or go on where it is back in time and has started the islands again; a new session finds them."""
     process, url, token = cluster
     with pw.connect(url, token) as operator:
         with pw.connect(url, TOKENS["alice"]) as alice:
             f, _ = double(alice)
+            kept = f(f(V)).block_until_ready()
             before = processes(operator)["alice"]
             process.stdin.write("kill\n")
             process.stdin.flush()
@@ -114,6 +115,8 @@ def test_what_starts_the_processes_may_die(cluster: tuple[Any, str, str]) -> Non
                 return processes(operator).get("alice", before) != before
 
             until(ended_or_back, 30)
+            with pytest.raises((SessionClosed, BufferLost)):
+                np.asarray(kept)
         with pw.connect(url, TOKENS["alice"]) as alice:
             double(alice)
             assert processes(operator)["alice"] != before

@@ -28,6 +28,11 @@ from tests.simulation.planted import BUGS
 
 FAULTS = 5
 
+GONE_SLICE = "a session does not come back to a controller when a slice of it has gone with its island before"
+OTHER_ENDS = (
+    "a launch that is cancelled while its scheduler dies can end otherwise on each host; the island restarts then"
+)
+
 
 @pytest.mark.parametrize(
     ("first", "seeds"), [(0, 50), *(pytest.param(first, 350, marks=pytest.mark.long) for first in (50, 350, 650))]
@@ -80,7 +85,9 @@ def test_a_cancelled_launch_ends_once_and_leaves_nothing(faults: int) -> None:
     [
         ({0: [0], 1: [1]}, 0, 15),
         ({0: [0, 1], 1: [2]}, 0, 15),
-        ({0: [0, 1, 2], 1: [3, 4]}, 14, 15),  # 13: a cancelled launch ends otherwise on each host; the island restarts
+        ({0: [0, 1, 2], 1: [3, 4]}, 0, 13),
+        pytest.param({0: [0, 1, 2], 1: [3, 4]}, 13, 1, marks=pytest.mark.xfail(reason=OTHER_ENDS, strict=True)),
+        ({0: [0, 1, 2], 1: [3, 4]}, 14, 1),
         pytest.param({0: [0, 1], 1: [2, 3, 4]}, 15, 485, marks=pytest.mark.long),
     ],
 )
@@ -157,12 +164,19 @@ def test_launches_outlive_the_controller(first: int, seeds: int) -> None:
     assert min(answered["value"], answered["later"]) > 10 * seeds
 
 
-@pytest.mark.parametrize(("first", "seeds"), [(4, 15), pytest.param(19, 481, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("first", "seeds"),
+    [
+        (0, 3),
+        pytest.param(3, 1, marks=pytest.mark.xfail(reason=GONE_SLICE, strict=True)),
+        (4, 11),
+        pytest.param(15, 485, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.timeout(1500)
 def test_processes_die_during_moves_and_changes_of_islands(first: int, seeds: int) -> None:
     """Slices move, sessions are suspended, snapshots taken, islands added, drained and removed; and within moments of
     such a step the controller dies, the resource manager, a scheduler or a host."""
-    # With seed 3 a session does not come back: a slice of it had gone with its island just before the controller died.
     died = moved = 0
     seeds = drawn(seeds)
     for seed in range(first, first + seeds):
@@ -202,13 +216,13 @@ def test_arrays_come_back_from_snapshots_after_the_loss_of_hosts(monkeypatch: py
     monkeypatch.setattr(faults, "DEATHS", {"kill host": 1})
     monkeypatch.setattr(faults, "KINDS", {"kill host": 1})
     restored = 0
-    for seed in range(12):
+    for seed in range(24):
         usual = replace(Settings.drawn(seed, 3, ""), deaths=0.02, flaws=0.0, moves=0.0, suspends=0.0, preempts=0.0)
         settings = replace(usual, islands={0: [0], 1: [1], 2: [2, 3]}, slices=3, launches=(30, 60), poison=0.0)
         world = World(seed, replace(settings, snapshots=1.0, changes=0))
         assert world.run().violations == [], f"seed {seed}"
         restored += sum(client.snapshots.restored for client in world.clients)
-    assert restored > 2
+    assert restored > 3
 
 
 def test_faults_strike_and_launches_fail_of_them() -> None:
