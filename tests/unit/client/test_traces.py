@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray import compat
-from pathways_ray.client import export, graph_builder
+from pathways_ray.client.operation import Operation
 
 V = np.arange(8, dtype=np.float32)
 
@@ -24,18 +24,13 @@ def exported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the operations that are exported."""
     names: list[str] = []
 
-    def counted(name: str, *rest: Any) -> Any:
-        names.append(name)
-        return export.export_function(name, *rest)
+    export = Operation.export
 
-    original = graph_builder.GraphBuilder.__init__
+    def counted(self: Operation, *rest: Any) -> Any:
+        names.append(self.name)
+        return export(self, *rest)
 
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        if self.export is export.export_function:
-            self.export = counted
-
-    monkeypatch.setattr(graph_builder.GraphBuilder, "__init__", init)
+    monkeypatch.setattr(Operation, "export", counted)
     return names
 
 
