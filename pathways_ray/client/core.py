@@ -26,10 +26,11 @@ from typing import Any
 
 from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
+from pathways_ray.client.cancelling import Cancelling
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
 from pathways_ray.client.early import NO_HOST, EarlyCalls
-from pathways_ray.client.ending import WAKE_ALL, Ending, Queued
+from pathways_ray.client.ending import WAKE_ALL, Queued
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.errors import Failure
 from pathways_ray.observe.client_trace import ClientTrace
@@ -40,7 +41,7 @@ _WAKE: Sequence[events.Command] = (events.Wake(fetches=False),)
 _RELEASE: Sequence[events.Command] = (events.ReleaseQueue(),)
 
 
-class ClientCore(Ending):
+class ClientCore(Cancelling):
     """The state of one session in its client.
 
     Args:
@@ -184,29 +185,6 @@ class ClientCore(Ending):
         """Takes one of the `events`, or a message of the controller (`ToClient`), at time `now` in seconds."""
         self._now = now
         return _HANDLERS[type(event)](self, event, now)
-
-    def maker_of(self, buffer: BufferRecord) -> int:
-        """The launch without an outcome that makes a buffer; 0 when nothing makes it any more."""
-        made = list(self.pending.items())
-        return next((launch for launch, results in made if any(result is buffer for result in results)), 0)
-
-    def _cancelling(self, event: events.Cancelling, now: float) -> Sequence[events.Command]:
-        launch = self.maker_of(event.buffer)
-        if not launch:
-            return ()
-        if any(isinstance(m := queued.message, wire.Launch) and m.launch == launch for queued in list(self.queue)):
-            return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)
-        if launch not in self.unanswered and self.coalescer.cancel(launch):
-            return (wire.Cancel(launch),)
-        for buffer in self.pending.get(launch, ()):
-            buffer.cancel_late(Failure("Cancelled", "the launch was cancelled when it could not be taken back"))
-        return WAKE_ALL
-
-    def _cancel_refused(self, message: wire.CancelRefused, now: float) -> Sequence[events.Command]:
-        """The results count as failed from now on; of donated arguments the end of the launch decides."""
-        for buffer in self._results_of(message.launch):
-            buffer.cancel_late(message.failure)
-        return WAKE_ALL
 
     def _placed(self, event: events.Placed, _now: float) -> Sequence[events.Command]:
         return self._in_turn(event.message)

@@ -14,12 +14,13 @@ from pathways_ray.client import notebook, source_info
 from pathways_ray.client.argument_types import ArgumentType, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
-from pathways_ray.client.buffer import DELETED, FAILED, BufferRecord
+from pathways_ray.client.buffer import DELETED, BufferRecord
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import jax_settings
-from pathways_ray.client.graph_builder import BuiltProgram, Output
+from pathways_ray.client.graph_builder import BuiltProgram
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.outlines import ProgramBuilder
+from pathways_ray.client.outputs import Outputs, living
 from pathways_ray.client.registered import RegisteredProgram, type_of
 from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
@@ -164,10 +165,8 @@ class LoweredProgram(RegisteredProgram):
         super().__init__(session, built)
         self.output_tree = output_tree
         self._held: dict[int, Array] = {}
-        self._returned: dict[int, Array] = {}
         self._donated = built.graph.donated_arguments
-        # A plain program hands on its results in order; then a call need not look at each output.
-        self._plain = [output.result for output in built.outputs] == list(range(len(built.result_kinds)))
+        self._outputs = Outputs(session, built)
 
     def launch(self, leaves: list[Any]) -> Any:
         """One call: uploads what is still with the client, sends the launch, returns handles."""
@@ -175,7 +174,7 @@ class LoweredProgram(RegisteredProgram):
         buffers: list[BufferRecord] = []
         placed: dict[int, Array] = {}
         for k, source in enumerate(built.sources):
-            value = leaves[source.leaf] if source.leaf >= 0 else _kept(self._held, k, source.held)
+            value = leaves[source.leaf] if source.leaf >= 0 else living(self._held, k, source.held)
             if type(value) is not Array:
                 value = session.put(value, source.slice, source.spec)
                 if source.leaf >= 0:
@@ -198,7 +197,7 @@ class LoweredProgram(RegisteredProgram):
             results = session.launch(self._number, buffers, built.result_kinds, donated, why)
             if built.reported:
                 session.debug_calls.made(built.reported, results)
-        outputs = results if self._plain else [self._output(o, results, leaves, placed) for o in built.outputs]
+        outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)
         return jax.tree.unflatten(self.output_tree, outputs)
 
     def _check_donated(self, leaves: list[Any], buffers: list[BufferRecord]) -> None:
@@ -207,30 +206,6 @@ class LoweredProgram(RegisteredProgram):
                 raise UsageError(
                     f"{self._built.graph.name} donates argument {k}, which is passed or captured a second time"
                 )
-
-    def _output(self, output: Output, results: list[Array], leaves: list[Any], placed: dict[int, Array]) -> Array:
-        """A result, or a new handle to what was there before: an argument, a captured array, a constant."""
-        if output.result >= 0:
-            found = results[output.result]
-            return Array(found._buffer, found._type)
-        value = leaves[output.leaf] if output.leaf >= 0 else output.held
-        if output.leaf >= 0 and output.leaf in placed:
-            value = placed[output.leaf]
-        elif output.leaf < 0 and not isinstance(value, Array):
-            value = _kept(self._returned, id(output), value)
-        if not isinstance(value, Array):
-            value = self.session.put(value, self.session.default_slice(), ())
-            if output.leaf < 0:
-                self._returned[id(output)] = value
-        self.session.check_mine(value._buffer)
-        return Array(value._buffer, value._type)
-
-
-def _kept(arrays: dict[int, Array], key: int, constant: Any) -> Any:
-    """The array made of a program's constant before, or the constant where that array is gone: deleted or donated by
-    the caller that got it, or lost with its host."""
-    found = arrays.get(key)
-    return constant if found is None or found._buffer.record.state in (DELETED, FAILED) else found
 
 
 def program(fun: Callable[..., Any] | None = None, *, name: str = "", on_retrace: str | None = None) -> Any:

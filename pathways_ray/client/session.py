@@ -21,7 +21,7 @@ import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.client import notebook
-from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
+from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord, Guard
 from pathways_ray.client.connection import Connection
@@ -37,14 +37,11 @@ from pathways_ray.client.resumption import Resumption
 from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
-from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.uploads import upload
-from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, UsageError, WaitTimeout
+from pathways_ray.client.uploads import UploadCalls
+from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, WaitTimeout
 from pathways_ray.ir.graph import Graph
-from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.shared_memory import SharedFile
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
@@ -53,7 +50,7 @@ _CLOSE_LIMIT_S = 5.0
 """Closing waits this long for the controller's answer; the stream's end has the same effect."""
 
 
-class Session(SessionQuestions, SliceCalls):
+class Session(SessionQuestions, SliceCalls, UploadCalls):
     """A connection to a cluster, made by `pw.init` and `pw.connect`.
 
         with pw.connect(url, token) as session:
@@ -186,20 +183,6 @@ class Session(SessionQuestions, SliceCalls):
             driver.wake_all()
         return arrays
 
-    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
-        """Uploads an array to the devices of a slice; the handle may be used at once."""
-        self._driver.check_active()
-        if where.released:
-            raise UsageError(f"{where} was released; nothing can be put there")
-        array, weak = to_numpy(value)
-        kind = ArgumentType.of(array_type(array), weak, where, spec, extended_dtype(value))
-        check_layout(kind.array, spec, where.type, "put")
-        return self.upload(array, kind)
-
-    def upload(self, array: np.ndarray[Any, Any], kind: ArgumentType) -> Array:
-        """Uploads an array of exactly the dtype of its type to the slice that the type names."""
-        return Array(upload(self, self._core, self._driver, array, kind), kind)
-
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session."""
         if buffer.session is not self:
@@ -237,18 +220,6 @@ class Session(SessionQuestions, SliceCalls):
         self._before_fetch()
         with self.lasting(array._buffer.record), self._driver.reading():
             return self._fetches.value(array._buffer.record, array._type)
-
-    def fetch_shard(self, array: Array, place: int, into: SharedFile | None = None) -> np.ndarray[Any, Any]:
-        """The shard of an array on device number `place` of its slice; a file in memory of its size may take it."""
-        self._before_fetch()
-        with self._driver.reading():
-            return self._fetches.shard(array._buffer.record, array._type, place, into)
-
-    def _before_fetch(self) -> None:
-        """Hosts answer when the value is there. So nobody waits here for the queue: what is in it may be that of other
-        threads, whose uploads follow each other without end."""
-        self._driver.check_not_ended()
-        self._driver.sweep()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

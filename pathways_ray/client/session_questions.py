@@ -8,6 +8,8 @@ import os
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from pathways_ray import limits
 from pathways_ray.client import shown
 from pathways_ray.client.array import Array
@@ -25,6 +27,7 @@ from pathways_ray.errors import PathwaysError, UsageError
 from pathways_ray.observe.computations import REPORTS, Computation, each_once
 from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.shared_memory import SharedFile
 
 EXPLAINED_FROM_S = 1.0
 """A wait that ends by its timeout says why from this long on: shorter ones are looks, of which there may be many."""
@@ -120,7 +123,19 @@ class SessionQuestions:
             return _NOTHING
         return shown.waits.waiting(partial(self.why, record, EXPLAIN_WITHIN_S))
 
-    # --- shards, for a loop that does not wait ------------------------------------------------------------------------
+    # --- shards, also for a loop that does not wait -------------------------------------------------------------------
+
+    def fetch_shard(self, array: Array, place: int, into: SharedFile | None = None) -> np.ndarray[Any, Any]:
+        """The shard of an array on device number `place` of its slice; a file in memory of its size may take it."""
+        self._before_fetch()
+        with self._driver.reading():
+            return self._fetches.shard(array._buffer.record, array._type, place, into)
+
+    def _before_fetch(self) -> None:
+        """Hosts answer when the value is there. So nobody waits here for the queue: what is in it may be that of other
+        threads, whose uploads follow each other without end."""
+        self._driver.check_not_ended()
+        self._driver.sweep()
 
     def ask_for_shard(self, array: Array, place: int, done: Done) -> Question | None:
         """Asks for the shard of an array on device number `place` of its slice: `done` gets it, from the thread that

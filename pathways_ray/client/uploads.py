@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
+from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import Buffer, BufferOwner
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import Arrival, Driver
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.errors import UsageError
+from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.transport.messages import Put
+
+
+class UploadCalls:
+    """The part of a session (`client.session.Session`) that puts arrays on slices."""
+
+    _core: ClientCore
+    _driver: Driver
+
+    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
+        """Uploads an array to the devices of a slice; the handle may be used at once."""
+        self._driver.check_active()
+        if where.released:
+            raise UsageError(f"{where} was released; nothing can be put there")
+        array, weak = to_numpy(value)
+        kind = ArgumentType.of(array_type(array), weak, where, spec, extended_dtype(value))
+        check_layout(kind.array, spec, where.type, "put")
+        return self.upload(array, kind)
+
+    def upload(self, array: np.ndarray[Any, Any], kind: ArgumentType) -> Array:
+        """Uploads an array of exactly the dtype of its type to the slice that the type names."""
+        return Array(upload(cast(BufferOwner, self), self._core, self._driver, array, kind), kind)
 
 
 def upload(

@@ -15,14 +15,13 @@ from collections.abc import Iterable
 from typing import cast
 
 from pathways_ray import limits
-from pathways_ray.errors import Failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.observe.views import encode
 from pathways_ray.scheduler import events
 from pathways_ray.scheduler.controller_absence import ControllerAbsence
 from pathways_ray.scheduler.deadlines import Deadlines
-from pathways_ray.scheduler.handover import adopt
 from pathways_ray.scheduler.inspection import island_view
+from pathways_ray.scheduler.joining import Joining
 from pathways_ray.scheduler.membership import Membership
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.policies import Policy, fifo
@@ -30,7 +29,7 @@ from pathways_ray.scheduler.rendezvous import OrderCheck
 from pathways_ray.scheduler.restart import Restart
 from pathways_ray.scheduler.reunion import OF_LAUNCHES, UNWANTED, Reunion
 from pathways_ray.scheduler.state import Decision, RestartIsland
-from pathways_ray.story import Entry, Story
+from pathways_ray.story import Story
 from pathways_ray.transport import messages as wire
 
 TICK_S = 0.1
@@ -77,7 +76,7 @@ class SchedulerCore:
         self.next_load = -math.inf
         self.absence = ControllerAbsence(self.order, self.members, self.story)
         self.beats: dict[int, wire.Heartbeat] = {}
-        """The last heartbeat of each host."""
+        self.joining = Joining(self.restart, self.beats)
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """Takes one event at time `now`, in seconds; returns commands to carry out in their order."""
@@ -167,49 +166,12 @@ class SchedulerCore:
             commands.append(events.ToController(self.load(slowness)))
         return commands
 
-    # --- hosts --------------------------------------------------------------------------------------------------------
-
     def _join(self, hello: wire.HostUp, now: float) -> list[events.Command]:
-        """A host joins, unless its epoch is over. A newer epoch ends the group of the one before."""
-        host, epoch = hello.host, hello.epoch
-        if refusal := self.members.refusal(hello):
-            self.story.note(Entry(now, "host refused", f"epoch {epoch}", host=host))
-            if any(isinstance(command, events.Kill) for command in refusal):
-                self.restart.condemn(host, epoch, now)
-            return list(refusal)
-        commands: list[events.Command] = []
-        for member, before in self.members.superseded(hello):
-            commands += self.restart.lose_host(member, before, "a successor joined")
-        self.members.join(hello)
-        self.beats.pop(host, None)
-        self.restart.condemned.pop(host, None)
-        self.liveness.hear(host, now)
-        self.story.note(Entry(now, "host joined", f"epoch {epoch}", host=host))
-        commands.append(events.Accept(host, epoch))
-        if not self.reunion.joined(hello):
-            commands.append(events.ToController(hello))
-        return [*commands, *self._meet(host, now), *self.order.advance()]
-
-    def _meet(self, host: int, now: float) -> list[events.Command]:
-        """Brings the hosts to one point, once the last one has come that lost the scheduler before."""
-        met = self.reunion.meet()
-        if met is None:
-            return []
-        if isinstance(met, str):
-            return self.restart.lose_host(host, self.members.epochs[host], met, kill=True)
-        said = list(self.reunion.said)
-        self.reunion.clear()
-        self.story.note(Entry(now, "hosts are at one point", f"{len(met.catch_up.messages)} messages were missing"))
-        adopt(self.order, met.launches)
-        self.check.since = self.order.last_sequence
-        commands: list[events.Command] = [events.ToHosts(met.catch_up)]
-        if met.launches:
-            ended = tuple((sequence, launch.program) for sequence, (launch, _) in met.launches.items())
-            commands.append(events.ToHosts(wire.Abort(ended, Failure("HostLost", "its island's scheduler ended"))))
-        for member, epoch, message in said:
-            if self.members.is_current(member, epoch):
-                commands += self._from_host(member, message)
-        return commands
+        commands, said = self.joining.join(hello, now)
+        for host, epoch, message in said:
+            if self.members.is_current(host, epoch):
+                commands += self._from_host(host, message)
+        return commands + self.order.advance()
 
     def _carry_out(self, decisions: list[Decision]) -> list[events.Command]:
         """Commands for the order's decisions, of which the last one may be to restart the island."""

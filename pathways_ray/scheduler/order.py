@@ -99,19 +99,9 @@ class IslandOrder:
                     self.programs.pop(message.program, None)
                 return [ToHosts(message)]
             case wire.Program():
-                known = self.programs.get(message.program) or ProgramState()
                 self.last_program = max(self.last_program, message.program)
-                self.programs[message.program] = ProgramState(
-                    message.name,
-                    self.devices.set_of(message.devices),
-                    message.cross_island,
-                    known.seconds,
-                    message.computations,
-                    message.calls,
-                    message.results,
-                    message.donated,
-                    message.islands,
-                )
+                known, devices = self.programs.get(message.program), self.devices.set_of(message.devices)
+                self.programs[message.program] = ProgramState.of(message, devices, known)
                 return [ToHosts(message)]
             case wire.DropSession() | wire.Abort() | wire.CancelLaunch():
                 return WITHDRAWALS[type(message)](self.queues, message, self.now) + self.advance()

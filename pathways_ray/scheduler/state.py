@@ -11,7 +11,7 @@ from pathways_ray.scheduler.devices import DeviceSet
 from pathways_ray.scheduler.estimates import MovingAverage
 from pathways_ray.scheduler.events import Command
 from pathways_ray.scheduler.policies import Candidate, Usage
-from pathways_ray.transport.messages import Drop, DropProgram, IslandLaunch, IslandLaunchFailed
+from pathways_ray.transport.messages import Drop, DropProgram, IslandLaunch, IslandLaunchFailed, Program
 
 
 class RestartIsland(NamedTuple):
@@ -46,6 +46,13 @@ class ProgramState:
     results: int = 0
     donated: tuple[int, ...] = ()
     islands: int = 0
+
+    @classmethod
+    def of(cls, message: Program, devices: DeviceSet, known: ProgramState | None) -> ProgramState:
+        """The program of a message; one that was `known` keeps the time that its launches have taken."""
+        seconds = known.seconds if known is not None else MovingAverage()
+        kind = message.cross_island, seconds, message.computations, message.calls
+        return cls(message.name, devices, *kind, message.results, message.donated, message.islands)
 
     @property
     def counts(self) -> bool:

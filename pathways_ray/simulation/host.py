@@ -14,9 +14,9 @@ from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
 from pathways_ray.executor.run.driver import HostDriver, with_uploads
-from pathways_ray.executor.run.early import EarlyReports, Handed
+from pathways_ray.executor.run.early import EarlyReports
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.instructions import Event, InputsArrived, Joined, SchedulerFound
+from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived, Joined, SchedulerFound
 from pathways_ray.executor.run.journal import Said
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.graph import functions_in

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
-from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.instructions import Send
 from pathways_ray.executor.run.journal import Said
+from pathways_ray.executor.run.rejoining import Rejoining
 from pathways_ray.scheduler.reunion import Met, Reunion
 from pathways_ray.transport.messages import BarrierReached, CatchUp
 from tests.simulation.planted import Original, Patch, bug, wrapped
@@ -39,19 +39,19 @@ def hosts_do_not_get_what_others_have_heard(patch: Patch) -> None:
 
 @bug(faults=0, **DYING)
 def hosts_take_once_more_what_they_have_heard(patch: Patch) -> None:
-    def catch_up(original: Original, self: HostCore, message: CatchUp) -> Any:
-        return original(self, msgspec.structs.replace(message, first=self.journal.count))
+    def catch_up(original: Original, self: Rejoining, message: CatchUp, *others: Any) -> Any:
+        return original(self, msgspec.structs.replace(message, first=self.journal.count), *others)
 
-    wrapped(patch, HostCore, "_catch_up", catch_up)
+    wrapped(patch, Rejoining, "catch_up", catch_up)
 
 
 @bug(faults=0, **DYING)
 def hosts_at_barriers_do_not_say_so_again(patch: Patch) -> None:
-    def found(original: Original, self: HostCore, event: Any) -> Any:
-        made = original(self, event)
+    def found(original: Original, self: Rejoining, now: float) -> Any:
+        made = original(self, now)
         return [one for one in made if not (isinstance(one, Send) and isinstance(one.message, BarrierReached))]
 
-    wrapped(patch, HostCore, "_found", found)
+    wrapped(patch, Rejoining, "scheduler_found", found)
 
 
 @bug(faults=0, **DYING)
@@ -61,9 +61,9 @@ def reports_that_died_with_a_scheduler_are_not_made_again(patch: Patch) -> None:
 
 @bug(faults=0, **DYING)
 def a_launch_that_waited_on_one_host_enters_where_it_failed_on_another(patch: Patch) -> None:
-    def found(original: Original, self: HostCore, event: Any) -> Any:
+    def found(original: Original, self: Rejoining, now: float) -> Any:
         for active in self.active.values():
             active.brought = None
-        return original(self, event)
+        return original(self, now)
 
-    wrapped(patch, HostCore, "_found", found)
+    wrapped(patch, Rejoining, "scheduler_found", found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 
 from pathways_ray.executor.data.client_stream import ClientStream
-from pathways_ray.executor.run.early import Handed
+from pathways_ray.executor.run.instructions import Handed
 from pathways_ray.transport import messages as wire
 
 MAX_UNREAD = 1024

@@ -37,7 +37,7 @@ from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
 from pathways_ray.executor.data.upload import SharedUpload, Upload, check_devices
 from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
-from pathways_ray.executor.run.early import Handed
+from pathways_ray.executor.run.instructions import Handed
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving

@@ -29,11 +29,12 @@ from pathways_ray.executor.run.active_launch import (
 )
 from pathways_ray.executor.run.barriers import InputBarrier
 from pathways_ray.executor.run.copies import copies_for
-from pathways_ray.executor.run.early import EarlyLaunches, Handed, LookedAt
+from pathways_ray.executor.run.early import EarlyLaunches, never_sent
 from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
-from pathways_ray.executor.run.journal import Journal, is_counted
+from pathways_ray.executor.run.journal import Journal
 from pathways_ray.executor.run.preparation import Preparation
+from pathways_ray.executor.run.rejoining import Rejoining
 from pathways_ray.executor.run.senders import lost_sender
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
@@ -64,8 +65,9 @@ class HostCore:
         self.producers = Producers()
         self.early = EarlyLaunches()
         self.journal = Journal()
-        """Of a host among several."""
-        self.last_sequence = 0
+        self.rejoining = Rejoining(
+            host, self.multi_host, self.active, self.preparation, self.journal, self.early, self.story
+        )
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], list[do.Instruction]]] = {
             wire.IslandLaunch: self._launch,
@@ -76,12 +78,12 @@ class HostCore:
             wire.DropSession: self._session_ended,
             do.Joined: self._joined,
             do.InputsArrived: self._arrived,
-            do.SchedulerFound: self._found,
-            wire.Recount: self._recount,
-            wire.AllowEarly: lambda message: self._allow_early(message.tenant),
-            Handed: self._handed,
-            LookedAt: self._looked_at,
-            wire.CatchUp: self._catch_up,
+            do.SchedulerFound: lambda _: self.rejoining.scheduler_found(self._now),
+            wire.Recount: lambda _: self.rejoining.recount(self._now),
+            wire.CatchUp: lambda message: self.rejoining.catch_up(message, self.handle, self._now),
+            wire.AllowEarly: lambda message: self.early.allow(message.tenant),
+            do.Handed: lambda handed: self.early.handed(handed, self.programs, self.active),
+            do.LookedAt: self._looked_at,
             wire.Dismissed: lambda _: [do.End("there is no controller that knows what it holds")],
         }
 
@@ -101,40 +103,6 @@ class HostCore:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
         return []
 
-    def _found(self, event: do.SchedulerFound) -> list[do.Instruction]:
-        """The scheduler has died, and its successor answers. It hears once more where launches wait for the others."""
-        heard = self.journal.heard(self.active) if self.multi_host else None
-        made = self._rejoin("joins its scheduler's successor", heard)
-        for sequence, active in self.active.items():
-            barrier = active.barrier
-            if barrier is not None and barrier.rendezvous and barrier.number == active.arrived:
-                made.append(do.Send(wire.BarrierReached(self.host, sequence, barrier.number, active.brought)))
-        return [*made, *self._allow_early("")]
-
-    def _recount(self, _: wire.Recount) -> list[do.Instruction]:
-        """Another controller asks what is here."""
-        return [*self._never_sent(self.early.controller_lost()), *self._rejoin("says what it holds")]
-
-    def _catch_up(self, message: wire.CatchUp) -> list[do.Instruction]:
-        """Takes what other hosts of the island have heard of, and this one has not."""
-        first, made = message.first, list[do.Instruction]()
-        for k, one in enumerate(message.messages, 1):
-            first += is_counted(one)
-            lacks = first - self.journal.count
-            if lacks > 0 or (lacks == 0 and not is_counted(one)):
-                made += self.handle(one, self._now)
-                if not is_counted(one):  # its launches follow, and it is ready once that is carried out
-                    return [*made, do.GoOn(wire.CatchUp(first, message.messages[k:]))]
-        return made + self._rejoin("has heard what all others have")
-
-    def _rejoin(self, what: str, heard: wire.Heard | None = None) -> list[do.Instruction]:
-        self.story.note(Entry(self._now, what, host=self.host))
-        coming: dict[int, tuple[int, ...]] = {}
-        for active in self.active.values():
-            session = active.launch.session
-            coming[session] = (*coming.get(session, ()), *active.results)
-        return [do.Rejoin(coming, tuple(sorted(self.wanted | self.programs.keys())), self.last_sequence, heard)]
-
     def _peers(self, message: wire.Peers) -> list[do.Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
         self.story.note(Entry(self._now, "peers changed", present, host=self.host))
@@ -149,11 +117,11 @@ class HostCore:
     # --- a launch arrives ---------------------------------------------------------------------------------------------
 
     def _launch(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
-        sequence = launch.sequence
-        if sequence > self.last_sequence:
-            self.last_sequence = sequence
+        sequence, journal = launch.sequence, self.journal
+        if sequence > journal.last_sequence:
+            journal.last_sequence = sequence
         if self.multi_host:
-            self.journal.add(launch)
+            journal.add(launch)
         active = self.active.get(sequence)
         if active is not None:
             active.limit = launch.first + launch.gangs
@@ -163,7 +131,7 @@ class HostCore:
         early, taken = self.early.sent(launch)
         if taken:
             return [do.Confirm(early, sequence)]
-        return self._begin(launch) if not early else [*self._never_sent([early]), *self._begin(launch)]
+        return self._begin(launch) if not early else [*never_sent([early]), *self._begin(launch)]
 
     def _begin(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
         sequence = launch.sequence
@@ -187,25 +155,9 @@ class HostCore:
         self.producers.announce(active)
         return made
 
-    # --- early launches -----------------------------------------------------------------------------------------------
-
-    def _allow_early(self, tenant: str) -> list[do.Instruction]:
-        self.early.allowed = tenant
-        return [do.SayAllowed(tenant)]
-
-    def _handed(self, handed: Handed) -> list[do.Instruction]:
-        """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
-        prepared = self.programs.get(handed.message.program)
-        if prepared is None or self.active or not self.early.may_be(handed, prepared.plan, prepared.tenant):
-            return [do.RefuseEarly(handed)]
-        return [do.LookAt(handed)]
-
-    def _looked_at(self, looked: LookedAt) -> list[do.Instruction]:
+    def _looked_at(self, looked: do.LookedAt) -> list[do.Instruction]:
         launch = self.early.take(looked)
         return [do.RefuseEarly(looked.handed)] if launch is None else self._begin(launch)
-
-    def _never_sent(self, numbers: list[int]) -> list[do.Instruction]:
-        return [do.Confirm(number, 0) for number in numbers]
 
     def _lost(self, launch: wire.IslandLaunch) -> do.Instruction:
         text = f"host {self.host} restarted before the launch reached it"
@@ -334,12 +286,12 @@ class HostCore:
     def _free(self, message: wire.Drop) -> list[do.Instruction]:
         """Frees buffers; those that a launch has yet to store go as soon as it has."""
         self.producers.free(message.session, message.buffers)
-        gone = self._never_sent(self.early.dropped(message.session, message.buffers))
+        gone = self.early.dropped(message.session, message.buffers)
         return [*gone, do.Free(message.session, message.buffers)]
 
     def _session_ended(self, message: wire.DropSession) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "session ended", session=message.session))
-        return [*self._never_sent(self.early.session_ended(message.session)), do.FreeSession(message.session)]
+        return [*self.early.session_ended(message.session), do.FreeSession(message.session)]
 
     def _note(self, active: ActiveLaunch, event: str, detail: str = "", cause: str = "") -> None:
         launch = active.launch

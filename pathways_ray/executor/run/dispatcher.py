@@ -31,9 +31,8 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_i
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
-from pathways_ray.executor.run.early import Handed
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.instructions import Event, InputsArrived
+from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped

@@ -16,7 +16,6 @@ import msgspec
 from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.core import HostCore
-from pathways_ray.executor.run.early import Handed, LookedAt
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.parts import Store, Transfer
 from pathways_ray.executor.run.prepared import PreparedProgram
@@ -83,7 +82,7 @@ class HostIO(Protocol):
     def confirm(self, number: int, sequence: int) -> None:
         """Reports the launch that was watched as `number` as `sequence`, or, with 0, not at all."""
 
-    def refuse_early(self, handed: Handed) -> None:
+    def refuse_early(self, handed: do.Handed) -> None:
         """Tells a client that its call was left to the scheduler."""
 
     def say_allowed(self, tenant: str) -> None:
@@ -237,10 +236,10 @@ class HostDriver:
         for observer in self.observers:
             observer.started(launch)
 
-    def _look_at(self, look: do.LookAt) -> LookedAt:
+    def _look_at(self, look: do.LookAt) -> do.LookedAt:
         message = look.handed.message
         fits = self.programs[message.program].fits(look.handed.session, message, self.io.kind_of)
-        return LookedAt(look.handed, fits, self.io.under_way())
+        return do.LookedAt(look.handed, fits, self.io.under_way())
 
     def _copy(self, copy: do.Copy) -> None:
         values = self.running[copy.sequence][1].values

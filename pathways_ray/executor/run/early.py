@@ -11,13 +11,14 @@ of its arguments are here, and none of its session's launches that were called l
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Generic, TypeVar
 
-import msgspec
-
+from pathways_ray.executor.run import instructions as do
+from pathways_ray.executor.run.active_launch import ActiveLaunch
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.transport.capabilities import tenant_mark
-from pathways_ray.transport.messages import IslandLaunch, LaunchEarly
+from pathways_ray.transport.messages import IslandLaunch
 
 MAX_TAKEN = 32
 """Early launches of a session that its scheduler has not sent yet. A client sends them within milliseconds."""
@@ -26,23 +27,6 @@ MAX_UNDER_WAY = 8
 """Launches on the device queues behind which none is taken early: another tenant that comes now waits for them."""
 
 T = TypeVar("T")
-
-
-class Handed(msgspec.Struct, frozen=True):
-    """A client of the tenant that `tenant` stands for hands over a call."""
-
-    session: int
-    tenant: str
-    message: LaunchEarly
-
-
-class LookedAt(msgspec.Struct, frozen=True):
-    """A call was looked at: whether it `fits` (its arguments are here as its program takes them, and its results are
-    not), and how many launches are `under_way` on the device queues."""
-
-    handed: Handed
-    fits: bool
-    under_way: int
 
 
 class EarlyLaunches:
@@ -58,7 +42,21 @@ class EarlyLaunches:
         self.count = 0
         """All that were taken."""
 
-    def may_be(self, handed: Handed, plan: HostPlan, tenant: str) -> bool:
+    def allow(self, tenant: str) -> list[do.Instruction]:
+        """The scheduler says whose clients may hand over calls."""
+        self.allowed = tenant
+        return [do.SayAllowed(tenant)]
+
+    def handed(
+        self, handed: do.Handed, programs: Mapping[int, do.Prepared], active: Mapping[int, ActiveLaunch]
+    ) -> list[do.Instruction]:
+        """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
+        prepared = programs.get(handed.message.program)
+        if prepared is None or active or not self._may_be(handed, prepared.plan, prepared.tenant):
+            return [do.RefuseEarly(handed)]
+        return [do.LookAt(handed)]
+
+    def _may_be(self, handed: do.Handed, plan: HostPlan, tenant: str) -> bool:
         """Whether a call may be taken, as far as one can say without a look at its arguments.
 
         Args:
@@ -72,7 +70,7 @@ class EarlyLaunches:
             and sum(session == handed.session for session, _ in self.taken) < MAX_TAKEN
         )
 
-    def take(self, looked: LookedAt) -> IslandLaunch | None:
+    def take(self, looked: do.LookedAt) -> IslandLaunch | None:
         """Takes a call under a number of this host's own, below 0; None where it does not fit."""
         session, message = looked.handed.session, looked.handed.message
         if not looked.fits or looked.under_way > MAX_UNDER_WAY:
@@ -97,21 +95,26 @@ class EarlyLaunches:
         same = (early.program, early.arguments) == (launch.program, launch.arguments)
         return early.sequence, same and launch.cancelled is None
 
-    def dropped(self, session: int, buffers: tuple[int, ...]) -> list[int]:
-        """The numbers of early launches that nobody sends any more, since their results are dropped."""
+    def dropped(self, session: int, buffers: Iterable[int]) -> list[do.Instruction]:
+        """The results of launches are dropped: nobody sends those any more that were taken early."""
         found = [self.taken.pop((session, number), None) for number in buffers] if self.taken else []
-        return [launch.sequence for launch in found if launch is not None]
+        return never_sent(launch.sequence for launch in found if launch is not None)
 
-    def session_ended(self, session: int) -> list[int]:
+    def session_ended(self, session: int) -> list[do.Instruction]:
         """The same for all of a session."""
         self._newest.pop(session, None)
-        return self.dropped(session, tuple(results for one, results in self.taken if one == session))
+        return self.dropped(session, [results for one, results in self.taken if one == session])
 
-    def controller_lost(self) -> list[int]:
+    def controller_lost(self) -> list[do.Instruction]:
         """The same for all: clients take what the controller has not told them for failed."""
         found = [launch.sequence for launch in self.taken.values()]
         self.taken.clear()
-        return found
+        return never_sent(found)
+
+
+def never_sent(numbers: Iterable[int]) -> list[do.Instruction]:
+    """Has the host forget what became of early launches."""
+    return [do.Confirm(number, 0) for number in numbers]
 
 
 class EarlyReports(Generic[T]):

@@ -10,9 +10,18 @@ from __future__ import annotations
 import msgspec
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.early import Handed, LookedAt
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.transport.messages import CatchUp, Examine, Heard, IslandLaunch, Message, Peer, Program, ToHost
+from pathways_ray.transport.messages import (
+    CatchUp,
+    Examine,
+    Heard,
+    IslandLaunch,
+    LaunchEarly,
+    Message,
+    Peer,
+    Program,
+    ToHost,
+)
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
@@ -57,6 +66,23 @@ class Examined(msgspec.Struct, frozen=True):
 
 class SchedulerFound(msgspec.Struct, frozen=True):
     """The successor of the scheduler, which has died, answers."""
+
+
+class Handed(msgspec.Struct, frozen=True):
+    """A client of the tenant that `tenant` stands for hands over a call."""
+
+    session: int
+    tenant: str
+    message: LaunchEarly
+
+
+class LookedAt(msgspec.Struct, frozen=True):
+    """A call was looked at: whether it `fits` (its arguments are here as its program takes them, and its results are
+    not), and how many launches are `under_way` on the device queues."""
+
+    handed: Handed
+    fits: bool
+    under_way: int
 
 
 Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived | Examined | SchedulerFound | Handed | LookedAt

@@ -8,6 +8,7 @@ gets from another one, and what hosts have reported of launches that were under 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 import msgspec
 
@@ -34,10 +35,12 @@ MAX_SAID = 1024
 
 
 class Journal:
-    """The last launches and releases that this host has heard of, with the programs between them; `count` in all."""
+    """The last launches and releases that a host among several has heard of, with the programs between them; `count` in
+    all. `last_sequence` is the highest number of a launch, which hosts by themselves note as well."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.last_sequence = 0
         self.last: deque[IslandLaunch | BarrierReleased | Program] = deque()
         self._bytes = 0
 
@@ -61,7 +64,7 @@ class Journal:
         if isinstance(oldest, Program):
             self._bytes -= len(oldest.plan)
 
-    def heard(self, active: dict[int, ActiveLaunch]) -> Heard:
+    def heard(self, active: Mapping[int, ActiveLaunch]) -> Heard:
         """All that is kept, and the launches that are active."""
         return Heard(self.count, tuple(self.last), tuple(one.launch for one in active.values()))
 

@@ -26,7 +26,6 @@ from pathways_ray.executor.run.active_launch import (
 )
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver
-from pathways_ray.executor.run.early import Handed
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import (
     AwaitInputs,
@@ -34,6 +33,7 @@ from pathways_ray.executor.run.instructions import (
     Enqueue,
     Event,
     Forward,
+    Handed,
     InputsArrived,
     Joined,
     SchedulerFound,

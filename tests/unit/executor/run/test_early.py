@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.early import MAX_TAKEN, MAX_UNDER_WAY, EarlyReports, Handed
-from pathways_ray.executor.run.instructions import SchedulerFound
+from pathways_ray.executor.run.early import MAX_TAKEN, MAX_UNDER_WAY, EarlyReports
+from pathways_ray.executor.run.instructions import Handed, SchedulerFound
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_EARLY_BYTES
 from pathways_ray.transport.capabilities import tenant_mark
@@ -47,7 +47,7 @@ def test_a_call_runs_at_once_and_is_the_launch_that_is_sent_later() -> None:
     host.handle(run(6, 1))
     assert host.confirmed == [(-1, 6)]
     assert (host.enqueued, host.refused) == (["f(x)"], [])
-    assert host.core.last_sequence == 6
+    assert host.core.journal.last_sequence == 6
 
 
 def test_a_call_takes_what_an_earlier_one_makes() -> None:
