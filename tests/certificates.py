@@ -13,26 +13,35 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 
-def self_signed(folder: Path, addresses: Iterable[str]) -> tuple[Path, Path]:
-    """Writes a certificate of some IP addresses and its key into a folder; returns both files."""
+def self_signed(folder: Path, names: Iterable[str]) -> tuple[Path, Path]:
+    """Writes a certificate of names and IP addresses, perhaps of none, and its key into a folder; returns both."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "pathways")])
+    alternatives = [_alternative(name) for name in names]
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])
     now = datetime.datetime.now(datetime.UTC)
-    names = [x509.IPAddress(ipaddress.ip_address(address)) for address in addresses]
-    made = (
+    builder = (
         x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
+        .subject_name(subject)
+        .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
     )
+    if alternatives:
+        builder = builder.add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+    made = builder.sign(key, hashes.SHA256())
+    folder.mkdir(exist_ok=True)
     pem, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     certificate, secret = folder / "cert.pem", folder / "key.pem"
     certificate.write_bytes(made.public_bytes(pem))
     secret.write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
     return certificate, secret
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.transport import streams
+from tests.certificates import self_signed
 
 UNREACHABLE = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED}
 """Ends of a call that no server answered, not even with a refusal."""
@@ -39,26 +38,10 @@ def address() -> str:
 
 @pytest.fixture(scope="module")
 def cluster(python, tmp_path_factory: pytest.TempPathFactory, address: str) -> Iterator[dict[str, Any]]:
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificate of this test, and is not there")
     folder = tmp_path_factory.mktemp("operator")
-    certificate, key, tenants = folder / "cert.pem", folder / "key.pem", folder / "tenants.json"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    command += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=pathways"]
     # The name of the runtime, and the address of the client service; that of the hosts is another one in a cluster.
-    command += ["-addext", f"subjectAltName=DNS:pathways.test,IP:{address}"]
-    subprocess.run(command, check=True, capture_output=True)
+    certificate, key = self_signed(folder, ["pathways.test", address])
+    tenants = folder / "tenants.json"
     tenants.write_text(json.dumps(TENANTS))
     process = python.start("tls_cluster", str(certificate), str(key), str(tenants), address)
     said = process.stdout.readline()

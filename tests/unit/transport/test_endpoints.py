@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from pathways_ray.errors import UsageError
 from pathways_ray.transport import tls
 from pathways_ray.transport.endpoints import ListenConfig, Tls, check_exposure, is_loopback, joined
+from tests.certificates import self_signed
 
 TLS = Tls("c", "k", "c", "name")
 
@@ -71,39 +70,23 @@ def test_addresses_with_ports() -> None:
 # --- certificates -----------------------------------------------------------------------------------------------------
 
 
-def made(folder: Path, name: str, *options: str) -> tuple[str, str]:
+def made(folder: Path, *names: str) -> tuple[str, str]:
     """A self-signed certificate and its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("openssl makes the certificates of this test, and is not there")
-    certificate, key = str(folder / f"{name}.pem"), str(folder / f"{name}.key")
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:P-256",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    command += ["-keyout", key, "-out", certificate, "-subj", f"/CN={name}", *options]
-    subprocess.run(command, check=True, capture_output=True)
-    return certificate, key
+    certificate, key = self_signed(folder, names)
+    return str(certificate), str(key)
 
 
 def test_a_certificate_that_works(tmp_path: Path) -> None:
-    certificate, key = made(tmp_path, "good", "-addext", "subjectAltName=DNS:pathways.test,IP:127.0.0.1")
+    certificate, key = made(tmp_path / "good", "pathways.test", "127.0.0.1")
     assert tls.checked(certificate, key) == Tls(certificate, key, certificate, "pathways.test")
     roots = Path(certificate).read_bytes()
     assert tls.client_roots(certificate) == tls.client_roots(Path(certificate)) == tls.client_roots(roots) == roots
 
 
 def test_certificates_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate, key = made(tmp_path, "good", "-addext", "subjectAltName=DNS:pathways.test")
-    other, other_key = made(tmp_path, "other", "-addext", "subjectAltName=DNS:other.test")
-    nameless, nameless_key = made(tmp_path, "nameless")
+    certificate, key = made(tmp_path / "good", "pathways.test")
+    other, other_key = made(tmp_path / "other", "other.test")
+    nameless, nameless_key = made(tmp_path / "nameless")
     for arguments, message in (
         ((certificate, other_key), "does not work: .*KEY_VALUES_MISMATCH"),
         ((certificate, key, other), "does not work: .*CERTIFICATE_VERIFY_FAILED"),
