@@ -26,6 +26,7 @@ PURE = {
     "megatron_ptdp/planner",
     "megatron_ptdp/schedules",
     "pathways_ray/client/buffer.py",
+    "pathways_ray/client/cancelling.py",
     "pathways_ray/client/coalesce.py",
     "pathways_ray/client/core.py",
     "pathways_ray/client/donations.py",
