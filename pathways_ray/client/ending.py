@@ -33,6 +33,9 @@ WAKE_ALL: Sequence[events.Command] = (events.Wake(fetches=True),)
 ONCE = (wire.ExchangeSlices, wire.Suspend, wire.CloseSession)
 """Calls that may not be made twice: where the controller died with one, nobody knows what came of it."""
 
+ANSWER_LIMIT_S = 20.0
+"""The successor answers within this time: it waits for hosts first (`controller.takeover.GATHER_LIMIT_S`)."""
+
 FORKED = "it is that of the process that this one is a fork of; use multiprocessing's 'spawn', and pw.connect there"
 
 

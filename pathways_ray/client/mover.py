@@ -19,6 +19,7 @@ from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.ending import ONCE
 from pathways_ray.client.events import Cancelling, Placed
 from pathways_ray.client.moving import (
+    QUIET_LIMIT_S,
     Arrive,
     Ask,
     Copy,
@@ -44,9 +45,6 @@ from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, Usage
 from pathways_ray.observe.why import WHY
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
-
-QUIET_LIMIT_S = 120.0
-"""A move waits this long for what the session has under way; then the slice stays where it is."""
 
 ASK_LIMIT_S = 60.0
 """The controller answers within this time; for a slice it may wait for islands."""

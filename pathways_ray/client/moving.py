@@ -32,6 +32,9 @@ COPIES = 64
 LOOKS = 100
 """Questions for what the session holds, until no array is missing."""
 
+QUIET_LIMIT_S = 120.0
+"""A move waits this long for what the session has under way; then the slice stays where it is."""
+
 LOOK_S = 0.1
 """The pause between two of them: what was sent before may take its time on a busy machine."""
 

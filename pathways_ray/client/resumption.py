@@ -10,6 +10,7 @@ from pathways_ray import limits
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import Driver
+from pathways_ray.client.ending import ANSWER_LIMIT_S
 from pathways_ray.client.events import Resumed, ResumeFailed
 from pathways_ray.errors import ControllerLost, PathwaysError
 from pathways_ray.transport import messages as wire
@@ -19,9 +20,6 @@ START_LIMIT_S = 30.0
 
 LOOK_PAUSE_S = 0.2
 """Between two attempts to reach the successor."""
-
-ANSWER_LIMIT_S = 20.0
-"""The successor answers within this time: it waits for hosts first (`controller.takeover.GATHER_LIMIT_S`)."""
 
 
 class Resumption:

@@ -9,8 +9,9 @@ from random import Random
 from typing import Protocol
 
 from pathways_ray.simulation.environment import Environment, Observer
-from pathways_ray.simulation.network import PING_LIMIT_S, RETRANSMIT_LIMIT_S, Process, Weather
+from pathways_ray.simulation.network import RETRANSMIT_LIMIT_S, Process, Weather
 from pathways_ray.simulation.settings import Settings
+from pathways_ray.transport.links import SILENCE_S
 
 STARVED_SLOWNESS = 15.0
 """The slowness that processes read while they get little time: 300 runnable threads on two cores."""
@@ -219,7 +220,7 @@ class FaultInjector:
         self.deaths_left = self.torn_left = MOST_DEATHS
         for fault in faults:
             world.clock.at(fault.time, self._strike, fault)
-            self._disturb(fault.time + (PING_LIMIT_S if fault.kind in LASTING else fault.seconds))
+            self._disturb(fault.time + (SILENCE_S if fault.kind in LASTING else fault.seconds))
 
     def step_begins(self) -> None:
         """A step of a change begins: now and then, a process dies within moments."""
@@ -252,7 +253,7 @@ class FaultInjector:
         if what in ("kill", "pause", "stop", "vanish"):
             process = next((p for p in self.world.network.alive.values() if p.node == fault.where), None)
             if (process is None or process.paused) and who != "client" and again:
-                self._disturb(self.world.clock.now + 1.0 + min(fault.seconds, PING_LIMIT_S))
+                self._disturb(self.world.clock.now + 1.0 + min(fault.seconds, SILENCE_S))
                 self.world.clock.after(1.0, self._strike, fault, again - 1)
             elif process is not None:
                 self._note(fault)

@@ -12,6 +12,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.ending import ONCE
 from pathways_ray.client.events import Cancelling, MakeWay, MoveSlices, Placed
 from pathways_ray.client.moving import (
+    QUIET_LIMIT_S,
     Arrive,
     Ask,
     Copy,
@@ -39,8 +40,6 @@ from pathways_ray.transport import messages as wire
 
 LOOK_S = 0.01
 """Time between two looks at whether what a step waits for is there."""
-
-QUIET_LIMIT_S = 60.0
 
 LOST = wire.Refused(Failure("ControllerLost", "the controller is gone, and its successor is looked for"))
 

@@ -16,9 +16,7 @@ from random import Random
 from typing import Any
 
 from pathways_ray.simulation.clock import Act, Clock
-
-PING_LIMIT_S = 20.0
-"""Silence that breaks a stream (`transport/links.py`)."""
+from pathways_ray.transport.links import SILENCE_S
 
 RETRANSMIT_S = 0.2
 """TCP sends a lost packet again after about this time, and twice as late each further time."""
@@ -198,7 +196,7 @@ class Network:
         del self.alive[process.number]
         for end in process.ends:
             end.open = False
-            self.clock.after(PING_LIMIT_S, end.peer.finish)
+            self.clock.after(SILENCE_S, end.peer.finish)
 
     def pause(self, process: Process, seconds: float) -> None:
         """SIGSTOP for a while. Pings are not answered meanwhile."""
@@ -206,8 +204,8 @@ class Network:
             return
         process.paused = True
         self.clock.after(seconds, self._resume, process)
-        if seconds > PING_LIMIT_S:
-            self.clock.after(PING_LIMIT_S, self._break_paused, process)
+        if seconds > SILENCE_S:
+            self.clock.after(SILENCE_S, self._break_paused, process)
 
     def _resume(self, process: Process) -> None:
         process.paused = False
@@ -228,8 +226,8 @@ class Network:
         near.owner.ends = [end for end in near.owner.ends if end.open]
         far.owner.ends = [end for end in far.owner.ends if end.open]
         until = self.parted_until.get(_link(near.owner, far.owner), 0.0)
-        if until - self.clock.now > PING_LIMIT_S:
-            self.clock.after(PING_LIMIT_S, self._break_if_parted, near)
+        if until - self.clock.now > SILENCE_S:
+            self.clock.after(SILENCE_S, self._break_if_parted, near)
 
     def packet_delay(self, a: Process, b: Process) -> float:
         """Seconds that a batch takes, with what the weather does to it."""
@@ -293,9 +291,9 @@ class Network:
         link = (min(a, b), max(a, b))
         self.parted_until[link] = max(self.parted_until.get(link, 0.0), self.clock.now + seconds)
         self.clock.after(seconds, self._heal, link)
-        if seconds > PING_LIMIT_S:
+        if seconds > SILENCE_S:
             for end in self._ends_on(link):
-                self.clock.after(PING_LIMIT_S, self._break_if_parted, end)
+                self.clock.after(SILENCE_S, self._break_if_parted, end)
 
     def _heal(self, link: tuple[str, str]) -> None:
         if self.parted_until.get(link, 0.0) > self.clock.now:

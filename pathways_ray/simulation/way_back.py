@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from pathways_ray import limits
 from pathways_ray.client import events
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.ending import ANSWER_LIMIT_S
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -26,10 +27,6 @@ LOOK_S = 0.5
 
 HELD_S = 0.01
 """Time between two looks at whether the session's calls are held."""
-
-ANSWER_LIMIT_S = 20.0
-"""A call that has no answer after this time is made again."""
-
 
 UNKNOWN = Failure("ControllerLost", "the controller is gone")
 
