@@ -1,4 +1,4 @@
-"""What a call of a program returns where that is not its results in order: arguments, captured arrays, constants."""
+"""Outputs of a call that are not its results in order: arguments, captured arrays, constants."""
 
 from __future__ import annotations
 
