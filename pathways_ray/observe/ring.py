@@ -7,6 +7,7 @@ that leaves it lies somewhere else, see `story`.) One thread writes; any may rea
 
 from __future__ import annotations
 
+import mmap
 import struct
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -30,7 +31,8 @@ class Ring:
     def __init__(self, kinds: str, records: int = RECORDS) -> None:
         self._packer = struct.Struct("<" + kinds)
         self._size = self._packer.size
-        self._block = bytearray(self._size * records)
+        # The kernel gives memory, all zeros, page by page as it is first written: a ring that stays empty takes none.
+        self._block = mmap.mmap(-1, self._size * records, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._pack = self._packer.pack_into
         self._end = len(self._block)
         self._at = 0
@@ -52,7 +54,7 @@ class Ring:
 
     def records(self) -> list[tuple[Any, ...]]:
         """The records, oldest first. One that is written meanwhile may be missing or half new."""
-        at, block = self._at, bytes(self._block)
+        at, block = self._at, self._block[:]
         found = block[at:] + block[:at] if self._laps else block[:at]
         return list(self._packer.iter_unpack(found))
 
