@@ -314,7 +314,7 @@ class ClientCore(Cancelling):
         return results
 
     def _buffers_lost(self, message: wire.BuffersLost, now: float) -> Sequence[events.Command]:
-        self._note(now, "buffers lost", f"{len(message.buffers)} buffers", message.failure.message)
+        self._note(now, "buffers lost", f"{len(message.buffers)} in all", message.failure.message)
         for number in message.buffers:
             buffer = self.buffers.get(number)
             if buffer is not None and (buffer.state in (PENDING, READY) or buffer.donated is not None):

@@ -182,7 +182,7 @@ class Ending:
 
     def _resumed(self, event: events.Resumed, now: float) -> Sequence[events.Command]:
         reply = event.reply
-        self._note(now, "session resumed", f"{len(reply.lost)} arrays lost")
+        self._note(now, "session resumed", f"arrays lost: {len(reply.lost)}")
         self.renewals.controller_lost()
         self.coalescer.moved(_Everything())
         text = "it was not on its hosts any more, or not known to be, when the session had another controller"
@@ -257,7 +257,7 @@ class Ending:
     def _note_loss(self, reason: str, now: float) -> None:
         last = self._heard_at
         heard = "no outcome so far" if last is None else f"{now - last:.3f} s after the last outcome"
-        self._note(now, "controller lost", f"{len(self.pending)} launches without an outcome, {heard}", reason)
+        self._note(now, "controller lost", f"launches without an outcome: {len(self.pending)}, {heard}", reason)
 
     def _note(self, now: float, event: str, detail: str = "", cause: str = "", host: int = -1) -> None:
         self.story.note(Entry(now, event, detail, cause, self.session, host=host))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+
+import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
@@ -85,11 +88,16 @@ class Hosts:
         members = [h.host for h in tables.hosts.values() if h.island == host.island]
         seen = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=frozenset(members))
         text = f"host {host.host} was lost: {message.reason}"
-        failure = Failure(message.kind, text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
+        failure = lost = Failure("HostLost", text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
+        if message.kind != "HostLost":  # its scheduler ended it, for what launches did
+            text = f"{message.reason}. The hosts of island {host.island} start again"
+            failure = msgspec.structs.replace(lost, kind=message.kind, message=text)
         not_compiled = self.preparation.host_down(message, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        overdue = message.candidates if message.kind == "LaunchTimeout" else ()
-        settled = self._fail_launches(host.island, failure, overdue)
+        if message.kind == "LaunchTimeout":
+            settled = self._fail_launches(host.island, lost, dict.fromkeys(message.candidates, failure))
+        else:
+            settled = self._fail_launches(host.island, failure)
         commands += settled.commands
         text = f"the buffer was on host {host.host}, which is gone: {message.reason}"
         for session in tables.sessions.values():
@@ -108,14 +116,17 @@ class Hosts:
             program.ready.discard(host.host)
         return list(self._peers())
 
-    def _fail_launches(self, island: int, failure: Failure, overdue: Collection[int] = ()) -> Settled:
-        """Ends the launches that are on an island. Those that are `overdue` say what they compute there."""
+    def _fail_launches(
+        self, island: int, failure: Failure, overdue: Mapping[int, Failure] = MappingProxyType({})
+    ) -> Settled:
+        """Ends the launches that are on an island. Those that are `overdue` have a failure of their own, and say what
+        they compute there."""
         lost = [record for record in self.tables.in_flight.values() if island in record.program.islands]
         dropped: list[Send] = []
         for record in lost:
             record.failure = failure
             if record.sequence in overdue:
-                record.failure = record.program.plans[island].attributed(failure)
+                record.failure = record.program.plans[island].attributed(overdue[record.sequence])
             record.producers = ()
             dropped += self.dispatch.drop_results(record)
         settled = self.outcomes.settle(lost)

@@ -91,7 +91,8 @@ class Deadlines:
         for (host, program), seconds in self.compiling.items():
             if seconds > self.compile_limit_s:
                 name = programs[program].name if program in programs else ""
-                reason = f"it compiled program {name!r} for {seconds:.0f} s; the limit is {self.compile_limit_s:.0f} s"
+                text = f"it compiled program {name!r} for {seconds:.0f} s"
+                reason = f"{text}; the limit is {self.compile_limit_s:.0f} s (compile_limit_s)"
                 return RestartIsland(host, reason, program=program)
         runs = {sequence for running in self.running.values() for sequence in running}
         self.held = {sequence: at for sequence, at in self.held.items() if sequence in runs}
@@ -103,7 +104,7 @@ class Deadlines:
                 # One that has failed may have left a computation on a device: one that did not depend on what failed.
                 name = _named(record) if record is not None else self._unknown(sequence, programs)
                 text = f"{name} was first on its devices for {seconds:.0f} s"
-                reason = f"{text}; the limit is {limit_s:.0f} s"
+                reason = f"{text}; the limit is {limit_s:.0f} s (launch_limit_s)"
                 program = self.early.get(sequence, 0)
                 return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence, program)
         first = first_in_line(outstanding)

@@ -455,7 +455,7 @@ def test_a_lost_controller_fails_what_is_pending_and_says_what_led_there() -> No
     assert isinstance(from_failure(ended), ControllerLost)
     assert notes == [
         "client of session 7: 2.500 s before: host moved session 7 host 3: down",
-        "client of session 7: 0.000 s before: controller lost session 7: 1 launches without an outcome, 2.500 s "
+        "client of session 7: 0.000 s before: controller lost session 7: launches without an outcome: 1, 2.500 s "
         "after the last outcome (because the controller is gone (connection reset))",
     ]
 
@@ -464,7 +464,7 @@ def test_a_session_without_an_outcome_says_so_when_it_is_lost() -> None:
     script = Script()
     script.handle(Disconnected("gone"))
     assert script.core.ended is not None
-    assert "0 launches without an outcome, no outcome so far" in script.core.ended.story[-1]
+    assert "launches without an outcome: 0, no outcome so far" in script.core.ended.story[-1]
 
 
 def test_the_controller_ends_a_session_with_its_reason() -> None:

@@ -258,7 +258,7 @@ def test_the_loss_of_the_controller_carries_the_last_events(offline: Offline) ->
         a.block_until_ready()
     assert [note.partition(": ")[0] for note in caught.value.__notes__] == ["client of session 7"] * 2
     assert "host moved session 7 host 3: down" in caught.value.__notes__[0]
-    assert "1 launches without an outcome" in caught.value.__notes__[1]
+    assert "launches without an outcome: 1" in caught.value.__notes__[1]
     assert offline.hosts.moved == [HostAddress(3, 2, "")]
 
 

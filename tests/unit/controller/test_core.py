@@ -180,8 +180,10 @@ def test_a_launch_that_never_ended_names_the_lines_of_its_loops() -> None:
     say(core, Launch(1, 1, (1,), 2), Launch(2, 1, (1,), 3))
     commands = core.from_island(0, HostDown(0, 1, "the limit is 60 s", "LaunchTimeout", (1,)))
     first, second = (m.failure for m in sent(commands) if isinstance(m, LaunchFailed))
-    assert (first.node, first.where) == ("loop", "user.py:9")
-    assert (second.node, second.where) == ("", "")
+    assert (first.kind, first.node, first.where) == ("LaunchTimeout", "loop", "user.py:9")
+    assert first.message == "the limit is 60 s. The hosts of island 0 start again"
+    assert (second.kind, second.node, second.where) == ("HostLost", "", "")
+    assert second.message == "host 0 was lost: the limit is 60 s"
     assert [c.island for c in commands if isinstance(c, SendIsland) and isinstance(c.message, Abort)] == [0, 1] * 2
 
 
