@@ -11,6 +11,7 @@ Frames on the pipes: 8 bytes of length, then the bytes; the first byte of an ans
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import resource
 import select
@@ -240,19 +241,38 @@ def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0, c
         _write(replies, _answer_of(child, inside, limits))
 
 
-def serve_alone(answer: Callable[[bytes], bytes], memory_bytes: int) -> None:
-    """Answers questions from standard input until its end, in this process.
+def serve_alone(answer: Callable[[bytes], bytes], memory_bytes: int, cpu_s: int) -> None:
+    """Answers questions from standard input until its end, in this process. It ends with the process that
+    asks, also over a question.
 
     Args:
         memory_bytes: memory that it may take beyond what it has.
+        cpu_s: seconds of a core that a question may take.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _limit_memory(memory_bytes)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_end_with_input, daemon=True).start()
     with os.fdopen(os.dup(1), "wb") as replies, open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # whatever a library may print
         while (question := _read_frame(sys.stdin.buffer)) is not None:
+            _limit_cpu(cpu_s)
             _write(replies, _ANSWERED + answer(question))
+
+
+def _end_with_input() -> None:
+    """Ends this process when nobody can ask it any more. (The signal that a parent's death may send comes when the
+    thread that started the process ends, which is not the death of the parent.)"""
+    poll = select.poll()
+    poll.register(0, 0)  # for its end alone
+    poll.poll()
+    os._exit(0)
+
+
+def _limit_cpu(more: int) -> None:
+    used, (_, most) = resource.getrusage(resource.RUSAGE_SELF), resource.getrlimit(resource.RLIMIT_CPU)
+    limit = math.ceil(used.ru_utime + used.ru_stime) + more
+    resource.setrlimit(resource.RLIMIT_CPU, (limit if most < 0 else min(limit, most), most))
 
 
 def _limit_memory(more: int) -> None:
@@ -299,4 +319,6 @@ def _how_it_ended(status: int, late: bool, said: int, limits: Limits) -> str:
 
 def _crashed(status: int) -> str:
     """The end of a process with a status, negative for a signal."""
+    if status == -signal.SIGXCPU:
+        return "it reached its limit of CPU time"
     return f"its process crashed: {signal.Signals(-status).name if status < 0 else f'exit {status}'}"

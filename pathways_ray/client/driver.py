@@ -133,12 +133,18 @@ class Driver:
 
     def send_arrival(self, one: Arrival) -> None:
         """Tells the controller of an upload, unless somebody has. The caller has `sending`."""
-        if one not in self.arrivals:
-            return
-        self.arrivals.remove(one)
-        if one.placed is one.where.placed and self.core.buffers.get(one.record.id) is one.record:
+        stays = self.take_arrival(one) and one.placed is one.where.placed
+        if stays and self.core.buffers.get(one.record.id) is one.record:
             one.sent = True
             self.handle(events.Placed(one.message))
+
+    def take_arrival(self, one: Arrival) -> bool:
+        """Takes an upload out of those that the controller has yet to hear of; whether it was one of them."""
+        try:
+            self.arrivals.remove(one)
+        except ValueError:
+            return False
+        return True
 
     def send_arrivals(self) -> None:
         """Tells of the uploads that are there for threads that wait for `sending` with that. The caller has it."""

@@ -12,7 +12,8 @@ from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.driver import Driver
-from pathways_ray.client.questions import Done, Question, ask
+from pathways_ray.client.events import Wake
+from pathways_ray.client.questions import Done, Question, ask, ask_whether_there
 from pathways_ray.client.siblings import Results
 from pathways_ray.errors import PathwaysError, from_failure
 from pathways_ray.transport.shared_memory import SharedFile
@@ -64,6 +65,8 @@ class Fetches:
 
         def answered(value: np.ndarray[Any, Any] | None) -> None:
             driver.end_read()
+            if value is not None and record.early:
+                self._core.early.came(record)
             done(value)
 
         question = ask(self._data, record.id, _plan_of_shard(kind, place), answered)
@@ -77,6 +80,25 @@ class Fetches:
             return False
         self._driver.end_read()
         return True
+
+    def hasten(self, record: BufferRecord) -> Question | None:
+        """Has watchers hear soon of a buffer that is made by a call which was handed to its host: that says when it is
+        there, or what was sent of the call leaves at once. Does not wait.
+
+        Returns: what is to be taken back (`Question.take_back`) once the buffer has its outcome.
+        """
+
+        def told(came: bool) -> None:
+            if came:
+                self._core.early.came(record)
+                self._driver.do((Wake(fetches=False),))
+            else:
+                self._driver.hurry()
+
+        question = ask_whether_there(self._data, record.id, record.host, told)
+        if question is None:
+            self._driver.hurry()
+        return question
 
     def _fetch(self, record: BufferRecord, plan: FetchPlan, *along: Any) -> np.ndarray[Any, Any]:
         try:

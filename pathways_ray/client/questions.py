@@ -1,4 +1,5 @@
-"""Questions for small shards to hosts of this machine: asked now, answered by a call, with no thread that waits.
+"""Questions to hosts of this machine, for small shards and whether a value is there: asked now, answered by a call,
+with no thread that waits.
 
 The caller looks at the failures of the array by itself, and takes the question back; then a fetch, which waits, says
 what is wrong.
@@ -11,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from pathways_ray.client.array_pieces import FetchedArray, FetchPlan
+from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.data_link import SHARED_BYTES
+from pathways_ray.client.data_link import SHARED_BYTES, DataLink
 from pathways_ray.transport import messages as wire
 
 Done = Callable[[np.ndarray[Any, Any] | None], None]
@@ -21,17 +22,25 @@ Done = Callable[[np.ndarray[Any, Any] | None], None]
 
 
 class Question:
-    """A question under way."""
+    """A question under way. `done` gets True for an answer, False where none can come; it is called once."""
 
-    def __init__(self, link: Any, request: int, done: Done) -> None:
+    def __init__(self, link: DataLink, request: int, done: Callable[[bool], None]) -> None:
         self._link, self._request, self._done = link, request, done
 
-    def end(self, value: np.ndarray[Any, Any] | None) -> bool:
-        """Gives the answer, unless it was given or taken back before."""
-        if self._link.fetches.pop(self._request, None) is None:
+    def ask(self, message: wire.Fetch, fetching: Fetching) -> bool:
+        """Sends it; False where that cannot be."""
+        self._link.fetches[self._request] = fetching
+        if not self._link.send_local(message):
+            self._link.fetches.pop(self._request, None)
             return False
-        self._done(value)
+        if self._link.dead is not None:
+            self.end(False)
         return True
+
+    def end(self, came: bool) -> None:
+        """Gives the answer, unless it was given or taken back before."""
+        if self._link.fetches.pop(self._request, None) is not None:
+            self._done(came)
 
     def take_back(self) -> bool:
         """Gives up; False when it has been answered."""
@@ -41,27 +50,32 @@ class Question:
         return True
 
 
+def _local_link(data: DataLinks, host: int) -> DataLink | None:
+    link = data.link_of(host)
+    return link if link is not None and link.is_local else None
+
+
 def ask(data: DataLinks, buffer: int, cover: FetchPlan, done: Done) -> Question | None:
     """Asks for a shard; None where it is big, or its host is not of this machine, or was not spoken to yet."""
     if len(cover.by_host) != 1 or cover.nbytes >= SHARED_BYTES:
         return None
     ((host, devices),) = cover.by_host.items()
-    link = data.link_of(host)
-    if link is None or not link.is_local:
+    if (link := _local_link(data, host)) is None:
         return None
-    question = Question(link, data.new_request(), done)
+    found = FetchedArray(cover, lambda: question.end(fetching.failure is None))
+    request, fetching = data.new_request(), found.by_host[host]
+    question = Question(link, request, lambda came: done(found.value() if came else None))
+    return question if question.ask(wire.Fetch(request, buffer, devices, ()), fetching) else None
 
-    def told() -> None:
-        question.end(None if fetching.failure is not None else found.value())
 
-    found = FetchedArray(cover, told)
-    fetching = link.fetches[question._request] = found.by_host[host]
-    if not link.send_local(wire.Fetch(question._request, buffer, devices, ())):
-        link.fetches.pop(question._request, None)
+def ask_whether_there(data: DataLinks, buffer: int, host: int, done: Callable[[bool], None]) -> Question | None:
+    """Asks a host to say when it has a value; None where it is not of this machine."""
+    if (link := _local_link(data, host)) is None:
         return None
-    if link.dead is not None:
-        question.end(None)
-    return question
+    request = data.new_request()
+    question = Question(link, request, done)
+    fetching = Fetching(None, host, (-1,), lambda: question.end(fetching.failure is None))
+    return question if question.ask(wire.Fetch(request, buffer, ()), fetching) else None
 
 
 def read(data: DataLinks) -> None:

@@ -142,6 +142,11 @@ class SessionQuestions:
         reads. The loop polls `answers` and calls `read_answers`. None where it has to be fetched."""
         return self._fetches.ask_for_shard(array._buffer.record, array._type, place, done)
 
+    def hasten(self, array: Array) -> Question | None:
+        """Has watchers hear soon whether an array is there for which somebody waits; see `Fetches.hasten`."""
+        record = array._buffer.record
+        return self._fetches.hasten(record) if record.early and record.state is PENDING else None
+
     @property
     def answers(self) -> int:
         """The number of a file that can be read when answers have come."""

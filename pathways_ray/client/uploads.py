@@ -59,11 +59,15 @@ def upload(
         placed, uploaded = where.placed, partial(driver.uploaded, record)
         record.upload = driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
         put = Put(record.id, where.id, kind.array, spec, record.upload.epochs)
-        driver.arrivals.append(one := Arrival(record, where, placed, put))
-        with driver.sending:
-            if driver.gives_way:  # when it is back, the slice has other devices
-                driver.wait_to_send()
-            driver.send_arrival(one)
+        one = Arrival(record, where, placed, put)
+        try:
+            driver.arrivals.append(one)
+            with driver.sending:
+                if driver.gives_way:  # when it is back, the slice has other devices
+                    driver.wait_to_send()
+                driver.send_arrival(one)
+        finally:  # also after Ctrl-C; the array goes with its handle
+            driver.take_arrival(one)
         if one.sent or placed is where.placed:
             break  # else it has moved since the upload began
     driver.sweep()

@@ -159,9 +159,12 @@ def free(session: Session, numbers: Iterable[int]) -> list[Send]:
     dropped: dict[int, list[int]] = {}
     for number in numbers:
         buffer = session.forget(number)
-        session.early.pop(number, None)
-        if session.arriving.pop(number, None) is not None:
+        told = session.early.pop(number, {})  # by hosts, of an upload whose client was cut off before it could
+        if session.arriving.pop(number, None) is not None or told:
             _burn(session, number)
+        islands = {session.places[one.slice].island for one in told.values() if one.slice in session.places}
         if buffer is not None:
-            dropped.setdefault(session.places[buffer.type.slice].island, []).append(number)
+            islands.add(session.places[buffer.type.slice].island)
+        for island in islands:
+            dropped.setdefault(island, []).append(number)
     return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]

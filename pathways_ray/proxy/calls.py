@@ -128,6 +128,16 @@ class _Store:
     def __init__(self, said: Any, connection: Connection) -> None:
         self.said, self.connection = said, connection
         self.data = bytearray()
+        self._reserved = 0
+
+    def reserve(self) -> None:
+        """Raises `Refused` where there is no room for what was announced."""
+        self.connection.host_buffers.reserve(self.said.buffer_size)
+        self._reserved = self.said.buffer_size
+
+    def release(self) -> None:
+        self.connection.host_buffers.release(self._reserved)
+        self._reserved = 0
 
     def check(self, over: bool) -> None:
         came, announced = len(self.data), self.said.buffer_size
@@ -146,6 +156,11 @@ class Calls:
         self._clients: dict[int, Connection] = {}
         self._stores: dict[int, _Store] = {}
         self._questions: dict[int, Callable[[Calls, int, bytes], None]] = {}
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a client is attached here, or brings bytes."""
+        return bool(self._clients or self._stores)
 
     def _take(self, events: Sequence[Event]) -> None:
         at, count = 0, len(events)
@@ -192,7 +207,8 @@ class Calls:
                 said = self._messages.GrpcHostBufferStoreMetadata.FromString(event.metadata[_STORE_METADATA])
             except Exception as error:
                 raise Refused(Code.INVALID_ARGUMENT, f"the metadata cannot be read: {error}") from None
-            self._stores[stream] = _Store(said, self._attached.find(said.session_id))
+            store = self._stores[stream] = _Store(said, self._attached.find(said.session_id))
+            store.reserve()
 
     def _said(self, event: Called) -> Said:
         with contextlib.suppress(Exception):  # whatever bytes those are
@@ -222,6 +238,7 @@ class Calls:
         stream = event.stream
         if store := self._stores.get(stream):
             store.check(over=True)
+            store.release()
             store.connection.host_buffers.keep(store.said.handle, store.data)
             del self._stores[stream]
             store.connection.handle(do.Stored(store.said.handle))
@@ -234,6 +251,7 @@ class Calls:
 
     def _forget(self, stream: int, why: Status = GIVEN_UP) -> None:
         if store := self._stores.pop(stream, None):
+            store.release()
             store.connection.handle(do.Stored(store.said.handle, why))
         self._questions.pop(stream, None)
         if client := self._clients.pop(stream, None):

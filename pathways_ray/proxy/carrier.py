@@ -17,6 +17,7 @@ import numpy as np
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING
+from pathways_ray.client.questions import Question
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, PathwaysError, to_failure
@@ -94,7 +95,7 @@ class Carrier:
         self.failed: dict[int, Status] = {}
         self.loaded: dict[int, Loaded] = {}
         self.graphs: dict[Any, int] = {}
-        self.waiting: dict[int, tuple[Array, ...]] = {}
+        self.waiting: dict[int, tuple[tuple[Array, ...], list[Question]]] = {}
         self.fetcher = Fetcher(session, host_buffers, handover, tell, look)
         self._slicing = threading.Lock()
         self._compilers = ThreadPoolExecutor(COMPILERS, "pathways-proxy-compile")
@@ -228,9 +229,7 @@ class Carrier:
 
     def _execute(self, command: do.Execute) -> None:
         loaded = self.loaded[command.executable]
-        number = loaded.registered.get(command.donated, -1)
-        if number < 0:
-            number = self._register(loaded, command.donated)
+        number = self._registered(loaded, command.donated)
         records = [self._made(buffer)[0]._buffer.record for buffer in command.arguments]
         donated = [records[k] for k in command.donated]
         why = f"it was donated to {loaded.program.signature.name}" if donated else ""
@@ -239,11 +238,11 @@ class Carrier:
         for buffer, array, sharding in zip(command.results, made, shardings, strict=True):
             self.buffers[buffer] = array, sharding
 
-    def _register(self, loaded: Loaded, donated: tuple[int, ...]) -> int:
-        graph, program = loaded.graph(donated), loaded.program
-        number = self.session.register(graph, encode(graph), {program.digest: program.blob})
-        loaded.registered[donated] = number
-        return number
+    def _registered(self, loaded: Loaded, donated: tuple[int, ...]) -> int:
+        if donated not in loaded.registered:
+            graph, program = loaded.graph(donated), loaded.program
+            loaded.registered[donated] = self.session.register(graph, encode(graph), {program.digest: program.blob})
+        return loaded.registered[donated]
 
     def _free(self, command: do.Free) -> None:
         for buffer in command.buffers:
@@ -266,19 +265,21 @@ class Carrier:
         found = _outcome(arrays)
         if found is not None:
             return [do.Settled(command.ticket, found or None)]
-        self.waiting[command.ticket] = arrays
+        asked = [self.session.hasten(array) for array in arrays if array._buffer.record.early]
+        self.waiting[command.ticket] = arrays, [question for question in asked if question is not None]
         return []
 
     def settled(self) -> list[do.Event]:
         """The events of all that was waited for and has come; with a failure once the session has ended."""
         reason = self.session.closed_because
         events = self.fetcher.asked(bool(reason))
-        for ticket, arrays in list(self.waiting.items()):
+        for ticket, (arrays, _) in list(self.waiting.items()):
             found = _outcome(arrays)
             if found is None and reason:
                 found = Status(Code.UNAVAILABLE, f"the session ended: {reason}")
             if found is not None:
-                del self.waiting[ticket]
+                for question in self.waiting.pop(ticket)[1]:
+                    question.take_back()
                 events.append(do.Settled(ticket, found or None))
         return events
 
@@ -330,7 +331,7 @@ class Carrier:
             program = self.readers.read(asked)
         loaded = Loaded(program, self.slice_of(program.place))
         if loaded.results:
-            number = self._register(loaded, ())
+            number = self._registered(loaded, ())
             explained = self.session.explain(number, encode(loaded.graph(())))
             loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)
         self.loaded[command.executable] = loaded

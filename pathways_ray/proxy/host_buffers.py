@@ -13,7 +13,7 @@ from typing import Any
 from pathways_ray.proxy.arrays import Code, Refused, Status
 
 MAX_BYTES = 64 << 30
-"""Of one client at a time: what the client has put and the proxy not yet sent on, and what it has not yet fetched."""
+"""Of one client at a time: what it has put, or said to come, and the proxy not sent on, and what it has not fetched."""
 
 Serve = Callable[[Any], None]
 """Takes the bytes of a host buffer, or the `Status` with which they failed."""
@@ -33,10 +33,23 @@ class HostBuffers:
         with self._lock:
             self._keep(handle, data)
 
-    def _keep(self, handle: int, data: Any) -> None:
-        if self._bytes + len(data) > MAX_BYTES:
-            text = f"host buffers of {self._bytes} bytes and {len(data)} more; {MAX_BYTES} are the limit"
+    def reserve(self, size: int) -> None:
+        """Makes room for bytes that were announced, until `release`. Raises `Refused` where they are too many."""
+        with self._lock:
+            self._check(size)
+            self._bytes += size
+
+    def release(self, size: int) -> None:
+        with self._lock:
+            self._bytes -= size
+
+    def _check(self, size: int) -> None:
+        if self._bytes + size > MAX_BYTES:
+            text = f"host buffers of {self._bytes} bytes and {size} more; {MAX_BYTES} are the limit"
             raise Refused(Code.RESOURCE_EXHAUSTED, text)
+
+    def _keep(self, handle: int, data: Any) -> None:
+        self._check(len(data))
         self._drop(handle)
         self._bytes += len(data)
         self._kept[handle] = data

@@ -29,7 +29,7 @@ from pathways_ray.proxy.descriptors import messages
 from pathways_ray.proxy.events import Orders, Signature
 from pathways_ray.proxy.orders import in_order, orders_of
 from pathways_ray.proxy.programs import Overrides, Program
-from pathways_ray.proxy.readers import MEMORY_BYTES, Answer, Question, Read, Refusal
+from pathways_ray.proxy.readers import CPU_S, MEMORY_BYTES, Answer, Question, Read, Refusal
 from pathways_ray.proxy.tokens import has_tokens, replace_tokens
 from pathways_ray.worker import serve_alone
 
@@ -39,7 +39,7 @@ _QUESTION = msgspec.msgpack.Decoder(Question)
 def main() -> None:
     """Answers questions from standard input until its end."""
     messages()
-    serve_alone(lambda question: msgspec.msgpack.encode(answer(question)), MEMORY_BYTES)
+    serve_alone(lambda question: msgspec.msgpack.encode(answer(question)), MEMORY_BYTES, CPU_S)
 
 
 def answer(question: bytes) -> Answer:

@@ -31,6 +31,9 @@ START_S = 60.0
 MEMORY_BYTES = 32 << 30
 """Address space that one may take for programs; a compiler takes some gigabytes of it for its threads alone."""
 
+CPU_S = 4 * int(limits.COMPILE_LIMIT_S)
+"""Seconds of a core for a program: those of four cores in the time that hosts have for it."""
+
 MIN_DEVICES = 16
 
 

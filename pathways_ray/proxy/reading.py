@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways_ray.proxy.handover import NUMBER_BYTES, number_of, question
+from pathways_ray.proxy.handover import NUMBER_BYTES, number_of
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal, received
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -29,8 +29,8 @@ READ_BYTES = 1 << 20
 SMALL_BYTES = 1 << 14
 """Values up to this size come in the answer of the local socket, which needs no other thread of the client."""
 
-READING = b"pathways: hand over"
-"""The data of the program."""
+READING = b"pathways: hand over unasked"
+"""The data of the program; a proxy that waits for questions at the socket knows another one."""
 
 INVITATION = "pathways_values"
 """The attribute of a client with the invitation to the local socket."""
@@ -110,11 +110,7 @@ class BigValues:
         try:
             if self._over:
                 return None
-            number = self._asked(program, alone)
-            if not self._socket.send(question(number)):
-                self._over = True
-                return None
-            data, file = self._answer(number)
+            data, file = self._answer(self._asked(program, alone))
         finally:
             self._lock.release()
         dtype = np.dtype(array.dtype)

@@ -23,7 +23,8 @@ from pathways_ray.proxy.readers import Readers
 BACKLOG = 64
 
 MAX_CONNECTIONS = 256
-"""Clients that are connected at a time; a further one is hung up on."""
+"""Connections at a time. A further one takes the place of the oldest on which nobody has attached, or is hung up on: so
+strangers keep no client out."""
 
 LOOK_S = 5.0
 """After so long it looks for clients whose bytes do not come."""
@@ -96,8 +97,11 @@ class ProxyServer:
 
     def _serve(self, connection: socket.socket, poll: select.epoll) -> None:
         if len(self._calls) >= MAX_CONNECTIONS:
-            connection.close()
-            return
+            idle = next((number for number, calls in list(self._calls.items()) if not calls.is_used), None)
+            if idle is None:
+                connection.close()
+                return
+            self._calls.pop(idle).wire.close()
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         number = connection.fileno()

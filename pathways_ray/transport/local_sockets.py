@@ -73,10 +73,15 @@ class LocalServer(Generic[Owner]):
 
     Args:
         take: gets the owner of a connection, the connection, a message, and the file that came with it.
+        opened: gets the owner of a connection that is open now, and the connection, before the other end knows.
     """
 
-    def __init__(self, take: Callable[[Owner, socket.socket, bytes, SharedFile | None], None]) -> None:
-        self._take = take
+    def __init__(
+        self,
+        take: Callable[[Owner, socket.socket, bytes, SharedFile | None], None],
+        opened: Callable[[Owner, socket.socket], None] = lambda owner, connection: None,
+    ) -> None:
+        self._take, self._opened = take, opened
         self._loop = asyncio.get_running_loop()
         self._invited: dict[bytes, tuple[Owner, bytes]] = {}
         self._strangers: list[socket.socket] = []
@@ -118,6 +123,15 @@ class LocalServer(Generic[Owner]):
                 return False
         return True
 
+    def pause(self, connection: socket.socket) -> None:
+        """Reads nothing more of a connection, until `resume`."""
+        self._loop.remove_reader(connection)
+
+    def resume(self, connection: socket.socket) -> None:
+        """Reads a connection again, if it is open yet."""
+        if connection in self._open:
+            self._loop.add_reader(connection, self._read, connection)
+
     def close(self) -> None:
         """Hangs up, and listens no more."""
         for connection in (*self._strangers, *self._open):
@@ -157,6 +171,7 @@ class LocalServer(Generic[Owner]):
             return
         self._strangers.remove(connection)
         self._open[connection] = owner
+        self._opened(owner, connection)
         try:
             connection.send(answer)
         except OSError:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -69,6 +72,30 @@ def test_a_call_that_went_to_its_host_has_one_outcome(session: Any, slices: Any,
         assert time.monotonic() < deadline
     jax.block_until_ready(several)
     assert "ready" in repr(one)
+
+
+PROGRAM = """
+import jax, time
+step = jax.jit(lambda v: v + 1)
+value = jax.device_put(0.0)
+float(step(value))
+time.sleep(1.0)  # after which its tenant is alone
+for k in range(600):
+    value = step(value)
+    if k % 3:
+        assert float(value) == k + 1
+    else:
+        value.block_until_ready()
+"""
+
+
+@pytest.mark.timeout(180)
+def test_calls_of_a_program_through_a_proxy_that_waits_for_each_go_to_their_host_first(session: Any) -> None:
+    with session.proxy(devices=1) as proxy:
+        before = taken(session)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
+        subprocess.run([sys.executable, "-c", PROGRAM], env=clean | proxy.env, check=True, timeout=120)
+    assert taken(session) - before > 400
 
 
 def test_a_deleted_result_is_no_argument(session: Any, slices: Any, step: Any) -> None:

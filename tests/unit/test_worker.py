@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import psutil
 import pytest
 
 from pathways_ray.controller.planner import Planner
@@ -54,6 +59,63 @@ def test_a_worker_that_dies_is_started_again(worker: Worker) -> None:
     assert worker._process is not None
     worker._process.kill()
     assert worker.ask(b"pass") == b"answer to pass"
+
+
+ALONE = """
+import time
+from pathways_ray.worker import serve_alone
+def work(question):
+    exec(question.decode())
+    return b"answer to " + question
+serve_alone(work, 256 << 20, 1)
+"""
+
+BUSY = b"end = time.process_time() + 0.7\nwhile time.process_time() < end: pass"
+
+
+def test_a_worker_without_forks_has_its_limit_for_each_question() -> None:
+    worker = Worker(("-c", ALONE), forks=False)
+    for _ in range(4):
+        assert worker.ask(BUSY) == b"answer to " + BUSY
+    with pytest.raises(WorkerEnded, match="it reached its limit of CPU time"):
+        worker.ask(b"while True: pass")
+    assert worker.ask(b"pass") == b"answer to pass"
+    worker.close()
+
+
+ASKS = """
+import sys
+from pathways_ray.worker import Worker
+Worker(("-c", sys.argv[1]), forks=False).ask(sys.argv[2].encode())
+"""
+
+
+@pytest.mark.parametrize("how", ["time.sleep(1000)", "list(iter(int, 1))"])
+def test_a_worker_without_forks_ends_with_who_asks_it_in_the_middle_of_a_question(tmp_path: Path, how: str) -> None:
+    told = tmp_path / "pid"
+    question = f"import os; open({str(told)!r}, 'x').write(str(os.getpid())); {how}"
+    asking = subprocess.Popen([sys.executable, "-c", ASKS, ALONE.replace(", 1)", ", 1000)"), question])
+    try:
+        until(lambda: told.exists() and told.read_text())
+    finally:
+        asking.kill()
+        asking.wait()
+    until(lambda: not runs(int(told.read_text())))
+
+
+def runs(pid: int) -> bool:
+    """Whether a process has not ended; who reaps it may take its time."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def until(holds: Callable[[], object]) -> None:
+    limit = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.02)
 
 
 # --- the planner ------------------------------------------------------------------------------------------------------

@@ -12,10 +12,15 @@ from pathways_ray.executor.data.upload_quota import Name, UploadQuota
 from pathways_ray.transport import links, outboxes
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import Grant
+from pathways_ray.transport.local_sockets import LocalServer
 from pathways_ray.transport.shared_memory import SharedFile
 
 MAX_WORKERS = 4
 """Shards of one client that are waited for and copied at a time."""
+
+
+MAX_UNREAD = 1024
+"""Messages that wait for a client to read them; then nothing more is read from it."""
 
 
 class ClientStream:
@@ -30,6 +35,23 @@ class ClientStream:
         self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
         self.turns = asyncio.Semaphore(MAX_WORKERS)
         self.link = link
+        self._resuming: asyncio.Task[None] | None = None
+
+    def wait_for_reader(self, local: LocalServer[ClientStream], connection: socket.socket) -> None:
+        """Has nothing more read from the local socket until the client has read some of what waits for it."""
+
+        async def resume() -> None:
+            await self.outbox.room(MAX_UNREAD)
+            local.resume(connection)
+
+        local.pause(connection)
+        self._resuming = asyncio.ensure_future(resume())
+
+    def end(self) -> None:
+        """Ends what its client has waited for."""
+        self.workers.shutdown(wait=False, cancel_futures=True)
+        if self._resuming is not None:
+            self._resuming.cancel()
 
     @property
     def session(self) -> int:

@@ -31,7 +31,7 @@ from pathways_ray.errors import (
 )
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.data.client_stream import MAX_WORKERS, ClientStream, FetchRequest
+from pathways_ray.executor.data.client_stream import MAX_UNREAD, MAX_WORKERS, ClientStream, FetchRequest
 from pathways_ray.executor.data.device_transfer import failure_in
 from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
@@ -60,9 +60,6 @@ MAX_STREAMS = 8
 MAX_AT_ONCE = 16
 """Fetches of one stream under way beyond which small values are copied by its workers, and no more by the thread that
 dispatches for all tenants. A server with a dozen threads is below it."""
-
-MAX_UNREAD = 1024
-"""Messages that wait for a client to read them; then nothing more is read from it."""
 
 MAX_FILES = 16
 """Files in memory of one stream whose fetches are not answered: each is a descriptor of this process. What comes beyond
@@ -182,12 +179,14 @@ class DataServer:
             self._take(stream, message, connection, file)
         except WireError as error:
             stream.link.close(str(error))
+        if not stream.outbox.has_room(MAX_UNREAD):
+            stream.wait_for_reader(self.local, connection)
 
     def _end(self, stream: ClientStream) -> None:
         self.local.dismiss(stream)
         for request in list(stream.fetches):
             self._withdraw(stream, request)
-        stream.workers.shutdown(wait=False, cancel_futures=True)
+        stream.end()
         for upload in stream.uploads.values():
             stream.quota.release(stream.name_of(upload.message))
         used = {other.grant.tenant for other in self.streams}

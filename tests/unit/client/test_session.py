@@ -22,6 +22,7 @@ from pathways_ray.client.ending import Queued
 from pathways_ray.client.events import Resumed
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.uploads import upload
 from pathways_ray.errors import (
     BufferDeleted,
     BufferLost,
@@ -549,6 +550,21 @@ def test_ctrl_c_at_any_step_of_the_queue_loses_no_message_and_sends_none_twice()
         if not cut:
             break
     assert step > 10
+
+
+def test_ctrl_c_in_an_upload_leaves_nothing_that_is_to_be_told_of_it() -> None:
+    for step in itertools.count():
+        offline = Offline()
+
+        def put(offline: Offline = offline) -> None:
+            offline.session.put(V, offline.where, ())
+
+        cut = interrupted(upload.__code__, step, put)
+        driver = offline.session._driver
+        assert (driver.arrivals, driver.sending.locked()) == ([], False), f"step {step}"
+        if not cut:
+            break
+    assert step > 6
 
 
 def test_ctrl_c_in_a_launch_leaves_no_lock_behind() -> None:

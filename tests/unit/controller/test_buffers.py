@@ -39,6 +39,17 @@ def test_freed_buffers_are_dropped_on_the_islands_that_hold_them() -> None:
     assert front.buffers() == set()
 
 
+def test_an_upload_that_its_client_never_told_of_is_dropped_where_it_came_to() -> None:
+    """Ctrl-C came between the two. Its number may be on the way to hosts as one to drop, and is not used again."""
+    front = Harness()
+    assert front.stored(0, 1, 4) == front.stored(1, 1, 4) == front.stored(2, 2, 2) == []
+    commands = front.free(1, 2)
+    assert to_island(commands, 0) == [Drop(1, (1,))]
+    assert to_island(commands, 1) == [Drop(1, (2,))]
+    (lost,) = to_client(front.put(1, 4, arrives=False))
+    assert isinstance(lost, BuffersLost)
+
+
 def test_a_result_freed_before_it_is_there_is_dropped_behind_its_launch() -> None:
     front = Harness()
     front.register(program_over(1), 1)

@@ -1,97 +1,96 @@
-"""Files for a proxy's client: each question gets its own, whichever is first."""
+"""Files for a proxy's client: it gets each answer unasked, with its number."""
 
 from __future__ import annotations
 
-import socket
 import threading
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from pathways_ray.proxy.handover import MAX_KEPT, Handover, Handovers, number_of, question
+from pathways_ray.proxy.handover import NUMBER_BYTES, Handover, Handovers, number_of
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal, received
 from pathways_ray.transport.shared_memory import SharedFile
 
-HERE: Any = "a connection"
+
+@pytest.fixture
+def server() -> Iterator[Handovers]:
+    made = Handovers()
+    yield made
+    made.close()
 
 
-class Client:
-    """A client's files, and what was sent to it."""
-
-    def __init__(self) -> None:
-        self.sent: list[tuple[Any, int, SharedFile | None]] = []
-        self.ended: list[Handover] = []
-        self.takes = True
-        self.files = Handover(self.send, self.ended.append)
-
-    def send(self, to: Any, data: bytes, file: SharedFile | None) -> bool:
-        if self.takes:
-            self.sent.append((to, number_of(data), file))
-        return self.takes
-
-
-def test_a_file_and_its_question_find_each_other() -> None:
-    client, files = Client(), [SharedFile.create(8) for _ in range(3)]
-    client.files.give(1, files[1])
-    client.files.ask(HERE, 2)
-    client.files.ask(HERE, 1)
-    client.files.give(2, files[2])
-    client.files.give(3, None)
-    client.files.ask(HERE, 3)
-    assert client.sent == [(HERE, 1, files[1]), (HERE, 2, files[2]), (HERE, 3, None)]
-
-
-def test_a_small_value_is_the_answer_itself() -> None:
-    sent: list[bytes] = []
-
-    def send(to: socket.socket, data: bytes, file: SharedFile | None) -> bool:
-        sent.append(data)
-        return file is None
-
-    files = Handover(send, lambda _: None)
-    files.give(1, b"1234")
-    files.ask(HERE, 1)
-    assert (sent, number_of(sent[0])) == ([question(1) + b"1234"], 1)
-
-
-def test_what_is_not_asked_for_is_kept_up_to_a_limit_and_no_question_waits_for_what_is_gone() -> None:
-    client = Client()
-    for number in range(1, MAX_KEPT + 3):
-        client.files.give(number, SharedFile.create(8))
-    for number in (2, 3, MAX_KEPT + 3):
-        client.files.ask(HERE, number)
-    assert [(number, file is not None) for _, number, file in client.sent] == [(2, False), (3, True)]
-    client.files.give(MAX_KEPT + 3, None)
-    assert client.sent[-1] == (HERE, MAX_KEPT + 3, None)
-
-
-@pytest.mark.parametrize("asks_first", [True, False])
-def test_who_cannot_be_sent_an_answer_sees_the_end_and_does_not_wait_for_it(asks_first: bool) -> None:
-    client = Client()
-    client.takes = False
-    steps = [lambda: client.files.ask(HERE, 1), lambda: client.files.give(1, SharedFile.create(8))]
-    for step in steps if asks_first else steps[::-1]:
-        assert not client.ended
-        step()
-    assert client.ended == [client.files]
-
-
-def test_a_socket_hands_files_to_whom_it_has_invited_and_hangs_up_at_the_end() -> None:
-    server = Handovers()
-    files = server.open()
-    with pytest.raises(NotLocal):
-        LocalSocket(Invitation(files.invitation.name, b"guessed" * 4, b"x"))
+def client_of(files: Handover) -> LocalSocket:
     client = LocalSocket(files.invitation)
     client.connection.settimeout(20.0)
-    assert client.send(question(1))
+    return client
+
+
+def test_a_file_a_small_value_and_nothing_come_with_their_numbers(server: Handovers) -> None:
+    files = server.open()
+    client = client_of(files)
     made = SharedFile.create(8)
     made.write(np.arange(8, dtype=np.uint8), 0)
-    files.give(1, made)
+    for number, value in ((2, made), (1, b"1234"), (3, None)):
+        files.give(number, value)
     data, file = received(client.connection)
-    assert (number_of(data), file is not None and file.bytes(8).tolist()) == (1, list(range(8)))
-    files.close()
-    assert received(client.connection) == (b"", None)
+    assert (number_of(data), file is not None and file.bytes(8).tolist()) == (2, list(range(8)))
+    for number, value in ((1, b"1234"), (3, b"")):
+        data, file = received(client.connection)
+        assert (number_of(data), data[NUMBER_BYTES:], file) == (number, value, None)
+
+
+def test_only_who_was_invited_gets_files_and_one_client_not_those_of_another(server: Handovers) -> None:
+    files, others = server.open(), server.open()
+    with pytest.raises(NotLocal):
+        LocalSocket(Invitation(files.invitation.name, b"guessed" * 4, b"x"))
+    client, other = client_of(files), client_of(others)
+    with pytest.raises(NotLocal):  # an invitation is for one connection
+        client_of(files)
+    files.give(1, b"mine")
+    others.give(1, b"another's")
+    assert received(client.connection)[0].endswith(b"mine")
+    assert received(other.connection)[0].endswith(b"another's")
+
+
+def test_a_client_that_reads_no_answers_is_hung_up_on(server: Handovers) -> None:
+    """Nothing is kept for it; what it had not read, it may read yet."""
+    files = server.open()
+    client = client_of(files)
+    for number in range(1, 1 << 12):
+        files.give(number, b"x" * (1 << 14))
+    read = 0
+    while received(client.connection)[0]:
+        read += 1
+    assert 0 < read < 1 << 10
+
+
+def test_answers_for_a_client_that_never_came_go_to_nobody_who_comes_later(server: Handovers) -> None:
+    files, later = server.open(), server.open()
+    files.give(1, b"1234")
+    client_of(later)  # by then the server has worked off what it was told
+    with pytest.raises(NotLocal):
+        client_of(files)
+
+
+def test_what_a_client_says_is_not_listened_to(server: Handovers) -> None:
+    files = server.open()
+    client = client_of(files)
+    for said in (b"\0", b"\1" * 1000, b"x" * (1 << 16)):
+        assert client.send(said, SharedFile.create(8))
+    files.give(1, b"1234")
+    assert received(client.connection)[0].endswith(b"1234")
+
+
+def test_the_end_is_seen_by_clients_and_ends_the_thread() -> None:
     threads = threading.active_count()
+    server = Handovers()
+    ends, stays = server.open(), server.open()
+    first, second = client_of(ends), client_of(stays)
+    ends.close()
+    assert received(first.connection) == (b"", None)
+    stays.give(1, b"1234")
+    assert received(second.connection)[0].endswith(b"1234")
     server.close()
-    assert threading.active_count() < threads
+    assert received(second.connection) == (b"", None)
+    assert threading.active_count() == threads

@@ -209,6 +209,26 @@ def test_a_request_whose_bytes_fail_has_that_for_an_answer_and_later_ones_go_on(
     stream.call.cancel()
 
 
+@pytest.mark.parametrize("size", [1 << 40, (1 << 62) + 1])
+def test_bytes_that_there_is_no_room_for_are_refused_before_they_come(door: Door, size: int) -> None:
+    """The request that waits for them hears of it, and what was announced of others that are given up is forgotten."""
+    stream = Stream(door)
+    number = stream.ask("init_request").init_response.session_id
+    client = door.server._attached.connections[number]
+    stream.send(put_request(7))
+    with pytest.raises(grpc.RpcError, match=f"host buffers of 0 bytes and {size} more") as error:
+        door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=7, buffer_size=size), b"1234")
+    assert code(error) == grpc.StatusCode.RESOURCE_EXHAUSTED
+    about = next(stream.call).response_metadata
+    assert (about.op_id, about.status.code) == (1007, 8)
+    for _ in range(3):
+        with pytest.raises(grpc.RpcError):
+            door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=8, buffer_size=1 << 35), b"1234")
+    door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=9, buffer_size=4), b"1234")
+    assert client.host_buffers._bytes == 4
+    stream.call.cancel()
+
+
 def test_a_request_whose_bytes_never_come_is_given_up_and_what_comes_late_is_not_kept(tmp_path: Path) -> None:
     with patch.object(server, "LOOK_S", 0.05), patch.object(connection, "BYTES_LIMIT_S", 0.2):
         door = Door(tmp_path)
@@ -298,6 +318,30 @@ def test_half_a_connection_ends_nothing(door: Door) -> None:
     stream.call.cancel()
     for sock in kept:
         sock.close()
+
+
+def test_connections_on_which_nobody_attaches_keep_no_client_out(tmp_path: Path) -> None:
+    """1. All places are taken by connections that say nothing. 2. As many clients as there are places attach, and one
+    more does not."""
+    with patch.object(server, "MAX_CONNECTIONS", 3):
+        door = Door(tmp_path)
+        kept = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+        for sock in kept:
+            sock.connect(door.socket)
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        channels = [grpc.insecure_channel(f"unix:{door.socket}", own) for _ in range(4)]
+        streams = [Stream(door, channel) for channel in channels[:3]]
+        for stream in streams:
+            assert stream.ask("init_request").HasField("init_response")
+        with pytest.raises(grpc.RpcError):
+            Stream(door, channels[3]).ask("init_request")
+        for stream in streams:
+            assert stream.ask("check_future_request", future_handle=3).response_metadata.status.code == 5
+        for channel in (*channels, door.channel):
+            channel.close()
+        door.server.stop()
+        for sock in kept:
+            sock.close()
 
 
 def test_a_client_that_goes_while_the_session_holds_it_up_is_freed(door: Door) -> None:

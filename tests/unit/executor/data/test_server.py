@@ -20,11 +20,13 @@ from pathways_ray import limits
 from pathways_ray.client import data_link
 from pathways_ray.client.array_pieces import Fetching, FetchPlan
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.questions import Question, ask_whether_there, read
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.data.client_stream import MAX_UNREAD
 from pathways_ray.executor.data.server import DataServer
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES
 from pathways_ray.executor.data.upload import Upload
@@ -34,6 +36,7 @@ from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.capabilities import data_token, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.frames import LinkLost
+from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
 from pathways_ray.transport.messages import (
     FROM_HOST_DATA,
@@ -628,6 +631,27 @@ def test_questions_with_files_hold_few_descriptors_of_the_host(host: Host, wire:
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
+def test_no_more_is_read_of_a_local_socket_while_its_client_leaves_answers_unread(host: Host, wire: Wire) -> None:
+    """
+    1. A client reads nothing, and sends questions by its local socket that are refused.
+    2. The host keeps some refusals, and then takes no more questions.
+    3. The client reads: all that was asked is answered, and further questions are taken.
+    """
+    socket = local(wire)
+    (stream,) = host.server.streams
+    host.server.later(AsyncLink.pause_writing, stream.link)  # as the loop does when the kernel takes no more
+    question = encode(Fetch(1, 9, (0,)))
+    sent = 0
+    while socket.send(question):
+        sent += 1
+        assert sent < 20 * MAX_UNREAD
+    assert len(stream.outbox._batcher) <= MAX_UNREAD + 1 < sent
+    host.server.later(AsyncLink.resume_writing, stream.link)
+    assert {type(wire.next()) for _ in range(sent - 1)} == {DataFailed}  # the first one waits
+    assert socket.send(question)
+    assert isinstance(wire.next(), DataFailed)
+
+
 def test_many_threads_get_their_small_values_by_one_local_socket(host: Host, data: DataLinks) -> None:
     """
     1. Ten threads ask for values that are not there. One of them reads for all.
@@ -649,6 +673,35 @@ def test_many_threads_get_their_small_values_by_one_local_socket(host: Host, dat
         if number != 7:
             np.testing.assert_array_equal(one.result, SMALL + number)
     assert host.store.waiting() == 0
+
+
+def test_a_host_says_when_a_value_is_there_with_no_thread_that_waits(host: Host, data: DataLinks) -> None:
+    """1. One comes, one cannot, one is not waited for any longer. 2. From another machine nothing is asked so."""
+    host.put(1, SMALL)
+    np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
+    eventually(lambda: data._links[0].is_local)
+    said: dict[int, bool] = {}
+
+    def asked(number: int) -> Question:
+        found = ask_whether_there(data, number, 0, lambda came: said.update({number: came}))
+        assert found is not None
+        return found
+
+    def answers() -> dict[int, bool]:
+        read(data)
+        return said
+
+    given_up = [asked(number) for number in (2, 3, 4)][-1]
+    eventually(lambda: host.store.waiting() == 3)
+    assert answers() == {}
+    host.put(2, SMALL)
+    host.put(3, OVER)
+    assert given_up.take_back()
+    eventually(lambda: answers() == {2: True, 3: False})
+    eventually(lambda: host.store.waiting() == 0)
+    assert not data._links[0].fetches
+    data._links[0]._local = None
+    assert ask_whether_there(data, 5, 0, lambda came: None) is None
 
 
 def test_a_lone_shard_comes_in_a_file_as_an_array_does(host: Host, data: DataLinks) -> None:
