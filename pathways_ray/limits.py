@@ -158,3 +158,12 @@ MAX_BACKLOG = 8192
 
 MAX_EARLY_BYTES = 1 << 20
 """Results of a launch that a host may make before there is known to be room for them, for a few launches at a time."""
+
+MAX_EARLY_TEMPORARY_BYTES = 64 << 20
+"""What such a launch takes inside on each device, where one computes at a time."""
+
+MAX_INLINE_BYTES = 32 << 10
+"""Values that a launch carries: no more than the numbers of `MAX_NODES` arguments take, so launches are not longer."""
+
+MAX_INLINE = 256
+"""The same, as a number of values."""

@@ -148,6 +148,10 @@ class BufferOwner(Protocol):
     def why(self, record: BufferRecord) -> Why: ...
 
 
+INLINE = BufferRecord(0, READY)
+"""Stands in the place of an argument that its launch carries, of which there is no buffer."""
+
+
 class Buffer:
     """A counted handle to a logical array."""
 

@@ -115,12 +115,14 @@ class ClientCore(Cancelling):
         donated: Sequence[BufferRecord] = (),
         why: str = "",
         priority: int = 0,
+        inline: tuple[wire.InlineArgument, ...] = (),
     ) -> wire.Launch | None:
         """Takes a launch of a registered program whose results are to be `results`, from `new_buffers`.
 
         Args:
             donated: those of the arguments whose memory it may take. They count as deleted from here on, with the
                 reason `why`, and live again if the launch fails before it takes them.
+            inline: values of arguments that go with it; `INLINE` is in their places.
 
         Returns: the message to send; an `EarlyLaunch` is to be handed to its host as well. None when it entered the
             queue, which is to be released; or when it failed at once, for an argument that has failed or with the
@@ -143,7 +145,7 @@ class ClientCore(Cancelling):
         if self.trace is not None:
             self.trace.called(number)
         names = tuple([buffer.id for buffer in arguments])
-        message = wire.launch_of(number, program, names, results[0].id if results else 0, priority)
+        message = wire.launch_of(number, program, names, results[0].id if results else 0, priority, inline)
         if donated:
             self.donations.give(number, donated, why)
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
@@ -156,7 +158,7 @@ class ClientCore(Cancelling):
 
     def _handed(self, message: wire.Launch, arguments: Sequence[BufferRecord]) -> wire.Launch:
         """A launch that leaves now: as an `EarlyLaunch` where it is to be handed to its host."""
-        if type(message) is not wire.Launch or message.launch in self.donations.by_launch:
+        if type(message) is wire.PrioritizedLaunch or message.launch in self.donations.by_launch:
             return message
         host = self.early.host_of(message, arguments, self.under_way())
         return message if host < 0 else self.early.hand(message, self.pending[message.launch], host)

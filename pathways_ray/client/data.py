@@ -20,7 +20,7 @@ from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fe
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
 from pathways_ray.client.local_reader import LocalReader, Sleeper
-from pathways_ray.errors import Failure, from_failure
+from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
@@ -61,6 +61,7 @@ class DataLinks:
         self._files = threading.BoundedSemaphore(MAX_FILES)
         self.reader = LocalReader()
         self.early: EarlyListener | None = None
+        self.awaited: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
 
     def wake(self) -> None:
         with self._changed:
@@ -113,8 +114,9 @@ class DataLinks:
             link.outbox.send(message)
         return link is not None
 
-    def await_value(self, buffer: int, host: int, check: Callable[[], None]) -> None:
-        """Waits until a host has the value of a buffer. Raises its failure, or what `check` raises."""
+    def await_value(self, buffer: int, host: int, is_over: Callable[[], bool]) -> None:
+        """Waits until a host has the value of a buffer, or it `is_over`, which is looked at when `look` is called.
+        Raises its failure, or what `is_over` raises."""
         sleeper, request = Sleeper(), self.new_request()
 
         def told() -> None:
@@ -127,11 +129,21 @@ class DataLinks:
         try:
             self._ask(link, wire.Fetch(request, buffer, ()), by_local)
             asked.failure = link.dead
-            self._wait_for([asked], sleeper, check)
+            self.awaited[request] = is_over, told
+            self._wait_for([asked], sleeper, is_over)
         finally:
+            self.awaited.pop(request, None)
             link.fetches.pop(request, None)
             if asked.missing and asked.failure is None:
                 self._ask(link, wire.CancelFetch(request), by_local)
+
+    def look(self) -> None:
+        """Has those wait no longer who wait for what is over otherwise."""
+        for is_over, told in list(self.awaited.values()):
+            with contextlib.suppress(PathwaysError):  # it is raised where it is waited for
+                if not is_over():
+                    continue
+            told()
 
     def _ask(self, link: DataLink, message: wire.Message, by_local: bool, file: SharedFile | None = None) -> None:
         """Sends a message about a question by the way that this one took: it must not be overtaken."""
@@ -274,8 +286,9 @@ class DataLinks:
             self._files.release()
         return None
 
-    def _wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], None]) -> None:
-        """Waits for fetches: one of the threads that wait reads the local sockets for all."""
+    def _wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], bool | None]) -> None:
+        """Waits for fetches: one of the threads that wait reads the local sockets for all. `check` raises, or says that
+        they are not needed any more."""
 
         def is_over() -> bool:
             if not any(fetching.missing for fetching in fetches):
@@ -283,8 +296,7 @@ class DataLinks:
             for fetching in fetches:
                 if fetching.failure is not None:
                     raise from_failure(fetching.failure)
-            check()
-            return False
+            return bool(check())
 
         self.reader.wait(is_over, sleeper, _WAIT_SLICE_S)
 

@@ -174,6 +174,8 @@ class Driver:
                         self.changed.notify_all()
                     if command.fetches:
                         self.data.wake()
+                    else:
+                        self.data.look()
                     for watcher in tuple(self.watchers):  # one may take itself away
                         watcher()
                 case events.ReleaseQueue():
@@ -228,11 +230,16 @@ class Driver:
         self.hurry()
 
     def _await_early(self, record: BufferRecord) -> bool:
-        """Has the host say when a result of a call that was handed to it is there; false where it cannot."""
+        """Waits until a host has a result of a call that was handed to it, or its outcome comes; false after a loss."""
         early = self.core.early
+
+        def is_over() -> bool:
+            self.check_fetch(record)
+            return record.state is not PENDING
+
         try:
             if record.early not in early.there:
-                self.data.await_value(record.id, record.host, lambda: self.check_fetch(record))
+                self.data.await_value(record.id, record.host, is_over)
         except PathwaysError:
             return False  # the controller knows why
         early.came(record)

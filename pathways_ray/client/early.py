@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
-from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly
+from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly, inline_of
 
 NO_HOST = -1
 
@@ -65,12 +65,12 @@ class EarlyCalls:
             record.early = launch.launch
             record.host = host
         self.handed[launch.launch] = launch.program
-        return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results)
+        return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results, inline_of(launch))
 
     def message(self, launch: EarlyLaunch) -> tuple[int, LaunchEarly]:
         """The host of a call, and the message for it."""
         host, key = self._programs[launch.program]
-        return host, LaunchEarly(key, launch.arguments, launch.results)
+        return host, LaunchEarly(key, launch.arguments, launch.results, launch.inline)
 
     def came(self, record: BufferRecord) -> None:
         """The value of a result is there. It is ready, unless its launch fails yet, as with its host."""

@@ -14,7 +14,8 @@ from pathways_ray.client import notebook, source_info
 from pathways_ray.client.argument_types import ArgumentType, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
-from pathways_ray.client.buffer import DELETED, BufferRecord
+from pathways_ray.client.buffer import DELETED, INLINE, BufferRecord
+from pathways_ray.client.carried import Carrying, kinds_of
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import jax_settings
 from pathways_ray.client.graph_builder import BuiltProgram
@@ -167,15 +168,20 @@ class LoweredProgram(RegisteredProgram):
         self._held: dict[int, Array] = {}
         self._donated = built.graph.donated_arguments
         self._outputs = Outputs(session, built)
+        self._carried = kinds_of(built)
 
     def launch(self, leaves: list[Any]) -> Any:
-        """One call: uploads what is still with the client, sends the launch, returns handles."""
+        """One call: uploads what is still with the client and not small, sends the launch, returns handles."""
         session, built = self.session, self._built
         buffers: list[BufferRecord] = []
+        carrying = Carrying(self._carried)
         placed: dict[int, Array] = {}
         for k, source in enumerate(built.sources):
             value = leaves[source.leaf] if source.leaf >= 0 else living(self._held, k, source.held)
             if type(value) is not Array:
+                if carrying.takes(k, value, source.slice):
+                    buffers.append(INLINE)
+                    continue
                 value = session.put(value, source.slice, source.spec)
                 if source.leaf >= 0:
                     placed[source.leaf] = value
@@ -186,7 +192,7 @@ class LoweredProgram(RegisteredProgram):
             if record.state is DELETED or buffer.session is not session:
                 session.check_mine(buffer)
             buffers.append(record)
-        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers):
+        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(carrying.inline) - 1):
             self._check_donated(leaves, buffers)
         results: list[Array] = []
         if built.result_kinds:
@@ -194,7 +200,7 @@ class LoweredProgram(RegisteredProgram):
                 self.register()
             donated = [buffers[k] for k in self._donated]
             why = f"it was donated to {built.graph.name}" if donated else ""
-            results = session.launch(self._number, buffers, built.result_kinds, donated, why)
+            results = session.launch(self._number, buffers, built.result_kinds, donated, why, carrying.inline)
             if built.reported:
                 session.debug_calls.made(built.reported, results)
         outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)

@@ -147,9 +147,10 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         results: tuple[ArgumentType, ...],
         donated: Sequence[BufferRecord] = (),
         why: str = "",
+        inline: Sequence[wire.InlineArgument] = (),
     ) -> list[Array]:
         """Sends one launch, behind the uploads of its arguments; returns handles to its results at once. It may take
-        the memory of the `donated` ones.
+        the memory of the `donated` ones, and carries the `inline` ones.
 
         Waits only when the session has too many launches without an outcome.
         """
@@ -166,7 +167,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                 core.trace.now = time.monotonic()
             made = core.new_buffers(len(results), results)
             arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
-            message = core.launch(program, arguments, made, donated, why, PRIORITY.get())
+            message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), tuple(inline))
             if message is None:
                 driver.release_queue()
             elif type(message) is wire.EarlyLaunch:

@@ -79,7 +79,7 @@ class Admission:
         backlog = self.backlogs[session.id]
         call: Call
         if isinstance(message, Launch):
-            refused = quotas.launches(session)
+            refused = quotas.launches(session) or quotas.carried(message)
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)

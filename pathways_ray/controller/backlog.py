@@ -138,6 +138,7 @@ class Backlog:
         self.deferred.append(launch)
         self.islands.update(program.islands)
         self.numbers.update(message.arguments, range(message.results, message.results + program.result_count))
+        self.numbers.discard(0)  # stands for what it carries
 
     def claims(self, launch: Launch, islands: Collection[int], results: int) -> bool:
         """Whether a later launch has to do with a deferred one."""
@@ -152,7 +153,8 @@ class Backlog:
         launch = waiting.message
         # A buffer that is not there yet must not be waited for: it might come to be, as another one's.
         known = all(
-            n in session.buffers or n in self.numbers or session.why_refused(n) is not None for n in launch.arguments
+            n in session.buffers or n in self.numbers or not n or session.why_refused(n) is not None
+            for n in launch.arguments
         )
         if known and priority_of(launch):
             passes = passing(_accesses(waiting, program))

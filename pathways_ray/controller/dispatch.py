@@ -6,6 +6,7 @@ islands keep it for all launches that run on several of them.
 
 from __future__ import annotations
 
+from pathways_ray.controller import quotas
 from pathways_ray.controller.backlog import prioritized
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
@@ -13,7 +14,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.sequential import Sequential
 from pathways_ray.controller.state import Buffer, InFlight, Send, SendIsland, Session, Tables
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Drop, IslandLaunch, Launch
+from pathways_ray.transport.messages import Drop, IslandLaunch, Launch, inline_of
 
 
 class Dispatch:
@@ -36,7 +37,7 @@ class Dispatch:
         tables.sequence = sequence = tables.sequence + 1
         producers: tuple[int, ...] = ()
         for number in launch.arguments:
-            producer = buffers[number].producer
+            producer = buffers[number].producer if number else 0
             if producer and producer in in_flight:
                 producers += (producer,)
                 in_flight[producer].consumers.append(sequence)
@@ -56,6 +57,7 @@ class Dispatch:
             after(state, LaunchEvent.ADMITTED),
             tables.now,
             donated=donated,
+            carried=quotas.carry(session, program, launch),
         )
         session.in_flight += 1
         program.in_flight += 1
@@ -65,9 +67,9 @@ class Dispatch:
             record.estimate = program.device_time.estimate
             tables.ledger.start(session.usage, record.estimate)
         if self.sequential is not None:
-            return record, self.sequential.start(record) if program.islands else []
-        number = launch.launch
-        message = IslandLaunch(sequence, session.id, program.key, launch.arguments, launch.results, launch=number)
+            return record, self.sequential.start(record, inline_of(launch)) if program.islands else []
+        what = program.key, launch.arguments, launch.results
+        message = IslandLaunch(sequence, session.id, *what, launch=launch.launch, inline=inline_of(launch))
         return record, [SendIsland(island, prioritized(launch, message)) for island in program.islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:

@@ -21,9 +21,10 @@ def host_of(tables: Tables, program: PlannedProgram) -> int:
         return NO_HOST
     ((island, message),) = parts
     hosts = [number for number, host in tables.hosts.items() if host.island == island]
+    temporary = max(program.temporary_bytes.values(), default=0)
     if message.calls or len(hosts) != 1 or program.result_bytes > limits.MAX_EARLY_BYTES:
         return NO_HOST
-    return hosts[0]
+    return hosts[0] if temporary <= limits.MAX_EARLY_TEMPORARY_BYTES else NO_HOST
 
 
 def prepared(tables: Tables, program: PlannedProgram) -> Prepared:

@@ -116,6 +116,7 @@ class Outcomes:
             else:
                 sessions[session.id] = session
                 session.in_flight -= 1
+                session.charged_bytes -= record.carried
                 whole = record.whole
                 if record.failure is None:
                     took = self._succeed(session, record)

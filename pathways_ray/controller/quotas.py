@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure, from_failure
-from pathways_ray.limits import MAX_BUFFERS, MAX_PLACES, MAX_SESSION_BUFFERS, MAX_SESSIONS, MAX_SLICES
+from pathways_ray.limits import MAX_BUFFERS, MAX_INLINE_BYTES, MAX_PLACES, MAX_SESSION_BUFFERS, MAX_SESSIONS, MAX_SLICES
+from pathways_ray.transport.messages import Launch, inline_of
 
 
 def enforce(failure: Failure | None) -> None:
@@ -65,6 +67,27 @@ def device_bytes(session: Session, sessions: Iterable[Session], asked: int, purp
         f"tenant {session.tenant.name!r} may hold {allowed} bytes on devices; it holds {held} and asks for {asked} "
         f"more for {purpose}",
     )
+
+
+def carried(launch: Launch) -> Failure | None:
+    """The values that a launch carries, before it may have to wait with them."""
+    size = sum(len(data) for _, data in inline_of(launch))
+    if size <= MAX_INLINE_BYTES:
+        return None
+    text = f"launch {launch.launch} carries arguments of {size} bytes; {MAX_INLINE_BYTES} are the limit"
+    return Failure("TooLarge", f"{text}. Put them on the slice before, and pass what pw.put returns")
+
+
+def carried_bytes(program: PlannedProgram, launch: Launch) -> int:
+    """Bytes on devices of the arguments that a launch carries."""
+    return sum(program.arguments[place].charged_bytes for place, _ in inline_of(launch))
+
+
+def carry(session: Session, program: PlannedProgram, launch: Launch) -> int:
+    """Counts them, as long as the launch is on its islands, and returns them."""
+    carried = carried_bytes(program, launch)
+    session.charged_bytes += carried
+    return carried
 
 
 def devices(tenant: Tenant, asked: int, sessions: Iterable[Session]) -> Failure | None:

@@ -13,7 +13,7 @@ from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session, Tables
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Launch
+from pathways_ray.transport.messages import InlineArgument, Launch, inline_of
 
 Refusal: TypeAlias = Callable[[Tables, Session, PlannedProgram, Launch], Failure | None]
 
@@ -30,14 +30,18 @@ def circuit_open(tables: Tables, session: Session, program: PlannedProgram, laun
 
 def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """An argument does not exist, has failed, or is not of the program's type. A session names only its own buffers."""
-    arguments, types = launch.arguments, program.arguments
+    arguments, types, inline = launch.arguments, program.arguments, inline_of(launch)
     if len(arguments) != len(types):
         return Failure(
             "GraphError",
             f"program {program.name!r} takes {len(types)} buffers, the launch gives {len(arguments)}",
         )
+    if inline and (failure := _inline_unfit(program, launch, inline)) is not None:
+        return failure
     buffers = session.buffers
     for number, expected in zip(arguments, types, strict=True):
+        if inline and not number:
+            continue
         buffer = buffers.get(number)
         if buffer is None:
             refused = session.why_refused(number)
@@ -54,6 +58,24 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
     return None
 
 
+def _inline_unfit(program: PlannedProgram, launch: Launch, inline: tuple[InlineArgument, ...]) -> Failure | None:
+    """The values that a launch carries are not those that are missing among its arguments."""
+    places = [place for place, _ in inline]
+    what = f"launch {launch.launch} of program {program.name!r} carries"
+    missing = [place for place, number in enumerate(launch.arguments) if not number]
+    if places != missing:
+        return Failure("WireError", f"{what} arguments {places}, and does not name arguments {missing}")
+    if program.script is not None or not set(program.donated).isdisjoint(places):
+        why = "a program that decides needs buffers" if program.script is not None else "buffers alone are donated"
+        return Failure("WireError", f"{what} arguments {places}; {why}")
+    for place, data in inline:
+        expected = program.arguments[place]
+        if len(data) != expected.array_bytes:
+            text = f"{what} {len(data)} bytes as argument {place}, which is {expected.type}: {expected.array_bytes}"
+            return Failure("GraphError", text)
+    return None
+
+
 def failed_argument(session: Session, launch: Launch) -> Failure | None:
     """The failure of an argument, if one has failed. It stays so, whatever the launches before this one do: nobody need
     wait for them."""
@@ -62,7 +84,9 @@ def failed_argument(session: Session, launch: Launch) -> Failure | None:
 
 
 def results_taken(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """A number stands for one buffer: another one under it would be on hosts without being counted."""
+    """A number stands for one buffer, and 0 for none: another one under it would be on hosts without being counted."""
+    if not launch.results and program.results:
+        return Failure("WireError", f"launch {launch.launch} gives its result number 0, which stands for no buffer")
     for number in range(launch.results, launch.results + len(program.results)):
         if session.lives(number):
             return Failure("WireError", f"launch {launch.launch} gives its result number {number}, which is taken")
@@ -78,8 +102,9 @@ def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram,
     """The results do not fit into the tenant's quota of memory on devices."""
     if session.tenant.quota.device_bytes is None:
         return None
-    purpose = f"the results of program {program.name!r}"
-    return quotas.device_bytes(session, tables.sessions.values(), program.charged_bytes, purpose)
+    carried = quotas.carried_bytes(program, launch)
+    purpose = f"the results of program {program.name!r}" + (" and arguments of its launch" if carried else "")
+    return quotas.device_bytes(session, tables.sessions.values(), program.charged_bytes + carried, purpose)
 
 
 REFUSALS: tuple[Refusal, ...] = (

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from pathways_ray.controller.state import InFlight, Send, SendIsland
-from pathways_ray.transport.messages import Enqueued, IslandLaunch
+from pathways_ray.transport.messages import Enqueued, InlineArgument, IslandLaunch
 
 
 class Sequential:
@@ -20,10 +20,10 @@ class Sequential:
     def __init__(self, in_flight: Mapping[int, InFlight]) -> None:
         self.in_flight = in_flight
 
-    def start(self, record: InFlight) -> list[Send]:
-        """Sends the first gang. It goes to every island, so that all take their arguments before the client may drop
-        them."""
-        return self._send(record, record.program.islands)
+    def start(self, record: InFlight, inline: tuple[InlineArgument, ...] = ()) -> list[Send]:
+        """Sends the first gang, with the arguments that the launch carries. It goes to every island, so that all take
+        their arguments before the client may drop them."""
+        return self._send(record, record.program.islands, inline)
 
     def enqueued(self, island: int, message: Enqueued) -> list[Send]:
         """A gang is on its device queues: the next one may start its host work."""
@@ -36,9 +36,9 @@ class Sequential:
         record.next_gang += 1
         return self._send(record, record.program.gang_islands[record.next_gang])
 
-    def _send(self, record: InFlight, islands: Iterable[int]) -> list[Send]:
+    def _send(self, record: InFlight, islands: Iterable[int], inline: tuple[InlineArgument, ...] = ()) -> list[Send]:
         record.awaiting = set(record.program.gang_islands[record.next_gang])
-        message = msgspec.structs.replace(_launch_of(record), first=record.next_gang, gangs=1)
+        message = msgspec.structs.replace(_launch_of(record), first=record.next_gang, gangs=1, inline=inline)
         return [SendIsland(island, message) for island in islands]
 
     def rest(self, record: InFlight, island: int) -> list[Send]:

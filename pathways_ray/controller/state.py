@@ -243,6 +243,7 @@ class InFlight(msgspec.Struct, eq=False):
 
     `pending` are the islands that have not reported, `failed_on` those that reported a failure. `donated` are the
     buffers whose memory it may take, `consumed` those of which an island said that it has.
+    `carried` are the bytes on devices of arguments that came with it, which count until it is over.
     `producers` are launches it consumes from that had no outcome at
     admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
     outcome; `root` is the failure of the first producer that failed. `at` is when it was admitted. `device_seconds` is
@@ -264,6 +265,7 @@ class InFlight(msgspec.Struct, eq=False):
     estimate: float = 0.0
     device_seconds: float = 0.0
     donated: tuple[int, ...] = ()
+    carried: int = 0
     consumed: set[int] = msgspec.field(default_factory=set)
     failed_on: set[int] = msgspec.field(default_factory=set)
     next_gang: int = 0

@@ -203,7 +203,7 @@ class HostExecutor(Inspectable):
         return thread_links.ThreadLink(address, streams.HOST_STREAM, shown, outbox, trust, self.silence)
 
     def _link(self, address: str, transfer_address: str, devices: int) -> None:
-        from pathways_ray.executor.run.dispatcher import heartbeat
+        from pathways_ray.executor.threads import heartbeat
 
         where = (transfer_address, self.data.address, devices, os.getpid())
         memory = (self.hardware.memory, self.pool)

@@ -206,9 +206,9 @@ class NodeLabel(msgspec.Struct, frozen=True, array_like=True):
 class IslandPlan(msgspec.Struct, frozen=True):
     """The work of one island for a launch of a program.
 
-    `slots` has the slice of every slot. `arguments` and `results` pair a slot with its number in the launch; `awaited`
-    are the slots whose readiness ends the launch on this island, `decides` those of them whose values the controller
-    hears of.
+    `slots` has the slice of every slot. `arguments` and `results` pair a slot with its number in the launch, and
+    `argument_types` has what each of the former is; `awaited` are the slots whose readiness ends the launch on this
+    island, `decides` those of them whose values the controller hears of.
     """
 
     name: str
@@ -224,6 +224,7 @@ class IslandPlan(msgspec.Struct, frozen=True):
     steps: tuple[Step, ...]
     labels: tuple[NodeLabel, ...]
     decides: tuple[int, ...] = ()
+    argument_types: tuple[tuple[ArrayType, Layout], ...] = ()
 
     def placed(self, slice_id: int) -> PlacedSlice:
         return next(s for s in self.slices if s.mesh.id == slice_id)

@@ -43,6 +43,9 @@ class _Check:
         plan = self.plan
         for slot, _ in plan.arguments:
             self.make("an argument", slot)
+        lying = [layout.slice for _, layout in plan.argument_types]
+        if lying and lying != [plan.slots[slot] for slot, _ in plan.arguments]:
+            self.fail(f"its arguments are said to lie on slices {lying}")
         for number, executable in enumerate(plan.executables):
             if executable.slice not in self.island_slices:
                 self.fail(f"executable {number} runs on slice {executable.slice}, which is not on this island")

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.buffer import BufferRecord, BufferState
+from pathways_ray.client.buffer import INLINE, BufferRecord, BufferState
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
 from pathways_ray.controller.tenants import Tenant
@@ -22,7 +22,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
+from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, may_carry
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.decisions import drawn_program
 from pathways_ray.simulation.misuse import name_what_is_not_mine, upload_amiss
@@ -203,14 +203,9 @@ class SimulatedClient:
             for record, layout, outcome in zip(records, program.results, made, strict=True)
         )
         donated = [arguments[index] for index in sorted(program.donated)]
-        message = self.core.launch(
-            program.number,
-            [handle.record for handle in arguments],
-            records,
-            [handle.record for handle in donated],
-            "it was donated",
-            self.world.settings.priority(self.random),
-        )
+        taken, given_up = [handle.record for handle in arguments], [handle.record for handle in donated]
+        how = "it was donated", self.world.settings.priority(self.random), carried(arguments)
+        message = self.core.launch(program.number, taken, records, given_up, *how)
         launch = next(reversed(self.core.pending), 0)
         if self.core.pending.get(launch) is records:  # otherwise the core knew already that an argument failed
             checker.launched(self.session, launch, fails, doubtful)
@@ -246,8 +241,11 @@ class SimulatedClient:
                 and handle not in chosen
                 and not (index in program.donated and handle.fetches)
             ]
+            inline = self.world.settings.inline
             if known and self.random.random() < 0.9:
                 chosen.append(known[-1] if self.random.random() < 0.7 else self.random.choice(known))
+            elif inline and self.random.random() < inline and may_carry(program, index):
+                chosen.append(Handle(INLINE, layout, mixed(self.session, self.random.getrandbits(40))))
             else:
                 chosen.append(self._put(layout))
         return chosen

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
 import msgspec
 
-from pathways_ray.client.buffer import BufferRecord, Upload
+from pathways_ray.client.buffer import INLINE, BufferRecord, Upload
 from pathways_ray.client.events import Uploaded
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.script import has_control
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.network import Process
-from pathways_ray.simulation.values import Outcome
-from pathways_ray.transport.messages import HostAddress, LaunchEarly, Put
+from pathways_ray.simulation.programs import ARRAY, Drawn
+from pathways_ray.simulation.values import Outcome, bytes_of
+from pathways_ray.transport.messages import HostAddress, InlineArgument, LaunchEarly, Put
 
 AMISS = ("absent", "misfit", "other")
 """An upload that a host does not get, gets as an array of another type, or with other bytes than the others."""
@@ -42,6 +44,20 @@ class Handle:
     @property
     def number(self) -> int:
         return self.record.id
+
+
+def carried(arguments: Sequence[Handle]) -> tuple[InlineArgument, ...]:
+    """Those of a launch's arguments that go with it."""
+    return tuple(
+        (place, bytes_of(handle.expected, ARRAY.nbytes))
+        for place, handle in enumerate(arguments)
+        if handle.record is INLINE and isinstance(handle.expected, int)
+    )
+
+
+def may_carry(program: Drawn, place: int) -> bool:
+    """Whether launches of a program carry an argument."""
+    return place not in program.donated and not has_control(program.graph)
 
 
 @dataclass(eq=False)

@@ -17,6 +17,7 @@ from pathways_ray.executor.run.steps import Slots
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import Bundle, Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
+from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.observe.computations import Computation as Analysis
 from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Identity, Work
@@ -32,6 +33,7 @@ from pathways_ray.simulation.values import (
     is_poisoned,
     named,
     run_recipe,
+    value_in,
     when_all_ready,
 )
 
@@ -127,6 +129,10 @@ class SimulatedParts:
         made = self.plan.bundles[bundle]
         source = self.plan.placed(made.source)
         return self._computation(source, len(made.edges), (), lambda inputs: inputs, SHORTEST_S)
+
+    def argument(self, kind: ArrayType, layout: Layout) -> Callable[[bytes], Future]:
+        here = [device.index for device in self.plan.placed(layout.slice).devices if device.host == self.host]
+        return lambda data: Future.of(dict.fromkeys(here, value_in(data)))
 
     def regroup(self, step: Regroup) -> Computation:
         target = self.plan.placed(step.layout.slice).devices

@@ -76,6 +76,16 @@ def mixed(*values: int) -> int:
     return found
 
 
+def bytes_of(value: int, size: int) -> bytes:
+    """A value in as many bytes as an array takes."""
+    return value.to_bytes(size)
+
+
+def value_in(data: bytes) -> int:
+    """The value that these bytes are."""
+    return int.from_bytes(data)
+
+
 @functools.cache
 def named(text: str) -> int:
     """A number for a name; the same in every process."""

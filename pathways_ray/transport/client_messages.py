@@ -10,8 +10,8 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
-from pathways_ray.transport.launch_messages import EarlyLaunch, Launch, PrioritizedLaunch
-from pathways_ray.transport.message import Codec, Counted, Message
+from pathways_ray.transport.launch_messages import EarlyLaunch, InlineLaunch, Launch, PrioritizedLaunch
+from pathways_ray.transport.message import Codec, Counted, Message, Uploaded
 from pathways_ray.transport.operator_messages import (
     DrainIsland,
     LiftRefusal,
@@ -37,7 +37,7 @@ class Register(Message, tag=1):
 class Put(Message, tag=3):
     """A buffer that the client uploaded to the hosts of a slice. `epochs` has the incarnation of each it went to."""
 
-    buffer: Counted
+    buffer: Uploaded
     slice: int
     type: ArrayType
     spec: Spec
@@ -64,7 +64,7 @@ class Cancel(Message, tag=91):
     launch: int
 
 
-ToController = Register | Launch | PrioritizedLaunch | EarlyLaunch | Put | Free | Upgrade | Cancel
+ToController = Register | Launch | PrioritizedLaunch | InlineLaunch | EarlyLaunch | Put | Free | Upgrade | Cancel
 
 
 # --- controller → client ----------------------------------------------------------------------------------------------

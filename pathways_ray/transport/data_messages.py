@@ -11,7 +11,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.early_messages import EarlyAllowed, EarlyRefused, LaunchEarly
-from pathways_ray.transport.message import Codec, Message
+from pathways_ray.transport.message import Codec, Message, Uploaded
 
 if TYPE_CHECKING:
     Bytes = bytes | memoryview
@@ -29,7 +29,7 @@ class PutOpen(Message, tag=50):
     """
 
     request: int
-    buffer: int
+    buffer: Uploaded
     type: ArrayType
     spec: Spec
     placed: PlacedSlice

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.transport.launch_messages import InlineArguments
 from pathways_ray.transport.message import Counted, Message
 
 
@@ -17,6 +18,7 @@ class LaunchEarly(Message, tag=59):
     program: int
     arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
     results: Counted
+    inline: InlineArguments = ()
 
 
 class EarlyAllowed(Message, tag=62):

@@ -11,10 +11,15 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.message import Counted, Message
 
+InlineArgument = tuple[Counted, bytes]
+"""The number of an argument and its value, in C order. What it is a value of is known from the program."""
+
+InlineArguments = Annotated[tuple[InlineArgument, ...], msgspec.Meta(max_length=limits.MAX_INLINE)]
+
 
 class Launch(Message, tag=2):
     """One call. Result k becomes buffer `results + k`; both ids are made by the client. No number of a buffer is
-    negative: those are the controller's own."""
+    negative: those are the controller's own. None is 0, which stands in the place of an argument that comes along."""
 
     launch: int
     program: int
@@ -26,26 +31,45 @@ class PrioritizedLaunch(Launch, tag=6):
     """A call that may pass others of its session, or let them pass."""
 
     priority: Annotated[int, msgspec.Meta(ge=-limits.MAX_PRIORITY, le=limits.MAX_PRIORITY)] = 0
+    inline: InlineArguments = ()
 
 
-class EarlyLaunch(Launch, tag=7):
+class InlineLaunch(Launch, tag=8):
+    """A call that carries some of its arguments, each of which has the number 0: no buffer is made of them."""
+
+    inline: InlineArguments = ()
+
+
+class EarlyLaunch(InlineLaunch, tag=7):
     """Client to controller: a call that was handed to its host as well. It takes the way of every launch, which decides
     everything about it; a host that has it already says then what became of it."""
 
 
 def launch_of(
-    launch: int, program: int, arguments: tuple[int, ...], results: int, priority: int = 0
-) -> Launch | PrioritizedLaunch:
-    """A call, with its priority if it has one."""
+    launch: int,
+    program: int,
+    arguments: tuple[int, ...],
+    results: int,
+    priority: int = 0,
+    inline: tuple[InlineArgument, ...] = (),
+) -> Launch:
+    """A call, with its priority and the arguments that it carries, if it has such."""
     if priority:
-        return PrioritizedLaunch(launch, program, arguments, results, priority)
+        return PrioritizedLaunch(launch, program, arguments, results, priority, inline)
+    if inline:
+        return InlineLaunch(launch, program, arguments, results, inline)
     return Launch(launch, program, arguments, results)
+
+
+def inline_of(launch: Launch) -> tuple[InlineArgument, ...]:
+    """The arguments that a call carries."""
+    return launch.inline if isinstance(launch, InlineLaunch | PrioritizedLaunch) else ()
 
 
 class IslandLaunch(Message, tag=22):
     """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
     `cancelled` computes nothing: its values are that failure. `launch` is its client's number of it, 0 where it makes
-    only a part of what that one is to give."""
+    only a part of what that one is to give. `inline` are arguments whose number is 0, in the first message of it."""
 
     sequence: int
     session: int
@@ -56,6 +80,7 @@ class IslandLaunch(Message, tag=22):
     gangs: int = 0
     cancelled: Failure | None = None
     launch: int = 0
+    inline: tuple[InlineArgument, ...] = ()
 
 
 class PrioritizedIslandLaunch(Message, tag=28):

@@ -8,10 +8,13 @@ import msgspec
 
 from pathways_ray.errors import WireError
 
-VERSION = 13
+VERSION = 14
 
 Counted = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 """An id that others are counted on from: what comes out must fit on the wire as well."""
+
+Uploaded = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+"""The number of a buffer that a client makes: 0 stands for none."""
 
 
 Measured = Annotated[float, msgspec.Meta(ge=0.0)]

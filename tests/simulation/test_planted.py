@@ -10,6 +10,7 @@ from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
 from tests.simulation import (
     planted_calls,
+    planted_carried,
     planted_decisions,
     planted_early,
     planted_islands,
@@ -22,6 +23,7 @@ from tests.simulation import (
 from tests.simulation.planted import BUGS, Planted
 
 assert planted_calls  # its bugs too
+assert planted_carried
 assert planted_routes
 assert planted_decisions  # its bugs are in the table now
 assert planted_early  # and its

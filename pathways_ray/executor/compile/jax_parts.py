@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
-from pathways_ray.compat import copier, shards_of
+from pathways_ray.compat import array_of, copier, shards_of
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
-from pathways_ray.executor.compile.compiler import Compiler, name_of
+from pathways_ray.executor.compile.compiler import Compiler, dtype_of, name_of
 from pathways_ray.executor.data.edges import Incoming, Outgoing, copied_to
 from pathways_ray.executor.run.parts import Computation as RunComputation
 from pathways_ray.executor.run.parts import HostFunction
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
+from pathways_ray.ir.regions import shard_boxes
+from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.observe.computations import Computation
 
 
@@ -80,6 +83,21 @@ class CompiledParts:
         shardings = [self.compiler.sharding(placed, layout.spec) for layout in executable.output_layouts]
         devices = [self.compiler.devices[d.index] for d in placed.devices if d.host == self.compiler.host]
         return self.calls.function(executable, part, placed, functions[part.function], shardings, devices)
+
+    def argument(self, kind: ArrayType, layout: Layout) -> Callable[[bytes], Any]:
+        placed = self.plan.placed(layout.slice)
+        boxes = shard_boxes(kind, layout.spec, placed.mesh)
+        here = [(box, d.index) for box, d in zip(boxes, placed.devices, strict=True) if d.host == self.compiler.host]
+        cuts = [tuple(slice(start, stop) for start, stop in box) for box, _ in here]
+        devices = [self.compiler.devices[index] for _, index in here]
+        sharding, dtype = self.compiler.sharding(placed, layout.spec), dtype_of(kind.dtype)
+
+        def made(data: bytes) -> jax.Array:
+            whole = np.ndarray(kind.shape, dtype, data)
+            shards = [np.ascontiguousarray(whole[cut]).reshape(whole[cut].shape) for cut in cuts]
+            return array_of(kind.shape, sharding, shards, devices)
+
+        return made
 
     def reshard(self, bundle: int) -> Any:
         return self.compiler.reshard(self.plan.bundles[bundle].edges, *self._ends(bundle))

@@ -1,8 +1,9 @@
 """The threads of a host: one takes the island's messages in order and enqueues, others compile and watch completions.
 
-The *dispatcher* thread carries out the instructions of `HostCore`. It alone enqueues computations, so the device queues
-see gangs in the scheduler's order. Two *compilers* prepare programs in the background. *Arrivals*
-looks for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait for devices.
+The *dispatcher* thread carries out the instructions of `HostCore`. It enqueues computations, so the device queues see
+gangs in the scheduler's order; while it has nothing to do, a call that a client hands over takes its turn in the thread
+that reads it. Two *compilers* prepare programs in the background. *Arrivals* looks for data of other hosts. *Watchers*
+wait for results to be ready and report outcomes; they alone wait for devices.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import queue
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.executor.run.watchers import Watched, Watcher
+from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
 from pathways_ray.story import Entry
@@ -59,20 +60,6 @@ MAX_EARLY_RAN = 1024
 MAX_WATCHERS = 64
 """Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
 share a thread, which may report one launch after another that ended later."""
-
-
-def _ending_with_process(run: Callable[..., None]) -> Callable[..., None]:
-    """A thread's function, which ends only by an error of ours. Then the process ends too, and Ray restarts it: a host
-    that serves but does not dispatch or report would be a hang for all clients."""
-
-    def guarded(*args: Any) -> None:
-        try:
-            run(*args)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-
-    return guarded
 
 
 class Dispatcher:
@@ -112,7 +99,7 @@ class Dispatcher:
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
-        self._queueing = threading.Lock()
+        self._queueing, self._turn = threading.Lock(), threading.Lock()
         self._begun = 0.0
         self._behind = 0
         self._busy_until: dict[Device, float] = {}
@@ -139,18 +126,23 @@ class Dispatcher:
 
     def start(self) -> None:
         """Starts the dispatcher thread, which takes what the scheduler and the other threads put into the inbox."""
-        threading.Thread(target=_ending_with_process(self._dispatch), name="dispatch", daemon=True).start()
-        threading.Thread(target=_ending_with_process(self.reports.run), name="reports", daemon=True).start()
-        threading.Thread(target=_ending_with_process(self.arrivals.run), name="arrivals", daemon=True).start()
+        threading.Thread(target=ending_with_process(self._dispatch), name="dispatch", daemon=True).start()
+        threading.Thread(target=ending_with_process(self.reports.run), name="reports", daemon=True).start()
+        threading.Thread(target=ending_with_process(self.arrivals.run), name="arrivals", daemon=True).start()
 
     def _dispatch(self) -> None:
         while True:
             batch = self._next(self.inbox)
-            self._begun = now = time.perf_counter()
-            self._behind = MANY if len(batch) > 2 or not self.inbox.empty() else 0
-            self.driver.handle_batch(batch, now)
-            if self._behind and self.inbox.empty():
-                self.reports.flush()
+            with self._turn:
+                self._carry_out(batch)
+
+    def _carry_out(self, batch: Sequence[Event]) -> None:
+        """Handles events. The caller has the turn, without which nobody touches the core or enqueues."""
+        self._begun = now = time.perf_counter()
+        self._behind = MANY if len(batch) > 2 or not self.inbox.empty() else 0
+        self.driver.handle_batch(batch, now)
+        if self._behind and self.inbox.empty():
+            self.reports.flush()
 
     def _next(self, source: queue.SimpleQueue[T]) -> T:
         """The next one of a queue. Meanwhile, reports that are not urgent leave when it is time for them."""
@@ -164,7 +156,15 @@ class Dispatcher:
     # --- early launches -----------------------------------------------------------------------------------------------
 
     def hand(self, handed: Handed) -> bool:
-        """Takes a call that a client hands over; false where too much is to be done already. For another thread."""
+        """Takes a call that a client hands over; false where too much is to be done already. For another thread, which
+        carries it out itself where the dispatcher has nothing to do: who waits for it waits for no change of threads.
+        """
+        if self.inbox.empty() and self._turn.acquire(blocking=False):
+            try:
+                ending_with_process(self._carry_out)([handed])
+            finally:
+                self._turn.release()
+            return True
         if self.inbox.qsize() >= MAX_HANDED:
             return False
         self.inbox.put([handed])
@@ -194,7 +194,7 @@ class Dispatcher:
     def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
         with self._queueing:
             self._to_prepare.add(tenant, work)
-        self._preparing.submit(_ending_with_process(self._prepare_next))
+        self._preparing.submit(ending_with_process(self._prepare_next))
 
     def _prepare_next(self) -> None:
         with self._queueing:
@@ -261,7 +261,7 @@ class Dispatcher:
             if len(self._watchers) >= MAX_WATCHERS:
                 return list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
             watcher = self._watchers[devices] = Watcher()
-            threading.Thread(target=_ending_with_process(self._watch), args=(watcher,), daemon=True).start()
+            threading.Thread(target=ending_with_process(self._watch), args=(watcher,), daemon=True).start()
         return watcher
 
     def _is_over(self, values: list[Any]) -> bool:
@@ -385,10 +385,3 @@ class Dispatcher:
                 text = str(error) or type(error).__name__
                 return k, failure_in(text) or Failure("ExecutionError", text, host=self.host)
         return -1, None
-
-
-def heartbeat(send: Callable[[Message], None], message: Callable[[], Message], period_s: float) -> None:
-    """Sends what `message` gives every `period_s` seconds, without end; for a thread of its own."""
-    while True:
-        send(message())
-        time.sleep(period_s)

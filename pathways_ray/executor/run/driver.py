@@ -104,7 +104,7 @@ class LaunchObserver(Protocol):
 
 
 class HostDriver:
-    """Carries out the instructions of `core`. For one thread, which is the only one that enqueues.
+    """Carries out the instructions of `core`. For one thread at a time; nobody else enqueues.
 
     Args:
         decode: reads the plan of a `Program`.

@@ -76,7 +76,8 @@ class EarlyLaunches:
         if not looked.fits or looked.under_way > MAX_UNDER_WAY:
             return None
         self.count += 1
-        launch = IslandLaunch(-self.count, session, message.program, message.arguments, message.results)
+        given = message.arguments, message.results
+        launch = IslandLaunch(-self.count, session, message.program, *given, inline=message.inline)
         self.taken[session, message.results] = launch
         self._note(launch)
         return launch
@@ -92,7 +93,8 @@ class EarlyLaunches:
         early = self.taken.pop((launch.session, launch.results), None) if self.taken else None
         if early is None:
             return 0, False
-        same = (early.program, early.arguments) == (launch.program, launch.arguments)
+        what = early.program, early.arguments, early.inline
+        same = what == (launch.program, launch.arguments, launch.inline)
         return early.sequence, same and launch.cancelled is None
 
     def dropped(self, session: int, buffers: Iterable[int]) -> list[do.Instruction]:

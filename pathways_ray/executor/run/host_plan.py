@@ -154,6 +154,13 @@ class HostPlan:
         return tuple((slot, number) for slot, number, here in self.arguments if here)
 
     @functools.cached_property
+    def types(self) -> dict[int, tuple[ArrayType, Layout]]:
+        """The types of the arguments that this host takes, by their numbers."""
+        numbers = {number for _, number in self.taken}
+        every = zip(self.plan.arguments, self.plan.argument_types, strict=False)
+        return {number: kind for (_, number), kind in every if number in numbers}
+
+    @functools.cached_property
     def results(self) -> tuple[tuple[int, int], ...]:
         """The slot and the number of each result that this host stores."""
         return tuple((slot, number) for slot, number in self.plan.results if self._here[slot])

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import NodeLabel, Regroup
+from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.observe import computations
 
 Computation = Callable[..., Any]
@@ -37,6 +38,9 @@ class Parts(Protocol):
     def analyses(self, runs: Mapping[int, int], text: bool) -> tuple[computations.Computation, ...]:
         """The compiler's figures of the executables in which this host has a part, and with `text` their code. `runs`
         has for each how often a launch has it run."""
+
+    def argument(self, kind: ArrayType, layout: Layout) -> Callable[[bytes], Any]:
+        """The maker of this host's part of an array, from all of its bytes."""
 
     def reshard(self, bundle: int) -> Computation:
         """The computation that takes and gives one array for each edge of a bundle."""

@@ -12,12 +12,14 @@ from typing import Any
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.barriers import InputBarrier, input_barrier_of, results_barrier_of
 from pathways_ray.executor.run.call_steps import CallStep, ReturnStep
+from pathways_ray.executor.run.carried import Carried
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.layout_steps import RegroupStep, ReshardStep
 from pathways_ray.executor.run.local_copies import CopyStep, with_copies_joined
 from pathways_ray.executor.run.parts import Parts, Store
 from pathways_ray.executor.run.steps import ExecuteStep, ReceiveStep, SendStep, Slots
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
+from pathways_ray.limits import MAX_EARLY_TEMPORARY_BYTES
 from pathways_ray.observe import computations
 from pathways_ray.observe.computations import REPORT
 from pathways_ray.transport.messages import IslandLaunch, LaunchEarly
@@ -43,6 +45,7 @@ class PreparedProgram:
         self.slots = len(plan.plan.slots)
         self.number = self.given = 0
         self.kinds: list[Any] | None = None
+        self.carried = Carried(plan, parts)
         made = {step: self._prepare(step) for step in plan.whole.steps if not isinstance(step, InputBarrier)}
         self.steps = [None if isinstance(step, InputBarrier) else made[step] for step in plan.whole.steps]
         self.steps_by_gang = [None if isinstance(step, InputBarrier) else made[step] for step in plan.by_gang.steps]
@@ -98,12 +101,13 @@ class PreparedProgram:
     def fits(self, session: int, message: LaunchEarly, kind_of: Callable[[Any], Any]) -> bool:
         """Whether the arguments of an early launch are here, of the same kinds, and its results are not."""
         arguments, buffers = message.arguments, self.store.of_session(session)
-        if self.kinds is None or len(arguments) != self.given:
+        if self.kinds is None or len(arguments) != self.given or self.temporary_bytes > MAX_EARLY_TEMPORARY_BYTES:
             return False
         if any(message.results + number in buffers for _, number in self.plan.plan.results):
             return False
-        values = (buffers.get(arguments[number]) for _, number in self.plan.taken)
-        return all(value is not None and kind_of(value) == kind for value, kind in zip(values, self.kinds, strict=True))
+        taken = zip(self.plan.taken, self.kinds, strict=True)
+        given = ((buffers.get(arguments[number]), kind) for (_, number), kind in taken if arguments[number])
+        return all(value is not None and kind_of(value) == kind for value, kind in given) and self.carried.fits(message)
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
@@ -119,10 +123,7 @@ class PreparedProgram:
                 values[slot] = launch.cancelled
                 continue
             value = buffers.get(arguments[number])
-            if value is None:
-                text = f"buffer {arguments[number]} is not on this host (host restarted?)"
-                value = Failure("BufferLost", text)
-            values[slot] = value
+            values[slot] = value if value is not None else self.carried.take(launch, number)
         for incoming in self.incoming:
             slots.pulled[incoming.number] = incoming.post(launch.sequence, self.transfer)
         return slots

@@ -105,12 +105,13 @@ class _IslandPlanner:
 
     def build(self) -> IslandPlan:
         graph = self.graph
-        arguments = []
+        arguments, types = [], []
         for index, node in enumerate(graph.nodes):
             match node:
                 case Argument():
                     if self._here(node.layout.slice):
                         arguments.append((self._slot(Ref(index)), node.index))
+                        types.append((node.type, node.layout))
                 case Transfer():
                     if index in self.first:
                         self._transfer(self.first[index], node)
@@ -141,6 +142,7 @@ class _IslandPlanner:
                 for node in graph.nodes
             ),
             decides=tuple(self.slots[ref] for k in graph.decides if (ref := graph.result.inputs[k]) in self.slots),
+            argument_types=tuple(types),
         )
 
     def _here(self, slice_id: int) -> bool:

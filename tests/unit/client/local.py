@@ -29,10 +29,10 @@ from pathways_ray.ir.evaluate import evaluate, evaluate_control
 from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Part, Repeat, Transfer, host_part, inputs_of
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import Layout, SliceType
-from pathways_ray.jax_types import partition_spec
+from pathways_ray.jax_types import dtype_named, partition_spec
 from pathways_ray.observe.computations import Computation
 from pathways_ray.transport.host_calls import filled, taken_apart
-from pathways_ray.transport.messages import Explained
+from pathways_ray.transport.messages import Explained, InlineArgument
 from tests.unit.client.offline import Controller, Hosts
 
 DEVICES = 4
@@ -89,6 +89,7 @@ class LocalSession(Session):
         results: tuple[ArgumentType, ...],
         donated: Sequence[BufferRecord] = (),
         why: str = "",
+        inline: Sequence[InlineArgument] = (),
     ) -> list[pw.Array]:
         graph, functions = self._programs[program]
         self.launched.append(graph)
@@ -99,7 +100,10 @@ class LocalSession(Session):
                 one._buffer.record.fail(failure)
             return made
         with jax.debug_nans(False), jax.debug_infs(False):  # hosts do not have the client's settings
-            values = _run(graph, functions, [self.values[record.id] for record in arguments])
+            kinds = {node.index: node.type for node in graph.arguments}
+            carried = {k: np.ndarray(kinds[k].shape, dtype_named(kinds[k].dtype), data) for k, data in inline}
+            given = [carried[k] if k in carried else self.values[record.id] for k, record in enumerate(arguments)]
+            values = _run(graph, functions, given)
         for record in donated:
             record.state, record.why_deleted = DELETED, why
         found = []

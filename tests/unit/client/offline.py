@@ -97,6 +97,8 @@ class Hosts:
     def wake(self) -> None:
         pass
 
+    look = wake
+
     def host_changed(self, address: Any) -> None:
         self.moved.append(address)
 

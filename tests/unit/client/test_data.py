@@ -213,3 +213,36 @@ def test_a_put_to_a_host_that_does_not_come_back_is_a_typed_error_in_one_limit(m
         with pytest.raises(HostLost, match="host 0 is down, and was not back in 1 s"):
             data.upload(2, array, kind, ((),), on_hosts(1), "tag", lambda *_: None)
         assert time.monotonic() - begun >= 0.9
+
+
+@pytest.mark.parametrize("how", ["its outcome comes", "it fails"])
+def test_a_wait_for_a_host_ends_when_there_is_nothing_to_wait_for(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host never answers. Waits have no slices, so only a look ends this one."""
+    monkeypatch.setattr(data_module, "_WAIT_SLICE_S", LIMIT_S)
+    hosts, over = Hosts(1), threading.Event()
+    ended: list[str] = []
+
+    def is_over() -> bool:
+        if over.is_set() and how == "it fails":
+            raise HostLost("gone")
+        return over.is_set()
+
+    def wait() -> None:
+        try:
+            data.await_value(1, 0, is_over)
+            ended.append("its outcome comes")
+        except HostLost:
+            ended.append("it fails")
+
+    with links_to(hosts) as data:
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        while not data.awaited:
+            time.sleep(0.001)
+        data.look()
+        assert not ended
+        over.set()
+        data.look()
+        waiting.join(LIMIT_S / 2)
+        assert ended == [how]
+        assert data.awaited == {}

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pathways_ray.client.buffer import FAILED, READY, BufferRecord
+from pathways_ray.client.buffer import FAILED, INLINE, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.early import MAX_REFUSED, MAX_UNDER_WAY
 from pathways_ray.client.events import Disconnected, Registered
@@ -41,6 +41,14 @@ def test_a_call_that_finds_nothing_under_way_is_handed_over() -> None:
     assert (made.early, made.host) == (1, HOST)
     assert isinstance(message, EarlyLaunch)
     assert core.early.message(message) == (HOST, LaunchEarly(KEY, (), 1))
+
+
+def test_it_carries_the_same_values_both_ways() -> None:
+    core, inline = core_of_one(), ((0, b"12345678"),)
+    message = core.launch(1, [INLINE], core.new_buffers(1), inline=inline)
+    assert message == EarlyLaunch(1, 1, (0,), 1, inline)
+    assert isinstance(message, EarlyLaunch)
+    assert core.early.message(message) == (HOST, LaunchEarly(KEY, (0,), 1, inline))
 
 
 def test_its_result_may_be_the_argument_of_another_one() -> None:

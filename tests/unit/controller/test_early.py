@@ -10,7 +10,7 @@ from pathways_ray.controller.early import NO_HOST, host_of, withdrawn
 from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import HostState, SendIsland, Tables
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.limits import MAX_EARLY_BYTES
+from pathways_ray.limits import MAX_EARLY_BYTES, MAX_EARLY_TEMPORARY_BYTES
 from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Program
 from tests.unit.controller.harness import Harness, failure_of, program_over, to_island
 
@@ -41,6 +41,7 @@ def test_the_only_host_of_an_island_takes_calls() -> None:
         pytest.param(program(donated=(0,)), id="donates"),
         pytest.param(program(results=()), id="makes nothing to be told by"),
         pytest.param(program(result_bytes=MAX_EARLY_BYTES + 1), id="makes much"),
+        pytest.param(program(temporary_bytes={HOST: MAX_EARLY_TEMPORARY_BYTES + 1}), id="takes much inside"),
         pytest.param(program(Program(1, b"", {}, calls=True)), id="calls host functions"),
         pytest.param(program(messages={3: Program(1, b"", {}), 4: Program(1, b"", {})}), id="on two islands"),
     ],

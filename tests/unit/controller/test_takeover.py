@@ -583,7 +583,7 @@ def test_no_launch_goes_before_the_list_of_hosts() -> None:
     launches.add_slice(1, SLICES[0])
     launches.register(1, 1, program_over(1, arguments=0))
     launches.ready(Ready(0, 1, 0))
-    assert launches.admission.call(launches.sessions[1], Launch(1, 1, (), 0)) == []
+    assert launches.admission.call(launches.sessions[1], Launch(1, 1, (), 1)) == []
     kinds = [type(c.message) for c in of(SendIsland, front.comes(3, Holds({}, ()))) if c.island == 0]
     assert [kind for kind in kinds if kind in (Peers, IslandLaunch)] == [Peers, IslandLaunch]
 

@@ -57,7 +57,8 @@ def strategy(hint: Any) -> st.SearchStrategy[Any]:
         return st.one_of([strategy(arg) for arg in args])
     if origin is typing.Annotated:
         meta = args[1]
-        return st.integers(meta.ge, meta.le) if getattr(meta, "le", None) is not None else strategy(args[0])
+        least, most = getattr(meta, "ge", None), getattr(meta, "le", None)
+        return strategy(args[0]) if least is None else st.integers(least, 2**40 if most is None else most)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         hints = typing.get_type_hints(hint, include_extras=True)
         return st.builds(hint, **{name: strategy(hints[name]) for name in hint.__struct_fields__})

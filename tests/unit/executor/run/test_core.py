@@ -44,6 +44,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import IslandPlan, NodeLabel, Regroup
+from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.observe.computations import REPORTS, Computation, Report
 from pathways_ray.observe.views import MAX_STOPPED, Stopped
 from pathways_ray.transport.messages import (
@@ -222,6 +223,9 @@ class Host:
             return made
 
         return call
+
+    def argument(self, kind: ArrayType, layout: Layout) -> Callable[[bytes], str]:
+        return lambda data: data.rstrip(b".").decode()
 
     def reshard(self, edge: int) -> Callable[..., Any]:
         return lambda value: [f"reshard({value})"]

@@ -24,9 +24,12 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run import dispatcher as dispatcher_module
 from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
+from pathways_ray.executor.run.instructions import Handed
 from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
+from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
+    AllowEarly,
     Compiling,
     Decided,
     Done,
@@ -36,6 +39,7 @@ from pathways_ray.transport.messages import (
     Heartbeat,
     IslandLaunch,
     IslandLaunchFailed,
+    LaunchEarly,
     Message,
     Peer,
     Peers,
@@ -130,6 +134,36 @@ def test_a_chain_of_launches_gives_its_values_and_one_report_each(host: Served) 
     host.receive(Drop(1, tuple(range(10, 20))), IslandLaunch(20, 1, 1, (1,), 20))
     assert host.ended(1) == [20]
     assert host.store.get(1, 19) is None
+
+
+def test_an_argument_comes_with_its_launch(host: Served) -> None:
+    host.receive(IslandLaunch(300, 1, 1, (0,), 300, inline=((0, np.uint64(41).tobytes()),)))
+    assert host.ended(1) == [300]
+    assert np.asarray(host.store.get(1, 300)) == 42
+
+
+def test_a_call_that_is_handed_over_runs_in_the_thread_that_reads_it(host: Served) -> None:
+    """
+    1. The dispatcher has nothing to do: the call is over when it is handed over.
+    2. The dispatcher is at work: the call waits for its turn.
+    3. Both are reported as they are sent.
+    """
+    host.receive(AllowEarly(tenant_mark("")), IslandLaunch(310, 1, 1, (1,), 310))
+    host.ended(1)
+    calls = [Handed(1, tenant_mark(""), LaunchEarly(1, (1,), number)) for number in (311, 312)]
+    deadline = time.monotonic() + LIMIT_S
+    while not host.dispatcher._turn.acquire(blocking=False):
+        assert time.monotonic() < deadline
+    host.dispatcher._turn.release()
+    assert host.dispatcher.hand(calls[0])
+    assert host.store.get(1, 311) is not None
+    with host.dispatcher._turn:
+        assert host.dispatcher.hand(calls[1])
+        assert host.store.get(1, 312) is None
+    host.receive(IslandLaunch(311, 1, 1, (1,), 311), IslandLaunch(312, 1, 1, (1,), 312))
+    assert host.ended(2) == [311, 312]
+    assert np.asarray(host.store.get(1, 312)) == 2
+    host.receive(AllowEarly(""))
 
 
 def test_a_launch_whose_value_is_asked_for_is_reported_behind_its_answer(host: Served) -> None:

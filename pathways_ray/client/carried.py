@@ -1,0 +1,58 @@
+"""Small values of a call, which go with its launch: an upload of its own would cost each of them more than the call."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pathways_ray import limits
+from pathways_ray.client.argument_types import to_numpy
+from pathways_ray.client.graph_builder import BuiltProgram
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.ir.script import has_control
+from pathways_ray.jax_types import dtype_named
+from pathways_ray.transport.messages import InlineArgument
+
+
+class Kind(NamedTuple):
+    """The shape and dtype that a value has to have."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+def kinds_of(built: BuiltProgram) -> dict[int, Kind]:
+    """The arguments that a launch may carry, by number: nothing else is made of them, and it does not go in parts."""
+    if has_control(built.graph):
+        return {}
+    kept = {output.leaf for output in built.outputs if output.result < 0} | {-1}
+    numbers = {k for k, source in enumerate(built.sources) if source.leaf not in kept}
+    numbers.difference_update(built.graph.donated_arguments)
+    types = {node.index: node.type for node in built.graph.arguments}
+    return {k: Kind(types[k].shape, dtype_named(types[k].dtype)) for k in numbers}
+
+
+class Carrying:
+    """The values that one launch carries: `inline`. No more than `MAX_INLINE` of them, nor than `MAX_INLINE_BYTES` for
+    all hosts together."""
+
+    def __init__(self, kinds: dict[int, Kind]) -> None:
+        self.inline: list[InlineArgument] = []
+        self._kinds = kinds
+        self._room = limits.MAX_INLINE_BYTES
+
+    def takes(self, number: int, value: Any, where: VirtualSlice) -> bool:
+        """Whether the launch carries argument `number` to a slice; the other ones are uploaded."""
+        kind = self._kinds.get(number)
+        if kind is None or where.released or len(self.inline) == limits.MAX_INLINE:
+            return False
+        if getattr(value, "nbytes", 0) > 2 * self._room:  # 64 bits may become 32
+            return False
+        array = value if type(value) is np.ndarray and value.dtype == kind.dtype else to_numpy(value)[0]
+        size = array.nbytes * len(where.placed.hosts)
+        if (array.shape, array.dtype) != kind or not 0 < size <= self._room:
+            return False
+        self._room -= size
+        self.inline.append((number, array.tobytes()))
+        return True

@@ -1,0 +1,44 @@
+"""Arguments that come with their launch: a host makes its part of each from the bytes. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.parts import Parts
+from pathways_ray.executor.run.steps import failed_in
+from pathways_ray.limits import MAX_INLINE_BYTES
+from pathways_ray.transport.messages import IslandLaunch, LaunchEarly
+
+
+class Carried:
+    """The arguments of a program's launches on one host that are not in its store."""
+
+    def __init__(self, plan: HostPlan, parts: Parts) -> None:
+        self.plan = plan
+        self.parts = parts
+        self._makers: dict[int, Callable[[bytes], Any]] = {}
+
+    def take(self, launch: IslandLaunch, place: int) -> Any:
+        """The argument at a place, or the failure in place of one that is nowhere."""
+        k = bisect_left(launch.inline, (place,))
+        if k == len(launch.inline) or launch.inline[k][0] != place:
+            return Failure("BufferLost", f"buffer {launch.arguments[place]} is not on this host (host restarted?)")
+        try:
+            if place not in self._makers:
+                self._makers[place] = self.parts.argument(*self.plan.types[place])
+            return self._makers[place](launch.inline[k][1])
+        except Exception as error:
+            return failed_in("an argument", error, self.plan.host)
+
+    def fits(self, message: LaunchEarly) -> bool:
+        """Whether a call that a client hands over carries what is missing among its arguments, and no more."""
+        missing = [place for place, buffer in enumerate(message.arguments) if not buffer]
+        if [place for place, _ in message.inline] != missing:
+            return False
+        types = self.plan.types
+        right = all(place in types and len(data) == types[place][0].nbytes for place, data in message.inline)
+        return right and sum(len(data) for _, data in message.inline) <= MAX_INLINE_BYTES
