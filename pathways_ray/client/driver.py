@@ -20,13 +20,13 @@ from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord, Up
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.questions import await_early
 from pathways_ray.client.siblings import Siblings
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import (
     BufferDeleted,
     Failure,
-    PathwaysError,
     SessionClosed,
     SessionSuspended,
     WaitTimeout,
@@ -229,22 +229,6 @@ class Driver:
             self.core.early.refused(record.early)
         self.hurry()
 
-    def _await_early(self, record: BufferRecord) -> bool:
-        """Waits until a host has a result of a call that was handed to it, or its outcome comes; false after a loss."""
-        early = self.core.early
-
-        def is_over() -> bool:
-            self.check_fetch(record)
-            return record.state is not PENDING
-
-        try:
-            if record.early not in early.there:
-                self.data.await_value(record.id, record.host, is_over)
-        except PathwaysError:
-            return False  # the controller knows why
-        early.came(record)
-        return True
-
     # --- fetches and moves --------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -373,7 +357,7 @@ class Driver:
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
         if record.early and record.state is PENDING:
-            if timeout is None and self._await_early(record):
+            if timeout is None and await_early(self.data, self.core.early, record, self.check_fetch):
                 return
             self.hurry()
         with self.changed:

@@ -1,5 +1,5 @@
 """Questions to hosts of this machine, for small shards and whether a value is there: asked now, answered by a call,
-with no thread that waits.
+with no thread that waits (but for that of `await_early`).
 
 The caller looks at the failures of the array by itself, and takes the question back; then a fetch, which waits, says
 what is wrong.
@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
+from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import SHARED_BYTES, DataLink
+from pathways_ray.client.early import EarlyCalls
+from pathways_ray.errors import PathwaysError
 from pathways_ray.transport import messages as wire
 
 Done = Callable[[np.ndarray[Any, Any] | None], None]
@@ -87,3 +90,22 @@ def read(data: DataLinks) -> None:
         finally:
             data.reader.leading.release()
             data.wake()  # another one leads
+
+
+def await_early(
+    data: DataLinks, early: EarlyCalls, record: BufferRecord, check: Callable[[BufferRecord], None]
+) -> bool:
+    """Waits until a host has a result of a call that was handed to it, or its outcome comes; false after a loss, which
+    `check` raises."""
+
+    def is_over() -> bool:
+        check(record)
+        return record.state is not PENDING
+
+    try:
+        if record.early not in early.there:
+            data.await_value(record.id, record.host, is_over)
+    except PathwaysError:
+        return False  # the controller knows why
+    early.came(record)
+    return True
