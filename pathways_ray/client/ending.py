@@ -14,7 +14,7 @@ when they are next called, and the queue goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pathways_ray.client import events
@@ -131,12 +131,12 @@ class Ending:
         return [buffer.id for one in together for buffer in self.donations.by_launch.get(one, ())]
 
     def resume_request(
-        self, name: str, slices: Mapping[int, str], now: float, suspension: Suspension | None = None
+        self, name: str, slices: Sequence[wire.KnownSlice], now: float, suspension: Suspension | None = None
     ) -> wire.ResumeSession:
         """The request to the controller's successor, with all that it has to know. Nothing is sent meanwhile.
 
         Args:
-            slices: those of the session that there is a handle to, with their tags; none where it is suspended.
+            slices: those of the session that there is a handle to.
             suspension: what is saved of it, where it is suspended.
         """
         self._note_sent(now)  # what has left since then went nowhere
@@ -159,7 +159,6 @@ class Ending:
             kind = record.kind
             groups.setdefault((kind.slice.id, kind.array, kind.spec, arriving), []).append(record.id)
         kept = [wire.KeptBuffers(s, kind, spec, tuple(found), way) for (s, kind, spec, way), found in groups.items()]
-        meshes, gives_way = (suspension.meshes, suspension.gives_way) if suspension is not None else (None, False)
         sent = []
         for launch in sorted(self.unanswered - self.coalescer.covered()):
             together = launch, *self.coalescer.covered_by(launch)
@@ -174,9 +173,8 @@ class Ending:
             tuple(slices),
             tuple(kept),
             self._next_buffer,
-            tuple(slices.values()),
-            meshes,
-            gives_way,
+            suspension is not None,
+            suspension is not None and suspension.gives_way,
             tuple(sent),
         )
 

@@ -321,9 +321,11 @@ class Mover:
             driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
         driver.sweep()
 
-    def slices_held(self) -> dict[int, str]:
-        """The slices that there is a handle to, and that were not given back, with their tags."""
-        return {number: one.tag for number, one in list(self._slices.items()) if not one.released}
+    def slices_held(self, suspended: bool) -> list[wire.KnownSlice]:
+        """The slices that there is a handle to, without those that were given back; with them where the session is
+        `suspended`, since arrays of theirs may be saved."""
+        there = [one for one in list(self._slices.values()) if suspended or not one.released]
+        return [wire.KnownSlice(s.placed, s.tag, s.name, s.whole.id if s.whole is not None else 0) for s in there]
 
     def place(self, slices: Sequence[wire.SliceCreated]) -> None:
         """Gives handles the devices that their slices have at another controller."""

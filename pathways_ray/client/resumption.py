@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from pathways_ray import limits
 from pathways_ray.client.connection import Connection
@@ -27,7 +27,7 @@ class Resumption:
 
     Args:
         name: of the session.
-        slices: those that there is a handle to, with their tags.
+        slices: those that there is a handle to; where the session is suspended, those that it had.
         place: gives handles of slices the devices that they have now.
         connect: begins to send and to receive.
     """
@@ -38,7 +38,7 @@ class Resumption:
         connection: Connection,
         driver: Driver,
         name: str,
-        slices: Callable[[], Mapping[int, str]],
+        slices: Callable[[bool], Sequence[wire.KnownSlice]],
         place: Callable[[Sequence[wire.SliceCreated]], None],
         connect: Callable[[], None],
     ) -> None:
@@ -76,7 +76,7 @@ class Resumption:
     def _resume(self) -> None:
         with self.driver.sending:
             suspension = self.driver.suspension
-            slices = self.slices() if suspension is None else {}
+            slices = self.slices(suspension is not None)
             request = self.core.resume_request(self.name, slices, time.monotonic(), suspension)
         reply = self.connection.resume_session(request, ANSWER_LIMIT_S)
         with self.driver.sending:

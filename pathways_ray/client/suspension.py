@@ -38,8 +38,3 @@ class Suspension:
     arrays: dict[int, tuple[int, wire.HeldBuffer]]
     gives_way: bool = False
     tried: bool = False
-
-    @property
-    def meshes(self) -> tuple[SliceType, ...]:
-        """Those of its slices and their parts."""
-        return tuple(mesh for kept in self.slices for mesh in (kept.mesh, *(part.mesh for part in kept.parts)))

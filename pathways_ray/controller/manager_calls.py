@@ -19,7 +19,7 @@ QUESTION_LIMIT_S = 60.0
 """A question that does not get through for this long is not asked again, and what waits for its answer fails: a
 resource manager that Ray starts again is there within seconds, on a busy machine within a minute."""
 
-NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host"})
+NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host", "hold_slices"})
 """Calls that say what `Holdings` say as well, or are made again by others."""
 
 

@@ -11,25 +11,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Sequence
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Buffer, Send, SendClient, Session
 from pathways_ray.errors import Failure
-from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 
 AGAIN_S = 5.0
 """Time between two messages to a client whose slices have to move."""
-
-MAX_TRIED = 2 * limits.MAX_SLICES
-"""Tags of slices that are tried for a client that comes back, at some 10 us for each. Slices that were exchanged
-together pair up in their order, so that each takes one."""
 
 
 class Moves:
@@ -173,42 +166,6 @@ class Moves:
         hosts = self.launches.hosts
         away = [hosts[host] for host in self.launches.away]
         return {h.island for h in away if h.down_since is not None and now - h.down_since > self.lost_after_s}
-
-
-def exchanged_unseen(
-    slices: Mapping[int, wire.HeldSlice], tags: Mapping[int, str], tag_of: Callable[[PlacedSlice], str]
-) -> list[tuple[int, int]]:
-    """The pairs of a session's slices whose exchange its client has not heard of: the controller died with its answer.
-    Arrays lie as the client knows. None where that takes more than `MAX_TRIED` tags, which a client may make up.
-
-    Args:
-        tags: of the slices that the client has handles to, as these were when it last heard of them.
-        tag_of: the tag of a slice of the session on some devices.
-    """
-    pairs: list[tuple[int, int]] = []
-    others = [slices[number].placed for number in sorted(slices.keys() - tags.keys())]  # as they were made for a move
-    tried = 0
-    for one, tag in sorted(tags.items()):
-        mesh = slices[one].placed.mesh
-        if tag == tag_of(slices[one].placed):
-            continue
-        for other in [found for found in others if (found.mesh.shape, found.mesh.axes) == (mesh.shape, mesh.axes)]:
-            if (tried := tried + 1) > MAX_TRIED:
-                return []
-            if tag_of(other.on_devices_of(mesh)) == tag:
-                pairs.append((one, other.mesh.id))
-                others.remove(other)
-                break
-    return pairs
-
-
-def exchanged_back(slices: Mapping[int, wire.HeldSlice], pairs: Sequence[tuple[int, int]]) -> dict[int, wire.HeldSlice]:
-    """The slices once each of a pair has the devices of the other."""
-    found = dict(slices)
-    for one, other in [*pairs, *((other, one) for one, other in pairs)]:
-        placed = slices[other].placed.on_devices_of(slices[one].placed.mesh)
-        found[one] = msgspec.structs.replace(slices[one], placed=placed)
-    return found
 
 
 def rename(buffer: Buffer, slices: dict[int, int]) -> None:

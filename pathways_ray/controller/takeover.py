@@ -2,8 +2,9 @@
 
 It has read nothing that its predecessor wrote down. The resource manager says which slices there are, schedulers the
 highest numbers of launches and programs, hosts what they hold, and a client, which shows by a tag that a session is its
-own, what of that it has handles to. Until all hosts that are awaited have said so, or for `GATHER_LIMIT_S`, clients
-wait, and so do launches of sessions that are new. What nobody has come for `RESUME_LIMIT_S` later is freed.
+own, what of that it has handles to (its slices: `returning`). Until all hosts that are awaited have said so, or for
+`GATHER_LIMIT_S`, clients wait, and so do launches of sessions that are new. What nobody has come for `RESUME_LIMIT_S`
+later is freed.
 
 No launch is taken over. Of those that a client has sent and has no outcome of it hears what schedulers know
 (`inherited`), and of the rest that nobody does. So nothing runs twice.
@@ -12,17 +13,15 @@ No launch is taken over. Of those that a client has sent and has no outcome of i
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import NamedTuple
 
 from pathways_ray import limits
-from pathways_ray.controller import buffers, quotas, tenants
+from pathways_ray.controller import buffers, quotas, returning, tenants
 from pathways_ray.controller.channel import ChannelState
 from pathways_ray.controller.clients import Client
 from pathways_ray.controller.comparing import compared
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
 from pathways_ray.controller.inherited import launches
-from pathways_ray.controller.moves import exchanged_back, exchanged_unseen
 from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendIsland, Session
@@ -74,9 +73,9 @@ class Takeover:
     Args:
         found: the slices that the resource manager knows, and the islands that they are to leave.
 
-    `slices` has them by session, `held` what hosts hold, as they said under their `epochs`, `arrived`, by host and
-    session, the last uploads since then; `open_since` is when sessions could first come back, `over_since` since when
-    none can any more.
+    `slices` has them by session; it is `blind` where nobody knew of any that there ever was. `held` has what hosts
+    hold, as they said under their `epochs`, `arrived`, by host and session, the last uploads since then; `open_since`
+    is when sessions could first come back, `over_since` since when none can any more.
     """
 
     def __init__(self, requests: Requests, found: wire.HeldSlices) -> None:
@@ -85,6 +84,7 @@ class Takeover:
         self.inherited = self.launches.outcomes.inherited
         tables.last_slice = max(tables.last_slice, found.last_slice)
         requests.changes.moves.draining = set(found.draining)
+        self.blind = not found.last_slice
         self.slices = tables.unclaimed
         self.slices.clear()
         for one in found.slices:
@@ -112,6 +112,8 @@ class Takeover:
     def island_up(self, hello: wire.IslandUp) -> None:
         """A scheduler tells the highest numbers that it has seen: those that follow are above them."""
         registrar = self.clients.registrar
+        if self.blind:  # it was taken for one that was removed, if a session came back earlier
+            self.requests.changes.moves.gone.discard(hello.island)
         self.tables.sequence = max(self.tables.sequence, hello.sequence + NUMBERS_APART)
         registrar.programs_made = max(registrar.programs_made, hello.program + NUMBERS_APART)
 
@@ -185,7 +187,10 @@ class Takeover:
     def _awaited(self) -> set[int]:
         """The hosts that have not said yet what they hold, of those that anything may be on."""
         hosts = self.tables.hosts
-        named = {host for held in self.slices.values() for one in held.values() for host in one.placed.hosts}
+        placed = [one.placed for held in self.slices.values() for one in held.values()]
+        if self.blind:
+            placed += [one.placed for asked in self.asked.values() for one in asked.request.slices]
+        named = {host for one in placed for host in one.hosts}
         return {host for host in named | hosts.keys() if host not in hosts or hosts[host].epoch == 0}
 
     def _end(self, now: float) -> list[Command]:
@@ -210,7 +215,7 @@ class Takeover:
 
         Raises:
             WireError: the client speaks another version of the protocol.
-            AuthenticationError: the session is not of this tenant, or the tag is not its own.
+            AuthenticationError: the session is not of this tenant, or a tag is not its own, or not that of its slice.
             TooLarge: the request names more than a session may have.
             QuotaExceeded: the tenant has as many sessions as it may.
             SessionClosed: it cannot be resumed any more.
@@ -227,6 +232,7 @@ class Takeover:
         if event.size > MAX_RESUME_BYTES or named > MAX_NAMED:
             text = f"a call of {event.size} bytes that names {named} arrays"
             raise TooLarge(f"{text}; {MAX_RESUME_BYTES} and {MAX_NAMED} are the limits")
+        returning.check_tags(request, self.requests.data_secret)
         asked = _Asked(event, request, caller)
         if self.open_since is not None:
             return self._answered(asked, now)
@@ -256,43 +262,29 @@ class Takeover:
         number, client = request.session, self.clients.known.get(request.session)
         if client is not None and client.channel.state is ChannelState.OPENED:
             return [self._reply(event.call, client, request)]  # the reply to the first call got lost
-        slices = self.slices.get(number, {})
-        away = {mesh.id: mesh for mesh in request.suspended or ()}
-        unknown = [one for one in request.slices if one not in slices]
-        unknown += [one for one in away if not 0 < one <= self.tables.last_slice]
-        if client is not None or self.over or unknown:
-            why = "is open" if client is not None else "was given up" if self.over else f"has no slices {unknown}"
+        if client is not None or self.over:
+            why = "is open" if client is not None else "was given up"
             raise SessionClosed(f"session {number} cannot be resumed: it {why}")
         owner = tenant if tenant is not None else tenants.operators(number)
         self._check_sessions(owner)
+        moves, known = self.requests.changes.moves, self.slices.get(number, {})
+        held = [] if request.suspended else returning.slices_of(request, owner, moves, known)
         self.slices.pop(number, None)
         token = next((digest for other, digest in self.requests.book.entries if other == tenant), "")
         opened = self.clients.open(request.name[:256], owner, token, event.secret, now, number)
         client, commands = opened[0], [*opened[1], *self.requests.isolation.opened(opened[0], now)]
-        slices, undone = self._as_known(number, slices, request)
-        commands += undone
-        named = request.slices if request.suspended is None else ()
-        for one in sorted(slices):
-            if one in named:
-                self.launches.add_slice(number, slices[one].placed, slices[one].within, name=slices[one].name)
-            else:
-                commands.append(CallManager("release_slice", (number, one)))
+        for one in held:
+            self.launches.add_slice(number, one.placed, one.within, name=one.name)
+        # A slice that was given back may be named too; no other one of the session may get its number.
+        self.tables.last_slice = max([self.tables.last_slice, *(one.placed.mesh.id for one in request.slices)])
+        found = wire.HeldSlices(tuple(held), self.tables.last_slice)
+        commands.append(CallManager("hold_slices", (number, wire.encode(found))))
         session = self.launches.sessions[number]
-        session.away, session.suspended = away, request.suspended is not None
-        session.gives_way = session.suspended and request.gives_way
+        session.suspended, session.gives_way = request.suspended, request.suspended and request.gives_way
+        if request.suspended:
+            session.away = {one.placed.mesh.id: one.placed.mesh for one in request.slices}
         commands += self._enter(session, request)
         return [*commands, self._reply(event.call, client, request)]
-
-    def _as_known(
-        self, number: int, slices: dict[int, wire.HeldSlice], request: wire.ResumeSession
-    ) -> tuple[dict[int, wire.HeldSlice], list[Command]]:
-        """The slices of a session on the devices that its client knows: an exchange whose answer was lost with the
-        controller before is taken back."""
-        tags = dict(zip(request.slices, request.tags, strict=False))
-        pairs = exchanged_unseen(slices, tags, partial(slice_tag, self.requests.data_secret, number))
-        if not pairs:
-            return slices, []
-        return exchanged_back(slices, pairs), [CallManager("exchange_slices", (number, tuple(pairs)))]
 
     def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
         """Enters the buffers that are on all their hosts, or on the way there, or that launches will make; others are

@@ -36,7 +36,7 @@ from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.inspectable import Inspectable
-from pathways_ray.transport.messages import Holdings, HostInfo, KnownHost, Refused, encode
+from pathways_ray.transport.messages import HeldSlices, Holdings, HostInfo, KnownHost, Refused, encode
 from pathways_ray.waits import tick_s
 
 KILL_LIMIT_S = 5.0
@@ -49,6 +49,7 @@ GROUPS = {CLIENTS: 64}
 
 _HOST = msgspec.msgpack.Decoder(HostInfo)
 _KNOWN_HOST = msgspec.msgpack.Decoder(KnownHost)
+_SLICES = msgspec.msgpack.Decoder(HeldSlices)
 _HOLDINGS = msgspec.msgpack.Decoder(Holdings)
 _HARDWARE = msgspec.msgpack.Decoder(Hardware)
 _KEPT = msgspec.msgpack.Decoder(KeptIslands)
@@ -242,6 +243,12 @@ class ResourceManager(Inspectable):
         """Whether slices of the session have changed devices in pairs."""
         exchanged: bool = await self._answer(lambda token: events.SlicesExchanged(token, session, pairs))
         return exchanged
+
+    @ray.method(concurrency_group=CLIENTS)
+    async def hold_slices(self, session: int, found: bytes) -> bool:
+        """A session has come back to another controller, with the slices of an encoded `HeldSlices` and no others."""
+        held: bool = await self._answer(lambda token: events.SlicesHeld(token, session, _SLICES.decode(found)))
+        return held
 
     @ray.method(concurrency_group=CLIENTS)
     async def release_session(self, session: int) -> int:

@@ -21,7 +21,7 @@ from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.links import Hardware, text
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
-from pathways_ray.resource_manager.choosing import Choice, HostRecord, choose, is_grid, links_of
+from pathways_ray.resource_manager.choosing import Choice, HostRecord, choose, hardware_text
 from pathways_ray.transport.messages import HeldSlice, HeldSlices
 
 BUSY_SLICES = 4
@@ -256,14 +256,22 @@ class Inventory:
         self.of_session.setdefault(session, set()).add(placed.mesh.id)
         return placed
 
-    def restore(self, slices: Iterable[SliceRecord]) -> None:
-        """Takes over slices that were mapped before a restart."""
-        for record in slices:
-            key = record.session, record.placed.mesh.id
-            self.slices[key] = record
-            self.of_session.setdefault(record.session, set()).add(record.placed.mesh.id)
-            if not record.within:
-                self.held.update(record.placed.devices)
+    def restore(self, slices: Iterable[HeldSlice]) -> None:
+        """Takes over slices that were mapped before a restart, but for those of islands that are gone."""
+        for one in slices:
+            if one.placed.island in self.members:
+                number = one.placed.mesh.id
+                self.slices[one.session, number] = SliceRecord(one.session, one.name, one.placed, one.within)
+                self.of_session.setdefault(one.session, set()).add(number)
+                if not one.within:
+                    self.held.update(one.placed.devices)
+
+    def hold(self, session: int, found: HeldSlices) -> bool:
+        """A session has these slices, and no others."""
+        self.next_slice = max(self.next_slice, found.last_slice)
+        self.release_session(session)
+        self.restore(found.slices)
+        return True
 
     def fits_now(self, request: SliceRequest) -> bool:
         """Whether an island that is up can hold a slice."""
@@ -375,18 +383,6 @@ def check_shape(request: SliceRequest) -> None:
         raise Unschedulable(f"a topology has up to 3 sides of at least 1, not {sides}; memory is not negative")
     if sides and request.shape and math.prod(sides) != math.prod(request.shape):
         raise Unschedulable(f"a sub-grid {text(sides)} has not as many devices as slice shape {request.shape}")
-
-
-def hardware_text(hosts: Sequence[HostRecord]) -> str:
-    """The hardware of an island, as far as it is known, in words."""
-    links, parts = links_of(hosts), []
-    if is_grid(links):
-        shape = "torus" if any(d.kind == "ring" for d in links) else "grid"
-        parts.append(f"a {text([d.size for d in links])} {shape}")
-    generations = sorted({host.hardware.generation for host in hosts} - {""})
-    least = min((host.hardware.memory for host in hosts), default=0)
-    parts += [*generations, *([f"{least} bytes each"] if least else [])]
-    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _request_text(request: SliceRequest) -> str:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pathways_ray.ir.links import Hardware, Links, Place, cost, factors, grid_of, hosts_of
+from pathways_ray.ir.links import Hardware, Links, Place, cost, factors, grid_of, hosts_of, text
 from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager.laying import Laying, lay
 from pathways_ray.transport.messages import HostInfo
@@ -231,3 +231,15 @@ def _next(free: Mapping[int, Sequence[Device]], whole: set[int], load: Mapping[D
     if enough:
         return min(enough, key=lambda host: (sum(load[d] for d in free[host][:left]), len(free[host]), host))
     return max(free, key=lambda host: (len(free[host]), -host))
+
+
+def hardware_text(hosts: Sequence[HostRecord]) -> str:
+    """The hardware of an island, as far as it is known, in words."""
+    links, parts = links_of(hosts), []
+    if is_grid(links):
+        shape = "torus" if any(d.kind == "ring" for d in links) else "grid"
+        parts.append(f"a {text([d.size for d in links])} {shape}")
+    generations = sorted({host.hardware.generation for host in hosts} - {""})
+    least = min((host.hardware.memory for host in hosts), default=0)
+    parts += [*generations, *([f"{least} bytes each"] if least else [])]
+    return f" ({', '.join(parts)})" if parts else ""

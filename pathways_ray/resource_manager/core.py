@@ -36,7 +36,7 @@ from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.addresses import SCHEDULER, Addresses, of_schedulers
-from pathways_ray.resource_manager.allocation import Inventory, IslandState, SliceRecord, SliceRequest
+from pathways_ray.resource_manager.allocation import Inventory, IslandState, SliceRequest
 from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.controllers import TICK_S, Controllers
 from pathways_ray.resource_manager.islands import KeptIslands, SharedIslands, checked_deadline
@@ -157,6 +157,8 @@ class ManagerCore:
                 return [events.Answer(token, self.inventory.release(session, slice_id))]
             case events.SlicesExchanged(token, session, pairs):
                 return [events.Answer(token, self.inventory.exchange(session, pairs))]
+            case events.SlicesHeld(token, session, found):
+                return [events.Answer(token, self.inventory.hold(session, found))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Inquired(token):
@@ -203,9 +205,8 @@ class ManagerCore:
         if not self.uninformed:
             return commands
         self.uninformed, self.inventory.next_slice = False, holdings.last_slice
-        there = [h for h in holdings.slices if h.placed.island in self.islands]
-        self.inventory.restore(SliceRecord(h.session, h.name, h.placed, h.within) for h in there)
-        self.story.note(Entry(now, "heard what the controller holds", f"{len(there)} slices"))
+        self.inventory.restore(holdings.slices)
+        self.story.note(Entry(now, "heard what the controller holds", f"{len(self.inventory.slices)} slices"))
         postponed, self.postponed = self.postponed, []
         return commands + [command for question in postponed for command in self._answer_late(question, now)]
 
@@ -266,8 +267,7 @@ class ManagerCore:
                 self.rejoining.hear(host.host, now)
 
     def _publish(self, name: str, address: str, now: float) -> list[events.Command]:
-        waiting = self.addresses.publish(name, address, now)
-        return [command for event in waiting for command in self.handle(event, now)]
+        return [command for event in self.addresses.publish(name, address, now) for command in self.handle(event, now)]
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 

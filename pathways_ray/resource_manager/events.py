@@ -14,6 +14,7 @@ from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.transport.messages import (
     Accepted,
+    HeldSlices,
     Holdings,
     HostInfo,
     JoinReply,
@@ -176,6 +177,14 @@ class SlicesExchanged(NamedTuple):
     pairs: tuple[tuple[int, int], ...]
 
 
+class SlicesHeld(NamedTuple):
+    """A session has come back to another controller with these slices, and no others; answered with True."""
+
+    token: int
+    session: int
+    found: HeldSlices
+
+
 class SessionReleased(NamedTuple):
     """A session has ended; answered with the number of slices it gives back."""
 
@@ -215,6 +224,7 @@ Event = (
     | SliceRequested
     | SliceReleased
     | SlicesExchanged
+    | SlicesHeld
     | SessionReleased
     | Inquired
     | Ticked
@@ -222,7 +232,7 @@ Event = (
 
 IslandChange = IslandAdded | DrainRequested | UndrainRequested | RemoveRequested
 
-Question = SliceRequested | SliceReleased | SlicesExchanged | SessionReleased | Inquired | IslandChange
+Question = SliceRequested | SliceReleased | SlicesExchanged | SlicesHeld | SessionReleased | Inquired | IslandChange
 """Events whose answers depend on hosts and slices."""
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -19,9 +19,19 @@ from pathways_ray.simulation.environment import Environment, Observer
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.placing import ring
 from pathways_ray.simulation.settings import Settings
-from pathways_ray.transport.messages import Holdings, HostInfo, JoinReply, KnownHost, NotYet, Refused, SliceCreated
+from pathways_ray.transport.messages import (
+    HeldSlices,
+    Holdings,
+    HostInfo,
+    JoinReply,
+    KnownHost,
+    NotYet,
+    Refused,
+    SliceCreated,
+)
 
 _KNOWN_HOST = msgspec.msgpack.Decoder(KnownHost)
+_SLICES = msgspec.msgpack.Decoder(HeldSlices)
 
 
 class IslandObserver(Observer, Protocol):
@@ -126,6 +136,11 @@ class SimulatedManager:
 
     def release_session(self, caller: Process, session: int, answer: Callable[[int], None] = lambda _: None) -> None:
         self._post(caller, events.SessionReleased(self._token(caller, answer), session))
+
+    def hold_slices(
+        self, caller: Process, session: int, found: bytes, answer: Callable[[bool], None] = lambda _: None
+    ) -> None:
+        self._post(caller, events.SlicesHeld(self._token(caller, answer), session, _SLICES.decode(found)))
 
     def add_island(self, caller: Process, hosts: int, answer: Callable[[Any], None]) -> None:
         self._post(caller, events.IslandAdded(self._token(caller, answer), hosts))

@@ -102,8 +102,7 @@ class WayBack:
             return world.network.after(client.process, LOOK_S, self._look, calls)
         session = client.core.session
         away = client.mover.suspension
-        there = client.slices if away is None else []
-        slices = {placed.mesh.id: slice_tag("", session, placed) for placed in there}
+        slices = [wire.KnownSlice(placed, slice_tag("", session, placed)) for placed in client.slices]
         request = client.core.resume_request("", slices, world.clock.now, away)
         client.left_behind([], UNKNOWN)  # donations of which nobody will tell are decided now
         self.calls += 1
@@ -119,7 +118,7 @@ class WayBack:
         away = client.mover.suspension
         if not isinstance(reply, wire.SessionResumed):
             said = str(reply)
-            known = "was given up" in said or ("has no slices" in said and self.world.manager_lost)
+            known = "was given up" in said
             if not (known or controller is client.controller):  # that one had ended the session, as it was silent
                 self.world.checker.report(f"session {client.core.session} did not come back: {reply}")
             return self._fail(str(reply))

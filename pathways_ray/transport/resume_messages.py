@@ -7,8 +7,19 @@ from typing import Annotated
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.message import Counted, Message
+
+
+class KnownSlice(msgspec.Struct, frozen=True, array_like=True):
+    """A slice that a client has a handle to, on the devices that it knows: the `tag` shows that a controller gave it to
+    the session there. With `within`, it is a part of that one."""
+
+    placed: PlacedSlice
+    tag: str
+    name: str = ""
+    within: int = 0
 
 
 class KeptBuffers(msgspec.Struct, frozen=True, array_like=True):
@@ -33,20 +44,18 @@ class Unanswered(msgspec.Struct, frozen=True, array_like=True):
 class ResumeSession(Message, frozen=True, tag=213):
     """A client that has lost its controller comes to the successor, with its token, and its session's `resume_tag`.
 
-    `slices` are those that it has a handle to, `kept` its arrays. Buffers from number `next_buffer` on are newer.
-    `tags` has the tag of each of the slices, which shows the devices that the client knows. `suspended` has the meshes
-    of its slices where the session is suspended: it has none now. `gives_way` is as in `Suspend`. `unanswered` are
-    launches whose outcome may be known to schedulers.
+    `slices` are those that it has a handle to, or, where it is `suspended`, those that it had, `kept` its arrays.
+    Buffers from number `next_buffer` on are newer. `gives_way` is as in `Suspend`. `unanswered` are launches whose
+    outcome may be known to schedulers.
     """
 
     version: int
     session: int
     resume_tag: str
     name: str
-    slices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
+    slices: Annotated[tuple[KnownSlice, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
     kept: Annotated[tuple[KeptBuffers, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
     next_buffer: Counted
-    tags: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] = ()
-    suspended: Annotated[tuple[SliceType, ...], msgspec.Meta(max_length=limits.MAX_PLACES)] | None = None
+    suspended: bool = False
     gives_way: bool = False
     unanswered: Annotated[tuple[Unanswered, ...], msgspec.Meta(max_length=limits.MAX_LAUNCHES_IN_FLIGHT)] = ()

@@ -150,6 +150,6 @@ def test_a_value_that_has_come_is_named_with_its_launch_where_the_controller_die
     made.kind = SimpleNamespace(slice=SimpleNamespace(id=1), array=VECTOR, spec=())
     core.early.came(made)
     core.handle(Disconnected("it died"), 0.0)
-    request = core.resume_request("name", {}, 0.0)
+    request = core.resume_request("name", (), 0.0)
     assert request.kept == ()
     assert made.state is READY

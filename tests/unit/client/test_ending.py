@@ -18,6 +18,7 @@ from pathways_ray.client.events import (
 )
 from pathways_ray.client.suspension import Kept, Part, Suspension
 from pathways_ray.errors import ControllerLost, Failure, from_failure
+from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import (
     VERSION,
@@ -27,6 +28,7 @@ from pathways_ray.transport.messages import (
     HeldBuffer,
     HostAddress,
     KeptBuffers,
+    KnownSlice,
     Launch,
     LaunchFailed,
     Register,
@@ -46,6 +48,9 @@ class Kind(NamedTuple):
     spec: Spec = ()
 
 
+KNOWN = KnownSlice(PlacedSlice.on(Kind().slice, 0, [Device(0, 0), Device(0, 1)]), "its tag")
+
+
 class Session(Script):
     """A session that can be resumed. Its launches give one array of `Kind`."""
 
@@ -63,7 +68,7 @@ class Session(Script):
         self.handle(Disconnected("the controller is gone (reset)"))
 
     def request(self) -> ResumeSession:
-        return self.core.resume_request("me", {1: "its tag"}, self.now)
+        return self.core.resume_request("me", [KNOWN], self.now)
 
     def resume(
         self,
@@ -96,9 +101,7 @@ def test_what_was_sent_waits_for_the_successor_and_what_is_ready_stays() -> None
     s.handle(Disconnected("the link says so too"))
     assert s.commands == [Wake(fetches=True), Resume()]
     kept = (KeptBuffers(1, VECTOR, (), (a.id,), False),)
-    assert s.request() == ResumeSession(
-        VERSION, 7, "tag", "me", (1,), kept, b.id + 1, ("its tag",), unanswered=(sent(2, b),)
-    )
+    assert s.request() == ResumeSession(VERSION, 7, "tag", "me", (KNOWN,), kept, b.id + 1, unanswered=(sent(2, b),))
     s.resume()
     assert b.failure is not None
     assert isinstance(from_failure(b.failure), ControllerLost)
@@ -229,8 +232,8 @@ def test_the_successor_hears_that_a_session_is_suspended_and_nothing_saved_is_lo
     kept = Kept(mesh, "", 0, (Part(part, (1,)),))
     saved = Suspension((kept,), {a.id: (0, HeldBuffer(a.id, 1, VECTOR, ()))}, gives_way=True)
     s.lose()
-    request = s.core.resume_request("me", {}, s.now, saved)
-    assert (request.slices, request.suspended, request.gives_way) == ((), (mesh, part), True)
+    request = s.core.resume_request("me", [KNOWN], s.now, saved)
+    assert (request.slices, request.suspended, request.gives_way) == ((KNOWN,), True, True)
     assert [group.numbers for group in request.kept] == [(b.id,)]
     s.resume(b.id)
     assert (a.state, b.state) == (READY, FAILED)

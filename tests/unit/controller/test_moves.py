@@ -6,10 +6,9 @@ import msgspec
 
 from pathways_ray.controller import buffers
 from pathways_ray.controller.events import CallManager, StreamOpened
-from pathways_ray.controller.moves import AGAIN_S, MAX_TRIED, exchanged_unseen
+from pathways_ray.controller.moves import AGAIN_S
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
-from pathways_ray.limits import MAX_SLICES
 from pathways_ray.transport.messages import (
     Accepted,
     BuffersLost,
@@ -18,7 +17,6 @@ from pathways_ray.transport.messages import (
     ExchangeSlices,
     Held,
     HeldBuffer,
-    HeldSlice,
     HostDown,
     ListHeld,
     Put,
@@ -40,37 +38,6 @@ THERE = PlacedSlice.on(
     OTHER_ISLAND,
     [Device(next(h for h, i in ISLAND_OF_HOST.items() if i == OTHER_ISLAND), k) for k in range(HERE.mesh.size)],
 )
-
-
-def held(*slices: PlacedSlice) -> dict[int, HeldSlice]:
-    return {one.mesh.id: HeldSlice(1, one) for one in slices}
-
-
-def on(number: int, *devices: int, axes: tuple[str, ...] = ("x",)) -> PlacedSlice:
-    """A slice on devices of host 0."""
-    return PlacedSlice.on(SliceType(number, (len(devices),), axes), 0, [Device(0, k) for k in devices])
-
-
-def test_each_slice_of_an_unseen_exchange_has_one_partner() -> None:
-    """Slice 1 was exchanged for 8, and with it its parts: 2 is all of it, under another name, and 3 a half."""
-    found = held(on(1, 4, 5), on(2, 4, 5, axes=("y",)), on(3, 5), on(8, 0, 1), on(9, 0, 1, axes=("y",)), on(10, 1))
-    tags = {1: str(on(1, 0, 1)), 2: str(on(2, 0, 1, axes=("y",))), 3: str(on(3, 1))}
-    assert exchanged_unseen(found, tags, str) == [(1, 8), (2, 9), (3, 10)]
-    same = held(on(1, 4), on(2, 4), on(8, 0), on(9, 0))
-    assert exchanged_unseen(same, {1: str(on(1, 0)), 2: str(on(2, 0))}, str) == [(1, 8), (2, 9)]
-
-
-def test_tags_that_nobody_gave_keep_the_controller_busy_no_longer_than_others() -> None:
-    """A tenant may have many sessions, and all of them come back at once."""
-    tried = []
-
-    def tag_of(placed: PlacedSlice) -> str:
-        tried.append(placed)
-        return ""
-
-    slices = held(*(on(number, 0) for number in range(1, MAX_SLICES + 1)))
-    assert exchanged_unseen(slices, dict.fromkeys(range(1, MAX_SLICES // 2), "forged"), tag_of) == []
-    assert len(tried) <= MAX_TRIED + MAX_SLICES
 
 
 def moving() -> CoreHarness:

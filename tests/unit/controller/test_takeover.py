@@ -20,9 +20,9 @@ from pathways_ray.controller.events import (
 from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
-from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.errors import Failure
-from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.plan import Block, Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
 from pathways_ray.transport.capabilities import resume_tag, slice_tag
 from pathways_ray.transport.messages import (
@@ -43,6 +43,7 @@ from pathways_ray.transport.messages import (
     IslandOutcomes,
     IslandUp,
     KeptBuffers,
+    KnownSlice,
     Launch,
     LaunchFailed,
     Load,
@@ -97,13 +98,29 @@ class Successor(CoreHarness):
         return commands
 
     def ask(
-        self, *kept: KeptBuffers, tenant: Tenant | None = ALICE, slices: tuple[int, ...] = (1, 4), **more: Any
+        self,
+        *kept: KeptBuffers,
+        tenant: Tenant | None = ALICE,
+        slices: Sequence[PlacedSlice | KnownSlice] = (SLICES[0], BOTH),
+        **more: Any,
     ) -> Any:
         tag = more.get("tag", resume_tag("data secret", SESSION, "alice"))
-        version, tags = more.get("version", VERSION), more.get("tags", ())
-        away = more.get("suspended"), more.get("gives_way", False), more.get("unanswered", ())
-        request = ResumeSession(version, SESSION, tag, "again", slices, kept, 100, tags, *away)
+        named = tuple(one if isinstance(one, KnownSlice) else known(one) for one in slices)
+        version = more.get("version", VERSION)
+        away = more.get("suspended", False), more.get("gives_way", False), more.get("unanswered", ())
+        request = ResumeSession(version, SESSION, tag, "again", named, kept, 100, *away)
         return self.request(tenant, request, more.get("size", 10))
+
+
+def known(placed: PlacedSlice, within: int = 0, session: int = SESSION) -> KnownSlice:
+    return KnownSlice(placed, slice_tag("data secret", session, placed), "mine", within)
+
+
+def holding(commands: Sequence[Command]) -> HeldSlices:
+    """The slices of the session, as the resource manager is told."""
+    (call,) = [c for c in of(CallManager, commands) if c.method == "hold_slices"]
+    assert call.arguments[0] == SESSION
+    return msgspec.msgpack.decode(call.arguments[1], type=HeldSlices)
 
 
 def kept(*numbers: int, slice: int = 1, arriving: bool = False) -> KeptBuffers:
@@ -140,14 +157,11 @@ def test_a_suspended_session_stays_so_and_comes_back_to_other_devices() -> None:
     front = Successor()
     front.all_come(h0=(1, 2), h1=(1,))
     meshes = SLICES[0].mesh, BOTH.mesh
-    commands = front.ask(slices=(), suspended=meshes, gives_way=True)
+    commands = front.ask(suspended=True, gives_way=True)
     found = reply(commands)
     assert isinstance(found, SessionResumed)
     assert (found.slices, found.lost) == ((), ())
-    assert {c.arguments for c in of(CallManager, commands) if c.method == "release_slice"} == {
-        (SESSION, 1),
-        (SESSION, 4),
-    }
+    assert holding(commands) == HeldSlices((), 9)
     assert Drop(SESSION, (1, 2)) in sent(commands)
     launches, moves = front.core.launches, front.core.requests.changes.moves
     session = launches.sessions[SESSION]
@@ -162,23 +176,13 @@ def test_a_suspended_session_stays_so_and_comes_back_to_other_devices() -> None:
     assert session.slices[1] == new.on_devices_of(meshes[0])
 
 
-@pytest.mark.parametrize("named", [(1, 4), ()])
-def test_a_suspended_session_has_no_slices_whatever_its_client_says(named: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("named", [(SLICES[0], BOTH), ()])
+def test_a_suspended_session_has_no_slices_whatever_its_client_says(named: tuple[PlacedSlice, ...]) -> None:
     front = Successor()
     front.all_come(h0=(1,))
-    found = reply(front.ask(kept(1), slices=named, suspended=()))
+    found = reply(front.ask(kept(1), slices=named, suspended=True))
     assert isinstance(found, SessionResumed)
     assert (found.slices, found.lost) == ((), (1,))
-
-
-@pytest.mark.parametrize("number", [10, 0, -1])
-def test_a_suspension_with_slices_that_nobody_has_had_is_refused(number: int) -> None:
-    """Another session's slice may get that number; 0 stands for none."""
-    front = Successor()
-    front.all_come()
-    found = reply(front.ask(slices=(), suspended=(SliceType(number, (2,), ("x",)),)))
-    assert isinstance(found, Refused)
-    assert f"has no slices [{number}]" in found.failure.message
 
 
 def outcome(launch: int, islands: int = 1, failure: Failure | None = None, runs: bool = False) -> IslandOutcome:
@@ -275,6 +279,84 @@ def test_a_host_that_does_not_come_in_time_counts_as_lost() -> None:
     assert found.lost == (2,)
 
 
+def test_a_session_comes_back_where_the_resource_manager_has_died_too() -> None:
+    """
+    1. Nobody else knows its slices, one of which is a part of another. Its client waits for their hosts.
+    2. It has them, with what lies there. The resource manager hears of them, and gives nobody their numbers.
+    """
+    front = Successor(())
+    front.core.take_over(HeldSlices())
+    part = PlacedSlice.on(SliceType(5, (1,), ("y",)), 0, [BOTH.devices[1]])
+    assert front.ask(kept(1, slice=4), slices=(BOTH, known(part, 4))) == []
+    commands = front.all_come(h0=(1,), h1=(1,))
+    found = reply(commands)
+    assert isinstance(found, SessionResumed)
+    assert ([made.placed for made in found.slices], found.lost) == ([BOTH, part], ())
+    slices = HeldSlice(SESSION, BOTH, "mine"), HeldSlice(SESSION, part, "mine", 4)
+    assert holding(commands) == HeldSlices(slices, 5)
+    assert front.core.launches.sessions[SESSION].parts == {5: 4}
+    assert front.core.launches.tables.last_slice == 5
+
+
+def test_a_slice_lies_where_its_client_knows_it_whatever_the_resource_manager_says() -> None:
+    """It was exchanged, and the answer was lost with the controller before. So were its arrays' names."""
+    after = PlacedSlice.on(SLICES[0].mesh, 0, [Device(1, k) for k in range(SLICES[0].mesh.size)])
+    front = Successor([after])
+    front.all_come(h0=(1,))
+    commands = front.ask(kept(1), slices=SLICES[:1])
+    found = reply(commands)
+    assert isinstance(found, SessionResumed)
+    assert ([made.placed for made in found.slices], found.lost) == ([SLICES[0]], ())
+    assert [one.placed for one in holding(commands).slices] == [SLICES[0]]
+
+
+def test_a_slice_of_an_island_that_was_removed_has_to_move_and_the_others_stay() -> None:
+    """
+    1. The controller died between the removal of island 7 and the move. The array there is lost, no other one is.
+    2. The client hears that the slice has to move, and exchanges it for a new one. Then nobody knows the island.
+    """
+    front = Successor(SLICES[:1])
+    front.all_come(h0=(1,))
+    gone = on(8, 7, 40)
+    found = reply(front.ask(kept(1), kept(2, slice=8), slices=(SLICES[0], gone)))
+    assert isinstance(found, SessionResumed)
+    assert ([made.placed for made in found.slices], found.lost) == ([SLICES[0], gone], (2,))
+    front.handle(StreamOpened(SESSION))
+    assert Vacate((8,)) in sent(front.tick(1.0))
+    new = on(12, 0, 0)
+    launches, moves = front.core.launches, front.core.requests.changes.moves
+    launches.add_slice(SESSION, new)
+    assert moves.refusal(launches.sessions[SESSION], [(8, 12)]) is None
+    moves.exchange(launches.sessions[SESSION], [(8, 12)])
+    assert launches.sessions[SESSION].slices[8] == new.on_devices_of(gone.mesh)
+    launches.remove_slice(SESSION, 12)
+    assert 40 in launches.hosts
+    front.tick(9.0)
+    assert 40 not in launches.hosts
+
+
+@pytest.mark.parametrize(("devices", "kind"), [(3, "QuotaExceeded"), (4, "")])
+def test_a_quota_holds_for_slices_that_were_given_back_and_are_named_again(devices: int, kind: str) -> None:
+    """A part counts no device; what is called one, and is none, does."""
+    tenant = msgspec.structs.replace(ALICE, quota=Quota(devices=devices))
+    front = Successor(SLICES[:1])
+    front.all_come()
+    part = known(on(5, SLICES[0].island, SLICES[0].hosts[0]), 1)
+    found = reply(front.ask(slices=(SLICES[0], part, known(on(6, 0, 1), 1), on(7, 0, 1)), tenant=tenant))
+    assert (found.failure.kind if isinstance(found, Refused) else "") == kind
+
+
+def on(number: int, island: int, *hosts: int) -> PlacedSlice:
+    return PlacedSlice.on(SliceType(number, (len(hosts),), ("x",)), island, [Device(host, 0) for host in hosts])
+
+
+VAST = PlacedSlice(SliceType(6, (1 << 40,), ("x",)), 0, (Block(0, 1 << 30, 0, 1 << 10),))
+"""Who looks at its devices before its tag never ends."""
+
+FORGED = KnownSlice(BOTH, slice_tag("data secret", SESSION, BOTH)), KnownSlice(VAST, "made up")
+MANY = tuple(on(number, 0, 0) for number in range(1, limits.MAX_SLICES + 2))
+
+
 @pytest.mark.parametrize(
     ("more", "kind", "text"),
     [
@@ -282,7 +364,11 @@ def test_a_host_that_does_not_come_in_time_counts_as_lost() -> None:
         ({"tenant": Tenant("bob")}, "AuthenticationError", "not of tenant 'bob'"),
         ({"tenant": None}, "AuthenticationError", "its tag is wrong"),
         ({"version": 3}, "WireError", "protocol version 3"),
-        ({"slices": (1, 6)}, "SessionClosed", r"it has no slices \[6\]"),
+        ({"slices": FORGED}, "AuthenticationError", "never had slice 6 on these devices, the tag is wrong"),
+        ({"slices": FORGED, "suspended": True}, "AuthenticationError", "never had slice 6"),
+        ({"slices": (known(BOTH, session=78),)}, "AuthenticationError", "never had slice 4"),
+        ({"slices": MANY}, "TooLarge", f"up to {limits.MAX_SLICES} slices, and not {limits.MAX_SLICES + 1}"),
+        ({"slices": (on(5, 0, 3),)}, "SessionClosed", "hosts of its slice 5 are not on island 0 any more"),
     ],
 )
 def test_nobody_gets_the_session_of_another_one(more: Any, kind: str, text: str) -> None:
@@ -368,8 +454,8 @@ def test_what_nobody_comes_for_is_freed() -> None:
 def test_slices_without_a_handle_are_given_back() -> None:
     front = Successor()
     front.all_come()
-    commands = front.ask(slices=(4,))
-    assert CallManager("release_slice", (SESSION, 1)) in commands
+    commands = front.ask(slices=(BOTH,))
+    assert holding(commands).slices == (HeldSlice(SESSION, BOTH, "mine"),)
     assert list(front.core.launches.sessions[SESSION].slices) == [4]
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.ir.types import SliceType
 from pathways_ray.limits import LOST_AFTER_S
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.controllers import MAX_CONTROLLER_SILENCE_S
@@ -33,6 +35,7 @@ from pathways_ray.resource_manager.events import (
     SessionReleased,
     SliceReleased,
     SliceRequested,
+    SlicesHeld,
     Ticked,
     Withdrawn,
 )
@@ -507,6 +510,23 @@ def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:
     assert core.handle(SliceReleased(8, 1, 1), 1.0) == [Answer(8, False)]
     assert core.handle(SessionReleased(9, 1), 1.0) == [Answer(9, 2)]
     assert core.inventory.slices == {}
+
+
+def test_a_session_that_comes_back_has_the_slices_that_its_client_knows() -> None:
+    """Two it did not know, one of them on an island that is gone; one lies elsewhere, one was given back."""
+    core = running()
+    one, two = (PlacedSlice.on(SliceType(n, (1,), ("x",)), 0, [Device(0, n % 2)]) for n in (2, 30))
+    gone = PlacedSlice.on(SliceType(31, (1,), ("x",)), 7, [Device(40, 0)])
+    for token in (4, 5):
+        core.handle(request(token), 1.0)
+    found = HeldSlices((HeldSlice(1, one), HeldSlice(1, two, within=2), HeldSlice(1, gone)), 40)
+    assert core.handle(SlicesHeld(7, 1, found), 1.0) == [Answer(7, True)]
+    assert {key: record.placed for key, record in core.inventory.slices.items()} == {(1, 2): one, (1, 30): two}
+    assert +core.inventory.held == {Device(0, 0): 1}
+    (created,) = core.handle(request(8), 1.0)
+    assert isinstance(created, Answer)
+    assert isinstance(created.value, SliceCreated)
+    assert created.value.placed.mesh.id == 41
 
 
 # --- islands of tenants -----------------------------------------------------------------------------------------------

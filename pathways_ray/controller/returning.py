@@ -1,0 +1,65 @@
+"""The slices of a session that comes back to another controller, as its client knows them.
+
+A client has for each of its slices the devices and a tag, which a controller made of both, so its word needs no other
+one: the resource manager may have died as well, or know of an exchange whose answer was lost. Arrays lie where the
+client knows them. What it has given back meanwhile it may name too; so quotas hold for what the resource manager has
+forgotten, as for a new slice. A slice whose island was removed has to move, as it would have under the controller
+before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+from pathways_ray import limits
+from pathways_ray.controller import quotas
+from pathways_ray.controller.moves import Moves
+from pathways_ray.controller.tenants import Tenant
+from pathways_ray.errors import AuthenticationError, SessionClosed, TooLarge
+from pathways_ray.transport.capabilities import is_slice_tag
+from pathways_ray.transport.messages import HeldSlice, ResumeSession
+
+
+def check_tags(request: ResumeSession, secret: str) -> None:
+    """Raises `AuthenticationError` for a slice that no controller gave to the session on these devices. Nothing else
+    looks at them before: they may be made up, and without end."""
+    for one in request.slices:
+        if not is_slice_tag(secret, request.session, one.placed, one.tag):
+            number = one.placed.mesh.id
+            text = f"session {request.session} cannot be resumed: it never had slice {number} on these devices"
+            raise AuthenticationError(f"{text}, the tag is wrong")
+
+
+def slices_of(request: ResumeSession, owner: Tenant, moves: Moves, known: Container[int]) -> list[HeldSlice]:
+    """The slices of a session that comes back.
+
+    Args:
+        known: those that the resource manager knows.
+
+    Raises:
+        TooLarge: they are more than a session may have.
+        QuotaExceeded: they are more than the tenant may have.
+        SessionClosed: hosts of theirs have come to another island since.
+    """
+    slices = {one.placed.mesh.id: one for one in request.slices}
+    if len(slices) > limits.MAX_SLICES:
+        raise TooLarge(f"a session has up to {limits.MAX_SLICES} slices, and not {len(slices)}")
+    wholes = {number: set(one.placed.devices) for number, one in slices.items() if not one.within}
+    parts = {n: s.within for n, s in slices.items() if wholes.get(s.within, set()) >= set(s.placed.devices)}
+    launches, hosts = moves.launches, moves.launches.hosts
+    if any(number not in known for number in slices):
+        asked = sum(one.placed.mesh.size for number, one in slices.items() if number not in parts)
+        quotas.enforce(quotas.devices(owner, asked, launches.sessions.values()))
+    there = {host.island for host in hosts.values()}
+    for number, placed in [(number, one.placed) for number, one in slices.items()]:
+        absent = [host for host in placed.hosts if host not in hosts]
+        if any(hosts[host].island != placed.island for host in placed.hosts if host in hosts):
+            text = f"hosts of its slice {number} are not on island {placed.island} any more"
+            raise SessionClosed(f"session {request.session} cannot be resumed: {text}")
+        launches.membership.expect({placed.island: absent})
+        if placed.island not in there:
+            moves.gone.add(placed.island)
+            for host in absent:
+                hosts[host].down_since = -math.inf  # nobody waits for it
+    return [HeldSlice(request.session, slices[n].placed, slices[n].name[:256], parts.get(n, 0)) for n in sorted(slices)]
