@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.controller import quotas
 from pathways_ray.controller.events import CallManager, Command
 from pathways_ray.controller.launches import Launches
@@ -44,7 +45,8 @@ class Changes:
         data_secret: signs slices, for hosts.
         ask: has the resource manager called for a request, and goes on with its answer.
 
-    `forget_island` is called once an island has been ended.
+    `forget_island` is called once an island has been ended. It is `unsure` what slices there are where sessions may come
+    back with some that nobody knows of.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Changes:
         self.launches, self.data_secret, self.ask = launches, data_secret, ask
         self.moves = Moves(launches)
         self.forget_island: Callable[[int], list[Command]] = lambda island: []
+        self.unsure: Callable[[], bool] = lambda: False
 
     def exchange(self, call: int, number: int, request: wire.ExchangeSlices) -> list[Command]:
         """Has the resource manager exchange slices of a session, then does so here.
@@ -97,7 +100,14 @@ class Changes:
         return self.ask(call, "release_session", (number,), answered)
 
     def island(self, call: int, request: IslandChange) -> list[Command]:
-        """Has the resource manager drain an island, take that back, or end it."""
+        """Has the resource manager drain an island, take that back, or end it.
+
+        Raises:
+            UsageError: slices may come back to an island that is to be ended.
+        """
+        if isinstance(request, wire.RemoveIsland) and self.unsure():
+            text = f"sessions that come back to another controller may have slices on island {request.island}"
+            raise UsageError(f"{text}; try again in {limits.RESUME_LIMIT_S:.0f} s")
 
         def answered(answer: Any) -> tuple[wire.Reply, list[Command]]:
             reply = _CHANGED.decode(answer)

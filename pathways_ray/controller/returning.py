@@ -51,12 +51,13 @@ def slices_of(request: ResumeSession, owner: Tenant, moves: Moves, known: Contai
     if any(number not in known for number in slices):
         asked = sum(one.placed.mesh.size for number, one in slices.items() if number not in parts)
         quotas.enforce(quotas.devices(owner, asked, launches.sessions.values()))
-    there = {host.island for host in hosts.values()}
-    for number, placed in [(number, one.placed) for number, one in slices.items()]:
-        absent = [host for host in placed.hosts if host not in hosts]
-        if any(hosts[host].island != placed.island for host in placed.hosts if host in hosts):
-            text = f"hosts of its slice {number} are not on island {placed.island} any more"
+    for number, one in slices.items():
+        if any(hosts[host].island != one.placed.island for host in one.placed.hosts if host in hosts):
+            text = f"hosts of its slice {number} are not on island {one.placed.island} any more"
             raise SessionClosed(f"session {request.session} cannot be resumed: {text}")
+    there = {host.island for host in hosts.values()}
+    for placed in [one.placed for one in slices.values()]:
+        absent = [host for host in placed.hosts if host not in hosts]
         launches.membership.expect({placed.island: absent})
         if placed.island not in there:
             moves.gone.add(placed.island)

@@ -85,6 +85,7 @@ class Takeover:
         tables.last_slice = max(tables.last_slice, found.last_slice)
         requests.changes.moves.draining = set(found.draining)
         self.blind = not found.last_slice
+        requests.changes.unsure = lambda: self.blind and not self.over
         self.slices = tables.unclaimed
         self.slices.clear()
         for one in found.slices:

@@ -367,7 +367,7 @@ class Checker:
     def island_ends(self, island: int) -> None:
         """An island is about to be ended."""
         world = self.world
-        if world.clock.now >= world.deadlines.get(island, math.inf) or world.manager_lost:
+        if world.clock.now >= world.deadlines.get(island, math.inf):
             return
         for client in world.clients:
             held = any(placed.island == island for placed in client.slices) and not client.mover.away

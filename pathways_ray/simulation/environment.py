@@ -95,11 +95,9 @@ class Observer(Protocol):
 
 
 class Environment(Protocol):
-    """Everything that any process needs of its run. `machine_slowness` is what processes read of their machine, and
-    `manager_lost` says whether a resource manager has died."""
+    """Everything that any process needs of its run. `machine_slowness` is what processes read of their machine."""
 
     machine_slowness: float
-    manager_lost: bool
 
     settings: Settings
     random: Random

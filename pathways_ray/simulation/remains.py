@@ -36,7 +36,6 @@ class Cluster(Protocol):
     clients: list[SimulatedClient]
     islands: dict[int, list[int]]
     kept: KeptIslands
-    manager_lost: bool
     drained: set[int]
     deadlines: dict[int, float]
     losses: int

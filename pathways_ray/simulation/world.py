@@ -71,7 +71,6 @@ class World:
         self.kept = KeptIslands.first(self.islands)
         self.drained: set[int] = set()
         self.deadlines: dict[int, float] = {}
-        self.manager_lost = False
         self.manager = SimulatedManager(self)
         self.restarts[self.manager.process.number] = self._start_manager
         self._start_controller()
@@ -162,7 +161,6 @@ class World:
     def _start_manager(self) -> None:
         """Starts the resource manager again, with epochs above all earlier ones. Processes that waited for an answer of
         its predecessor end: Ray tells them that it died."""
-        self.manager_lost = True
         if self.controller.process.alive:
             self.controller.manager_died()
         self.manager = SimulatedManager(self, round(1000 * self.clock.now), self.controller.incarnation)

@@ -51,6 +51,7 @@ from pathways_ray.transport.messages import (
     Program,
     Ready,
     Refused,
+    RemoveIsland,
     ResumeSession,
     SessionResumed,
     Stored,
@@ -295,6 +296,9 @@ def test_a_session_comes_back_where_the_resource_manager_has_died_too() -> None:
     slices = HeldSlice(SESSION, BOTH, "mine"), HeldSlice(SESSION, part, "mine", 4)
     assert holding(commands) == HeldSlices(slices, 5)
     assert front.core.launches.sessions[SESSION].parts == {5: 4}
+    ended = reply(front.request(None, RemoveIsland(0, 1)))
+    assert isinstance(ended, Refused)
+    assert "may have slices on island 1; try again" in ended.failure.message
     assert front.core.launches.tables.last_slice == 5
 
 
