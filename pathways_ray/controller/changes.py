@@ -45,8 +45,8 @@ class Changes:
         data_secret: signs slices, for hosts.
         ask: has the resource manager called for a request, and goes on with its answer.
 
-    `forget_island` is called once an island has been ended. While it is `unsure`, sessions may come back with slices that
-    nobody knows of.
+    `forget_island` is called once an island has been ended. While it is `unsure`, sessions may come back with slices
+    that nobody knows of.
     """
 
     def __init__(
