@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,11 @@ def processes(session: ClusterSession) -> dict[str, int]:
     titles = {child.pid: " ".join(child.cmdline()) for child in starter.children()}
     found = [(title, pid) for pid, title in sorted(titles.items()) if title.startswith("ray::") and "IDLE" not in title]
     return {f"{title} {k}": pid for k, (title, pid) in enumerate(found)}
+
+
+def pids(found: dict[str, int], titles: Sequence[str]) -> list[int]:
+    """The pids of some of these processes."""
+    return [pid for title, pid in found.items() if title.split()[0].split(":")[2] in titles]
 
 
 @pytest.mark.timeout(120)
@@ -116,12 +121,14 @@ def test_a_scheduler_dies_and_several_hosts_keep_what_they_hold(python: Any) -> 
 
 
 @pytest.mark.timeout(180)
-def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices: Any) -> None:
+@pytest.mark.parametrize("titles", [("Controller",), ("Controller", "ResourceManager")])
+def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices: Any, titles: tuple[str, ...]) -> None:
     """
-    1. It gets SIGKILL under launches on both islands. Each of these has its value, or `ControllerLost`.
+    1. It gets SIGKILL under launches on both islands, alone or with the resource manager. Each of these has its value,
+       or `ControllerLost`.
     2. Arrays stay, and can be looked at meanwhile. What is called meanwhile has its value.
     3. The same session goes on, with its slices, programs and arrays: a chain of launches has the bits that it had.
-    4. No other process ends, and another client's session goes on as well.
+    4. No other process ends, and another client's session goes on as well. The next slice has a number of its own.
     """
     here = pw.compiled(lambda v: v * 0.5 + 1.0, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
     there = pw.compiled(lambda v: v * 0.25 + 3.0, slice=slices.b4, in_specs=P("x"), out_specs=P("x"))
@@ -140,10 +147,12 @@ def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices:
         theirs = pw.put(X, elsewhere, P("x"))
         theirs.block_until_ready()
         before = processes(session)
-        (controller,) = [pid for title, pid in before.items() if "ray::Controller" in title]
+        killed = pids(before, titles)
+        there_were = {one["slice"]: one["name"] for one in session.status()["slices"]}
         launches = [program(made) for _ in range(50)]
         launches[0].block_until_ready()
-        psutil.Process(controller).kill()
+        for pid in killed:
+            psutil.Process(pid).kill()
         struck = time.monotonic()
         for array in (*kept, theirs):
             np.testing.assert_array_equal(np.asarray(array), X)
@@ -166,16 +175,22 @@ def test_the_controller_dies_and_sessions_go_on(session: ClusterSession, slices:
         double = pw.compiled(lambda v: v * 2.0, slice=elsewhere, in_specs=P("x"), out_specs=P("x"))
         np.testing.assert_array_equal(np.asarray(double(theirs)), X * 2.0)
         assert {one["name"] for one in session.status()["sessions"]} >= {"another"}
-    assert set(before.values()) - set(processes(session).values()) == {controller}
+        assert {one["slice"]: one["name"] for one in session.status()["slices"]} == there_were
+        with session.virtual_slice((2,), ("x",)) as added:
+            assert added.id > max(there_were)
+    assert set(before.values()) - set(processes(session).values()) == set(killed)
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("kept_in", ["memory", "directory"])
+@pytest.mark.parametrize(
+    ("kept_in", "titles"), [("memory", ("Controller",)), ("directory", ("Controller", "ResourceManager"))]
+)
 def test_the_controller_dies_and_a_suspended_session_comes_back(
-    session: ClusterSession, kept_in: str, tmp_path: Path
+    session: ClusterSession, kept_in: str, titles: tuple[str, ...], tmp_path: Path
 ) -> None:
     """
-    1. A session with a state on a slice and on a part of another one is suspended. The controller gets SIGKILL.
+    1. A session with a state on a slice and on a part of another one is suspended. The controller gets SIGKILL, alone or
+       with the resource manager.
     2. The session is suspended at the successor too, and says so to who uses it. Handles that go meanwhile do not come.
     3. It is resumed: its arrays have the same bits, its functions run, and nothing else of it is on hosts.
     """
@@ -187,8 +202,8 @@ def test_the_controller_dies_and_a_suspended_session_comes_back(
         kept = [pw.put(X, where, P("x")), pw.put(X + 1.0, other, P("x")), pw.put(X + 2.0, part, P("y")), double(X)]
         folder = tmp_path / "suspension" if kept_in == "directory" else None
         tenant.suspend(folder)
-        (controller,) = [pid for title, pid in processes(session).items() if "ray::Controller" in title]
-        psutil.Process(controller).kill()
+        for pid in pids(processes(session), titles):
+            psutil.Process(pid).kill()
         kept.pop(1)
         with pytest.raises(pw.errors.SessionSuspended):
             np.asarray(kept[0])

@@ -15,14 +15,16 @@ import pytest
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Resumed
 from pathways_ray.controller.hosts import Hosts
+from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Send
+from pathways_ray.controller.takeover import Takeover
 from pathways_ray.simulation import faults
 from pathways_ray.simulation.__main__ import main
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World, simulate
-from pathways_ray.transport.messages import BuffersLost, Holds, HostUp
+from pathways_ray.transport.messages import BuffersLost, HeldSlices, Holds, HostUp
 from tests.drawn import drawn
 from tests.simulation.planted import BUGS
 
@@ -145,6 +147,32 @@ def test_sessions_outlive_the_controller(monkeypatch: pytest.MonkeyPatch) -> Non
     assert {name[:4] for name in ended} <= {"cont", "clie"}
     assert len(lost) > 20
     assert not any(lost)
+
+
+@pytest.mark.parametrize(("first", "seeds"), [(0, 20), pytest.param(20, 280, marks=pytest.mark.long)])
+@pytest.mark.timeout(1500)
+def test_sessions_outlive_the_controller_and_the_resource_manager(
+    first: int, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both die several times, often at once. Nobody but clients then knows of their slices. Sessions come back."""
+    alone: list[Takeover] = []
+    begin = Takeover.__init__
+
+    def begun(takeover: Takeover, requests: Requests, found: HeldSlices) -> None:
+        begin(takeover, requests, found)
+        if takeover.blind:
+            alone.append(takeover)
+
+    monkeypatch.setattr(Takeover, "__init__", begun)
+    monkeypatch.setattr(faults, "KINDS", {"kill controller": 1, "kill manager": 1})
+    back = 0
+    for seed in range(first, first + seeds):
+        usual = replace(Settings.drawn(seed, 8, ""), flaws=0.0, moves=0.3 * (seed % 2), suspends=0.2 * (seed % 3 == 0))
+        world = World(seed, replace(usual, launches=(30, 60), changes=0, outages=0))
+        assert world.run().violations == [], f"seed {seed}"
+        back += sum(client.way_back.back for client in world.clients)
+    assert len(alone) > seeds / 4
+    assert back > seeds
 
 
 @pytest.mark.parametrize(("first", "seeds"), [(0, 15), pytest.param(15, 285, marks=pytest.mark.long)])
