@@ -29,7 +29,7 @@ def processes(session: ClusterSession) -> dict[str, int]:
 
 def pids(found: dict[str, int], titles: Sequence[str]) -> list[int]:
     """The pids of some of these processes."""
-    return [pid for title, pid in found.items() if title.split()[0].split(":")[2] in titles]
+    return [pid for title, pid in found.items() if any(f"ray::{name}" in title for name in titles)]
 
 
 @pytest.mark.timeout(120)
@@ -189,8 +189,8 @@ def test_the_controller_dies_and_a_suspended_session_comes_back(
     session: ClusterSession, kept_in: str, titles: tuple[str, ...], tmp_path: Path
 ) -> None:
     """
-    1. A session with a state on a slice and on a part of another one is suspended. The controller gets SIGKILL, alone or
-       with the resource manager.
+    1. A session with a state on a slice and on a part of another one is suspended. The controller gets SIGKILL, alone
+       or with the resource manager.
     2. The session is suspended at the successor too, and says so to who uses it. Handles that go meanwhile do not come.
     3. It is resumed: its arrays have the same bits, its functions run, and nothing else of it is on hosts.
     """
