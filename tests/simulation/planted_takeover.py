@@ -11,9 +11,10 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.ending import Ending
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.client.suspension import Suspension
-from pathways_ray.controller import takeover
+from pathways_ray.controller import returning, takeover
 from pathways_ray.controller.inherited import Answer, Fate, Inherited
 from pathways_ray.controller.takeover import Takeover
+from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.scheduler.controller_absence import ControllerAbsence
 from pathways_ray.scheduler.queues import Queues
 from pathways_ray.transport.messages import HostUp, IslandOutcomes
@@ -139,6 +140,19 @@ def what_was_called_while_the_controller_was_away_is_not_sent(patch: Patch) -> N
         return found
 
     wrapped(patch, Ending, "resume_request", request)
+
+
+@bug(faults=0, **DYING | {"controller_deaths": 4, "manager_deaths": 4, "launches": (40, 60)})
+def slices_that_the_resource_manager_has_forgotten_stay_so(patch: Patch) -> None:
+    def slices_of(original: Original, request: Any, owner: Any, moves: Any, known: Any) -> Any:
+        return [one for one in original(request, owner, moves, known) if one.placed.mesh.id in known]
+
+    wrapped(patch, returning, "slices_of", slices_of)
+
+
+@bug(faults=0, **DYING | {"controller_deaths": 4, "manager_deaths": 4, "launches": (40, 60)})
+def a_resource_manager_that_has_forgotten_slices_is_not_told(patch: Patch) -> None:
+    patch.setattr(Inventory, "hold", lambda self, session, found: True)
 
 
 SUSPENDED = DYING | {"controller_deaths": 0, "suspends": 0.5, "deaths": 0.2}
