@@ -89,11 +89,12 @@ class Islands:
         return self._lose_hosts(island, reason) if with_hosts else self._without_scheduler(island, reason)
 
     def _without_scheduler(self, island: int, reason: str) -> list[events.Command]:
-        """An island's hosts have no scheduler, and go on with what they hold. Where one of them was down already, so is
-        their group, and they start again."""
+        """An island's hosts have no scheduler, and go on with what they hold; some may have had none before. Where one
+        of them was lost already, so is their group, and they start again."""
         hosts = [host for host in self.launches.hosts.values() if host.island == island]
-        if hosts and all(host.down_since is None for host in hosts):
-            return [*self.launches.scheduler_lost(hosts, reason)]
+        up = [host for host in hosts if host.down_since is None]
+        if all(host.down_since is None or host.orphaned for host in hosts):
+            return [*self.launches.scheduler_lost(up, reason)] if up else []
         return self._lose_hosts(island, reason)
 
     def _lose_hosts(self, island: int, reason: str) -> list[events.Command]:

@@ -47,6 +47,7 @@ from pathways_ray.transport.messages import (
     Explain,
     Explained,
     HostAddress,
+    Holds,
     HostDown,
     HostInfo,
     HostUp,
@@ -261,6 +262,27 @@ def test_a_new_scheduler_takes_the_place_of_the_old_one() -> None:
     commands = core.handle(IslandDisconnected(77, 0, "new"))
     assert commands[-1] == CallManager("withdraw", ("scheduler-0", "new"))
     assert not of(KillScheduler, commands)
+
+
+def test_hosts_outlive_a_second_scheduler_that_dies_before_all_of_them_have_come() -> None:
+    """
+    1. Host 0 is back with the successor, host 1 on its way, when that dies too. Both come to the third: none is killed.
+    2. Host 1 is lost just before that one dies as well: what host 0 holds is of a group that is no more.
+    """
+    core = streaming()
+
+    def killed(link: int, *hosts: int) -> list[Any]:
+        """Another scheduler joins, and hosts with what they hold. Returns those that have to start again."""
+        core.connect(0, link=link)
+        back = [HostUp(host, 1, "t", "d", 2, 1, holds=Holds({}, ())) for host in hosts]
+        found = of(CallManager, core.from_island(0, *back, link=link))
+        return [call.arguments for call in found if call.method == "kill_host"]
+
+    assert killed(77, 0) == []
+    assert killed(78, 0, 1) == []
+    assert core.core.launches.away == set()
+    core.from_island(0, HostDown(1, 1, "its process ended"), link=78)
+    assert killed(79, 0, 1) == [(0, 1), (1, 1)]
 
 
 def test_a_scheduler_without_hosts_hears_of_sessions() -> None:
