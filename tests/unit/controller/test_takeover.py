@@ -119,7 +119,7 @@ def known(placed: PlacedSlice, within: int = 0, session: int = SESSION) -> Known
     return KnownSlice(placed, slice_tag("data secret", session, placed), "mine", within)
 
 
-def holding(commands: Sequence[Command]) -> HeldSlices:
+def holding(commands: list[Command]) -> HeldSlices:
     """The slices of the session, as the resource manager is told."""
     (call,) = [c for c in of(CallManager, commands) if c.method == "hold_slices"]
     assert call.arguments[0] == SESSION
