@@ -51,6 +51,7 @@ class Returning(Protocol):
     slices: list[PlacedSlice]
     programs: list[Any]
     over: bool
+    last_drop: float
 
     @property
     def session(self) -> int: ...
@@ -126,7 +127,7 @@ class WayBack:
             return self._look(self.calls)
         placed = {made.placed.mesh.id: made.placed for made in reply.slices}
         client.slices[:] = [placed.get(one.mesh.id, one) for one in client.slices]
-        self.back += 1
+        self.back, client.last_drop = self.back + 1, self.world.clock.now  # what was freed meanwhile goes from now on
         numbers = () if away is None else away.arrays
         saved = [one for number in numbers if (one := client.core.buffers.get(number)) is not None and not one.failure]
         leaders = {launch: client.core.coalescer.leader_of(launch) for launch in sorted(client.core.unanswered)}
