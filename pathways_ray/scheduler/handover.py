@@ -46,6 +46,7 @@ def let_go(order: IslandOrder, failure: Failure) -> list[Command]:
     waiting = {item.program for q in order.waiting.values() for item in q.items if isinstance(item, wire.IslandLaunch)}
     for program in order.programs.keys() - waiting:  # the next controller gives them other numbers
         del order.programs[program]
+    order.left |= order.programs.keys()
     for session in [session for session in order.ledger.tenant_of if session not in order.waiting]:
         order.sessions.pop(session, None)  # and says whose they are
         order.ledger.close(session)

@@ -76,6 +76,8 @@ class IslandOrder:
         self.now = 0.0
         self.quantum: tuple[int, float] = (0, 0.0)
         self.last_sequence = self.last_program = 0
+        self.left: set[int] = set()
+        """Programs of a controller that is gone, for launches of it that waited here."""
         self.ended: deque[tuple[int, int, int, int, int, Failure | None]] = deque(maxlen=MAX_ENDED)
         """The last launches that are over: session, number in it and in the cluster, program, islands, and failure."""
 
@@ -292,7 +294,11 @@ class IslandOrder:
         self.ledger.leave(record.usage)
 
     def clear(self) -> None:
-        """Forgets all launches: those with the hosts and those that waited."""
+        """Forgets all launches: those with the hosts and those that waited. What these alone were for goes too: no host
+        has it any more, so no controller hears of it."""
+        for program in self.left:
+            self.programs.pop(program, None)
+        self.left.clear()
         for record in self.outstanding.values():
             self.ledger.leave(record.usage)
         self.outstanding.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
@@ -26,8 +26,6 @@ from pathways_ray.simulation.placing import misplaced
 from pathways_ray.simulation.remains import Cluster, cycle, remains, waiting
 from pathways_ray.simulation.values import Future, Outcome, is_flawed
 from pathways_ray.transport.messages import HostDown, HostUp
-
-T = TypeVar("T")
 
 OUTCOME_LIMIT_S = MAX_REJOIN_S + GROUP_LIMIT_S + HOST_ABSENCE_LIMIT_S
 """A launch has its outcome within this time after it was made and the last fault was over: a host that does not join
@@ -264,7 +262,7 @@ class Checker:
         self._validate(tables.check_launches, launches)
         self._check_refusals(launches)
 
-    def _validate(self, check: Callable[[T], None], of: T) -> None:
+    def _validate(self, check: Callable[[Any], None], of: Any) -> None:
         try:
             check(of)
         except (AssertionError, IndexError, KeyError) as error:
@@ -326,8 +324,10 @@ class Checker:
         world, now = self.world, self.world.clock.now
         in_flight = tables.under_way(world.controller.launches)
         found: dict[tuple[int, int], str] = {}
+        # Hosts without a scheduler hear of nothing that is over until all of their island are there.
+        apart = {s.island for s in world.schedulers.values() if s.process.alive and s.core.members.apart}
         for host in world.hosts.values():
-            if host.process.alive and host.under_epoch and not host.process.paused:
+            if host.process.alive and host.under_epoch and not host.process.paused and host.island not in apart:
                 offers = (name for name, offer in host.transfer.served.items() if not isinstance(offer, Failure))
                 found.update({(host.process.number, launch_of(name)): "an offer" for name in offers})
                 found.update(dict.fromkeys(((host.process.number, n) for n in host.core.active), "a part"))

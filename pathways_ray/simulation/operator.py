@@ -80,6 +80,7 @@ class SimulatedOperator:
         def answered(reply: wire.Reply) -> None:
             if isinstance(reply, wire.Accepted):
                 self.world.deadlines.pop(island, None)
+                self.world.drained.discard(island)  # another drain may have been answered meanwhile
 
         if self.world.controller.process.alive and island in self.world.islands:
             self.world.drained.discard(island)  # it may get slices as soon as the resource manager knows
