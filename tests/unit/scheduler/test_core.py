@@ -146,6 +146,20 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
     assert not [c for c in core.handle(Ticked(), 100.0) if isinstance(c, Exit)]
 
 
+def test_programs_that_only_waiting_launches_keep_go_with_them() -> None:
+    """The controller is gone, and then the host, with all that another controller would have it drop."""
+    core = SchedulerCore(3, (0,), 1)
+    core.handle(HostConnected(up(0)), 0.0)
+    for program in (7, 8):
+        core.handle(ControllerMessage(Program(program, b"", {})), 0.0)
+    for sequence in (1, 2):
+        core.handle(ControllerMessage(IslandLaunch(sequence, 1, 7, (), 10, launch=sequence)), 0.0)
+    core.handle(ControllerDisconnected("there:1"), 5.0)
+    assert core.order.programs.keys() == {7}
+    core.handle(HostDisconnected(0, 1), 6.0)
+    assert not core.order.programs
+
+
 def test_gangs_that_are_sent_one_by_one_end_with_the_controller() -> None:
     """Nobody sends the others: a launch with the hosts is aborted, one that waits is forgotten."""
     core = SchedulerCore(3, (0,), 1)
