@@ -100,6 +100,7 @@ class Dispatcher:
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
         self._queueing, self._turn = threading.Lock(), threading.Lock()
+        self._at_work = False
         self._begun = 0.0
         self._behind = 0
         self._busy_until: dict[Device, float] = {}
@@ -133,8 +134,10 @@ class Dispatcher:
     def _dispatch(self) -> None:
         while True:
             batch = self._next(self.inbox)
+            self._at_work = True  # from here on it has the next turn, however many calls are handed over
             with self._turn:
                 self._carry_out(batch)
+            self._at_work = False
 
     def _carry_out(self, batch: Sequence[Event]) -> None:
         """Handles events. The caller has the turn, without which nobody touches the core or enqueues."""
@@ -159,7 +162,7 @@ class Dispatcher:
         """Takes a call that a client hands over; false where too much is to be done already. For another thread, which
         carries it out itself where the dispatcher has nothing to do: who waits for it waits for no change of threads.
         """
-        if self.inbox.empty() and self._turn.acquire(blocking=False):
+        if not self._at_work and self.inbox.empty() and self._turn.acquire(blocking=False):
             try:
                 ending_with_process(self._carry_out)([handed])
             finally:
