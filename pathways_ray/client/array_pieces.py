@@ -153,6 +153,10 @@ class FetchedArray:
         return np.frombuffer(self._whole(), self.plan.dtype).reshape(self.plan.shape)
 
 
+Pieces = tuple[np.ndarray[Any, Any], ...]
+"""Boxes of an array."""
+
+
 class ArrayFile(NamedTuple):
     """An array in C order that is a file in memory, to which nobody writes any more."""
 
@@ -195,6 +199,10 @@ class Copies:
                 return None
             self._files[boxes] = file
         return self._files[boxes]
+
+    def pieces(self, boxes: tuple[Box, ...]) -> Pieces | None:
+        """The boxes in the caller's array, which may change it later; None of one that is a file."""
+        return tuple(map(self._piece, boxes)) if self._filed is None else None
 
     def _is_all(self, boxes: tuple[Box, ...]) -> bool:
         """Whether these boxes, one behind the other as an upload has them, are the array in C order."""

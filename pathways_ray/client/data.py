@@ -1,8 +1,9 @@
 """The client's data streams: arrays to hosts and from hosts, never by way of the controller.
 
 One stream per host, opened when first needed. Uploads are acknowledged by each host that holds part of the array;
-fetches ask for as few shards as cover the array. A big array on its way to or from a host of this machine goes in a
-file in memory (`transport.shared_memory`), other arrays in parts over the stream.
+fetches ask for as few shards as cover the array. A big array goes to a host of this machine by a pipe
+(`transport.pipes`), and comes from there in a file in memory (`transport.shared_memory`); other arrays go in parts over
+the stream.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan
+from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan, Pieces
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
 from pathways_ray.client.local_reader import LocalReader, Sleeper
@@ -178,21 +179,23 @@ class DataLinks:
         """
         boxes = shard_boxes(kind, spec, placed.mesh)
         copies = Copies(array)
-        asked: list[tuple[DataLink, wire.PutOpen, tuple[Box, ...], SharedFile | list[wire.Message]]] = []
-        for host in placed.hosts:
+        asked: list[tuple[DataLink, wire.PutOpen, tuple[Box, ...], Pieces | SharedFile | list[wire.Message]]] = []
+        for host in sorted(placed.hosts):  # several uploads wait for hosts in one order
             opening = wire.PutOpen(next(self._requests), buffer, kind, spec, placed, tag)
             held = tuple(dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host))
             link = self._link(host)
-            file = copies.file(held) if link.takes_files(copies.size(held)) else None
-            asked.append((link, opening, held, file or copies.messages(opening, held)))
+            what: Pieces | SharedFile | None = None
+            if link.takes_files(copies.size(held)):
+                what = copies.pieces(held) or copies.file(held)
+            asked.append((link, opening, held, what or copies.messages(opening, held)))
         sent = Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
         for link, opening, held, what in asked:
             link.uploads[opening.request] = sent
-            if isinstance(what, SharedFile) and not link.send_local(opening, what):
-                what = copies.messages(opening, held)
-            if not isinstance(what, SharedFile):
+            if isinstance(what, list):
                 link.outbox.send_all(what)
+            elif not (link.send_by_pipe(opening, what) if isinstance(what, tuple) else link.send_local(opening, what)):
+                link.outbox.send_all(copies.messages(opening, held))
             if link.dead is not None:
                 link.end("it went while an array was on its way")
         return sent.upload

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from pathways_ray import limits
-from pathways_ray.client.array_pieces import Fetching
+from pathways_ray.client.array_pieces import Fetching, Pieces
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.local_reader import LocalReader
 from pathways_ray.errors import Failure, PathwaysError
@@ -19,6 +19,7 @@ from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
+from pathways_ray.transport.pipes import Pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
 
@@ -69,6 +70,7 @@ class DataLink:
         self.outbox = thread_links.Outbox()
         self.uploads: dict[int, Sent] = {}
         self.fetches: dict[int, Fetching] = {}
+        self.pipes: set[Pipe] = set()
         self.dead: Failure | None = None
         self._local: LocalSocket | None = None
         self._settled = threading.Event()
@@ -150,6 +152,8 @@ class DataLink:
         self.dead = self.dead or reason
         self._allow(False)
         self._settled.set()
+        for pipe in list(self.pipes):
+            pipe.end()
         local, self._local = self._local, None
         if local is not None:
             self.owner.reader.remove(local.connection)
@@ -188,6 +192,23 @@ class DataLink:
             self._local = None
             return False
         return True
+
+    def send_by_pipe(self, opening: wire.PutOpen, arrays: Pieces) -> bool:
+        """Hands the host an upload and its bytes; False where that cannot be. Returns once the host has them, or will
+        not have them, of which it tells."""
+        try:
+            pipe = Pipe()
+        except OSError:
+            return False
+        self.pipes.add(pipe)
+        try:
+            if sent := self.send_local(opening, pipe.other):
+                if self.dead is not None:
+                    pipe.end()
+                pipe.write(arrays)
+            return sent
+        finally:
+            self.pipes.discard(pipe)
 
     def close(self) -> None:
         self._wire.close()

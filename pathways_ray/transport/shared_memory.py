@@ -15,7 +15,7 @@ import math
 import mmap
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -120,16 +120,7 @@ class SharedFile:
 
     def write(self, array: np.ndarray[Any, Any], offset: int) -> None:
         """Writes the elements of an array in C order, from `offset` on."""
-        if not array.flags.c_contiguous and array.ndim and len(array) > 1:
-            rows = max(1, WRITE_BYTES // max(1, array.nbytes // len(array)))
-            for first in range(0, len(array), rows):
-                part = array[first : first + rows]
-                self.write(np.ascontiguousarray(part), offset)
-                offset += part.nbytes
-            return
-        data = _bytes_of(np.ascontiguousarray(array))
-        for first in range(0, len(data), WRITE_BYTES):
-            rest = data[first : first + WRITE_BYTES]
+        for rest in contiguous_parts(array):
             while rest:
                 written = os.pwrite(self.descriptor, rest, offset)
                 rest, offset = rest[written:], offset + written
@@ -147,6 +138,18 @@ class SharedFile:
         for place in np.ndindex(*box_shape(box)[:leading]):
             at = start + sum(k * stride for k, stride in zip(place, strides, strict=False))
             self.write(data[place], at * data.itemsize)
+
+
+def contiguous_parts(array: np.ndarray[Any, Any]) -> Iterator[memoryview[int]]:
+    """The bytes of an array in C order, in parts, of which only one is copied at a time where they are not so."""
+    if not array.flags.c_contiguous and array.ndim and len(array) > 1:
+        rows = max(1, WRITE_BYTES // max(1, array.nbytes // len(array)))
+        for first in range(0, len(array), rows):
+            yield from contiguous_parts(np.ascontiguousarray(array[first : first + rows]))
+        return
+    data = _bytes_of(np.ascontiguousarray(array))
+    for first in range(0, len(data), WRITE_BYTES):
+        yield data[first : first + WRITE_BYTES]
 
 
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview[int]:

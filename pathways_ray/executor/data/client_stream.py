@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from pathways_ray.executor.data.upload import Upload
+from pathways_ray.errors import QuotaExceeded
+from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
+from pathways_ray.ir.regions import Box
 from pathways_ray.transport import links, outboxes
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import Grant
 from pathways_ray.transport.local_sockets import LocalServer
+from pathways_ray.transport.pipes import HostPipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 
 MAX_WORKERS = 4
 """Shards of one client that are waited for and copied at a time."""
+
+MAX_STORING = 2
+"""Arrays of one client that are read from pipes, and put on devices, at a time."""
+
+MAX_PIPES = 32
+"""Pipes of one client: each is a descriptor of this process."""
 
 
 MAX_UNREAD = 1024
@@ -33,6 +43,8 @@ class ClientStream:
         self.uploads: dict[int, Upload] = {}
         self.fetches: dict[int, FetchRequest] = {}
         self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
+        self.storing = ThreadPoolExecutor(MAX_STORING, "put")
+        self.pipes: weakref.WeakSet[HostPipe] = weakref.WeakSet()
         self.turns = asyncio.Semaphore(MAX_WORKERS)
         self.link = link
         self._resuming: asyncio.Task[None] | None = None
@@ -48,8 +60,11 @@ class ClientStream:
         self._resuming = asyncio.ensure_future(resume())
 
     def end(self) -> None:
-        """Ends what its client has waited for."""
+        """Ends what its client has waited for, and its threads."""
         self.workers.shutdown(wait=False, cancel_futures=True)
+        for pipe in list(self.pipes):
+            pipe.end()
+        self.storing.shutdown(wait=False)  # what waits there fails, and says so
         if self._resuming is not None:
             self._resuming.cancel()
 
@@ -61,6 +76,23 @@ class ClientStream:
     def files(self) -> int:
         """Files in memory that fetches hold open."""
         return sum(fetching.file is not None for fetching in self.fetches.values())
+
+    def upload(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, came: SharedFile | None) -> Upload:
+        """An upload whose bytes come in parts, or are in the file that came with it, or come by a pipe.
+
+        Raises:
+            QuotaExceeded: too many pipes are open.
+            WireError: the file is none for it.
+        """
+        if came is None:
+            return Upload(message, boxes, host)
+        if not is_pipe(came):
+            return SharedUpload(message, boxes, host, came)
+        if len(self.pipes) >= MAX_PIPES:
+            raise QuotaExceeded(f"{MAX_PIPES} arrays of a stream may come by pipes at a time; one more was sent")
+        made = PipedUpload(message, boxes, host, HostPipe(came))
+        self.pipes.add(made.pipe)
+        return made
 
     def name_of(self, put: wire.PutOpen) -> Name:
         """The name of what is put, in the tenant's quota."""

@@ -15,7 +15,6 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -31,11 +30,11 @@ from pathways_ray.errors import (
 )
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.data.client_stream import MAX_UNREAD, MAX_WORKERS, ClientStream, FetchRequest
+from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream, FetchRequest
 from pathways_ray.executor.data.device_transfer import failure_in
 from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
-from pathways_ray.executor.data.upload import SharedUpload, Upload, check_devices
+from pathways_ray.executor.data.upload import Upload, check_devices
 from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
 from pathways_ray.executor.run.instructions import Handed
 from pathways_ray.ir.regions import shard_boxes
@@ -91,7 +90,6 @@ class DataServer:
         self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[ClientStream] = set()
         self.early = EarlyCalls(self.streams, hand)
-        self.copying = ThreadPoolExecutor(MAX_WORKERS, "put")
         self.storing: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self.address = ""
@@ -236,7 +234,7 @@ class DataServer:
     async def _store(self, stream: ClientStream, upload: Upload) -> None:
         """Puts a big array on the devices in another thread: the loop serves all clients."""
         try:
-            made = await self._loop.run_in_executor(self.copying, self._made, upload)
+            made = await self._loop.run_in_executor(stream.storing, self._made, upload)
         except _PUT_ERRORS as error:
             return self._put_failed(stream, upload.message.request, upload, error)
         self._stored(stream, upload, *made)
@@ -281,8 +279,7 @@ class DataServer:
             stream.name_of(message), asked, stream.grant.allowance, lambda name: self.store.holds(*name)
         )
         try:
-            made = Upload(message, boxes, self.host) if file is None else SharedUpload(message, boxes, self.host, file)
-            stream.uploads[message.request] = made
+            stream.uploads[message.request] = stream.upload(message, boxes, self.host, file)
         except BaseException:
             stream.quota.release(stream.name_of(message))
             raise

@@ -16,6 +16,7 @@ from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.pipes import HostPipe
 from pathways_ray.transport.shared_memory import ALIGNMENT, SharedFile, offsets
 
 DIGEST_BYTES = 16
@@ -95,6 +96,18 @@ class SharedUpload(Upload):
         self._file.seal()
         whole, size = self._file.bytes(self._bytes), self.size // len(self.boxes)
         self.buffers = [whole[place : place + size] for place in self._places]
+        return super().array(compiler)
+
+
+class PipedUpload(Upload):
+    """An array whose bytes come by a pipe, when its array is asked for."""
+
+    def __init__(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, pipe: HostPipe) -> None:
+        super().__init__(message, boxes, host)
+        self.pipe, self.missing = pipe, 0
+
+    def array(self, compiler: Compiler) -> jax.Array:
+        self.pipe.read(self.buffers)
         return super().array(compiler)
 
 

@@ -26,7 +26,7 @@ from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.data.client_stream import MAX_UNREAD
+from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD
 from pathways_ray.executor.data.server import DataServer
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES
 from pathways_ray.executor.data.upload import Upload
@@ -53,6 +53,7 @@ from pathways_ray.transport.messages import (
     Stored,
     encode,
 )
+from pathways_ray.transport.pipes import HostPipe, Pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from tests.unit.helpers import placed
 
@@ -507,7 +508,9 @@ LARGE = np.arange(1 << 17, dtype=np.float32)
 LARGE_KIND = ArrayType(LARGE.shape, "float32")
 
 
-def test_a_big_array_goes_there_and_back_in_files(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_big_array_goes_there_by_a_pipe_and_comes_back_in_a_file(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No part of it goes over the stream. The caller may change it afterwards, and what comes back is the caller's."""
     parts: list[Message] = []
     monkeypatch.setattr(Upload, "add", lambda self, part: parts.append(part))
@@ -523,6 +526,72 @@ def test_a_big_array_goes_there_and_back_in_files(host: Host, data: DataLinks, m
     assert not parts
 
 
+def opening(request: int) -> PutOpen:
+    return PutOpen(request, request, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED))
+
+
+def piped(socket: LocalSocket, request: int) -> Pipe:
+    """An upload that is begun, and has no bytes yet."""
+    pipe = Pipe()
+    assert socket.send(encode(opening(request)), pipe.other)
+    pipe.other = None
+    return pipe
+
+
+def test_a_pipe_that_ends_early_fails_its_upload_and_takes_nothing_of_the_quota(host: Host, wire: Wire) -> None:
+    pipe = piped(local(wire), 1)
+    pipe.write([LARGE[:-1]])
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert "4 bytes of an array are missing" in refused.failure.message
+    assert host.store.get(SESSION, 1) is None
+    assert all(quota.is_empty for quota in host.server.quotas.values())
+
+
+def test_pipes_without_bytes_hold_up_no_other_client_and_end_with_their_stream(host: Host, data: DataLinks) -> None:
+    """
+    1. A client opens pipes and sends nothing, more than it may have.
+    2. Another one puts an array, and gets it back.
+    3. The first one's stream ends: so do the pipes, and what they took of the quota is free.
+    """
+    stubborn = Wire(host)
+    socket = local(stubborn)
+    before = len(os.listdir("/proc/self/fd"))
+    pipes = [piped(socket, request) for request in range(1, 2 + MAX_PIPES)]
+    refused = stubborn.next()
+    assert isinstance(refused, DataFailed)
+    assert refused.failure.kind == "QuotaExceeded"
+    done = threading.Event()
+    data.upload(99, LARGE, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED), lambda *_: done.set())
+    assert done.wait(LIMIT_S)
+    stubborn.link.close()
+    eventually(lambda: len(host.server.streams) == 1)
+    for pipe in pipes:
+        pipe.write([LARGE])  # returns: the host has hung up
+    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    np.testing.assert_array_equal(data.fetch(99, whole(LARGE_KIND), lambda: None), LARGE)
+    assert host.store.get(SESSION, 1) is None
+
+
+def test_an_upload_ends_when_its_host_is_lost(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host never reads: the thread that puts goes on once the link has ended."""
+    monkeypatch.setattr(HostPipe, "read", lambda self, buffers: threading.Event().wait(LIMIT_S))
+    failed: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: data.upload(
+            1, LARGE, LARGE_KIND, (("x",),), PLACED, "", lambda upload, host, failure: failed.append(failure)
+        )
+    )
+    data._link(0)
+    monkeypatch.setattr(data_server, "is_slice_tag", lambda *_: True)
+    thread.start()
+    eventually(lambda: bool(data._links[0].pipes))
+    data._links[0].end("its process was lost")
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+    assert failed[0].kind == "HostLost"
+
+
 @pytest.mark.parametrize("end", ["client", "host"])
 def test_without_memory_for_files_arrays_go_in_parts(
     host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch, end: str
@@ -533,6 +602,7 @@ def test_without_memory_for_files_arrays_go_in_parts(
     host.put(1, LARGE)
     if end == "client":
         monkeypatch.setattr(SharedFile, "create", full)
+        monkeypatch.setattr(data_link, "Pipe", full)
         done = threading.Event()
         data.upload(2, LARGE, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED), lambda *_: done.set())
         assert done.wait(LIMIT_S)

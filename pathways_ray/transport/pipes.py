@@ -1,0 +1,98 @@
+"""Pipes from a client to the hosts of its machine: the bytes of an array go from one memory to the other.
+
+A pipe is two connected sockets of the machine; the host's end goes with a message over the local socket
+(`local_sockets`). Both processes copy at the same time, into memory that the system gives in big pages; a file in
+memory is written page by page, before its reader knows of it, and takes twice as long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pathways_ray.errors import WireError
+from pathways_ray.transport.shared_memory import SharedFile, contiguous_parts
+
+SILENCE_S = 60
+"""An end that waits for the other one this long gives it up."""
+
+# The kernel's limits, and not Python's: with those a socket never waits, and each part of it is a step of Python.
+_LIMIT = struct.pack("ll", SILENCE_S, 0)
+
+
+def is_pipe(came: SharedFile) -> bool:
+    """Whether what came with a message is the end of a pipe, and no file."""
+    return stat.S_ISSOCK(os.fstat(came.descriptor).st_mode)
+
+
+class _End:
+    """An end of a pipe, closed with its last reference."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+
+    def end(self) -> None:
+        """Has a thread that reads or writes stop. Any thread may call this."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self) -> None:
+        self._socket.close()
+
+
+class Pipe(_End):
+    """The client's end. `other` goes to the host with a message.
+
+    Raises:
+        OSError: this process has no descriptor left.
+    """
+
+    def __init__(self) -> None:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        super().__init__(mine)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LIMIT)
+        self.other: SharedFile | None = SharedFile(theirs.detach())
+
+    def write(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Writes the elements of arrays in C order, until the host has them, and hangs up. A host that hangs up first
+        says elsewhere why."""
+        self.other = None  # else nobody would hang up when the host is gone
+        with self._socket, contextlib.suppress(OSError):
+            for array in arrays:
+                for part in contiguous_parts(array):
+                    self._socket.sendall(part)
+
+
+class HostPipe(_End):
+    """The host's end, of a descriptor for which `is_pipe` holds."""
+
+    def __init__(self, end: SharedFile) -> None:
+        super().__init__(socket.socket(fileno=os.dup(end.descriptor)))
+        self._socket.setblocking(True)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LIMIT)
+
+    def read(self, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Fills buffers of bytes, and hangs up.
+
+        Raises:
+            WireError: the client has hung up before, or sends nothing.
+        """
+        with self._socket:
+            for buffer in buffers:
+                view = memoryview(buffer.data)
+                while view:
+                    try:  # all at once, without a step of Python between two parts
+                        count = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+                    except BlockingIOError:
+                        count = 0
+                    if not count:
+                        text = f"hung up, or sent nothing for {SILENCE_S} s"
+                        raise WireError(f"a client {text}, and {len(view)} bytes of an array are missing")
+                    view = view[count:]
