@@ -184,10 +184,8 @@ class DataLinks:
             opening = wire.PutOpen(next(self._requests), buffer, kind, spec, placed, tag)
             held = tuple(dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host))
             link = self._link(host)
-            what: Pieces | SharedFile | None = None
-            if link.takes_files(copies.size(held)):
-                what = copies.pieces(held) or copies.file(held)
-            asked.append((link, opening, held, what or copies.messages(opening, held)))
+            local = link.takes_files(copies.size(held)) and (copies.pieces(held) or copies.file(held))
+            asked.append((link, opening, held, local or copies.messages(opening, held)))
         sent = Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
         # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
         for link, opening, held, what in asked:

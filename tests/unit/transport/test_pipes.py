@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections.abc import Callable
 
@@ -39,7 +40,7 @@ def ended(thread: threading.Thread) -> bool:
     [
         [LARGE],
         [LARGE[0], LARGE[1:, ::2]],
-        [LARGE.T, np.float32(7)[None]],
+        [LARGE.T, np.array([7], np.float32)],
         [np.asfortranarray(LARGE[:, 5]), LARGE[:0], LARGE[2]],
         [np.array(3.0)],
     ],
@@ -63,7 +64,7 @@ def test_a_client_that_hangs_up_leaves_an_error_with_what_is_missing() -> None:
 
 
 def test_a_client_that_sends_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipes, "_LIMIT", pipes.struct.pack("ll", 0, 1000))
+    monkeypatch.setattr(pipes, "_LIMIT", struct.pack("ll", 0, 1000))
     client, host = ends()
     with pytest.raises(WireError, match="sent nothing for 60 s, and 8192 bytes"):
         host.read([np.empty(8192, np.uint8)])
