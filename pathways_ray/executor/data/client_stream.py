@@ -82,7 +82,7 @@ class ClientStream:
 
         Raises:
             QuotaExceeded: too many pipes are open.
-            WireError: the file is none for it.
+            WireError: the file does not fit.
         """
         if came is None:
             return Upload(message, boxes, host)
