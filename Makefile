@@ -45,18 +45,23 @@ lint: $(READY)  ## format, lint and types
 check: lint  ## lint, then the tests that need no cluster (about three minutes)
 	$(PURE)
 
+# What tests without clusters compile runs once or twice: without XLA's optimisations, and with its older emitters,
+# that takes half the time. CI compiles as users do.
+QUICK := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+
 # Tests with clusters wait for much of their time. The others fill the gaps: with a lower priority, so
 # that they delay nothing whose time is measured. Their output comes when they are through.
 test: DRAW = 3
-test: $(READY)  ## all tests but those marked slow or long, with a third of what they draw
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" DRAW=$(DRAW) test-pure test-cluster
+test: COMPILER = $(QUICK)
+test: $(READY)  ## all tests but those marked slow or long, with a third of what they draw, compiled quickly
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" DRAW=$(DRAW) COMPILER="$(COMPILER)" test-pure test-cluster
 
 test-all: $(READY)  ## those marked slow as well, with all that they draw, as CI does
-	@$(MAKE) --no-print-directory test MARKS="not long" DRAW=1
+	@$(MAKE) --no-print-directory test MARKS="not long" DRAW=1 COMPILER=
 
 test-pure: WORKERS := 2
 test-pure: $(READY)
-	@PATHWAYS_TESTS_DRAW=$(DRAW) nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
+	@PATHWAYS_TESTS_DRAW=$(DRAW) XLA_FLAGS="$$XLA_FLAGS $(COMPILER)" nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
 	[ $$status -eq 0 ] || [ $$status -eq $(NONE) ]
 
 test-cluster: $(READY)

@@ -13,7 +13,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 # Who waits for something and is not woken hangs, here and in all processes that tests start.
 os.environ.setdefault("PATHWAYS_LONG_WAITS", "slices")
 
-# What hosts compile is kept for the next run, and not in the user's home.
+# What hosts compile is kept for the next run, and not in the user's home. So is what this process compiles.
 os.environ.setdefault("PATHWAYS_COMPILATION_CACHE", str(Path(__file__).parents[1] / ".pytest_cache" / "compiled"))
 
 # Tests send Ctrl-C to processes they start. Those of a shell's background job, or under nohup, would inherit that it is
@@ -25,7 +25,16 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 
+def pytest_configure() -> None:
+    """Has this process take what it, another worker or an earlier run has compiled."""
+    from pathways_ray.executor.compile import disk_cache
+
+    disk_cache.use(alike=False)
+
+
 def pytest_collection_finish() -> None:
-    """Modules and collected tests live to the end: a collection of garbage need not look at them again each time."""
+    """Modules and collected tests live to the end: a collection of garbage need not look at them again each time, nor
+    so often."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
