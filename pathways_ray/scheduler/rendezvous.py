@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -58,6 +59,13 @@ def report_of(record: Outstanding) -> IslandLaunchFailed:
     return msgspec.structs.replace(report, consumed=record.launch.arguments) if record.succeeded else report
 
 
+class HostGang(NamedTuple):
+    """A gang that a host, by its place in the island, has next."""
+
+    host: int
+    gang: Gang
+
+
 @dataclass
 class OrderCheck:
     """Gangs that not all of their hosts have reported yet, by host (its place among those of the island). Those of
@@ -76,18 +84,19 @@ class OrderCheck:
     ) -> list[Decision]:
         """The restart that follows when one of the island's `hosts` enqueued gangs in another order than others: these
         have corrupted each other's results already."""
-        clash = self.add(sorted(hosts).index(host), message.gangs)
+        members = sorted(hosts)
+        clash = self.add(members.index(host), message.gangs)
         if clash is None:
             return []
-        one, other = (_gang_text(gang, outstanding.get(gang.sequence)) for gang in clash)
-        reason = (
-            f"hosts of island {self.island} enqueued gangs in different orders: one had {one} where another had {other}"
+        one, other = (
+            f"host {members[place]} had {_gang_text(gang, outstanding.get(gang.sequence))}" for place, gang in clash
         )
-        return [RestartIsland(host, reason, "OrderMismatch", clash[0].sequence)]
+        reason = f"hosts of island {self.island} enqueued gangs in different orders: {one} where {other}"
+        return [RestartIsland(host, reason, "OrderMismatch", clash[0].gang.sequence)]
 
-    def add(self, host: int, gangs: Iterable[Gang]) -> tuple[Gang, Gang] | None:
-        """Notes the gangs that a host enqueued next. Returns two gangs that two hosts have in different orders, if
-        there are such."""
+    def add(self, host: int, gangs: Iterable[Gang]) -> tuple[HostGang, HostGang] | None:
+        """Notes the gangs that a host enqueued next, by its place in the island. Returns two gangs that two hosts have
+        in different orders, if there are such."""
         self.unmatched.setdefault(host, deque()).extend(gang for gang in gangs if gang.sequence > self.since)
         moved = True
         while moved:
@@ -104,14 +113,14 @@ class OrderCheck:
         members = [self.unmatched.get(host) for host in _hosts(gang)]
         return [q for q in members if q] if all(q and q[0] == gang for q in members) else None
 
-    def _clash(self) -> tuple[Gang, Gang] | None:
+    def _clash(self) -> tuple[HostGang, HostGang] | None:
         for host, mine in self.unmatched.items():
             if not mine:
                 continue
             for other in _hosts(mine[0]):
                 theirs = self.unmatched.get(other)
                 if theirs and theirs[0] != mine[0] and host in _hosts(theirs[0]):
-                    return mine[0], theirs[0]
+                    return HostGang(host, mine[0]), HostGang(other, theirs[0])
         return None
 
 

@@ -79,7 +79,7 @@ def test_hosts_that_differ_are_found_and_the_two_launches_named(python: Scripts)
     found = disordered(python, check_order=True, launch_limit_s=60.0)
     examples = " ".join(client["example"] for client in found)
     assert "OrderMismatch" in examples
-    assert "enqueued gangs in different orders: one had gang" in examples
+    assert "enqueued gangs in different orders: host" in examples
 
 
 @pytest.mark.long

@@ -364,7 +364,8 @@ def test_hosts_with_different_orders_are_reported_with_the_launch_at_fault() -> 
     assert core.handle(HostMessage(0, 1, Ordered(0, (one, two))), 1.0) == []
     commands = core.handle(HostMessage(1, 1, Ordered(1, (two, one))), 1.0)
     assert {down.kind for down in downs(commands)} == {"OrderMismatch"}
-    assert "one had gang 0 of launch 1 of program 'p' where another had gang 0 of launch 2" in downs(commands)[1].reason
+    said = downs(commands)[1].reason
+    assert "host 0 had gang 0 of launch 1 of program 'p' where host 1 had gang 0 of launch 2" in said
     assert any("dispatched session 1 launch 1: p" in line for line in downs(commands)[0].story)
 
 

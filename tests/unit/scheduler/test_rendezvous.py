@@ -25,7 +25,7 @@ def test_the_same_order_is_right_however_the_news_come() -> None:
 def test_two_gangs_in_different_orders_are_named() -> None:
     check = OrderCheck()
     assert check.add(0, [C, A, B]) is None
-    assert check.add(1, [C, B]) == (A, B)
+    assert check.add(1, [C, B]) == ((0, A), (1, B))
 
 
 def test_gangs_of_one_host_have_no_order_for_others() -> None:
