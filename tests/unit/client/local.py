@@ -91,6 +91,7 @@ class LocalSession(Session):
         why: str = "",
         inline: Sequence[InlineArgument] = (),
     ) -> list[pw.Array]:
+        self.check_open()
         graph, functions = self._programs[program]
         self.launched.append(graph)
         failure = next((record.failure for record in arguments if record.failure is not None), None)
