@@ -17,13 +17,13 @@ from pathways_ray.client import inlining, prng, source_info
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
-from pathways_ray.client.graph_builder import GraphBuilder, Value
-from pathways_ray.client.jaxprs import inner_constants, inner_equations
+from pathways_ray.client.graph_builder import CONTROL, GraphBuilder, Value
+from pathways_ray.client.jaxprs import equations_of, inner_constants, inner_equations
 from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_layout, without_code
 from pathways_ray.client.rounds import nothing_yet, unrolled, while_of
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.tracer import call_p, capture_p, is_call, slices_of_call
+from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call, slices_of_call
 from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Body, Branch, Ref, Repeat
 from pathways_ray.ir.types import Layout, Spec
@@ -33,6 +33,11 @@ MAX_TITLE = 200
 
 _ROUNDS = 4
 """Times that a loop's body is outlined at most before its carry has its layouts: each finds some of them."""
+
+
+def has_control(closed: Any) -> bool:
+    """Whether a program has branches or loops that call compiled functions."""
+    return any(one.primitive.name in CONTROL and holds_calls(one) for one in equations_of(closed.jaxpr))
 
 
 def control_node(builder: GraphBuilder, equation: Any, inputs: list[Value]) -> list[Value]:

@@ -5,11 +5,13 @@ The result is StableHLO, named by its content, with the types, layouts and costs
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -27,6 +29,7 @@ from pathways_ray.errors import PathwaysError, TooLarge, TraceError
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
+from pathways_ray.joint_exports import Joint
 
 _CALLBACKS = ("pure_callback", "io_callback", "callback", "infeed", "outfeed")
 
@@ -44,8 +47,112 @@ _LOOP = b"while"
 _ANY_CUSTOM_CALL = export.DisabledSafetyCheck.custom_call("ALL")
 """Sessions that the operator trusts export whatever JAX can; others, what it promises to understand later."""
 
+MAX_JOINT = 128
+MAX_JOINT_EQUATIONS = 64
+"""Functions that are exported as one, and the equations that each of them may have: who needs one gets all of them."""
+
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
+
+
+class Code:
+    """The code of a function, made when it is first asked for; or before that, with that of others (`export_together`).
+
+    `function` is its name for hosts, `blob` the export that has it. Without a `pending` function it is there.
+    """
+
+    def __init__(self, blob: bytes = b"", pending: Pending | None = None) -> None:
+        self.pending = pending
+        if pending is None:
+            self.set(hashlib.sha256(blob).hexdigest(), blob, False)
+
+    def set(self, function: str, blob: bytes, has_loop: bool) -> None:
+        """Notes what was made."""
+        self._function, self._blob, self._has_loop = function, blob, has_loop
+        self.pending = None
+
+    @property
+    def function(self) -> str:
+        """Raises `TraceError` where it cannot be exported."""
+        self.make()
+        return self._function
+
+    @property
+    def blob(self) -> bytes:
+        self.make()
+        return self._blob
+
+    @property
+    def has_loop(self) -> bool:
+        self.make()
+        return self._has_loop
+
+    def make(self) -> None:
+        """Makes it, alone, unless it is there."""
+        if self.pending is not None:
+            exported = self.pending.exported()
+            blob = bytes(exported.serialize())
+            self.set(hashlib.sha256(blob).hexdigest(), blob, _LOOP in exported.mlir_module_serialized)
+
+
+class Pending(NamedTuple):
+    """A function that was traced, and not exported yet."""
+
+    name: str
+    traced: Any
+    jitted: Any
+    shardings: tuple[NamedSharding, ...]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    mesh: AbstractMesh
+    platforms: tuple[str, ...]
+    disabled: tuple[Any, ...]
+
+    def exported(self) -> export.Exported:
+        """Raises `TraceError`."""
+        with _tracing(self.name, self.mesh), shared_mlir_context():
+            return export.export(self.jitted, platforms=self.platforms, disabled_checks=self.disabled)(*self.avals)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether it is exported with others. For several platforms an export takes a further argument."""
+        closed = self.traced.jaxpr
+        few = len(list(itertools.islice(equations_of(closed.jaxpr), MAX_JOINT_EQUATIONS + 1))) <= MAX_JOINT_EQUATIONS
+        return few and len(self.platforms) == 1 and not any(True for _ in constants_of(closed))
+
+
+def export_together(functions: Iterable[Exported]) -> None:
+    """Exports those that are small, and have no code yet, as one for each mesh: see `joint_exports`."""
+    groups: dict[Any, list[Code]] = {}
+    for code in dict.fromkeys(function.code for function in functions):
+        if code.pending is not None and code.pending.is_small:
+            alike = code.pending.mesh, code.pending.platforms, code.pending.disabled
+            groups.setdefault(alike, []).append(code)
+    for codes in groups.values():
+        for first in range(0, len(codes), MAX_JOINT):
+            if len(some := codes[first : first + MAX_JOINT]) > 1:
+                _export_as_one(some)
+
+
+def _export_as_one(codes: Sequence[Code]) -> None:
+    """Leaves functions without code that JAX makes something else of: they are exported alone."""
+    given = [code.pending for code in codes if code.pending is not None]
+
+    def joint(*groups: Any) -> tuple[Any, ...]:
+        return tuple(one.jitted(*group) for one, group in zip(given, groups, strict=True))
+
+    shardings = tuple(one.shardings for one in given)
+    avals: Any = tuple(one.avals for one in given)
+    jitted = jax.jit(joint, in_shardings=shardings, keep_unused=True)
+    pending = given[0]._replace(name="joint", jitted=jitted, shardings=(), avals=avals)
+    try:
+        exported = pending.exported()
+        kinds = Joint(exported).kinds()
+    except PathwaysError:
+        return
+    blob = bytes(exported.serialize())
+    digest = hashlib.sha256(blob).hexdigest()
+    for code, (member, has_loop) in zip(codes, kinds, strict=True):
+        code.set(f"{digest}#{member}", blob, has_loop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +164,7 @@ class Exported:
     """
 
     name: str
-    digest: str
-    blob: bytes
+    code: Code
     input_specs: tuple[Spec, ...]
     outputs: tuple[ArrayType, ...]
     arguments: tuple[jax.ShapeDtypeStruct, ...]
@@ -68,7 +174,6 @@ class Exported:
     donated: tuple[int, ...]
     no_fusion: bool
     estimated_us: int
-    has_loop: bool
     run: Callable[..., tuple[jax.Array, ...]]
     """The function itself, with its layouts fixed, for tracing it inside another one on a slice of the same mesh."""
     reports: tuple[debugging.Report, ...] = ()
@@ -82,17 +187,19 @@ class Exported:
         """The export alone, which holds no more of the function than its code."""
         return replace(self, run=_not_kept)
 
-    def part(self, inputs: tuple[Ref, ...]) -> Part:
-        """The function as a part of a recipe."""
-        return Part(
-            self.name,
-            self.digest,
-            inputs,
-            self.no_fusion,
-            self.estimated_us,
-            self.has_loop,
-            host_limit_ms=self.host_limit_ms,
+    def part(self, inputs: tuple[Ref, ...], functions: dict[str, bytes], later: list[Exported] | None = None) -> Part:
+        """The function as a part of a recipe; `functions` gets its code. Where that has yet to be made, and there is
+        `later`, that gets the function, and the part names none."""
+        if later is not None and self.code.pending is not None:
+            later.append(self)
+            return Part(self.name, "", inputs)
+        code = self.code
+        limit_ms = self.host_limit_ms
+        part = Part(
+            self.name, code.function, inputs, self.no_fusion, self.estimated_us, code.has_loop, host_limit_ms=limit_ms
         )
+        functions[part.digest] = code.blob
+        return part
 
 
 def _not_kept(*_: Any) -> Any:
@@ -134,16 +241,15 @@ def export_function(
 
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
     reports: list[debugging.Report] = []
-    effects, traced, exported = _trace_and_export(name, run, shardings, data, where, platforms, reports)
+    effects, pending = _traced(name, run, shardings, data, where, platforms, reports)
+    traced = pending.traced
     count = len(chosen[-1])
     specs = (*chosen[-1], *((),) * (len(traced.jaxpr.out_avals) - count))
     outputs = tuple(map(_array_type, traced.jaxpr.out_avals))
     _check_layouts(outputs, specs, where, f"{name}, output")
-    blob = bytes(exported.serialize())
     return Exported(
         name=name,
-        digest=hashlib.sha256(blob).hexdigest(),
-        blob=blob,
+        code=Code(pending=pending),
         input_specs=tuple(input_specs),
         outputs=outputs,
         arguments=tuple(avals),
@@ -153,7 +259,6 @@ def export_function(
         donated=donated,
         no_fusion=any(equation.primitive.name in _BARRIERS for equation in equations_of(traced.jaxpr.jaxpr)),
         estimated_us=round(min(1e6 * estimates.seconds(traced.jaxpr, mesh.size, platforms), MAX_ESTIMATED_US)),
-        has_loop=_LOOP in exported.mlir_module_serialized,
         run=run,
         reports=tuple(reports),
         effects=effects,
@@ -180,7 +285,7 @@ def type_of(value: Any) -> jax.ShapeDtypeStruct:
     return prng.logical(jax.typeof(value))
 
 
-def _trace_and_export(
+def _traced(
     name: str,
     run: Callable[..., Any],
     shardings: tuple[NamedSharding, ...],
@@ -188,23 +293,29 @@ def _trace_and_export(
     where: VirtualSlice,
     platforms: tuple[str, ...],
     reports: list[debugging.Report],
-) -> tuple[frozenset[Any], Any, export.Exported]:
-    """The effects of a function; the one that is exported for it, traced; and its export. `reports` is filled with what
-    that adds to the results."""
+) -> tuple[frozenset[Any], Pending]:
+    """The effects of a function, and the one that is exported for it, traced. `reports` is filled with what that adds
+    to the results."""
     disabled = (_ANY_CUSTOM_CALL,) if where.session.trusted else ()
-    try:
-        with jax.sharding.use_abstract_mesh(where.mesh.abstract_mesh):
-            jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
+    mesh = where.mesh.abstract_mesh
+    with _tracing(name, mesh):
+        jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
+        traced = jitted.trace(*avals)
+        effects = frozenset(traced.jaxpr.effects)
+        if debugging.reports(traced.jaxpr):
+            rewritten = debugging.reporting(traced.jaxpr, reports)
+            jitted = jax.jit(rewritten, in_shardings=shardings, keep_unused=True)
             traced = jitted.trace(*avals)
-            effects = frozenset(traced.jaxpr.effects)
-            if debugging.reports(traced.jaxpr):
-                rewritten = debugging.reporting(traced.jaxpr, reports)
-                jitted = jax.jit(rewritten, in_shardings=shardings, keep_unused=True)
-                traced = jitted.trace(*avals)
-            _check_shippable(name, traced.jaxpr)
-            with shared_mlir_context():
-                exported = export.export(jitted, platforms=platforms, disabled_checks=disabled)(*avals)
-            return effects, traced, exported
+        _check_shippable(name, traced.jaxpr)
+    return effects, Pending(name, traced, jitted, shardings, tuple(avals), mesh, platforms, disabled)
+
+
+@contextlib.contextmanager
+def _tracing(name: str, mesh: AbstractMesh) -> Iterator[None]:
+    """Has JAX trace and lower for a mesh; what it cannot is a `TraceError`."""
+    try:
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
     except PathwaysError:
         raise
     except Exception as error:

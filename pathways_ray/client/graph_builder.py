@@ -101,6 +101,7 @@ class GraphBuilder:
         control: makes the values of an operation of `CONTROL` whose bodies call compiled functions.
         export: exports ordinary operations.
         operations: those of the same trace that were exported (`Operation.exported`).
+        later: takes functions without code, whose nodes have no function; left out, it is made.
     """
 
     session: Session
@@ -119,6 +120,7 @@ class GraphBuilder:
     first: VirtualSlice | None = None
     moved: dict[tuple[Ref, Layout], Ref] = field(default_factory=dict)
     operations: dict[Any, Exported] = field(default_factory=dict)
+    later: list[Exported] | None = None
 
     def build(self, traced: Trace) -> BuiltProgram:
         """Raises `GraphError`, `TraceError`, `SpecError` or `TooLarge` as the program deserves."""
@@ -289,9 +291,8 @@ class GraphBuilder:
         # What a program holds is an argument of every launch: as under jax.jit, it is not given away.
         donated = tuple(k for k in exported.donated if inputs[k].array is None and inputs[k].constant is None)
         self.donated.update(inputs[k].leaf for k in donated if inputs[k].leaf >= 0)
-        taken = tuple(Ref(-1, k) for k in range(len(refs)))
-        recipe = Recipe((exported.part(taken),), tuple(Ref(0, k) for k in range(len(exported.outputs))))
-        self.functions[exported.digest] = exported.blob
+        part = exported.part(tuple(Ref(-1, k) for k in range(len(refs))), self.functions, self.later)
+        recipe = Recipe((part,), tuple(Ref(0, k) for k in range(len(exported.outputs))))
         self.work += exported.work
         index = len(self.nodes)
         self.nodes.append(

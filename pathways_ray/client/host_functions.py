@@ -6,7 +6,6 @@ where it is of `__main__` or of a module that is not installed, and is read only
 
 from __future__ import annotations
 
-import hashlib
 import os
 import site
 import sys
@@ -21,7 +20,7 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.client import source_info
 from pathways_ray.client.compiled import CompiledFunction
-from pathways_ray.client.export import Exported
+from pathways_ray.client.export import Code, Exported
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs
 from pathways_ray.errors import ProgramRefused, TooLarge, TraceError, UsageError
@@ -74,8 +73,7 @@ class HostFunction(CompiledFunction):
         blob = self._pickled(jax.tree.unflatten(tree, range(len(avals))), numbered, len(avals), len(results))
         return Exported(
             name=self.__name__,
-            digest=hashlib.sha256(blob).hexdigest(),
-            blob=blob,
+            code=Code(blob),
             input_specs=specs,
             outputs=tuple(outputs),
             arguments=tuple(avals),
@@ -85,7 +83,6 @@ class HostFunction(CompiledFunction):
             donated=(),
             no_fusion=True,
             estimated_us=0,
-            has_loop=False,
             run=self._not_jax,
             host_limit_ms=max(1, round(1000 * self.limit_s)),
         )

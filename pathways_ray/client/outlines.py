@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
-from pathways_ray.client.export import Exported
+from pathways_ray.client.export import Code, Exported
 from pathways_ray.client.graph_builder import GraphBuilder, Value, constant
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice
@@ -165,5 +165,5 @@ def without_code(
     data = [prng.data_type(one) for one in made]
     outputs = tuple(ArrayType(tuple(one.shape), np.dtype(one.dtype).name) for one in data)
     specs = tuple(output_specs(list(outputs)))
-    no_code = (None, (), True, 0, False, lambda *_: ())
-    return Exported(name, name, b"", tuple(input_specs), outputs, tuple(avals), tuple(made), specs, *no_code)
+    no_code = (None, (), True, 0, lambda *_: ())
+    return Exported(name, Code(), tuple(input_specs), outputs, tuple(avals), tuple(made), specs, *no_code)

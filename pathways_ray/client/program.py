@@ -13,11 +13,11 @@ import jax
 from pathways_ray.client import notebook, source_info
 from pathways_ray.client.argument_types import ArgumentType, to_numpy
 from pathways_ray.client.array import Array
-from pathways_ray.client.bodies import control_node
+from pathways_ray.client.bodies import control_node, has_control
 from pathways_ray.client.buffer import DELETED, INLINE, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
 from pathways_ray.client.context import current_session, tracing
-from pathways_ray.client.export import jax_settings
+from pathways_ray.client.export import Exported, export_together, jax_settings
 from pathways_ray.client.graph_builder import BuiltProgram
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.outlines import ProgramBuilder
@@ -147,8 +147,18 @@ class Program:
             if noted:
                 self._traces.note(kinds, stacklevel=5)
             found = self._traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
-        builder = ProgramBuilder(session, self.__name__, kinds, control_node, operations=found.operations)
-        return LoweredProgram(session, builder.build(found), found.output_tree)
+        later: list[Exported] = []
+        built = self._built(session, found, kinds, None if has_control(found.closed) else later)
+        if later:  # it is known what they are: their code is made together
+            export_together(later)
+            built = self._built(session, found, kinds, None)
+        return LoweredProgram(session, built, found.output_tree)
+
+    def _built(
+        self, session: Session, found: Trace, kinds: list[ArgumentType], later: list[Exported] | None
+    ) -> BuiltProgram:
+        name, made = self.__name__, found.operations
+        return ProgramBuilder(session, name, kinds, control_node, operations=made, later=later).build(found)
 
     def __repr__(self) -> str:
         return f"pw.program({self.__name__})"

@@ -359,7 +359,7 @@ def plan_program(
 def _part(island: IslandPlan) -> IslandPart:
     """The part of a program that an island gets."""
     devices = sorted({d for s in island.slices if s.island == island.island for d in s.devices})
-    digests = {part.function for executable in island.executables for part in functions_in(executable.recipe.parts)}
+    digests = {part.digest for executable in island.executables for part in functions_in(executable.recipe.parts)}
     plan = encode(island)
     if len(plan) > limits.MAX_PLAN_BYTES:
         raise TooLarge(

@@ -67,6 +67,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     as_is: bool = False
     host_limit_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_HOST_LIMIT_MS)] = 0
 
+    @property
+    def digest(self) -> str:
+        """The name of the export that has the function: of member k of a joint one, DIGEST#k, what stands before it."""
+        return self.function.partition("#")[0]
+
 
 class Loop(msgspec.Struct, frozen=True, array_like=True, tag="loop"):
     """`times` rounds of a body, each fed by the one before it: one part of a recipe, whatever the number of rounds.

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
@@ -27,6 +27,7 @@ from pathways_ray.ir.verify import verify
 from tests.unit.client.test_graph_size import NoCluster
 from tests.unit.control_programs import arguments, compiled_functions, expected, random_program
 from tests.unit.courses import run_course
+from tests.unit.functions import functions_of
 
 Code = dict[str, Any]
 
@@ -63,7 +64,7 @@ def _opened(lowered: Lowered, leaves: Sequence[Any]) -> tuple[Graph, list[Any], 
     program: Any = lowered.program
     built = program._built
     given = [leaves[source.leaf] if source.leaf >= 0 else source.held for source in built.sources]
-    code = {name: export.deserialize(bytearray(blob)).call for name, blob in built.functions.items()}
+    code = {name: jax.jit(function.call) for name, function in functions_of(built.graph, built.functions).items()}
     return built.graph, [prng.to_data(jnp.asarray(value)) for value in given], code
 
 

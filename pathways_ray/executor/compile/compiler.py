@@ -24,6 +24,7 @@ from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
+from pathways_ray.joint_exports import Joint, Member
 from pathways_ray.transport.messages import encode
 
 MAX_CACHED = 1024
@@ -130,8 +131,8 @@ def name_of(executable: Executable) -> str:
     return " + ".join(dict.fromkeys(part.name for part in functions_in(executable.recipe.parts)))
 
 
-Calls = Mapping[str, export.Exported]
-"""The functions of a recipe by digest."""
+Calls = Mapping[str, export.Exported | Member]
+"""The functions of a recipe by name."""
 
 
 class Compiler:
@@ -148,7 +149,7 @@ class Compiler:
         self.island = island
         self.backend = backend_of(devices[0].platform)
         self.sandbox = Sandbox(host)
-        self._exported: OrderedDict[str, tuple[export.Exported, int]] = OrderedDict()
+        self._exported: OrderedDict[tuple[str, bool], tuple[export.Exported | Joint, int]] = OrderedDict()
         self._exported_bytes = 0
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._costs: weakref.WeakKeyDictionary[Any, Mapping[str, float]] = weakref.WeakKeyDictionary()
@@ -192,28 +193,30 @@ class Compiler:
 
         def make() -> Any:
             # Nothing of a function is read here before the sandbox has read it: malformed ones crash their reader.
-            digests = [part.function for part in parts]
+            digests = [part.digest for part in parts]
             self.sandbox.check(name, digests, functions, trusted, placed.mesh.size)
-            calls = {part.function: self._function(part.function, functions) for part in parts}
+            calls = {part.function: self._function(part, functions) for part in parts}
             check_types(executable, placed.mesh.size, calls)
             return self._compile(executable, placed, calls)
 
         return self._cached(key, make, name)
 
-    def _function(self, digest: str, functions: Mapping[str, bytes]) -> export.Exported:
+    def _function(self, part: Part, functions: Mapping[str, bytes]) -> export.Exported | Member:
+        member = part.function[len(part.digest) + 1 :]
+        key = part.digest, bool(member)
         with self._lock:
-            if digest in self._exported:
-                self._exported.move_to_end(digest)
-                return self._exported[digest][0]
-        blob = functions[digest]
-        found = export.deserialize(bytearray(blob))
-        with self._lock:
-            if digest not in self._exported:
-                self._exported[digest] = found, len(blob)
-                self._exported_bytes += len(blob)
-            while self._exported_bytes > MAX_EXPORTED_BYTES:
-                self._exported_bytes -= self._exported.popitem(last=False)[1][1]
-        return found
+            if found := self._exported.get(key):
+                self._exported.move_to_end(key)
+        if found is None:
+            blob = functions[part.digest]
+            read: export.Exported | Joint = export.deserialize(bytearray(blob))
+            found = (Joint(read) if member else read), len(blob)
+            with self._lock:
+                self._exported_bytes += len(blob) if key not in self._exported else 0
+                self._exported[key] = found
+                while self._exported_bytes > MAX_EXPORTED_BYTES:
+                    self._exported_bytes -= self._exported.popitem(last=False)[1][1]
+        return found[0].member(member) if isinstance(found[0], Joint) else found[0]
 
     def _compile(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
         recipe = executable.recipe

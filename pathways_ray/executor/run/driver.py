@@ -190,7 +190,7 @@ class HostDriver:
         """The functions of a program: those that came with it, and those that came with programs before it."""
         self.functions |= message.functions
         parts = (part for executable in plan.executables for part in functions_in(executable.recipe.parts))
-        named = frozenset(part.function for part in parts)
+        named = frozenset(part.digest for part in parts)
         if message.program not in self.named:  # otherwise it comes again, since it could not be compiled
             self.named[message.program] = named
             self.naming.update(named)

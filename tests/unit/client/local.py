@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import export
 from jax.sharding import Mesh, NamedSharding
 
 import pathways_ray as pw
@@ -34,6 +33,7 @@ from pathways_ray.observe.computations import Computation
 from pathways_ray.transport.host_calls import filled, taken_apart
 from pathways_ray.transport.messages import Explained, InlineArgument
 from tests.unit.client.offline import Controller, Hosts
+from tests.unit.functions import functions_of
 
 DEVICES = 4
 
@@ -76,10 +76,8 @@ class LocalSession(Session):
     def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
         number = next(self._numbers)
         on_hosts = {part.function for recipe in graph.recipes if (part := host_part(recipe)) is not None}
-        self._programs[number] = (
-            graph,
-            {k: pickle.loads(v) if k in on_hosts else export.deserialize(bytearray(v)) for k, v in functions.items()},
-        )
+        pickled = {name: pickle.loads(functions[name]) for name in on_hosts}
+        self._programs[number] = graph, functions_of(graph, functions) | pickled
         return number
 
     def launch(
@@ -156,7 +154,7 @@ def opened() -> LocalSession:
 
 
 @functools.lru_cache(1024)
-def _jitted(exported: export.Exported, shardings: Any) -> Any:
+def _jitted(exported: Any, shardings: Any) -> Any:
     return jax.jit(exported.call, out_shardings=shardings)
 
 

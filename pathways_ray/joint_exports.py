@@ -1,0 +1,181 @@
+"""Joint exports: small functions that are exported as one, whose main function calls each of them.
+
+To export a function costs its client some 7 ms and a host about as much to take it in, however small it is; as members
+of one export each costs a fraction. Member k of the export named DIGEST is the function `DIGEST#k`. It takes and gives
+what call k of the main function does, and that does nothing but to call.
+
+Uses parts of JAX that have no public name: one that puts a module into another one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import export
+from jax.extend import core as jex_core
+
+from pathways_ray.compat import module_of
+from pathways_ray.errors import ProgramRefused
+
+_LOOP = "stablehlo.while"
+_CALL = "call @"
+
+
+class Member(NamedTuple):
+    """A function of a joint export."""
+
+    joint: Joint
+    number: int
+
+    @property
+    def nr_devices(self) -> int:
+        """The devices that it was exported for."""
+        return self.joint.exported.nr_devices
+
+    @property
+    def in_avals(self) -> Sequence[Any]:
+        """The types that it takes."""
+        return self.joint.arguments[self.number]
+
+    @property
+    def out_avals(self) -> Sequence[Any]:
+        """The types that it gives."""
+        return self.joint.results[self.number]
+
+    @property
+    def mlir_module_serialized(self) -> bytes:
+        """Raises `ProgramRefused`: a member has no module of its own."""
+        raise ProgramRefused("a member of a joint export cannot be compiled as it is")
+
+    def call(self, *values: Any) -> tuple[jax.Array, ...]:
+        """Its results, in a function that is traced."""
+        return tuple(_member_p().bind(*values, joint=self.joint, number=self.number))
+
+
+class Joint:
+    """An export whose main function only calls others.
+
+    Raises:
+        ProgramRefused: it does anything else.
+    """
+
+    def __init__(self, exported: export.Exported) -> None:
+        self.exported = exported
+        arguments, named = jax.tree.unflatten(exported.in_tree, exported.in_avals)
+        results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
+        self.arguments, self.results = _groups(arguments), _groups(results)
+        if named or len(self.arguments) != len(self.results):
+            raise ProgramRefused(f"a joint export has {len(self.arguments)} members and {len(self.results)} results")
+        module = module_of(exported.mlir_module_serialized)
+        self.names = _called(_main_of(module), self.arguments, self.results)
+
+    def member(self, number: str) -> Member:
+        """A member, by the end of its name. Raises `ProgramRefused` where there is none of that number."""
+        if not (number.isascii() and number.isdigit() and int(number) < len(self.names)):
+            raise ProgramRefused(f"a joint export of {len(self.names)} functions has no number {number[:20]!r}")
+        return Member(self, int(number))
+
+    def kinds(self) -> list[tuple[int, bool]]:
+        """For each member the first one with its code, and whether it may have a loop."""
+        module = module_of(self.exported.mlir_module_serialized)
+        texts: dict[str, str] = {}
+        for op in (entry.operation for entry in module.body):
+            if op.name == "func.func":
+                name = op.attributes["sym_name"].value
+                texts[name] = op.get_asm(enable_debug_info=False).replace(f"@{name}(", "@(", 1)
+        loops = {name: _LOOP in text for name, text in texts.items()}
+        somewhere = any(loops.values())
+        first: dict[str, int] = {}
+        return [
+            (first.setdefault(texts[name], number), loops[name] or (somewhere and _CALL in texts[name]))
+            for number, name in enumerate(self.names)
+        ]
+
+
+def _groups(given: Any) -> list[tuple[Any, ...]]:
+    """The types of each member; each member has a tuple of them."""
+    if not isinstance(given, tuple) or not all(isinstance(one, tuple) for one in given):
+        raise ProgramRefused("a joint export takes and gives a tuple for each member")
+    return list(given)
+
+
+def _main_of(module: Any) -> Any:
+    return next(
+        entry.operation
+        for entry in module.body
+        if entry.operation.name == "func.func" and entry.operation.attributes["sym_name"].value == "main"
+    )
+
+
+def _called(main: Any, arguments: Sequence[Sequence[Any]], results: Sequence[Sequence[Any]]) -> list[str]:
+    """The functions that a main function calls, once each of these members."""
+    block = main.regions[0].blocks[0]
+    names: list[str] = []
+    taken: list[Any] = []
+    made: list[Any] = []
+    counts: list[tuple[int, int]] = []
+    for op in (entry.operation for entry in block):
+        if op.name == "func.call":
+            names.append(op.attributes["callee"].value)
+            taken += op.operands
+            made += op.results
+            counts.append((len(op.operands), len(op.results)))
+        elif op.name != "func.return":
+            raise ProgramRefused(f"the main function of a joint export has the operation {op.name}; it only calls")
+        elif list(op.operands) != made:
+            raise ProgramRefused("the main function of a joint export gives other values than it has called for")
+    if taken != list(block.arguments) or counts != [(len(a), len(b)) for a, b in zip(arguments, results, strict=True)]:
+        raise ProgramRefused("the main function of a joint export passes other values than its arguments, each once")
+    return names
+
+
+@functools.cache
+def _member_p() -> Any:
+    """The primitive that a call of a member is."""
+    from jax._src.interpreters import mlir
+
+    made = jex_core.Primitive("pathways_member")
+    made.multiple_results = True
+
+    @made.def_abstract_eval
+    def types(*_: Any, joint: Joint, number: int) -> list[Any]:
+        return [jax.core.ShapedArray(kind.shape, kind.dtype) for kind in joint.results[number]]
+
+    mlir.register_lowering(made, _lowered, cacheable=False)
+    return made
+
+
+def _lowered(ctx: Any, *values: Any, joint: Joint, number: int) -> Sequence[Any]:
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import func
+
+    context = ctx.module_context
+    key = (_lowered, joint)
+    names = context.cached_primitive_lowerings.get(key)
+    if names is None:
+        names = context.cached_primitive_lowerings[key] = _merged(context, joint.exported)
+    kind = ir.FunctionType(ir.TypeAttr(context.symbol_table[names[number]].attributes["function_type"]).value)
+    made: Sequence[Any] = func.CallOp(kind.results, ir.FlatSymbolRefAttr.get(names[number]), values).results
+    return list(made)
+
+
+def _merged(context: Any, exported: export.Exported) -> list[str]:
+    """Puts the functions of a joint export into a module that is being made; their names there."""
+    from jax._src.export import _export
+    from jax._src.interpreters import mlir
+    from jaxlib import _jax
+    from jaxlib.mlir import passmanager
+
+    _export._ensure_backends_initialized(exported.platforms)
+    with context.module.context:
+        module = _jax.mlir.deserialize_portable_artifact(exported.mlir_module_serialized)
+        passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)").run(module.operation)
+    name = mlir.merge_mlir_modules(context.module, "joint", module, dst_symtab=context.symbol_table)
+    main = context.symbol_table[name]
+    calls = [op.operation for op in main.regions[0].blocks[0] if op.operation.name == "func.call"]
+    names = [call.attributes["callee"].value for call in calls]
+    context.symbol_table.erase(main)
+    return names

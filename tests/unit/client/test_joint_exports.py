@@ -1,0 +1,132 @@
+"""Small functions of a program are exported as one, and compute what they compute alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.errors import ProgramRefused, TraceError
+from pathways_ray.executor.compile.allowlist import check_function
+from pathways_ray.ir.graph import functions_in
+from pathways_ray.joint_exports import Joint
+from tests.unit.executor.compile.exports import from_text
+
+V = np.arange(8, dtype=np.float32)
+
+
+def built(f: Any, *arguments: Any) -> Any:
+    return f.prepared(arguments)._built
+
+
+def functions(made: Any) -> list[Any]:
+    """The parts of the nodes of a program, in order."""
+    recipes = [made.graph.recipes[node.recipe] for node in made.graph.nodes if hasattr(node, "recipe")]
+    return [part for recipe in recipes for part in functions_in(recipe.parts)]
+
+
+@pytest.mark.parametrize("spec", [P(), P("x")])
+def test_functions_and_operations_of_a_program_are_members_of_one_export(session, spec: P) -> None:
+    where = session.virtual_slice((4,), ("x",))
+    parts = [pw.compiled(lambda v, k=k: (v * k, v.sum()), slice=where, in_specs=spec, out_specs=P()) for k in range(3)]
+
+    def chain(v: Any) -> Any:
+        total = 0.0
+        for part in parts:
+            v, one = part(v)
+            total = total + one
+        return jnp.sin(v), total
+
+    f = pw.program(chain)
+    found, wanted = f(pw.put(V, where, spec)), (np.sin(V * 0), np.float32(28))
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)
+    made = built(f, pw.put(V, where, spec))
+    (blob,) = made.functions.values()
+    assert {part.digest for part in functions(made)} == set(made.functions)
+    assert check_function(blob) in (0, 4)
+
+
+def test_functions_of_the_same_code_are_one_member(session) -> None:
+    """So that calls that repeat each other are found, as where they are exported alone."""
+    where = session.virtual_slice((1,), ("x",))
+    parts = [pw.compiled(lambda v: jnp.tanh(v) * 2, slice=where) for _ in range(3)]
+    f = pw.program(lambda v: parts[2](parts[1](parts[0](v))) + 1)
+    names = [part.function for part in functions(built(f, V))]
+    assert len(set(names[:3])) == 1
+    assert len(set(names)) == 2
+    np.testing.assert_allclose(np.asarray(f(V)), np.tanh(2 * np.tanh(2 * np.tanh(V))) * 2 + 1, rtol=1e-6)
+
+
+def test_what_has_a_loop_says_so(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    loop = pw.compiled(lambda v: jax.lax.fori_loop(0, 3, lambda _, w: w * 2, v), slice=where)
+    plain = pw.compiled(lambda v: v + 1, slice=where)
+    f = pw.program(lambda v: plain(loop(v)))
+    assert [part.has_loop for part in functions(built(f, V))] == [True, False]
+    np.testing.assert_array_equal(np.asarray(f(V)), V * 8 + 1)
+
+
+def test_functions_that_give_what_they_take_or_capture_arrays_compute_the_same(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    table = np.arange(8, dtype=np.float32) ** 2
+    same = pw.compiled(lambda v: (v, v, v + 1), slice=where)
+    looked_up = pw.compiled(lambda v: v + jnp.asarray(table), slice=where)
+    solved = pw.compiled(lambda v: jnp.linalg.cholesky(jnp.eye(2) * (v[0] + 4)), slice=where)
+    f = pw.program(lambda v: (*same(v), looked_up(v), solved(v), v * 3))
+    for a, b in zip(f(V), (V, V, V + 1, V + table, np.eye(2) * 2, V * 3), strict=True):
+        np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)
+
+
+def test_a_function_that_cannot_be_exported_is_named(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    called = pw.compiled(lambda v: jax.pure_callback(lambda w: w, v, v), slice=where)
+    plain = pw.compiled(lambda v: v + 1, slice=where)
+    with pytest.raises(TraceError, match="calls back to the host"):
+        pw.program(lambda v: plain(called(plain(v))))(V)
+
+
+MAIN = "func.func public @main(%a: tensor<8xf32>, %b: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>)"
+REST = "func.func private @f(%v: tensor<8xf32>) -> tensor<8xf32> { return %v : tensor<8xf32> }"
+F = "func.call @f({}) : (tensor<8xf32>) -> tensor<8xf32>"
+GIVE = "return {}, {} : tensor<8xf32>, tensor<8xf32>"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        ([f"%0 = {F.format('%a')}", f"%1 = {F.format('%b')}", GIVE.format("%0", "%1")], ""),
+        ([f"%0 = {F.format('%b')}", f"%1 = {F.format('%a')}", GIVE.format("%0", "%1")], "other values than its arg"),
+        ([f"%0 = {F.format('%a')}", f"%1 = {F.format('%0')}", GIVE.format("%0", "%1")], "other values than its arg"),
+        ([f"%0 = {F.format('%a')}", f"%1 = {F.format('%b')}", GIVE.format("%1", "%0")], "other values than it has"),
+        ([f"%0 = {F.format('%a')}", "%1 = stablehlo.add %b, %b : tensor<8xf32>", GIVE.format("%0", "%1")], "only calls"),
+    ],
+)
+def test_an_export_that_does_more_than_call_is_none_of_several(body: list[str], why: str) -> None:
+    like = export.export(jax.jit(lambda a, b: ((a[0],), (b[0],))), platforms=("cpu",))(*[(jnp.asarray(V),)] * 2)
+    text = "module { " + MAIN + " {\n" + "\n".join(body) + "\n} " + REST + " }"
+    found = export.deserialize(bytearray(from_text(text, like)))
+    if why:
+        with pytest.raises(ProgramRefused, match=why):
+            Joint(found)
+        return
+    joint = Joint(found)
+    assert [joint.member(k).number for k in "01"] == [0, 1]
+    for number in ("2", "-1", "", "x", "²"):
+        with pytest.raises(ProgramRefused, match="has no number"):
+            joint.member(number)
+
+
+def test_an_ordinary_export_has_no_members() -> None:
+    plain = export.export(jax.jit(lambda v: v + 1), platforms=("cpu",))(jnp.asarray(V))
+    with pytest.raises(ProgramRefused, match="a tuple for each member"):
+        Joint(plain)
+    with pytest.raises(ProgramRefused, match="members and"):
+        Joint(dataclasses.replace(plain, in_tree=jax.tree.structure((((0,),), {"a": ()})), out_tree=jax.tree.structure(((0,),))))
