@@ -149,7 +149,7 @@ class Compiler:
         self.island = island
         self.backend = backend_of(devices[0].platform)
         self.sandbox = Sandbox(host)
-        self._exported: OrderedDict[tuple[str, bool], tuple[export.Exported | Joint, int]] = OrderedDict()
+        self._exported: OrderedDict[str, tuple[export.Exported | Joint, int]] = OrderedDict()
         self._exported_bytes = 0
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._costs: weakref.WeakKeyDictionary[Any, Mapping[str, float]] = weakref.WeakKeyDictionary()
@@ -195,24 +195,23 @@ class Compiler:
             # Nothing of a function is read here before the sandbox has read it: malformed ones crash their reader.
             digests = [part.digest for part in parts]
             self.sandbox.check(name, digests, functions, trusted, placed.mesh.size)
-            calls = {part.function: self._function(part, functions) for part in parts}
+            calls = {part.function: self._function(part.function, functions) for part in parts}
             check_types(executable, placed.mesh.size, calls)
             return self._compile(executable, placed, calls)
 
         return self._cached(key, make, name)
 
-    def _function(self, part: Part, functions: Mapping[str, bytes]) -> export.Exported | Member:
-        member = part.function[len(part.digest) + 1 :]
-        key = part.digest, bool(member)
+    def _function(self, name: str, functions: Mapping[str, bytes]) -> export.Exported | Member:
+        digest, is_joint, member = name.partition("#")
+        key = digest + is_joint
         with self._lock:
             if found := self._exported.get(key):
                 self._exported.move_to_end(key)
         if found is None:
-            blob = functions[part.digest]
-            read: export.Exported | Joint = export.deserialize(bytearray(blob))
-            found = (Joint(read) if member else read), len(blob)
+            read = export.deserialize(bytearray(functions[digest]))
+            found = (Joint(read) if is_joint else read), len(functions[digest])
             with self._lock:
-                self._exported_bytes += len(blob) if key not in self._exported else 0
+                self._exported_bytes += found[1] if key not in self._exported else 0
                 self._exported[key] = found
                 while self._exported_bytes > MAX_EXPORTED_BYTES:
                     self._exported_bytes -= self._exported.popitem(last=False)[1][1]
