@@ -73,7 +73,7 @@ class Joint:
         self.names = _called(_main_of(module), self.arguments, self.results)
 
     def member(self, number: str) -> Member:
-        """A member, by the end of its name. Raises `ProgramRefused` where there is none of that number."""
+        """A member, by the end of its name. Raises `ProgramRefused` for a number that it does not have."""
         if not (number.isascii() and number.isdigit() and int(number) < len(self.names)):
             raise ProgramRefused(f"a joint export of {len(self.names)} functions has no number {number[:20]!r}")
         return Member(self, int(number))
