@@ -46,10 +46,6 @@ MAX_ENDED = 1024
 have heard of it, and another island may still take what they gave. Of cross-island ones the controller has
 `controller.cross_island.CROSS_ISLAND_WINDOW` on an island at once."""
 
-MAX_CALLING = 8
-"""Launches of a session that call host functions and may be with the hosts at once. They hold no device while they
-wait, but each has a place among the launches of the island, which a function without end would keep from others."""
-
 
 class IslandOrder:
     """Programs, queues and launches of one island.
@@ -159,7 +155,7 @@ class IslandOrder:
         full: set[Device] = set()
         for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
             queue = self._leading(wanted)
-            if self._calls_enough(queue):
+            if self.queues.calls_enough(queue):
                 continue  # it waits for its own, not for room, so others pass it
             devices = self._program_of(queue.head).devices.devices
             if full.isdisjoint(devices) and self._has_room(queue):
@@ -178,16 +174,8 @@ class IslandOrder:
         """Whether there is room for the next launch of a session on its devices."""
         program = self._program_of(queue.head)
         if not program.counts:
-            return not self._calls_enough(queue)
+            return not self.queues.calls_enough(queue)
         return program.devices.has_room(program.seconds, program.computations, self.ledger.active > 1)
-
-    def _calls_enough(self, queue: SessionQueue) -> bool:
-        """Whether the next launch of a session calls host functions, and `MAX_CALLING` others do already. Cross-island
-        ones are bounded by the controller."""
-        if not self._program_of(queue.head).waits_for_calls:
-            return False
-        mine = (one for one in self.outstanding.values() if one.launch.session == queue.session)
-        return sum(one.program.waits_for_calls for one in mine) >= MAX_CALLING
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()

@@ -16,6 +16,10 @@ from pathways_ray.scheduler.priorities import Accesses, Fixed, place_of, rank_of
 from pathways_ray.scheduler.state import Outstanding, ProgramState, SessionQueue
 from pathways_ray.transport import messages as wire
 
+MAX_CALLING = 8
+"""Launches of a session that call host functions and may be with the hosts at once. They hold no device while they
+wait, but each has a place among the launches of the island, which a function without end would keep from others."""
+
 
 class Queues:
     """The queues of all sessions.
@@ -40,6 +44,14 @@ class Queues:
         if program is None:
             program = self.programs[launch.program] = ProgramState()
         return program
+
+    def calls_enough(self, queue: SessionQueue) -> bool:
+        """Whether the next launch of a session calls host functions, and `MAX_CALLING` others do already. Cross-island
+        ones are bounded by the controller."""
+        if not self.program_of(queue.head).waits_for_calls:
+            return False
+        mine = (one for one in self.outstanding.values() if one.launch.session == queue.session)
+        return sum(one.program.waits_for_calls for one in mine) >= MAX_CALLING
 
     def waiting_for(self, program: int) -> SessionQueue | None:
         """The queue in which a launch of a program waits."""

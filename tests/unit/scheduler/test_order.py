@@ -10,8 +10,8 @@ from pathways_ray.errors import Failure
 from pathways_ray.scheduler.core import TICK_S
 from pathways_ray.scheduler.deadlines import MAX_STRANDED_S
 from pathways_ray.scheduler.events import Command, Kill, Refuse, ToController, ToHosts
-from pathways_ray.scheduler.order import MAX_CALLING
 from pathways_ray.scheduler.policies import anonymous, fifo
+from pathways_ray.scheduler.queues import MAX_CALLING
 from pathways_ray.simulation.tables import check_order
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
