@@ -7,9 +7,10 @@
 PYTHON ?= python3
 UV ?= uv
 ARGS ?=
-# The tests that `test` runs, by their marks, and one in so many of the examples and seeds that they draw.
+# The tests that `test` runs, by their marks; one in so many of the examples and seeds that they draw; options of XLA.
 MARKS ?= not long and not slow
 DRAW ?= 1
+COMPILER ?=
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -17,7 +18,7 @@ READY := $(VENV)/.project
 
 # Tests that start no processes of the runtime share the cores, so they may take longer; the others run one after the other.
 WORKERS := 2
-PURE = $(PY) -m pytest -q -m "$(MARKS)" -o timeout=280 --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
+PURE = env PATHWAYS_TESTS_DRAW=$(DRAW) XLA_FLAGS="$$XLA_FLAGS $(COMPILER)" $(PY) -m pytest -q -m "$(MARKS)" -o timeout=280 --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
 CLUSTER = $(PY) -m pytest -q -m "$(MARKS)" tests/integration tests/deploy $(ARGS)
 # What pytest returns when ARGS leave no test of one kind.
 NONE := 5
@@ -42,17 +43,17 @@ lint: $(READY)  ## format, lint and types
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-check: lint  ## lint, then the tests that need no cluster (about three minutes)
-	$(PURE)
-
 # What tests without clusters compile runs once or twice: without XLA's optimisations, and with its older emitters,
-# that takes half the time. CI compiles as users do.
+# that takes half the time. CI compiles as users do, and draws all.
 QUICK := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
+check test: DRAW = 3
+check test: COMPILER = $(QUICK)
+
+check: lint  ## lint, then those of `test` that need no cluster (about five minutes)
+	$(PURE)
 
 # Tests with clusters wait for much of their time. The others fill the gaps: with a lower priority, so
 # that they delay nothing whose time is measured. Their output comes when they are through.
-test: DRAW = 3
-test: COMPILER = $(QUICK)
 test: $(READY)  ## all tests but those marked slow or long, with a third of what they draw, compiled quickly
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" DRAW=$(DRAW) COMPILER="$(COMPILER)" test-pure test-cluster
 
@@ -61,7 +62,7 @@ test-all: $(READY)  ## those marked slow as well, with all that they draw, as CI
 
 test-pure: WORKERS := 2
 test-pure: $(READY)
-	@PATHWAYS_TESTS_DRAW=$(DRAW) XLA_FLAGS="$$XLA_FLAGS $(COMPILER)" nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
+	@nice -n 10 $(PURE) >$(VENV)/test-pure.log 2>&1; status=$$?; cat $(VENV)/test-pure.log; \
 	[ $$status -eq 0 ] || [ $$status -eq $(NONE) ]
 
 test-cluster: $(READY)
