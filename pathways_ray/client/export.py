@@ -90,8 +90,7 @@ class Code:
     def make(self) -> None:
         """Makes it, alone, unless it is there."""
         if self.pending is not None:
-            exported = self.pending.exported()
-            blob = bytes(exported.serialize())
+            exported, blob = self.pending.exported()
             self.set(hashlib.sha256(blob).hexdigest(), blob, _LOOP in exported.mlir_module_serialized)
 
 
@@ -107,10 +106,11 @@ class Pending(NamedTuple):
     platforms: tuple[str, ...]
     disabled: tuple[Any, ...]
 
-    def exported(self) -> export.Exported:
-        """Raises `TraceError`."""
+    def exported(self) -> tuple[export.Exported, bytes]:
+        """Its export, and that as bytes. Raises `TraceError`."""
         with _tracing(self.name, self.mesh), shared_mlir_context():
-            return export.export(self.jitted, platforms=self.platforms, disabled_checks=self.disabled)(*self.avals)
+            made = export.export(self.jitted, platforms=self.platforms, disabled_checks=self.disabled)(*self.avals)
+            return made, bytes(made.serialize())
 
     @property
     def is_small(self) -> bool:
@@ -145,11 +145,10 @@ def _export_as_one(codes: Sequence[Code]) -> None:
     jitted = jax.jit(joint, in_shardings=shardings, keep_unused=True)
     pending = given[0]._replace(name="joint", jitted=jitted, shardings=(), avals=avals)
     try:
-        exported = pending.exported()
+        exported, blob = pending.exported()
         kinds = Joint(exported).kinds()
     except PathwaysError:
         return
-    blob = bytes(exported.serialize())
     digest = hashlib.sha256(blob).hexdigest()
     for code, (member, has_loop) in zip(codes, kinds, strict=True):
         code.set(f"{digest}#{member}", blob, has_loop)
