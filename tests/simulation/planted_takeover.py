@@ -170,11 +170,3 @@ def what_a_suspended_session_has_saved_is_taken_for_lost(patch: Patch) -> None:
 @bug(faults=0, shown=13, **SUSPENDED)
 def slices_of_the_controller_before_are_taken_for_those_of_its_successor(patch: Patch) -> None:
     patch.setattr(suspending, "_check_same", lambda core, losses: None)
-
-
-@bug(faults=0, shown=26, **SUSPENDED)
-def a_suspension_that_nobody_has_answered_did_not_take_place(patch: Patch) -> None:
-    class Never(Exception):
-        pass
-
-    patch.setattr(suspending, "ControllerLost", Never)
