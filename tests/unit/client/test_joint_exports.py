@@ -81,7 +81,8 @@ def test_functions_that_give_what_they_take_or_capture_arrays_compute_the_same(s
     looked_up = pw.compiled(lambda v: v + jnp.asarray(table), slice=where)
     solved = pw.compiled(lambda v: jnp.linalg.cholesky(jnp.eye(2) * (v[0] + 4)), slice=where)
     f = pw.program(lambda v: (*same(v), looked_up(v), solved(v), v * 3))
-    for a, b in zip(f(V), (V, V, V + 1, V + table, np.eye(2) * 2, V * 3), strict=True):
+    expected: list[np.ndarray] = [V, V, V + 1, V + table, np.eye(2) * 2, V * 3]
+    for a, b in zip(f(V), expected, strict=True):
         np.testing.assert_allclose(np.asarray(a), b, rtol=1e-6)
 
 
