@@ -26,6 +26,9 @@ from pathways_ray.transport.tls import Trust
 SHARED_BYTES = 1 << 18
 """A smaller array goes over the stream sooner than a file in memory is made."""
 
+MAX_PIPES = 16
+"""Pipes to a host that threads write to at a time; further arrays go in parts. A host allows a client twice as many."""
+
 DOOR_LIMIT_S = 2.0
 """A stream that was just opened waits this long for its host to say where its local socket is."""
 
@@ -196,6 +199,8 @@ class DataLink:
     def send_by_pipe(self, opening: wire.PutOpen, arrays: Pieces) -> bool:
         """Hands the host an upload and its bytes; False where that cannot be. Returns once the host has them, or will
         not have them, of which it tells."""
+        if len(self.pipes) >= MAX_PIPES:
+            return False
         try:
             pipe = Pipe()
         except OSError:

@@ -26,7 +26,7 @@ MAX_STORING = 2
 """Arrays of one client that are read from pipes, and put on devices, at a time."""
 
 MAX_PIPES = 32
-"""Pipes of one client: each is a descriptor of this process."""
+"""Pipes of one client, which by itself opens half as many: each is a descriptor of this process."""
 
 
 MAX_UNREAD = 1024
