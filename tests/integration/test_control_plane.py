@@ -222,3 +222,42 @@ def test_the_controller_dies_and_a_suspended_session_comes_back(
         while ((found := entry())["suspended"], found["buffers"]) != (False, 3):
             assert time.monotonic() < deadline, found
             time.sleep(0.05)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("titles", [("Controller",), ("Controller", "ResourceManager")])
+def test_a_slice_of_an_island_that_is_gone_keeps_no_session_from_coming_back(
+    session: ClusterSession, titles: tuple[str, ...]
+) -> None:
+    """
+    1. An island is removed under a slice that no other one can hold. Then the controller gets SIGKILL, alone or with
+       the resource manager.
+    2. The session goes on with its other slice. What lay on the island is lost, and the slice says so when it is used.
+    3. An island comes that can hold the slice: it moves there, and its function runs.
+    """
+    number = session.add_island(platform="cpu", devices=6)
+    with pw.connect(session.url, session.token, name="left behind") as tenant:
+        small, large = tenant.virtual_slice((2,), ("x",), island=0), tenant.virtual_slice((6,), ("x",))
+        assert large.island == number
+        double = pw.compiled(lambda v: v * 2.0, slice=large, in_specs=P("x"), out_specs=P("x"))
+        kept, gone = pw.put(X, small, P("x")), pw.put(X[:6], large, P("x"))
+        np.testing.assert_array_equal(np.asarray(double(gone)), X[:6] * 2.0)
+        kept.block_until_ready()
+        session.drain_island(number, deadline_s=0.0)
+        session.remove_island(number)
+        for pid in pids(processes(session), titles):
+            psutil.Process(pid).kill()
+        np.testing.assert_array_equal(np.asarray(kept), X)
+        with pytest.raises(pw.errors.BufferLost):
+            np.asarray(double(gone))
+        with pytest.raises((pw.errors.HostLost, pw.errors.BufferLost)):
+            np.asarray(double(X[:6]))
+        np.testing.assert_array_equal(np.asarray(pw.compiled(lambda v: v + 1.0, slice=small)(kept)), X + 1.0)
+        another = session.add_island(platform="cpu", devices=6)
+        deadline = time.monotonic() + 40
+        while large.island != another:
+            assert time.monotonic() < deadline, large
+            time.sleep(0.05)
+        np.testing.assert_array_equal(np.asarray(double(X[:6])), X[:6] * 2.0)
+    assert session.drain_island(another) == []
+    session.remove_island(another)
