@@ -136,7 +136,7 @@ def with_grain() -> Any:
     weights = jnp.zeros((8, 1))
     for v, t in data:
         weights = step(weights, rows(v), rows(t))
-    return bits(weights)
+    return weights.ravel().tolist(), bits(weights)
 
 
 def with_numpyro() -> Any:
