@@ -11,7 +11,6 @@ import pytest
 
 from tests.jax_suite.programs import PROGRAMS, doors, installed, printed
 
-
 SUMS = {"nnx", "equinox", "grain"}
 """Programs that sum over all devices: those of two hosts are added in another order than those of one process."""
 
