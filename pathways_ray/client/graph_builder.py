@@ -41,10 +41,8 @@ CONTROL = ("cond", "while", "scan")
 
 @dataclass
 class Value:
-    """A value of the jaxpr: a ref once it is in the graph, else where it comes from (a leaf, an array, a constant).
-
-    A constant is a NumPy array, or a `jax.Array` of typed PRNG keys.
-    """
+    """A value of the jaxpr: a ref once it is in the graph, else where it comes from (a leaf, an array, a constant). A
+    constant is a NumPy array, or a `jax.Array` of typed PRNG keys."""
 
     ref: Ref | None = None
     leaf: int = -1
@@ -54,10 +52,12 @@ class Value:
 
 
 def constant(value: Any) -> Value:
-    """A constant of a jaxpr, which may be an array of a slice."""
+    """A constant of a jaxpr, which may be an array of a slice. A user's NumPy array is copied: it may change later."""
     if isinstance(value, Array):
         return Value(array=value, kind=value._type)
-    return Value(constant=value if extended_dtype(value) is not None else np.asarray(value))
+    if extended_dtype(value) is not None:
+        return Value(constant=value)
+    return Value(constant=np.array(value, copy=isinstance(value, np.ndarray) or None))
 
 
 @dataclass(frozen=True)

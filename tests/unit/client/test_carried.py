@@ -123,6 +123,21 @@ def test_what_is_donated_captured_or_handed_back_is_an_array(session: Counting) 
     assert (session.carried, len(session.uploaded)) == ([], 3)
 
 
+@pytest.mark.parametrize("size", [3, 2 * MOST], ids=["carried", "uploaded"])
+def test_what_a_program_captures_is_what_it_was_when_it_was_traced(session: Counting, size: int) -> None:
+    scale = np.ones(size, np.float32)
+    times = pw.compiled(lambda v, w: v * w, slice=slice_of(session))
+
+    @pw.program
+    def both(v: Any) -> Any:
+        return times(v, scale), v + scale
+
+    for _ in range(2):
+        made = [np.asarray(array) for array in both(np.float32(3))]
+        np.testing.assert_array_equal(made, np.full((2, size), [[3.0], [4.0]]))
+        scale[:] = 5
+
+
 def test_a_launch_that_goes_in_parts_takes_arrays(session: Counting) -> None:
     up, down = (pw.compiled(lambda v, k=k: v + k, slice=slice_of(session)) for k in (1, -1))
 
