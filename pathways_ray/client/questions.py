@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
-from pathways_ray.client.buffer import PENDING, BufferRecord
+from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import SHARED_BYTES, DataLink
 from pathways_ray.client.early import EarlyCalls
@@ -96,7 +96,7 @@ def await_early(
     data: DataLinks, early: EarlyCalls, record: BufferRecord, check: Callable[[BufferRecord], None]
 ) -> bool:
     """Waits until a host has a result of a call that was handed to it, or its outcome comes; false after a loss, which
-    `check` raises."""
+    `check` raises, or where the array was lost or deleted meanwhile."""
 
     def is_over() -> bool:
         check(record)
@@ -105,7 +105,8 @@ def await_early(
     try:
         if record.early not in early.there:
             data.await_value(record.id, record.host, is_over)
+        check(record)  # again: it may have been lost since, or in the midst of a look
     except PathwaysError:
         return False  # the controller knows why
     early.came(record)
-    return True
+    return record.state is READY

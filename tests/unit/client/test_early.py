@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from pathways_ray.client.buffer import FAILED, INLINE, READY, BufferRecord
+from pathways_ray.client.buffer import DELETED, FAILED, INLINE, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.data import DataLinks
 from pathways_ray.client.early import MAX_REFUSED, MAX_UNDER_WAY
 from pathways_ray.client.events import Disconnected, Registered
-from pathways_ray.errors import Failure
+from pathways_ray.client.questions import await_early
+from pathways_ray.errors import Failure, from_failure
 from pathways_ray.transport.messages import Completed, EarlyLaunch, Launch, LaunchEarly, LaunchFailed, Prepared
 from tests.unit.helpers import VECTOR, Sketch
 
@@ -141,6 +145,28 @@ def test_a_value_that_has_come_is_ready_and_fails_with_its_launch() -> None:
     core.handle(LaunchFailed(2, Failure("HostLost", "gone")), 0.0)
     core.early.came(b)  # by a thread that was late
     assert (a.state, b.state) == (READY, FAILED)
+
+
+@pytest.mark.parametrize("how", ["it fails", "it is deleted"])
+def test_a_wait_has_no_value_where_the_array_is_lost_while_it_ends(how: str) -> None:
+    """The host has the value, and the array goes behind the last look of the wait for it."""
+    core = core_of_one()
+    _, made = call(core)
+
+    def check(record: BufferRecord) -> None:
+        if record.failure is not None:
+            raise from_failure(record.failure)
+
+    class Answers:
+        def await_value(self, buffer: int, host: int, is_over: Callable[[], bool]) -> None:
+            assert not is_over()
+            if how == "it fails":
+                made.fail(Failure("HostLost", "gone"))
+            else:
+                made.state = DELETED
+
+    assert not await_early(cast(DataLinks, Answers()), core.early, made, check)
+    assert made.state is (FAILED if how == "it fails" else DELETED)
 
 
 def test_a_value_that_has_come_is_named_with_its_launch_where_the_controller_died() -> None:
