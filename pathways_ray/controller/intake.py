@@ -19,7 +19,7 @@ from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.turns import TURN_WORK, Hold, work_of
 from pathways_ray.errors import PathwaysError, WireError
 from pathways_ray.transport import batcher
-from pathways_ray.transport.messages import Cancel, InlineLaunch, Launch, Register, ToController, Upgrade
+from pathways_ray.transport.messages import Cancel, Launch, Register, ToController, Upgrade, inline_bytes
 
 
 class Intake:
@@ -119,9 +119,11 @@ class Intake:
 
     def _check_size(self, client: Client, size: int, messages: list[ToController]) -> None:
         """Raises `QuotaExceeded` for a batch over the tenant's quota of bytes. Many small messages that were gathered
-        into one are fine, a program is refused by itself, and what launches carry has a limit of its own."""
+        into one are fine, a program is refused by itself, and what launches carry is not counted: it has a limit of its
+        own."""
         if client.tenant.quota.message_bytes is None:
             return
         small = len(messages) > 1 and size <= batcher.MAX_BATCH_BYTES + len(messages)
-        if not small and not any(isinstance(message, Register | InlineLaunch) for message in messages):
-            quotas.enforce(quotas.message_bytes(client.tenant, size, "a message"))
+        if not small and not any(isinstance(message, Register) for message in messages):
+            carried = sum(inline_bytes(message) for message in messages if isinstance(message, Launch))
+            quotas.enforce(quotas.message_bytes(client.tenant, size - carried, "a message"))

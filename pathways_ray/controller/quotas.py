@@ -9,7 +9,7 @@ from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.limits import MAX_BUFFERS, MAX_INLINE_BYTES, MAX_PLACES, MAX_SESSION_BUFFERS, MAX_SESSIONS, MAX_SLICES
-from pathways_ray.transport.messages import Launch, inline_of
+from pathways_ray.transport.messages import Launch, inline_bytes, inline_of
 
 
 def enforce(failure: Failure | None) -> None:
@@ -71,7 +71,7 @@ def device_bytes(session: Session, sessions: Iterable[Session], asked: int, purp
 
 def carried(launch: Launch) -> Failure | None:
     """The values that a launch carries, before it may have to wait with them."""
-    size = sum(len(data) for _, data in inline_of(launch))
+    size = inline_bytes(launch)
     if size <= MAX_INLINE_BYTES:
         return None
     text = f"launch {launch.launch} carries arguments of {size} bytes; {MAX_INLINE_BYTES} are the limit"

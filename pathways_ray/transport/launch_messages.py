@@ -66,6 +66,11 @@ def inline_of(launch: Launch) -> tuple[InlineArgument, ...]:
     return launch.inline if isinstance(launch, InlineLaunch | PrioritizedLaunch) else ()
 
 
+def inline_bytes(launch: Launch) -> int:
+    """Bytes of the arguments that a call carries."""
+    return sum(len(data) for _, data in inline_of(launch))
+
+
 class IslandLaunch(Message, tag=22):
     """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
     `cancelled` computes nothing: its values are that failure. `launch` is its client's number of it, 0 where it makes

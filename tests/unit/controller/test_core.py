@@ -34,6 +34,7 @@ from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, token_dig
 from pathways_ray.controller.watch import SCHEDULER_ABSENCE_LIMIT_S
 from pathways_ray.errors import AuthenticationError, Failure, SessionClosed
 from pathways_ray.liveness import SILENCE_LIMIT_S
+from pathways_ray.transport.batcher import MAX_BATCH_BYTES
 from pathways_ray.transport.messages import (
     VERSION,
     Abort,
@@ -51,6 +52,7 @@ from pathways_ray.transport.messages import (
     HostDown,
     HostInfo,
     HostUp,
+    InlineLaunch,
     IslandLaunch,
     KnownHost,
     Launch,
@@ -59,6 +61,7 @@ from pathways_ray.transport.messages import (
     Load,
     OpenSession,
     Prepared,
+    PrioritizedLaunch,
     Program,
     Put,
     ReadLog,
@@ -606,6 +609,29 @@ def test_messages_over_a_tenants_quota() -> None:
     commands = say(core, Put(3, 1, VECTOR, ()), size=51)
     (ended,) = [m for m in sent(commands) if isinstance(m, SessionEnded)]
     assert "a message of 51 bytes from tenant 'alice' is too big" in ended.reason
+
+
+@pytest.mark.parametrize(
+    ("messages", "size", "fits"),
+    [
+        pytest.param([InlineLaunch(1, 1, (0,), 1, ((0, bytes(100)),))], 150, True, id="a launch"),
+        pytest.param([PrioritizedLaunch(1, 1, (0,), 1, 5, ((0, bytes(100)),))], 150, True, id="one with a priority"),
+        pytest.param([InlineLaunch(1, 1, (0,), 1, ((0, bytes(100)),))], 151, False, id="a launch with more beside it"),
+        pytest.param(
+            [InlineLaunch(1, 1, (0,), 1, ((0, bytes(100)),)), Put(2, 1, VECTOR, ())],
+            MAX_BATCH_BYTES + 3,
+            False,
+            id="a big message behind a launch",
+        ),
+    ],
+)
+def test_a_quota_of_messages_does_not_count_what_launches_carry(messages: list[Any], size: int, fits: bool) -> None:
+    core = CoreHarness(hosts=True)
+    core.open_session(alice(message_bytes=50))
+    core.handle(StreamOpened(1))
+    say(core, Register(1, bytes(60), {}), size=70)
+    ended = [m for m in sent(say(core, *messages, size=size)) if isinstance(m, SessionEnded)]
+    assert not ended if fits else "is too big: 50 are allowed in a message" in ended[0].reason
 
 
 # --- registration -----------------------------------------------------------------------------------------------------
