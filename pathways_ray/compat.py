@@ -44,6 +44,16 @@ def compile_once_for_alike_devices() -> None:
     cache_key._hash_serialized_compile_options = without_numbers
 
 
+def write_cache_entries_whole(writer: Callable[[str, bytes], None]) -> None:
+    """Has JAX's compilation cache write files by `writer`: its own may be read half written, or left so for ever."""
+    from jax._src import lru_cache
+
+    def put(self: Any, key: str, value: bytes) -> None:
+        writer(str(self.path / f"{key}-cache"), value)
+
+    setattr(lru_cache.LRUCache, "put", put)  # noqa: B010
+
+
 class _Contexts(threading.local):
     """The MLIR context that lowerings of a thread share, how many have used it, and whether they do at the moment."""
 

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
+from tests.integration.islands import remove
 
 X = np.arange(8, dtype=np.float32)
 
@@ -241,7 +242,7 @@ def test_a_slice_of_an_island_that_is_gone_keeps_no_session_from_coming_back(ses
         kept.block_until_ready()
         (controller,) = pids(processes(session), ["Controller"])  # before processes of the island end
         session.drain_island(number, deadline_s=0.0)
-        session.remove_island(number)
+        remove(session, number)
         psutil.Process(controller).kill()
         np.testing.assert_array_equal(np.asarray(kept), X)
         with pytest.raises(pw.errors.BufferLost):
@@ -256,4 +257,4 @@ def test_a_slice_of_an_island_that_is_gone_keeps_no_session_from_coming_back(ses
             time.sleep(0.05)
         np.testing.assert_array_equal(np.asarray(double(X[:6])), X[:6] * 2.0)
     assert session.drain_island(another) == []
-    session.remove_island(another)
+    remove(session, another)

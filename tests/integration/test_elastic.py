@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +14,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray import limits
 from pathways_ray.cli.drill import drill
 from pathways_ray.client.api import ClusterSession
-from pathways_ray.errors import BufferLost, ExecutionError, UsageError
+from pathways_ray.errors import BufferLost, ExecutionError
+from tests.integration.islands import remove
 
 SPLIT = P("x")
 
@@ -29,15 +28,7 @@ def island(session: ClusterSession) -> Iterator[int]:
     number = session.add_island(platform="cpu", devices=2)
     yield number
     session.drain_island(number, deadline_s=0.0)
-    deadline = time.monotonic() + limits.RESUME_LIMIT_S + 10.0
-    while True:
-        try:
-            session.remove_island(number)
-            break
-        except UsageError as error:  # a test before has killed the controller, and its sessions might come back
-            if "try again" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
+    remove(session, number)
 
 
 def kill(session: ClusterSession, island: int) -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray import limits
 from pathways_ray.cli import commands
 from tests.integration.conftest import stopped
 
@@ -89,7 +90,7 @@ def test_a_launch_behind_its_compilation(session, slices) -> None:
 
 def test_a_wait_that_is_over_its_time_says_why(session, slices) -> None:
     with stopped(session, 1):
-        y = pw.compiled(double, slice=slices.b2)(np.arange(4.0))
+        y = pw.compiled(double, slice=slices.b2)(np.zeros(limits.MAX_INLINE_BYTES))  # which are uploaded
         with pytest.raises(pw.errors.WaitTimeout, match=r"was not ready within 1.5 s") as caught:
             y.block_until_ready(timeout=1.5)
     assert any("is on its way to host 1" in note for note in caught.value.__notes__)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+import threading
 from pathlib import Path
 
 VARIABLE = "PATHWAYS_COMPILATION_CACHE"
@@ -54,6 +55,15 @@ def prune(found: Path, max_bytes: int = MAX_BYTES) -> None:
             path.unlink(missing_ok=True)
 
 
+def write(name: str, data: bytes) -> None:
+    """Writes an entry at once, in place of one that is damaged: other processes find all of it or nothing, also where
+    this one is killed."""
+    path = Path(name)
+    part = path.with_name(f"{path.stem}.{os.getpid()}.{threading.get_ident()}-cache")  # one that is left is pruned
+    part.write_bytes(data)
+    part.replace(path)
+
+
 def use(tenant: str = "", alike: bool = True) -> None:
     """Has JAX, in this process, read and write the cache.
 
@@ -63,7 +73,7 @@ def use(tenant: str = "", alike: bool = True) -> None:
     """
     import jax
 
-    from pathways_ray.compat import compile_once_for_alike_devices
+    from pathways_ray.compat import compile_once_for_alike_devices, write_cache_entries_whole
 
     if tenant:
         jax.config.update("jax_enable_compilation_cache", False)
@@ -74,6 +84,7 @@ def use(tenant: str = "", alike: bool = True) -> None:
     if alike:
         compile_once_for_alike_devices()
     prune(found)
+    write_cache_entries_whole(write)
     jax.config.update("jax_compilation_cache_dir", str(found))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

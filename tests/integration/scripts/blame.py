@@ -44,7 +44,7 @@ def works(step: Callable[..., Any]) -> None:
 def fails(program: Callable[..., Any]) -> Exception:
     time.sleep(1.1)  # what could not be compiled is not tried again at once
     try:
-        program(X).block_until_ready(timeout=PATIENCE_S)
+        program(pw.put(X, both)).block_until_ready(timeout=PATIENCE_S)  # one that went along would be tried thrice
     except pw.errors.PathwaysError as error:
         return error
     raise SystemExit("it ran")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,26 @@ def test_a_second_process_compiles_nothing_and_a_damaged_entry_is_compiled_again
     command = [sys.executable, "-c", HOST]
     again = subprocess.run(command, check=True, capture_output=True, text=True)
     assert again.stdout.split()[1] == first[1]
+    assert host() == second
+
+
+def test_readers_find_all_of_an_entry_or_nothing(tmp_path: Path) -> None:
+    entry, size = tmp_path / "one-cache", 1 << 22
+    over = threading.Event()
+
+    def writes() -> None:
+        for k in range(40):
+            disk_cache.write(str(entry), bytes([k]) * size)
+        over.set()
+
+    with ThreadPoolExecutor() as threads:
+        written = [threads.submit(writes) for _ in range(2)]
+        while not over.is_set():
+            if entry.exists():
+                found = entry.read_bytes()
+                assert (len(found), len(set(found))) == (size, 1)
+        assert [one.result() for one in written] == [None, None]
+    assert list(tmp_path.iterdir()) == [entry]
 
 
 def test_what_was_compiled_for_some_devices_runs_on_others(home: Path) -> None:
