@@ -95,6 +95,17 @@ class Joint:
         ]
 
 
+def only_called(lowered: Any) -> Any:
+    """A `jax.stages.Lowered` without functions that nothing in it calls: the other members of a joint export. What is
+    compiled, and kept on disk, then depends on those alone that it runs."""
+    from jaxlib.mlir import passmanager
+
+    module = lowered.compiler_ir("stablehlo")
+    with module.context:
+        passmanager.PassManager.parse("builtin.module(symbol-dce)").run(module.operation)
+    return lowered
+
+
 def _groups(given: Any) -> list[tuple[Any, ...]]:
     """The types of each member; each member has a tuple of them."""
     if not isinstance(given, tuple) or not all(isinstance(one, tuple) for one in given):

@@ -15,8 +15,9 @@ from typing import Any
 import jax
 
 from pathways_ray.client import source_info
+from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.context import current_session, tracing
-from pathways_ray.client.export import Exported, export_function, jax_settings, type_of
+from pathways_ray.client.export import Exported, export_function, type_of
 from pathways_ray.client.program import Program
 from pathways_ray.client.retraces import Traces
 from pathways_ray.client.slices import VirtualSlice

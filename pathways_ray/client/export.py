@@ -5,13 +5,10 @@ The result is StableHLO, named by its content, with the types, layouts and costs
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,19 +18,16 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
 from pathways_ray.client import debugging, estimates, prng, source_info
+from pathways_ray.client.codes import Code, Pending, jax_settings, tracing_for
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.compat import shared_mlir_context
-from pathways_ray.errors import PathwaysError, TooLarge, TraceError
+from pathways_ray.errors import TooLarge, TraceError
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
-from pathways_ray.joint_exports import Joint
 
 _CALLBACKS = ("pure_callback", "io_callback", "callback", "infeed", "outfeed")
-
-_CONFIG: Any = jax.config  # its attributes are made at run time, which types do not show
 
 _OURS = ("pathways_call", "pathways_capture")
 """The primitives that calls and captured arrays of a program are traced to (`tracer`)."""
@@ -41,117 +35,11 @@ _OURS = ("pathways_call", "pathways_capture")
 _MAX_ELEMENTS = 1 << 58
 """Elements. XLA counts bytes in 64 bits with a sign, and ends the process instead of refusing what overflows."""
 
-_LOOP = b"while"
-"""The operation in the code of a function that has loops."""
-
 _ANY_CUSTOM_CALL = export.DisabledSafetyCheck.custom_call("ALL")
 """Sessions that the operator trusts export whatever JAX can; others, what it promises to understand later."""
 
-MAX_JOINT = 128
-MAX_JOINT_EQUATIONS = 64
-"""Functions that are exported as one, and the equations that each of them may have: who needs one gets all of them."""
-
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
-
-
-class Code:
-    """The code of a function, made when it is first asked for; or before that, with that of others (`export_together`).
-
-    `function` is its name for hosts, `blob` the export that has it. Without a `pending` function it is there.
-    """
-
-    def __init__(self, blob: bytes = b"", pending: Pending | None = None) -> None:
-        self.pending = pending
-        if pending is None:
-            self.set(hashlib.sha256(blob).hexdigest(), blob, False)
-
-    def set(self, function: str, blob: bytes, has_loop: bool) -> None:
-        """Notes what was made."""
-        self._function, self._blob, self._has_loop = function, blob, has_loop
-        self.pending = None
-
-    @property
-    def function(self) -> str:
-        """Raises `TraceError` where it cannot be exported."""
-        self.make()
-        return self._function
-
-    @property
-    def blob(self) -> bytes:
-        self.make()
-        return self._blob
-
-    @property
-    def has_loop(self) -> bool:
-        self.make()
-        return self._has_loop
-
-    def make(self) -> None:
-        """Makes it, alone, unless it is there."""
-        if self.pending is not None:
-            exported, blob = self.pending.exported()
-            self.set(hashlib.sha256(blob).hexdigest(), blob, _LOOP in exported.mlir_module_serialized)
-
-
-class Pending(NamedTuple):
-    """A function that was traced, and not exported yet."""
-
-    name: str
-    traced: Any
-    jitted: Any
-    shardings: tuple[NamedSharding, ...]
-    avals: tuple[jax.ShapeDtypeStruct, ...]
-    mesh: AbstractMesh
-    platforms: tuple[str, ...]
-    disabled: tuple[Any, ...]
-
-    def exported(self) -> tuple[export.Exported, bytes]:
-        """Its export, and that as bytes. Raises `TraceError`."""
-        with _tracing(self.name, self.mesh), shared_mlir_context():
-            made = export.export(self.jitted, platforms=self.platforms, disabled_checks=self.disabled)(*self.avals)
-            return made, bytes(made.serialize())
-
-    @property
-    def is_small(self) -> bool:
-        """Whether it is exported with others. For several platforms an export takes a further argument."""
-        closed = self.traced.jaxpr
-        few = len(list(itertools.islice(equations_of(closed.jaxpr), MAX_JOINT_EQUATIONS + 1))) <= MAX_JOINT_EQUATIONS
-        return few and len(self.platforms) == 1 and not any(True for _ in constants_of(closed))
-
-
-def export_together(functions: Iterable[Exported]) -> None:
-    """Exports those that are small, and have no code yet, as one for each mesh: see `joint_exports`."""
-    groups: dict[Any, list[Code]] = {}
-    for code in dict.fromkeys(function.code for function in functions):
-        if code.pending is not None and code.pending.is_small:
-            alike = code.pending.mesh, code.pending.platforms, code.pending.disabled
-            groups.setdefault(alike, []).append(code)
-    for codes in groups.values():
-        for first in range(0, len(codes), MAX_JOINT):
-            if len(some := codes[first : first + MAX_JOINT]) > 1:
-                _export_as_one(some)
-
-
-def _export_as_one(codes: Sequence[Code]) -> None:
-    """Leaves functions without code that JAX makes something else of: they are exported alone."""
-    given = [code.pending for code in codes if code.pending is not None]
-
-    def joint(*groups: Any) -> tuple[Any, ...]:
-        return tuple(one.jitted(*group) for one, group in zip(given, groups, strict=True))
-
-    shardings = tuple(one.shardings for one in given)
-    avals: Any = tuple(one.avals for one in given)
-    jitted = jax.jit(joint, in_shardings=shardings, keep_unused=True)
-    pending = given[0]._replace(name="joint", jitted=jitted, shardings=(), avals=avals)
-    try:
-        exported, blob = pending.exported()
-        kinds = Joint(exported).kinds()
-    except PathwaysError:
-        return
-    digest = hashlib.sha256(blob).hexdigest()
-    for code, (member, has_loop) in zip(codes, kinds, strict=True):
-        code.set(f"{digest}#{member}", blob, has_loop)
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,12 +80,12 @@ class Exported:
         if later is not None and self.code.pending is not None:
             later.append(self)
             return Part(self.name, "", inputs)
-        code = self.code
+        made = self.code.made
         limit_ms = self.host_limit_ms
         part = Part(
-            self.name, code.function, inputs, self.no_fusion, self.estimated_us, code.has_loop, host_limit_ms=limit_ms
+            self.name, made.function, inputs, self.no_fusion, self.estimated_us, made.has_loop, host_limit_ms=limit_ms
         )
-        functions[part.digest] = code.blob
+        functions[part.digest] = made.blob
         return part
 
 
@@ -297,7 +185,7 @@ def _traced(
     to the results."""
     disabled = (_ANY_CUSTOM_CALL,) if where.session.trusted else ()
     mesh = where.mesh.abstract_mesh
-    with _tracing(name, mesh):
+    with tracing_for(name, mesh):
         jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
         traced = jitted.trace(*avals)
         effects = frozenset(traced.jaxpr.effects)
@@ -306,23 +194,7 @@ def _traced(
             jitted = jax.jit(rewritten, in_shardings=shardings, keep_unused=True)
             traced = jitted.trace(*avals)
         _check_shippable(name, traced.jaxpr)
-    return effects, Pending(name, traced, jitted, shardings, tuple(avals), mesh, platforms, disabled)
-
-
-@contextlib.contextmanager
-def _tracing(name: str, mesh: AbstractMesh) -> Iterator[None]:
-    """Has JAX trace and lower for a mesh; what it cannot is a `TraceError`."""
-    try:
-        with jax.sharding.use_abstract_mesh(mesh):
-            yield
-    except PathwaysError:
-        raise
-    except Exception as error:
-        where_text = source_info.of_error(error)
-        at = f" ({where_text})" if where_text else ""
-        raise source_info.noted(
-            TraceError(f"{name}{at} cannot be traced: {source_info.text_of(error)}"), source_info.hint_for(error)
-        ) from error
+    return effects, Pending(name, traced, shardings, tuple(avals), mesh, platforms, disabled, jax_settings())
 
 
 def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
@@ -359,15 +231,3 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
             )
     if closed.effects:
         raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")
-
-
-def jax_settings() -> tuple[Any, ...]:
-    """The settings of JAX that a trace depends on beside its arguments; they may differ with each call
-    (`jax.enable_x64`, `jax.default_matmul_precision`, `jax.threefry_partitionable`, `jax.default_prng_impl`)."""
-    return (
-        _CONFIG.jax_enable_x64,
-        _CONFIG.jax_default_matmul_precision,
-        _CONFIG.jax_threefry_partitionable,
-        _CONFIG.jax_default_prng_impl,
-        debugging.checks_asked(),
-    )

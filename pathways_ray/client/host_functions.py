@@ -19,8 +19,9 @@ import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.client import source_info
+from pathways_ray.client.codes import Code
 from pathways_ray.client.compiled import CompiledFunction
-from pathways_ray.client.export import Code, Exported
+from pathways_ray.client.export import Exported
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import broadcast_specs
 from pathways_ray.errors import ProgramRefused, TooLarge, TraceError, UsageError

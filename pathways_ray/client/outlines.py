@@ -14,7 +14,8 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
-from pathways_ray.client.export import Code, Exported
+from pathways_ray.client.codes import Code
+from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import GraphBuilder, Value, constant
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice

@@ -12,7 +12,7 @@ from typing import Any, cast
 import jax
 import numpy as np
 
-from pathways_ray.client.export import jax_settings
+from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.joined_calls import Call, JoinedCalls
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import UsageError

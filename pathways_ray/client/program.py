@@ -16,8 +16,9 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node, has_control
 from pathways_ray.client.buffer import DELETED, INLINE, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
+from pathways_ray.client.codes import export_together, jax_settings
 from pathways_ray.client.context import current_session, tracing
-from pathways_ray.client.export import Exported, export_together, jax_settings
+from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.outlines import ProgramBuilder
@@ -150,7 +151,7 @@ class Program:
         later: list[Exported] = []
         built = self._built(session, found, kinds, None if has_control(found.closed) else later)
         if later:  # it is known what they are: their code is made together
-            export_together(later)
+            export_together(one.code for one in later)
             built = self._built(session, found, kinds, None)
         return LoweredProgram(session, built, found.output_tree)
 

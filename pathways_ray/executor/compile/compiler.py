@@ -24,7 +24,7 @@ from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
-from pathways_ray.joint_exports import Joint, Member
+from pathways_ray.joint_exports import Joint, Member, only_called
 from pathways_ray.transport.messages import encode
 
 MAX_CACHED = 1024
@@ -246,7 +246,7 @@ class Compiler:
                 keep_unused=True,
             )
             with jax.set_mesh(mesh):
-                return jitted.lower(*arguments).compile(compiler_options=options)
+                return only_called(jitted.lower(*arguments)).compile(compiler_options=options)
 
         compiled = build(with_end(run))
         self.backend.check(compiled, len(self.island))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import threading
 from typing import Any
 
 import jax
@@ -13,10 +15,11 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client import codes
 from pathways_ray.errors import ProgramRefused, TraceError
 from pathways_ray.executor.compile.allowlist import check_function
 from pathways_ray.ir.graph import functions_in
-from pathways_ray.joint_exports import Joint
+from pathways_ray.joint_exports import Joint, only_called
 from tests.unit.executor.compile.exports import from_text
 
 V = np.arange(8, dtype=np.float32)
@@ -143,3 +146,131 @@ def test_an_ordinary_export_has_no_members() -> None:
                 plain, in_tree=jax.tree.structure((((0,),), {"a": ()})), out_tree=jax.tree.structure(((0,),))
             )
         )
+
+
+def random_numbers(v: Any) -> Any:
+    return jax.random.uniform(jax.random.key(0), v.shape) + v @ jnp.eye(8) * 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(
+    ("setting", "function"),
+    [
+        (lambda: jax.threefry_partitionable(False), random_numbers),
+        (lambda: jax.default_prng_impl("rbg"), random_numbers),
+        (lambda: jax.enable_x64(True), lambda v: jnp.sum(v.astype(float) + 1 / 3)),
+        (lambda: jax.default_matmul_precision("highest"), lambda v: v @ jnp.ones((8, 8))),
+    ],
+)
+def test_code_is_made_under_the_settings_of_its_trace_and_of_what_was_traced(session, count, setting, function) -> None:
+    """Code is made after the program's own function has ended, which may have set them for a part of itself."""
+    where = session.virtual_slice((1,), ("x",))
+    runs: list[int] = []
+
+    def noted(v: Any) -> Any:
+        runs.append(1)
+        return function(v)
+
+    inside = [pw.compiled(noted, slice=where) for _ in range(count)]
+    outside = pw.compiled(function, slice=where)
+
+    @pw.program
+    def f(v: Any) -> Any:
+        with setting():
+            made = [one(v) for one in inside]
+        return (*made, outside(v + 1))
+
+    *found, last = f(V)
+    with setting():
+        wanted = np.asarray(jax.jit(lambda v: function(v))(V))  # a new function: JAX may know the other one
+    for one in found:
+        assert one.dtype == wanted.dtype
+        np.testing.assert_array_equal(np.asarray(one), wanted)
+    np.testing.assert_array_equal(np.asarray(last), jax.jit(lambda v: function(v))(V + 1))
+    assert len(runs) == count
+
+
+def test_members_keep_their_code_while_another_thread_makes_that_of_some(session, monkeypatch) -> None:
+    """The order in which it went wrong: the second mesh's functions got code while the first's was made."""
+    slices = [session.virtual_slice((n,), ("x",)) for n in (1, 2)]
+    parts = [[pw.compiled(lambda v, k=k: v + k, slice=where) for k in range(3)] for where in slices]
+    other = pw.program(lambda v: parts[1][0](v))
+    waiting: list[threading.Thread] = []
+    joint = codes._export_as_one
+
+    def slowly(given: Any) -> None:
+        if not waiting:
+            waiting.append(threading.Thread(target=lambda: other.prepared((V,))))
+            waiting[0].start()
+            waiting[0].join(0.5)
+        joint(given)
+
+    monkeypatch.setattr(codes, "_export_as_one", slowly)
+    f = pw.program(lambda a, b: (*(one(a) for one in parts[0]), *(one(b) for one in parts[1])))
+    for k, one in enumerate(f(V, V)):
+        np.testing.assert_array_equal(np.asarray(one), V + k % 3)
+    waiting[0].join()
+
+
+def refusable() -> dict[str, Any]:
+    summed = jax.shard_map(
+        lambda v: jax.lax.psum(v, "x"),
+        mesh=jax.sharding.AbstractMesh((2,), ("x",)),
+        in_specs=P("x"),
+        out_specs=P(),
+        check_vma=False,
+    )
+    return {"shard_map": summed, "custom call": lambda v: jnp.linalg.cholesky(jnp.outer(v, v) + jnp.eye(8))}
+
+
+@pytest.mark.parametrize("kind", refusable())
+def test_what_a_host_may_refuse_is_exported_alone(session, kind: str) -> None:
+    """It refuses an export as a whole."""
+    where = session.virtual_slice((2,), ("x",))
+    strange = pw.compiled(refusable()[kind], slice=where)
+    plain = [pw.compiled(lambda v, k=k: v * k, slice=where) for k in range(2)]
+    f = pw.program(lambda v: (*(one(v) for one in plain), strange(v)))
+    first, second, alone = [part.function for part in functions(built(f, V))]
+    assert first.partition("#")[0] == second.partition("#")[0] != alone.partition("#")[0]
+    assert "#" in first
+    assert "#" not in alone
+
+
+def test_what_makes_huge_values_is_exported_alone(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    huge = pw.compiled(lambda v: jnp.broadcast_to(v[0], (1 << 23, 1 << 23)).sum(), slice=where)
+    plain = [pw.compiled(lambda v, k=k: v * k, slice=where) for k in range(2)]
+    f = pw.program(lambda v: (*(one(v) for one in plain), huge(v)))
+    assert ["#" in part.function for part in functions(built(f, V))] == [True, True, False]
+
+
+def test_many_functions_are_several_exports_that_a_host_takes(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+
+    def drawn(seed: Any, k: int) -> Any:
+        key = jax.random.key(seed)
+        return sum(jax.random.bits(jax.random.fold_in(key, number), (2,)) for number in range(12)) + k
+
+    parts = [pw.compiled(functools.partial(drawn, k=k), slice=where) for k in range(40)]
+    f = pw.program(lambda seed: tuple(one(seed) for one in parts))
+    made = built(f, np.uint32(1))
+    assert len(made.functions) > 1
+    for blob in made.functions.values():
+        assert check_function(blob) == 0
+
+
+def test_what_is_compiled_depends_on_the_members_that_are_called_alone() -> None:
+    """So that what is kept on disk is found again after another member has changed."""
+
+    def compiled_text(first: Any) -> str:
+        members = [jax.jit(first), jax.jit(lambda v: (jnp.linalg.norm(v) + jnp.sin(v),))]
+        whole = jax.jit(lambda *given: tuple(one(*group) for one, group in zip(members, given, strict=True)))
+        joint = Joint(export.export(whole, platforms=("cpu",))((jnp.asarray(V),), (jnp.asarray(V),)))
+        called = only_called(jax.jit(lambda v: joint.member("1").call(v)).lower(V))
+        np.testing.assert_allclose(called.compile()(V)[0], np.linalg.norm(V) + np.sin(V), rtol=1e-6)
+        text: str = called.as_text()
+        return text
+
+    text = compiled_text(lambda v: (v * 2,))
+    assert compiled_text(lambda v: (jnp.tanh(v) + 3,)) == text
+    assert "stablehlo.sine" in text

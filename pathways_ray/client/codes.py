@@ -1,0 +1,252 @@
+"""The code of functions, made some time after they were traced: alone, or together with that of others.
+
+Whatever JAX is set to meanwhile, code is made of what was traced then, under the settings of then; the user's function
+does not run again for it. Threads take turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+from jax import export
+from jax.extend import core as jex_core
+from jax.sharding import AbstractMesh, NamedSharding
+
+from pathways_ray.client import debugging, source_info
+from pathways_ray.client.jaxprs import constants_of, equations_of
+from pathways_ray.compat import shared_mlir_context
+from pathways_ray.errors import PathwaysError, TraceError
+from pathways_ray.joint_exports import Joint
+
+_CONFIG: Any = jax.config  # its attributes are made at run time, which types do not show
+
+_LOOP = b"while"
+"""The operation in the code of a function that has loops."""
+
+MAX_JOINT = 128
+MAX_JOINT_EQUATIONS = 1024
+"""Functions that are exported as one, and their equations: who needs one gets all of them. One makes 200 operations at
+most (`threefry2x32`), so that they stay below `limits.MAX_OPERATIONS`."""
+
+MAX_SMALL_EQUATIONS = 64
+_MAX_SMALL_ELEMENTS = 1 << 32
+"""Equations of a function that is exported with others, and elements of each value: far below what hosts refuse."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PLAIN = _names("""
+abs add add_any and argmax argmin atan2 bitcast_convert_type broadcast_in_dim cbrt ceil clamp closed_call clz
+concatenate cond conv_general_dilated convert_element_type copy copy_p cos cumlogsumexp cummax cummin cumprod cumsum
+custom_jvp_call custom_vjp_call div dot_general dynamic_slice dynamic_update_slice eq erf erf_inv erfc exp exp2 expm1
+floor gather ge gt integer_pow iota is_finite jit le log log1p logistic lt max min mul ne neg nextafter not or pad
+population_count pow random_bits random_fold_in random_seed random_split random_unwrap random_wrap reduce_and reduce_max
+reduce_min reduce_or reduce_precision reduce_prod reduce_sum reduce_xor rem reshape rev round rsqrt scan scatter
+scatter-add scatter-max scatter-min scatter-mul select_n sharding_constraint shift_left shift_right_arithmetic
+shift_right_logical sign sin slice sort split sqrt square squeeze stop_gradient sub tan tanh threefry2x32 transpose
+while xor
+""")
+"""The operations of functions that are exported with others. A host refuses an export as a whole, so that none of them
+may be a reason to: no collectives, and nothing that becomes a custom call."""
+
+_making = threading.RLock()
+"""Held while code is made, and by who looks for what has none."""
+
+
+class Made(NamedTuple):
+    """The code of a function: its name for hosts, the export that has it, and whether it may have a loop."""
+
+    function: str
+    blob: bytes
+    has_loop: bool
+
+    @classmethod
+    def alone(cls, blob: bytes, has_loop: bool = False) -> Made:
+        """Names an export by its content."""
+        return cls(hashlib.sha256(blob).hexdigest(), blob, has_loop)
+
+
+class Code:
+    """The code of a function, made when it is first asked for; or before that, with that of others (`export_together`).
+
+    Without a `pending` function it is there. Safe to use from several threads.
+    """
+
+    def __init__(self, blob: bytes = b"", pending: Pending | None = None) -> None:
+        self.pending = pending
+        self._made = Made.alone(blob) if pending is None else None
+
+    def set(self, made: Made) -> None:
+        """Notes what was made; once."""
+        self._made, self.pending = made, None
+
+    @property
+    def made(self) -> Made:
+        """The code, made alone unless it is there. Raises `TraceError` where it cannot be exported."""
+        if (found := self._made) is None:
+            with _making:
+                if self.pending is not None:
+                    exported, blob = self.pending.exported()
+                    self.set(Made.alone(blob, _LOOP in exported.mlir_module_serialized))
+                found = self._made
+        assert found is not None, "code is pending or made"
+        return found
+
+
+class Pending(NamedTuple):
+    """A function that was traced, and not exported yet."""
+
+    name: str
+    traced: Any
+    shardings: tuple[NamedSharding, ...]
+    avals: tuple[jax.ShapeDtypeStruct, ...]
+    mesh: AbstractMesh
+    platforms: tuple[str, ...]
+    disabled: tuple[Any, ...]
+    settings: tuple[Any, ...]
+    """What `jax_settings` were when it was traced."""
+
+    def exported(self) -> tuple[export.Exported, bytes]:
+        """Its export, and that as bytes. Raises `TraceError`."""
+        with _under(self.settings), tracing_for(self.name, self.mesh), shared_mlir_context():
+            known: Any = _Known(self.traced)
+            made = export.export(known, platforms=self.platforms, disabled_checks=self.disabled)()
+            return made, bytes(made.serialize())
+
+    def size(self) -> int:
+        """Its equations, where it is exported with others: at most `MAX_SMALL_EQUATIONS`. More for those that are not:
+        for several platforms, for one, an export takes a further argument."""
+        closed = self.traced.jaxpr
+        few = list(itertools.islice(equations_of(closed.jaxpr), MAX_SMALL_EQUATIONS + 1))
+        values = [*closed.jaxpr.invars, *(made for equation in few for made in equation.outvars)]
+        is_plain = (
+            len(self.platforms) == 1
+            and all(equation.primitive.name in _PLAIN for equation in few)
+            and all(math.prod(value.aval.shape) <= _MAX_SMALL_ELEMENTS for value in values)
+            and not any(True for _ in constants_of(closed))
+        )
+        return len(few) if is_plain else MAX_SMALL_EQUATIONS + 1
+
+    def again(self) -> Any:
+        """A function that does what was traced, to call in another one; it gives a tuple."""
+        closed = self.traced.jaxpr
+
+        def run(*given: Any) -> tuple[Any, ...]:
+            return tuple(jex_core.jaxpr_as_fun(closed)(*given))
+
+        return jax.jit(run, in_shardings=self.shardings, keep_unused=True)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A `jax.stages.Wrapped`, as `jax.export` asks for, of a function that is traced already."""
+
+    traced: Any
+
+    def __call__(self) -> Any:
+        raise AssertionError("it is exported only")
+
+    def trace(self) -> Any:
+        """Gives what it was traced to."""
+        return self.traced
+
+    def lower(self) -> Any:
+        """Gives what it is lowered to."""
+        return self.traced.lower()
+
+
+def export_together(codes: Iterable[Code]) -> None:
+    """Makes the code of those that are small, and have none yet, as one export for each mesh: see `joint_exports`."""
+    with _making:
+        groups: dict[Any, list[tuple[Code, Pending]]] = {}
+        sizes: Counter[Any] = Counter()
+        for code in dict.fromkeys(codes):
+            if (one := code.pending) is None or (size := one.size()) > MAX_SMALL_EQUATIONS:
+                continue
+            alike = one.mesh, one.platforms, one.disabled, one.settings
+            if len(groups.get(alike, ())) == MAX_JOINT or sizes[alike] + size > MAX_JOINT_EQUATIONS:
+                _export_as_one(groups.pop(alike))
+                del sizes[alike]
+            groups.setdefault(alike, []).append((code, one))
+            sizes[alike] += size
+        for group in groups.values():
+            _export_as_one(group)
+
+
+def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
+    """Leaves functions without code that JAX makes something else of: they are exported alone."""
+    if len(codes) < 2:
+        return
+    given = [one for _, one in codes]
+    members = [one.again() for one in given]
+
+    def joint(*groups: Any) -> tuple[Any, ...]:
+        return tuple(member(*group) for member, group in zip(members, groups, strict=True))
+
+    like = given[0]
+    shardings = tuple(one.shardings for one in given)
+    jitted = jax.jit(joint, in_shardings=shardings, keep_unused=True)
+    try:
+        with _under(like.settings), tracing_for("joint", like.mesh):
+            traced = jitted.trace(*(one.avals for one in given))
+        exported, blob = like._replace(name="joint", traced=traced).exported()
+        kinds = Joint(exported).kinds()
+    except PathwaysError:
+        return
+    digest = hashlib.sha256(blob).hexdigest()
+    made = [Made(f"{digest}#{member}", blob, has_loop) for member, has_loop in kinds]
+    assert len(made) == len(codes), "a joint export has a member for each function"
+    for (code, _), one in zip(codes, made, strict=True):
+        code.set(one)
+
+
+@contextlib.contextmanager
+def tracing_for(name: str, mesh: AbstractMesh) -> Iterator[None]:
+    """Has JAX trace and lower for a mesh; what it cannot is a `TraceError`."""
+    try:
+        with jax.sharding.use_abstract_mesh(mesh):
+            yield
+    except PathwaysError:
+        raise
+    except Exception as error:
+        where_text = source_info.of_error(error)
+        at = f" ({where_text})" if where_text else ""
+        raise source_info.noted(
+            TraceError(f"{name}{at} cannot be traced: {source_info.text_of(error)}"), source_info.hint_for(error)
+        ) from error
+
+
+def jax_settings() -> tuple[Any, ...]:
+    """The settings of JAX that a trace depends on beside its arguments; they may differ with each call
+    (`jax.enable_x64`, `jax.default_matmul_precision`, `jax.threefry_partitionable`, `jax.default_prng_impl`)."""
+    return (
+        _CONFIG.jax_enable_x64,
+        _CONFIG.jax_default_matmul_precision,
+        _CONFIG.jax_threefry_partitionable,
+        _CONFIG.jax_default_prng_impl,
+        debugging.checks_asked(),
+    )
+
+
+@contextlib.contextmanager
+def _under(settings: tuple[Any, ...]) -> Iterator[None]:
+    """Has this thread's JAX be set as then. What values are looked for (`checks_asked`) is in what was traced."""
+    wide, precision, partitionable, generator, _ = settings
+    with (
+        jax.enable_x64(wide),
+        jax.default_matmul_precision(precision),
+        jax.threefry_partitionable(partitionable),
+        jax.default_prng_impl(generator),
+    ):
+        yield
