@@ -131,7 +131,7 @@ class Hosts:
             dropped += self.dispatch.drop_results(record)
         settled = self.outcomes.settle(lost)
         undecided = self.outcomes.donations.island_lost(island)
-        inherited = self.outcomes.inherited.island_lost(island, failure)
+        inherited = self.outcomes.inherited.island_lost(island, failure, overdue)
         return Settled([*dropped, *settled.commands, *undecided, *inherited], settled.sessions)
 
     # --- hosts without a scheduler ------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ came there, and they would wait for it. Nothing runs again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -180,10 +181,12 @@ class Inherited:
                 del self.fates[sequence]
         return commands
 
-    def island_lost(self, island: int, failure: Failure) -> list[Send]:
-        """An island reports no more."""
-        running = [sequence for sequence, fate in self.fates.items() if island in fate.runs]
-        return [command for sequence in running for command in self.reported(island, sequence, failure)]
+    def island_lost(
+        self, island: int, failure: Failure, overdue: Mapping[int, Failure] = MappingProxyType({})
+    ) -> list[Send]:
+        """An island reports no more. Launches that are `overdue` have a failure of their own."""
+        running = [n for n, fate in self.fates.items() if island in fate.runs]
+        return [command for n in running for command in self.reported(island, n, overdue.get(n, failure))]
 
     def forget(self) -> None:
         """No client comes back any more."""

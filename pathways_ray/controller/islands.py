@@ -106,6 +106,7 @@ class Islands:
     def host_up(self, island: int, message: wire.HostUp) -> list[events.Command]:
         """A host has joined, or joins again with what it holds. One that is refused is killed, to start again."""
         launches, holds, takeover = self.launches, message.holds, self.takeover
+        displaced = self._displaced(island, message)
         if takeover is not None and takeover.is_new(message):
             found: Sequence[events.Command] | None = takeover.host_up(island, message)
         elif holds is None:
@@ -119,12 +120,26 @@ class Islands:
         else:
             found = launches.host_back(island, message, holds, self.clients.turns.uploads())
         if found is None:
-            return [events.CallManager("kill_host", (message.host, message.epoch))]
-        commands = [*found]
+            return [*displaced, events.CallManager("kill_host", (message.host, message.epoch))]
+        commands = [*displaced, *found]
         if message.info is not None:
             known = wire.encode(wire.KnownHost(message.info, message.epoch))
             commands.append(events.CallManager("serves", (known,)))
         return commands + (takeover.look(launches.tables.now) if takeover is not None else [])
+
+    def _displaced(self, island: int, message: wire.HostUp) -> list[events.Command]:
+        """Ends sessions with slices on a host that comes to another island than theirs: it has the number of one that
+        is gone, and may be another tenant's."""
+        host, before = message.host, self.launches.hosts.get(message.host)
+        if before is None or before.island == island or before.epoch >= message.epoch:
+            return []
+        text = f"host {host} of a slice of the session is gone, and its number went to island {island}"
+        commands: list[events.Command] = []
+        for client in list(self.clients.known.values()):
+            slices = self.launches.sessions[client.session].slices.values()
+            if any(host in placed.hosts and placed.island != island for placed in slices):
+                commands += self.clients.end(client, text)
+        return commands
 
     def _is_up(self, message: wire.HostUp) -> bool:
         known = self.launches.hosts.get(message.host)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from pathways_ray.controller import events
 from pathways_ray.controller.clients import Client
+from pathways_ray.controller.tenants import Tenant
 
 IDLE_LIMIT_S = 60.0
 """Islands of a tenant without sessions end after this time: a tenant that comes back at once finds them."""
@@ -40,7 +41,11 @@ class Isolation:
 
     def islands_of(self, client: Client) -> str:
         """The tenant whose islands a client's slices lie on; "" for those of all."""
-        return client.tenant.name if self.enabled and client.token else ""
+        return self.islands_for(client.tenant, client.token)
+
+    def islands_for(self, tenant: Tenant, token: str) -> str:
+        """The same for a client that is to be, of a tenant with a token; "" stands for that of the operator."""
+        return tenant.name if self.enabled and token else ""
 
     def opened(self, client: Client, now: float) -> list[events.Command]:
         """A session has opened: its tenant needs islands."""

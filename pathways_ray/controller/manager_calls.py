@@ -12,14 +12,14 @@ from collections.abc import Mapping
 import msgspec
 
 from pathways_ray.controller import events
-from pathways_ray.controller.state import Tables
-from pathways_ray.transport.messages import HeldSlice, Holdings, KnownHost
+from pathways_ray.controller.state import Session, Tables
+from pathways_ray.transport.messages import HeldSlice, HeldSlices, Holdings, KnownHost, encode
 
 QUESTION_LIMIT_S = 60.0
 """A question that does not get through for this long is not asked again, and what waits for its answer fails: a
 resource manager that Ray starts again is there within seconds, on a busy machine within a minute."""
 
-NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host", "hold_slices"})
+NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host"})
 """Calls that say what `Holdings` say as well, or are made again by others."""
 
 
@@ -43,7 +43,16 @@ class ManagerCalls:
             self.is_behind, self.incarnation = False, event.incarnation
             commands.append(events.TellManager(holdings(self.tables, self.schedulers)))
         again, self.again = self.again, []
-        return [*commands, *again]
+        return [*commands, *map(self._anew, again)]
+
+    def _anew(self, call: events.CallManager) -> events.CallManager:
+        """A call that is made again: a session has the slices that it has by now."""
+        if call.method != "hold_slices":
+            return call
+        number = call.arguments[0]
+        session = self.tables.sessions.get(number)
+        found = HeldSlices(() if session is None else held_by(session), self.tables.last_slice)
+        return msgspec.structs.replace(call, arguments=(number, encode(found)))
 
     def missed(self, event: events.ManagerMissed, now: float) -> None:
         """A call did not get through, or its answer did not."""
@@ -65,11 +74,15 @@ def holdings(tables: Tables, schedulers: Mapping[int, str]) -> Holdings:
     return Holdings(
         tuple(KnownHost(h.info, h.epoch, h.down_since is None) for h in tables.hosts.values() if h.info is not None),
         tuple(sorted(schedulers.items())),
-        tuple(
-            HeldSlice(session.id, placed, session.names.get(number, ""), session.parts.get(number, 0))
-            for session in tables.sessions.values()
-            for number, placed in session.slices.items()
-        )
+        tuple(one for session in tables.sessions.values() for one in held_by(session))
         + tuple(one for slices in tables.unclaimed.values() for one in slices.values()),
         tables.last_slice,
+    )
+
+
+def held_by(session: Session) -> tuple[HeldSlice, ...]:
+    """The slices of a session."""
+    return tuple(
+        HeldSlice(session.id, placed, session.names.get(number, ""), session.parts.get(number, 0))
+        for number, placed in session.slices.items()
     )

@@ -31,7 +31,8 @@ class Moves:
     Args:
         lost_after_s: seconds without one of its hosts after which an island is lost.
 
-    `draining` are islands that are to be emptied, `gone` those that were ended with slices on them.
+    `draining` are islands that are to be emptied, `gone` those that were ended with slices on them. `unheard`
+    are those that sessions came back to and of which nobody has been heard since: they count as ended until then.
     """
 
     def __init__(self, launches: Launches, lost_after_s: float = limits.LOST_AFTER_S) -> None:
@@ -39,6 +40,7 @@ class Moves:
         self.lost_after_s = lost_after_s
         self.draining: set[int] = set()
         self.gone: set[int] = set()
+        self.unheard: set[int] = set()
         self.said = -math.inf
 
     # --- moves --------------------------------------------------------------------------------------------------------
@@ -135,9 +137,19 @@ class Moves:
         """The reason for which slices have to leave an island, in words; "" where they may stay."""
         if island in self.draining:
             return "is drained"
-        if island in self.gone:
+        if island in self.gone or island in self.unheard:
             return "was removed"
         return "is lost" if island in self._lost(self.launches.tables.now) else ""
+
+    def heard_of(self, island: int) -> None:
+        """The scheduler of an island has come. Its hosts are waited for from now on."""
+        if island not in self.unheard:
+            return
+        self.unheard.discard(island)
+        self.said = -math.inf
+        for host in self.launches.hosts.values():
+            if host.island == island and host.down_since is not None:
+                host.down_since = self.launches.tables.now
 
     def drained(self, island: int) -> None:
         """An island is to be emptied."""
@@ -149,7 +161,7 @@ class Moves:
         if now - self.said < AGAIN_S:
             return [], []
         self.said = now
-        empty = sorted(self.draining | self.gone | self._lost(now))
+        empty = sorted(self.draining | self.gone | self.unheard | self._lost(now))
         commands: list[Send] = []
         left: set[int] = set()
         for session in self.launches.sessions.values():
@@ -158,8 +170,9 @@ class Moves:
             left |= {session.slices[n].island for n in found}
             if whole := tuple(n for n in found if n not in session.parts):
                 commands.append(SendClient(session.id, wire.Vacate(whole)))
-        over = sorted(self.gone - left)
-        self.gone -= set(over)
+        over = sorted((self.gone | self.unheard) - left)
+        self.gone &= left
+        self.unheard &= left
         return commands, over
 
     def _lost(self, now: float) -> set[int]:

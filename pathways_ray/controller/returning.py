@@ -15,8 +15,10 @@ from collections.abc import Container
 from pathways_ray import limits
 from pathways_ray.controller import quotas
 from pathways_ray.controller.moves import Moves
+from pathways_ray.controller.state import HostState
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import AuthenticationError, SessionClosed, TooLarge
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.transport.capabilities import is_slice_tag
 from pathways_ray.transport.messages import HeldSlice, ResumeSession
 
@@ -31,16 +33,19 @@ def check_tags(request: ResumeSession, secret: str) -> None:
             raise AuthenticationError(f"{text}, the tag is wrong")
 
 
-def slices_of(request: ResumeSession, owner: Tenant, moves: Moves, known: Container[int]) -> list[HeldSlice]:
+def slices_of(
+    request: ResumeSession, owner: Tenant, isolated: str, moves: Moves, known: Container[int]
+) -> list[HeldSlice]:
     """The slices of a session that comes back.
 
     Args:
+        isolated: the tenant whose islands they lie on; "" for those of all.
         known: those that the resource manager knows.
 
     Raises:
         TooLarge: they are more than a session may have.
         QuotaExceeded: they are more than the tenant may have.
-        SessionClosed: hosts of theirs have come to another island since.
+        SessionClosed: hosts of theirs have come to another island since, or to that of another tenant.
     """
     slices = {one.placed.mesh.id: one for one in request.slices}
     if len(slices) > limits.MAX_SLICES:
@@ -52,15 +57,20 @@ def slices_of(request: ResumeSession, owner: Tenant, moves: Moves, known: Contai
         asked = sum(one.placed.mesh.size for number, one in slices.items() if number not in parts)
         quotas.enforce(quotas.devices(owner, asked, launches.sessions.values()))
     for number, one in slices.items():
-        if any(hosts[host].island != one.placed.island for host in one.placed.hosts if host in hosts):
-            text = f"hosts of its slice {number} are not on island {one.placed.island} any more"
+        if any(_is_of_others(hosts[host], one.placed, isolated) for host in one.placed.hosts if host in hosts):
+            text = f"hosts of its slice {number} are not on island {one.placed.island} any more, or not its tenant's"
             raise SessionClosed(f"session {request.session} cannot be resumed: {text}")
-    there = {host.island for host in hosts.values()}
+    there = {host.island for host in hosts.values()} | launches.tables.schedulers
     for placed in [one.placed for one in slices.values()]:
         absent = [host for host in placed.hosts if host not in hosts]
         launches.membership.expect({placed.island: absent})
         if placed.island not in there:
-            moves.gone.add(placed.island)
+            moves.unheard.add(placed.island)
             for host in absent:
                 hosts[host].down_since = -math.inf  # nobody waits for it
     return [HeldSlice(request.session, slices[n].placed, slices[n].name[:256], parts.get(n, 0)) for n in sorted(slices)]
+
+
+def _is_of_others(host: HostState, placed: PlacedSlice, isolated: str) -> bool:
+    """Whether a host has another island than a slice there, or serves another tenant than the `isolated` one."""
+    return host.island != placed.island or (host.info is not None and host.info.tenant != isolated)

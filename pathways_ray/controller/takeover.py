@@ -113,8 +113,7 @@ class Takeover:
     def island_up(self, hello: wire.IslandUp) -> None:
         """A scheduler tells the highest numbers that it has seen: those that follow are above them."""
         registrar = self.clients.registrar
-        if self.blind:  # it was taken for one that was removed, if a session came back earlier
-            self.requests.changes.moves.gone.discard(hello.island)
+        self.requests.changes.moves.heard_of(hello.island)
         self.tables.sequence = max(self.tables.sequence, hello.sequence + NUMBERS_APART)
         registrar.programs_made = max(registrar.programs_made, hello.program + NUMBERS_APART)
 
@@ -268,10 +267,11 @@ class Takeover:
             raise SessionClosed(f"session {number} cannot be resumed: it {why}")
         owner = tenant if tenant is not None else tenants.operators(number)
         self._check_sessions(owner)
-        moves, known = self.requests.changes.moves, self.slices.get(number, {})
-        held = [] if request.suspended else returning.slices_of(request, owner, moves, known)
-        self.slices.pop(number, None)
         token = next((digest for other, digest in self.requests.book.entries if other == tenant), "")
+        isolated = self.requests.isolation.islands_for(owner, token)
+        moves, known = self.requests.changes.moves, self.slices.get(number, {})
+        held = [] if request.suspended else returning.slices_of(request, owner, isolated, moves, known)
+        self.slices.pop(number, None)
         opened = self.clients.open(request.name[:256], owner, token, event.secret, now, number)
         client, commands = opened[0], [*opened[1], *self.requests.isolation.opened(opened[0], now)]
         for one in held:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,16 +21,53 @@ START_LIMIT_S = 60.0
 """An island of a tenant has to start within this time."""
 
 
+class Places:
+    """The numbers of the islands that tenants have for themselves, and of their hosts.
+
+    There are up to `limits.MAX_HOSTS` numbers of hosts, so they come again. Those of islands do not: the tag of a slice
+    names its island, and is good for as long as the runtime is.
+
+    Args:
+        members: the hosts of each island of the runtime.
+        last: how many times tenants have got islands, or more.
+    """
+
+    def __init__(self, members: Mapping[int, Sequence[int]], last: int = 0) -> None:
+        self.members, self.last = members, last
+        self.taken: dict[str, int] = {}
+
+    def take(self, tenant: str) -> dict[int, tuple[int, list[int]]]:
+        """The numbers of an island and of its hosts for each island of the runtime.
+
+        Raises:
+            RuntimeError: there are no numbers left for so many hosts.
+        """
+        count = sum(map(len, self.members.values()))
+        used = set(self.taken.values())
+        place = next(k for k in range(1, len(used) + 2) if k not in used)
+        if (place + 1) * count > limits.MAX_HOSTS:
+            raise RuntimeError(f"{place} tenants have islands, and a runtime has at most {limits.MAX_HOSTS} hosts")
+        self.taken[tenant], self.last = place, self.last + 1
+        first = self.last * len(self.members)
+        return {base: (first + base, [place * count + host for host in hosts]) for base, hosts in self.members.items()}
+
+    def give_back(self, tenant: str) -> None:
+        """The islands of a tenant have ended."""
+        self.taken.pop(tenant, None)
+
+
 class TenantIslands:
     """One for a runtime with `isolation="process"`. Its thread brings what runs in line with what is wanted.
 
-    The islands of a tenant are numbered behind those of the runtime and of the tenants before it. Ray restarts this
-    actor when its process dies; what it had started is ended then, since nobody knows whose it was.
+    Ray restarts this actor when its process dies; what it had started is ended then, since nobody knows whose it was.
     """
 
     def __init__(self, processes: Processes, topology: Topology, groups: Sequence[PlacementGroup]) -> None:
         self.processes, self.topology, self.groups = processes, topology, groups
         self.manager = ray.get_actor(names.resource_manager(processes.runtime), names.NAMESPACE)
+        restarted = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        # As sessions are, by the clock: nobody knows how many there were.
+        self.places = Places(topology.members(), int(time.time() * 100) if restarted else 0)
         self.wanted: tuple[str, ...] = ()
         self.running: dict[str, list[IslandActors]] = {}
         self.failures: dict[str, str] = {}
@@ -65,23 +103,18 @@ class TenantIslands:
                         self._stop(tenant)
 
     def _start(self, tenant: str) -> None:
-        members = self.topology.members()
-        taken = {islands[0].number // len(members) for islands in self.running.values() if islands}
-        place = next(k for k in range(1, len(taken) + 2) if k not in taken)
-        if (place + 1) * self.topology.hosts > limits.MAX_HOSTS:
-            raise RuntimeError(f"{place} tenants have islands, and a runtime has at most {limits.MAX_HOSTS} hosts")
+        found = self.places.take(tenant)
         islands = self.running[tenant] = []
-        for base, hosts in members.items():
+        for base, (number, hosts) in found.items():
             island, group = self.topology.islands[base], self.groups[base]
-            number = place * len(members) + base
-            numbers = [place * self.topology.hosts + host for host in hosts]
-            islands.append(start_island(self.processes, number, numbers, island, group, tenant=tenant, base=base))
+            islands.append(start_island(self.processes, number, hosts, island, group, tenant=tenant, base=base))
         ray.get([answer for island in islands for answer in island.started()], timeout=START_LIMIT_S)
 
     def _stop(self, tenant: str) -> None:
         for island in self.running.pop(tenant, ()):
             kill(island.all())
             ray.get(self.manager.remove_island.remote(island.number))
+        self.places.give_back(tenant)
 
     def _end_all(self) -> None:
         """Ends what a process of this actor before this one had started."""

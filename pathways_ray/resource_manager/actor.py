@@ -246,7 +246,8 @@ class ResourceManager(Inspectable):
 
     @ray.method(concurrency_group=CLIENTS)
     async def hold_slices(self, session: int, found: bytes) -> bool:
-        """A session has come back to another controller, with the slices of an encoded `HeldSlices` and no others."""
+        """A session has come back to another controller with the slices of an encoded `HeldSlices`, and of those up to
+        its `last_slice` with no others."""
         held: bool = await self._answer(lambda token: events.SlicesHeld(token, session, _SLICES.decode(found)))
         return held
 

@@ -257,20 +257,24 @@ class Inventory:
         return placed
 
     def restore(self, slices: Iterable[HeldSlice]) -> None:
-        """Takes over slices that were mapped before a restart, but for those of islands that are gone."""
+        """Takes over slices that were mapped before a restart. Their islands may have yet to come."""
         for one in slices:
-            if one.placed.island in self.members:
-                number = one.placed.mesh.id
-                self.slices[one.session, number] = SliceRecord(one.session, one.name, one.placed, one.within)
-                self.of_session.setdefault(one.session, set()).add(number)
-                if not one.within:
-                    self.held.update(one.placed.devices)
+            number = one.placed.mesh.id
+            before = self.slices.get((one.session, number))
+            if before is not None and not before.within:
+                self.held.subtract(before.placed.devices)
+            self.slices[one.session, number] = SliceRecord(one.session, one.name, one.placed, one.within)
+            self.of_session.setdefault(one.session, set()).add(number)
+            if not one.within:
+                self.held.update(one.placed.devices)
 
-    def hold(self, session: int, found: HeldSlices) -> bool:
-        """A session has these slices, and no others."""
-        self.next_slice = max(self.next_slice, found.last_slice)
-        self.release_session(session)
-        self.restore(found.slices)
+    def hold(self, session: int, slices: Sequence[HeldSlice], last_slice: int) -> bool:
+        """A session has these slices, and of those numbered up to `last_slice` no others: this may come late."""
+        self.next_slice = max(self.next_slice, last_slice)
+        named = {one.placed.mesh.id for one in slices}
+        for number in [n for n in self.of_session.get(session, ()) if n <= last_slice and n not in named]:
+            self.release(session, number)
+        self.restore(slices)
         return True
 
     def fits_now(self, request: SliceRequest) -> bool:

@@ -158,7 +158,11 @@ class ManagerCore:
             case events.SlicesExchanged(token, session, pairs):
                 return [events.Answer(token, self.inventory.exchange(session, pairs))]
             case events.SlicesHeld(token, session, found):
-                return [events.Answer(token, self.inventory.hold(session, found))]
+                return [
+                    events.Answer(
+                        token, self.inventory.hold(session, self.shared.there(found.slices), found.last_slice)
+                    )
+                ]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Inquired(token):
@@ -205,7 +209,7 @@ class ManagerCore:
         if not self.uninformed:
             return commands
         self.uninformed, self.inventory.next_slice = False, holdings.last_slice
-        self.inventory.restore(holdings.slices)
+        self.inventory.restore(self.shared.there(holdings.slices))
         self.story.note(Entry(now, "heard what the controller holds", f"{len(self.inventory.slices)} slices"))
         postponed, self.postponed = self.postponed, []
         return commands + [command for question in postponed for command in self._answer_late(question, now)]

@@ -7,13 +7,14 @@ bounded (`limits.MAX_HOSTS`); the epochs of those that come later are higher.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from pathways_ray import limits
 from pathways_ray.errors import TooLarge, UsageError
 from pathways_ray.resource_manager.allocation import Inventory, IslandState
+from pathways_ray.transport.messages import HeldSlice
 
 MAX_ISLAND_HOSTS = 512
 """Hosts of one island: they form one JAX group, whose members find each other one by one."""
@@ -139,6 +140,10 @@ class SharedIslands:
     def was_removed(self, island: int, tenant: str) -> bool:
         """Whether an island is one that there was for all, and is no more."""
         return not tenant and island not in self.numbers and island < self.next_island
+
+    def there(self, slices: Iterable[HeldSlice]) -> list[HeldSlice]:
+        """Those of some slices whose islands were not removed. A tenant's island may have yet to come."""
+        return [one for one in slices if not self.was_removed(one.placed.island, "")]
 
     def forget(self, island: int) -> None:
         """An island has ended, perhaps a tenant's."""

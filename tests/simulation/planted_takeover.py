@@ -144,15 +144,16 @@ def what_was_called_while_the_controller_was_away_is_not_sent(patch: Patch) -> N
 
 @bug(faults=0, **DYING | {"controller_deaths": 4, "manager_deaths": 4, "launches": (40, 60)})
 def slices_that_the_resource_manager_has_forgotten_stay_so(patch: Patch) -> None:
-    def slices_of(original: Original, request: Any, owner: Any, moves: Any, known: Any) -> Any:
-        return [one for one in original(request, owner, moves, known) if one.placed.mesh.id in known]
+    def slices_of(original: Original, *arguments: Any) -> Any:
+        known = arguments[-1]
+        return [one for one in original(*arguments) if one.placed.mesh.id in known]
 
     wrapped(patch, returning, "slices_of", slices_of)
 
 
 @bug(faults=0, **DYING | {"controller_deaths": 4, "manager_deaths": 4, "launches": (40, 60)})
 def a_resource_manager_that_has_forgotten_slices_is_not_told(patch: Patch) -> None:
-    patch.setattr(Inventory, "hold", lambda self, session, found: True)
+    patch.setattr(Inventory, "hold", lambda self, session, slices, last_slice: True)
 
 
 SUSPENDED = DYING | {"controller_deaths": 0, "suspends": 0.5, "deaths": 0.2}

@@ -515,8 +515,9 @@ def test_slices_are_given_back_one_by_one_or_with_their_session() -> None:
 def test_a_session_that_comes_back_has_the_slices_that_its_client_knows() -> None:
     """Two it did not know, one of them on an island that is gone; one lies elsewhere, one was given back."""
     core = running()
+    core.handle(RemoveRequested(3, 1), 1.0)
     one, two = (PlacedSlice.on(SliceType(n, (1,), ("x",)), 0, [Device(0, n % 2)]) for n in (2, 30))
-    gone = PlacedSlice.on(SliceType(31, (1,), ("x",)), 7, [Device(40, 0)])
+    gone = PlacedSlice.on(SliceType(31, (1,), ("x",)), 1, [Device(2, 0)])
     for token in (4, 5):
         core.handle(request(token), 1.0)
     found = HeldSlices((HeldSlice(1, one), HeldSlice(1, two, within=2), HeldSlice(1, gone)), 40)
@@ -527,6 +528,32 @@ def test_a_session_that_comes_back_has_the_slices_that_its_client_knows() -> Non
     assert isinstance(created, Answer)
     assert isinstance(created.value, SliceCreated)
     assert created.value.placed.mesh.id == 41
+
+
+def test_slices_that_came_after_a_session_stay_when_it_is_told_late_which_it_came_back_with() -> None:
+    """The call did not get through at first, and the slice that the session asked for then did. What it holds is
+    counted once."""
+    core = running()
+    core.handle(request(4), 1.0)
+    (old,) = [record.placed for record in core.inventory.slices.values()]
+    core.handle(SlicesHeld(5, 1, HeldSlices((), 20)), 1.0)
+    core.handle(request(6), 1.0)
+    found = HeldSlices((HeldSlice(1, old),), 20)
+    for token in (7, 8):
+        core.handle(SlicesHeld(token, 1, found), 1.0)
+    assert sorted(core.inventory.slices) == [(1, old.mesh.id), (1, 21)]
+    core.handle(SessionReleased(9, 1), 1.0)
+    assert not +core.inventory.held
+
+
+def test_a_slice_of_a_tenant_whose_island_comes_late_is_there_with_its_parts() -> None:
+    core = running()
+    whole = PlacedSlice.on(SliceType(30, (2,), ("x",)), 7, [Device(40, 0), Device(40, 1)])
+    core.handle(SlicesHeld(5, 1, HeldSlices((HeldSlice(1, whole),), 40)), 1.0)
+    (created,) = core.handle(SliceRequested(6, 1, SliceRequest((1,), ("x",), within=30, places=(1,))), 1.0)
+    assert isinstance(created, Answer)
+    assert isinstance(created.value, SliceCreated)
+    assert created.value.placed.devices == (Device(40, 1),)
 
 
 # --- islands of tenants -----------------------------------------------------------------------------------------------
