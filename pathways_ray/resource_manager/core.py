@@ -158,11 +158,7 @@ class ManagerCore:
             case events.SlicesExchanged(token, session, pairs):
                 return [events.Answer(token, self.inventory.exchange(session, pairs))]
             case events.SlicesHeld(token, session, found):
-                return [
-                    events.Answer(
-                        token, self.inventory.hold(session, self.shared.there(found.slices), found.last_slice)
-                    )
-                ]
+                return [events.Answer(token, self.shared.hold(session, found))]
             case events.SessionReleased(token, session):
                 return [events.Answer(token, self.inventory.release_session(session))]
             case events.Inquired(token):

@@ -14,7 +14,7 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.errors import TooLarge, UsageError
 from pathways_ray.resource_manager.allocation import Inventory, IslandState
-from pathways_ray.transport.messages import HeldSlice
+from pathways_ray.transport.messages import HeldSlice, HeldSlices
 
 MAX_ISLAND_HOSTS = 512
 """Hosts of one island: they form one JAX group, whose members find each other one by one."""
@@ -144,6 +144,10 @@ class SharedIslands:
     def there(self, slices: Iterable[HeldSlice]) -> list[HeldSlice]:
         """Those of some slices whose islands were not removed. A tenant's island may have yet to come."""
         return [one for one in slices if not self.was_removed(one.placed.island, "")]
+
+    def hold(self, session: int, found: HeldSlices) -> bool:
+        """A session has come back with some slices, and has those whose islands were not removed."""
+        return self.inventory.hold(session, self.there(found.slices), found.last_slice)
 
     def forget(self, island: int) -> None:
         """An island has ended, perhaps a tenant's."""
