@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,6 +61,7 @@ def test_nothing_is_asked_for_once_the_proxy_has_hung_up() -> None:
     reader._socket.connection.settimeout(5.0)
     program = reader._program = Program(files)
     files.close()
+    assert reader._socket.connection.recv(1, socket.MSG_PEEK) == b""  # it has
     assert [reader.value(None, ARRAY) for _ in range(3)] == [None] * 3
     assert program.handed == 1
     reader._socket.close()
