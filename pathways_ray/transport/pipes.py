@@ -21,15 +21,24 @@ from pathways_ray.errors import WireError
 from pathways_ray.transport.shared_memory import SharedFile, contiguous_parts
 
 SILENCE_S = 60
-"""An end that waits for the other one this long gives it up."""
+"""A host gives up a client that sends nothing for this long. A client waits while the link to its host is alive."""
 
-# The kernel's limits, and not Python's: with those a socket never waits, and each part of it is a step of Python.
+# The kernel's limit, and not Python's: with that a socket never waits, and each part of it is a step of Python.
 _LIMIT = struct.pack("ll", SILENCE_S, 0)
 
 
 def is_pipe(came: SharedFile) -> bool:
-    """Whether what came with a message is the end of a pipe, and no file."""
-    return stat.S_ISSOCK(os.fstat(came.descriptor).st_mode)
+    """Whether what came with a message is the end of a pipe, and no file.
+
+    Raises:
+        WireError: it is a socket of another kind, which might not end where a pipe does.
+    """
+    if not stat.S_ISSOCK(os.fstat(came.descriptor).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(came.descriptor)) as end:
+        if (end.family, end.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
+            raise WireError(f"a socket of family {end.family}, type {end.type} came for an array, and no end of a pipe")
+    return True
 
 
 class _End:
@@ -44,7 +53,8 @@ class _End:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def __del__(self) -> None:
-        self._socket.close()
+        if hasattr(self, "_socket"):  # else there was no descriptor for it
+            self._socket.close()
 
 
 class Pipe(_End):
@@ -57,7 +67,6 @@ class Pipe(_End):
     def __init__(self) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         super().__init__(mine)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _LIMIT)
         self.other: SharedFile | None = SharedFile(theirs.detach())
 
     def write(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:

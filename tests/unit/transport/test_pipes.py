@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
 import threading
 from collections.abc import Callable
@@ -71,6 +73,20 @@ def test_a_client_that_sends_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch
     client.end()
 
 
+def test_a_client_waits_for_a_host_that_reads_others_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(pipes, "_LIMIT", struct.pack("ll", 0, 1000))
+        client = Pipe()
+    assert client.other is not None
+    host = HostPipe(client.other)
+    writer = beside(lambda: client.write([LARGE]))
+    writer.join(0.1)
+    buffer = np.empty(LARGE.nbytes, np.uint8)
+    host.read([buffer])
+    assert ended(writer)
+    assert buffer.tobytes() == LARGE.tobytes()
+
+
 def test_a_host_that_hangs_up_ends_the_writing() -> None:
     client, host = ends()
     writer = beside(lambda: client.write([LARGE]))
@@ -104,3 +120,36 @@ def test_a_file_is_no_pipe() -> None:
     assert client.other is not None
     assert is_pipe(client.other)
     assert not is_pipe(SharedFile.create(8))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        (socket.AF_UNIX, socket.SOCK_DGRAM),
+        (socket.AF_UNIX, socket.SOCK_SEQPACKET),
+        (socket.AF_INET, socket.SOCK_DGRAM),
+        (socket.AF_INET, socket.SOCK_STREAM),
+        (socket.AF_NETLINK, socket.SOCK_RAW),
+    ],
+    ids=str,
+)
+def test_a_socket_of_another_kind_is_refused(kind: tuple[int, int]) -> None:
+    came = SharedFile(socket.socket(*kind).detach())
+    with pytest.raises(WireError, match="no end of a pipe"):
+        is_pipe(came)
+    assert os.fstat(came.descriptor), "it is closed with its last reference, and not before"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_without_descriptors_an_end_says_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError("too many open files")
+
+    client = Pipe()
+    assert client.other is not None
+    monkeypatch.setattr(socket, "socketpair", full)
+    monkeypatch.setattr(os, "dup", full)
+    with pytest.raises(OSError, match="too many"):
+        Pipe()
+    with pytest.raises(OSError, match="too many"):
+        HostPipe(client.other)
