@@ -171,8 +171,12 @@ class DataLinks:
         placed: PlacedSlice,
         tag: str,
         acknowledge: Acknowledge,
+        begun: Callable[[Upload], None] = lambda upload: None,
     ) -> Upload:
         """Starts an upload. The bytes are copied before it returns, so the caller may change the array.
+
+        Args:
+            begun: called before the first byte leaves: what goes by a pipe is there when this returns.
 
         Raises:
             HostLost: a host of the slice is down and does not come back in time.
@@ -187,15 +191,21 @@ class DataLinks:
             local = link.takes_files(copies.size(held)) and (copies.pieces(held) or copies.file(held))
             asked.append((link, opening, held, local or copies.messages(opening, held)))
         sent = Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
-        # All of it, or, should Ctrl-C have come before, nothing: a host would keep half an upload with its session.
-        for link, opening, held, what in asked:
-            link.uploads[opening.request] = sent
-            if isinstance(what, list):
-                link.outbox.send_all(what)
-            elif not (link.send_by_pipe(opening, what) if isinstance(what, tuple) else link.send_local(opening, what)):
-                link.outbox.send_all(copies.messages(opening, held))
-            if link.dead is not None:
-                link.end("it went while an array was on its way")
+        begun(sent.upload)
+        try:  # each host gets all of it, or, at Ctrl-C, nothing: it would keep half an upload with its session
+            for link, opening, held, what in asked:
+                link.uploads[opening.request] = sent
+                if isinstance(what, list):
+                    link.outbox.send_all(what)
+                elif not link.hand(opening, what):
+                    link.outbox.send_all(copies.messages(opening, held))
+                if link.dead is not None:
+                    link.end("it went while an array was on its way")
+        except BaseException:  # who waits for all hosts would wait without end
+            for link, opening, *_ in asked:
+                link.uploads[opening.request] = sent
+                link.give_up(opening.request)
+            raise
         return sent.upload
 
     # --- fetch --------------------------------------------------------------------------------------------------------

@@ -27,10 +27,14 @@ SHARED_BYTES = 1 << 18
 """A smaller array goes over the stream sooner than a file in memory is made."""
 
 MAX_PIPES = 16
-"""Pipes to a host that threads write to at a time; further arrays go in parts. A host allows a client twice as many."""
+"""Arrays that go to a host by pipes and in files, and that it has not stored; a further one waits for its turn. A host
+allows a client twice as many."""
 
 DOOR_LIMIT_S = 2.0
 """A stream that was just opened waits this long for its host to say where its local socket is."""
+
+_thread = threading.local()
+"""`reads` is set in the threads that read streams. Callbacks of the user run there, too."""
 
 Acknowledge = Callable[[Upload, int, Failure | None], None]
 """Called once for each host of an upload, with its failure if it could not take its part."""
@@ -74,9 +78,11 @@ class DataLink:
         self.uploads: dict[int, Sent] = {}
         self.fetches: dict[int, Fetching] = {}
         self.pipes: set[Pipe] = set()
+        self.handed: set[int] = set()
         self.dead: Failure | None = None
         self._local: LocalSocket | None = None
         self._settled = threading.Event()
+        self._turns = threading.Condition()
         metadata = {"session": str(owner.session), "authorization": owner.token}
         self._wire = thread_links.ThreadLink(
             address.address, streams.DATA_STREAM, metadata, self.outbox, owner.trust, limits.DATA_SILENCE_S
@@ -84,7 +90,7 @@ class DataLink:
         threading.Thread(target=self._read, name=f"pathways-data-{self.host}", daemon=True).start()
 
     def _read(self) -> None:
-        reason = "it closed the stream"
+        reason, _thread.reads = "it closed the stream", True
         try:
             for data in self._wire:
                 for message in wire.FROM_HOST_DATA.decode_batch(data):
@@ -145,8 +151,14 @@ class DataLink:
 
     def _uploaded(self, request: int, failure: Failure | None) -> None:
         sent = self.uploads.pop(request, None)
+        if request in self.handed:
+            self._end_turn(request)
         if sent is not None:
             sent.acknowledge(sent.upload, self.host, failure)
+
+    def give_up(self, request: int) -> None:
+        """Fails an upload that will not leave, unless it has its outcome."""
+        self._uploaded(request, Failure("Cancelled", "the put was interrupted before all of it had left", "put"))
 
     def end(self, reason: str | Failure) -> None:
         """Fails all that was under way."""
@@ -157,6 +169,8 @@ class DataLink:
         self._settled.set()
         for pipe in list(self.pipes):
             pipe.end()
+        with self._turns:
+            self._turns.notify_all()
         local, self._local = self._local, None
         if local is not None:
             self.owner.reader.remove(local.connection)
@@ -196,11 +210,25 @@ class DataLink:
             return False
         return True
 
-    def send_by_pipe(self, opening: wire.PutOpen, arrays: Pieces) -> bool:
-        """Hands the host an upload and its bytes; False where that cannot be. Returns once the host has them, or will
-        not have them, of which it tells."""
-        if len(self.pipes) >= MAX_PIPES:
-            return False
+    def hand(self, opening: wire.PutOpen, what: Pieces | SharedFile) -> bool:
+        """Hands the host an upload with its bytes, when it is its turn; False where that cannot be. Those that go by a
+        pipe are there when this returns, or will not be, of which the host tells."""
+        with self._turns:
+            if len(self.handed) >= MAX_PIPES and getattr(_thread, "reads", False):
+                return False  # nobody else would read that it is its turn
+            self._turns.wait_for(lambda: len(self.handed) < MAX_PIPES or self.dead is not None)
+            self.handed.add(opening.request)
+        sent = self.send_local(opening, what) if isinstance(what, SharedFile) else self._send_by_pipe(opening, what)
+        if not sent:
+            self._end_turn(opening.request)
+        return sent
+
+    def _end_turn(self, request: int) -> None:
+        with self._turns:
+            self.handed.discard(request)
+            self._turns.notify_all()
+
+    def _send_by_pipe(self, opening: wire.PutOpen, arrays: Pieces) -> bool:
         try:
             pipe = Pipe()
         except OSError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -26,8 +25,8 @@ MAX_STORING = 2
 """Arrays of one client that are read from pipes, and put on devices, at a time."""
 
 MAX_PIPES = 32
-"""Pipes of one client, which by itself opens half as many: each is a descriptor of this process."""
-
+"""Uploads of one stream that are not stored yet and came with a pipe or a file, each a descriptor of this process. A
+client by itself has half as many under way."""
 
 MAX_UNREAD = 1024
 """Messages that wait for a client to read them; then nothing more is read from it."""
@@ -44,7 +43,7 @@ class ClientStream:
         self.fetches: dict[int, FetchRequest] = {}
         self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
         self.storing = ThreadPoolExecutor(MAX_STORING, "put")
-        self.pipes: weakref.WeakSet[HostPipe] = weakref.WeakSet()
+        self.handed: set[Upload] = set()
         self.turns = asyncio.Semaphore(MAX_WORKERS)
         self.link = link
         self._resuming: asyncio.Task[None] | None = None
@@ -62,8 +61,9 @@ class ClientStream:
     def end(self) -> None:
         """Ends what its client has waited for, and its threads."""
         self.workers.shutdown(wait=False, cancel_futures=True)
-        for pipe in list(self.pipes):
-            pipe.end()
+        for upload in self.handed:
+            if isinstance(upload, PipedUpload):
+                upload.pipe.end()
         self.storing.shutdown(wait=False)  # what waits there fails, and says so
         if self._resuming is not None:
             self._resuming.cancel()
@@ -78,20 +78,25 @@ class ClientStream:
         return sum(fetching.file is not None for fetching in self.fetches.values())
 
     def upload(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, came: SharedFile | None) -> Upload:
-        """An upload whose bytes come in parts, or are in the file that came with it, or come by a pipe.
+        """An upload whose bytes come in parts, or are in the file that came with it, or come by a pipe. The last two
+        are in `handed` until somebody takes them out of it.
 
         Raises:
-            QuotaExceeded: too many pipes are open.
+            QuotaExceeded: too many that came with a file or a pipe are not stored yet.
             WireError: the file does not fit.
         """
         if came is None:
             return Upload(message, boxes, host)
-        if not is_pipe(came):
-            return SharedUpload(message, boxes, host, came)
-        if len(self.pipes) >= MAX_PIPES:
-            raise QuotaExceeded(f"{MAX_PIPES} arrays of a stream may come by pipes at a time; one more was sent")
-        made = PipedUpload(message, boxes, host, HostPipe(came))
-        self.pipes.add(made.pipe)
+        if len(self.handed) >= MAX_PIPES:
+            raise QuotaExceeded(
+                f"{MAX_PIPES} arrays of a stream may come by pipes and in files at a time; one more came"
+            )
+        made: Upload
+        if is_pipe(came):
+            made = PipedUpload(message, boxes, host, HostPipe(came))
+        else:
+            made = SharedUpload(message, boxes, host, came)
+        self.handed.add(made)
         return made
 
     def name_of(self, put: wire.PutOpen) -> Name:

@@ -235,9 +235,11 @@ class DataServer:
         """Puts a big array on the devices in another thread: the loop serves all clients."""
         try:
             made = await self._loop.run_in_executor(stream.storing, self._made, upload)
-        except _PUT_ERRORS as error:
-            return self._put_failed(stream, upload.message.request, upload, error)
-        self._stored(stream, upload, *made)
+            self._stored(stream, upload, *made)
+        except Exception as error:  # whatever it is: also that the stream has ended just now
+            self._put_failed(stream, upload.message.request, upload, error)
+        finally:
+            stream.handed.discard(upload)
 
     def _made(self, upload: Upload) -> tuple[jax.Array, dict[int, bytes]]:
         return upload.array(self.compiler), upload.digests(self.data_secret)

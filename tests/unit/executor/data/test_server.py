@@ -5,7 +5,6 @@ The store is filled by hand, where a host's dispatcher would.
 
 from __future__ import annotations
 
-import gc
 import os
 import queue
 import threading
@@ -19,7 +18,8 @@ import pytest
 
 from pathways_ray import limits
 from pathways_ray.client import data_link
-from pathways_ray.client.array_pieces import Fetching, FetchPlan
+from pathways_ray.client.array_pieces import ArrayFile, Fetching, FetchPlan
+from pathways_ray.client.buffer import Upload as UploadOfClient
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.questions import Question, ask_whether_there, read
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
@@ -30,7 +30,7 @@ from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD
 from pathways_ray.executor.data.server import DataServer
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES
-from pathways_ray.executor.data.upload import Upload
+from pathways_ray.executor.data.upload import SharedUpload, Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import streams, thread_links
@@ -562,22 +562,114 @@ def test_pipes_without_bytes_hold_up_no_other_client_and_end_with_their_stream(h
     assert isinstance(refused, DataFailed)
     assert refused.failure.kind == "QuotaExceeded"
     (stream,) = host.server.streams
-    held = stream.pipes
-    del stream
     done = threading.Event()
     data.upload(99, LARGE, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED), lambda *_: done.set())
     assert done.wait(LIMIT_S)
     stubborn.link.close()
-    eventually(lambda: len(host.server.streams) == 1)
+    eventually(lambda: not stream.handed)
     for pipe in pipes:
         pipe.write([LARGE])  # returns: the host has hung up
-    eventually(lambda: gc.collect() >= 0 and not held)
     np.testing.assert_array_equal(data.fetch(99, whole(LARGE_KIND), lambda: None), LARGE)
     assert host.store.get(SESSION, 1) is None
 
 
+def test_uploads_with_descriptors_are_counted_until_they_are_stored(host: Host, wire: Wire) -> None:
+    """
+    1. Two pipes without bytes hold up the threads that store. Files come for arrays of no bytes, which wait there and
+       take nothing of the quota. What is over the limit is refused.
+    2. The pipes end: what had waited is stored, and there is room for further ones.
+    """
+    empty = ArrayType((0,), "float32")
+    socket, over = local(wire), 5
+    pipes = [piped(socket, request) for request in (1, 2)]
+    before = len(os.listdir("/proc/self/fd"))
+    for request in range(3, MAX_PIPES + 1 + over):
+        message = msgspec.structs.replace(opening(request), type=empty)
+        assert socket.send(encode(message), SharedFile.create(1))
+    refused = [wire.next() for _ in range(over)]
+    assert [one.request for one in refused] == list(range(MAX_PIPES + 1, MAX_PIPES + 1 + over))
+    assert {one.failure.kind for one in refused} == {"QuotaExceeded"}
+    assert len(os.listdir("/proc/self/fd")) <= before + MAX_PIPES
+    for pipe in pipes:
+        pipe.end()
+    answers = [wire.next() for _ in range(MAX_PIPES)]
+    assert {one.request for one in answers if isinstance(one, DataFailed)} == {1, 2}
+    assert {one.request for one in answers if isinstance(one, PutDone)} == set(range(3, MAX_PIPES + 1))
+    assert socket.send(encode(msgspec.structs.replace(opening(99), type=empty)), SharedFile.create(1))
+    assert wire.next() == PutDone(99)
+
+
+def test_an_upload_whose_stream_ends_right_before_it_is_stored_takes_nothing_of_the_quota(
+    host: Host, wire: Wire
+) -> None:
+    socket = local(wire)
+    (stream,) = host.server.streams
+    stream.storing.shutdown()
+    assert socket.send(encode(opening(1)), in_file(LARGE))
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert stream.quota.is_empty
+    assert not stream.handed
+
+
+def test_arrays_wait_for_their_turn_while_a_host_stores_others(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. A host stores nothing. A thread hands it as many arrays in files as it may, and waits.
+    2. A callback puts one in the thread that reads what the host says. It goes in parts: that thread must not wait.
+    3. The host goes on: all of them arrive.
+    """
+    goes_on, array = threading.Event(), SharedUpload.array
+    failures: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+    tag = slice_tag(SECRET, SESSION, PLACED)
+
+    def stored(self: SharedUpload, compiler: Compiler) -> jax.Array:
+        assert goes_on.wait(LIMIT_S)
+        return array(self, compiler)
+
+    monkeypatch.setattr(SharedUpload, "array", stored)
+    value, count = ArrayFile(in_file(LARGE), LARGE.shape, LARGE.dtype), 3 * data_link.MAX_PIPES
+
+    def put(*numbers: int) -> None:
+        for number in numbers:
+            data.upload(number, value, LARGE_KIND, (("x",),), PLACED, tag, lambda *outcome: failures.put(outcome[-1]))
+
+    def called_back() -> None:
+        data_link._thread.reads = True
+        put(count)
+
+    waiting = threading.Thread(target=put, args=range(1, count), daemon=True)
+    waiting.start()
+    eventually(lambda: 0 in data._links and len(data._links[0].handed) == data_link.MAX_PIPES)
+    calling = threading.Thread(target=called_back, daemon=True)
+    calling.start()
+    calling.join(LIMIT_S)
+    assert not calling.is_alive()
+    assert waiting.is_alive()
+    goes_on.set()
+    assert [failures.get(timeout=LIMIT_S) for _ in range(count)] == [None] * count
+    assert not data._links[0].handed
+
+
+def test_ctrl_c_in_an_upload_ends_it_and_it_was_known_before(data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    known: list[UploadOfClient] = []
+    failed: list[Any] = []
+
+    def interrupted(self: Pipe, arrays: Any) -> None:
+        assert len(known) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Pipe, "write", interrupted)
+    tag = slice_tag(SECRET, SESSION, PLACED)
+    with pytest.raises(KeyboardInterrupt):
+        data.upload(1, LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *args: failed.append(args), known.append)
+    ((upload, number, failure),) = failed
+    assert (upload, number, failure.kind) == (known[0], 0, "Cancelled")
+
+
 def test_arrays_of_more_threads_than_there_may_be_pipes_all_arrive(host: Host, data: DataLinks) -> None:
-    """The host reads two at a time. What finds no pipe goes in parts."""
+    """The host reads two at a time. What finds no pipe waits for one."""
     threads = 3 * MAX_PIPES
     failures: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
     tag = slice_tag(SECRET, SESSION, PLACED)
