@@ -45,14 +45,20 @@ CANCEL_LIMIT_S = 10.0
 
 @dataclass(eq=False)
 class Arrival:
-    """An upload whose hosts have it, or will, and whose `message` has yet to be `sent`. It is of no use once its slice
-    is not where it was `placed` any more."""
+    """An upload that has begun, and whose `message` has yet to be `sent`. It is of no use once its slice is not where
+    it was `placed` any more."""
 
     record: BufferRecord
     where: VirtualSlice
     placed: PlacedSlice
-    message: Put
     sent: bool = False
+
+    @property
+    def message(self) -> Put:
+        """What the controller is told of it."""
+        record, upload = self.record, self.record.upload
+        assert upload is not None
+        return Put(record.id, self.where.id, record.kind.array, record.kind.spec, upload.epochs)
 
 
 class Driver:
@@ -124,6 +130,11 @@ class Driver:
                 self.release_queue()
             finally:
                 self.sending.release()
+
+    def upload_begun(self, one: Arrival, upload: Upload) -> None:
+        """Notes an upload before its first byte: a move waits for it, and another controller hears of it."""
+        one.record.upload = upload
+        self.arrivals.append(one)
 
     def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
         """Takes a host's answer to an upload. Waits for no lock: who has `sending` may wait for this."""

@@ -314,9 +314,8 @@ class Mover:
         assert self._saved is not None
         driver, held, record = self._driver, step.held, step.record
         value, uploaded = self._saved.load(step.number, held.type), partial(driver.uploaded, record)
-        upload = record.upload = driver.data.upload(
-            record.id, value, held.type, held.spec, where.placed, where.tag, uploaded
-        )
+        begun = partial(setattr, record, "upload")
+        upload = driver.data.upload(record.id, value, held.type, held.spec, where.placed, where.tag, uploaded, begun)
         with driver.sending:
             driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
         driver.sweep()

@@ -15,7 +15,6 @@ from pathways_ray.client.driver import Arrival, Driver
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import UsageError
 from pathways_ray.ir.types import Spec, check_layout
-from pathways_ray.transport.messages import Put
 
 
 class UploadCalls:
@@ -57,11 +56,10 @@ def upload(
     buffer = Buffer(owner, record)
     while True:
         placed, uploaded = where.placed, partial(driver.uploaded, record)
-        record.upload = driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded)
-        put = Put(record.id, where.id, kind.array, spec, record.upload.epochs)
-        one = Arrival(record, where, placed, put)
+        one = Arrival(record, where, placed)
+        begun = partial(driver.upload_begun, one)
         try:
-            driver.arrivals.append(one)
+            driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded, begun)
             with driver.sending:
                 if driver.gives_way:  # when it is back, the slice has other devices
                     driver.wait_to_send()

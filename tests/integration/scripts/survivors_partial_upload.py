@@ -47,13 +47,19 @@ with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="atta
         link.uploads[request] = Sent(upload, acknowledge)
         link.outbox.send_all(Copies(array).messages(opening, tuple(dict.fromkeys(here))))
 
-    def half(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:
+    def half(
+        buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any, begun: Any
+    ) -> Upload:
         upload = Upload({placed.hosts[0]})  # the other one gets nothing
+        begun(upload)
         to(placed.hosts[0], upload, array, (buffer, kind, spec, placed, tag), acknowledge)
         return upload
 
-    def two_faced(buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any) -> Upload:
+    def two_faced(
+        buffer: int, array: Any, kind: Any, spec: Any, placed: Any, tag: str, acknowledge: Any, begun: Any
+    ) -> Upload:
         upload = Upload(set(placed.hosts))
+        begun(upload)
         for k, host in enumerate(placed.hosts):
             to(host, upload, array + k, (buffer, kind, spec, placed, tag), acknowledge)
         return upload

@@ -78,12 +78,16 @@ class Hosts:
         self.arrays: dict[int, np.ndarray] = {}
         self.moved: list[Any] = []
         self.failure: Failure | None = None
+        self.while_sending: Callable[[], Any] = lambda: None
         self.fetched: Callable[[int], Any] = lambda buffer: np.zeros(2, np.float32)
 
     def upload(self, buffer: int, array: np.ndarray, *rest: Any) -> Upload:
         upload = Upload({0})
+        *_, acknowledge, begun = rest
         self.arrays[buffer] = array
-        self.uploads[buffer] = (upload, rest[-1])
+        self.uploads[buffer] = (upload, acknowledge)
+        begun(upload)
+        self.while_sending()
         return upload
 
     def acknowledge(self, buffer: int, failure: Failure | None = None) -> None:

@@ -156,6 +156,46 @@ def test_an_upload_that_waits_for_the_session_is_not_waited_for(
     assert [type(one) for one in controller.sent] == [Put], "it is told of once"
 
 
+def test_an_upload_counts_from_its_first_byte(offline: Offline) -> None:
+    """
+    1. A thread puts an array, whose bytes take long to leave.
+    2. Meanwhile a successor of the controller would hear of it, and the session does not move.
+    3. The hosts have it: the session moves, and tells the controller for the thread, which waits until it has moved.
+    """
+    session, controller, hosts = offline.session, offline.controller, offline.hosts
+    leaving, left, held = threading.Event(), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        leaving.set()
+        assert left.wait(LIMIT_S)
+
+    def listed(_: ListHeld) -> Held:
+        held.set()
+        found = [one for one in controller.sent if isinstance(one, Put)]
+        return Held(tuple(HeldBuffer(one.buffer, one.slice, one.type, one.spec) for one in found))
+
+    def steps() -> Generator[Step, Any, None]:
+        yield Hold()
+        found = yield from moving.listed(session._core)
+        assert [one.type for one in found] == [VECTOR]
+        yield Release()
+
+    hosts.while_sending = slow
+    controller.answers = {ListHeld: listed}
+    putting = Background(lambda: session.put(np.ones(2, np.float32), offline.where, ()))
+    assert leaving.wait(LIMIT_S)
+    assert not moving.is_quiet(session._core)
+    (kept,) = session._core.resume_request("me", (), 0.0).kept
+    assert (kept.numbers, kept.arriving) == (tuple(hosts.uploads), True)
+    mover = Background(lambda: carry_out(offline, steps()))
+    assert not held.wait(0.05)
+    hosts.acknowledge(next(iter(hosts.uploads)))
+    mover.end()
+    left.set()
+    putting.end()
+    assert [type(one) for one in controller.sent] == [Put], "it is told of once"
+
+
 def test_a_slice_that_the_successor_was_not_told_of_is_asked_for_again(offline: Offline) -> None:
     """The controller dies after its answer. The session comes back before its thread has noted the slice."""
 
