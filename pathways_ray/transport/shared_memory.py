@@ -107,11 +107,11 @@ class SharedFile:
 
     def seal(self) -> None:
         """Makes sure that nobody writes to it any more. Raises `WireError` where somebody still may."""
-        if fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
-            return  # another host has done so
         try:
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
         except OSError as error:
+            if fcntl.fcntl(self.descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE:
+                return  # another host has done so, perhaps just now
             raise WireError(f"the shared memory of an upload cannot be sealed: {error}") from None
 
     def bytes(self, size: int, writable: bool = False) -> np.ndarray[Any, Any]:
