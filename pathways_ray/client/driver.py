@@ -55,7 +55,7 @@ class Arrival:
 
     @property
     def message(self) -> Put:
-        """What the controller is told of it."""
+        """The message that tells the controller about it."""
         record, upload = self.record, self.record.upload
         assert upload is not None
         return Put(record.id, self.where.id, record.kind.array, record.kind.spec, upload.epochs)
@@ -130,11 +130,6 @@ class Driver:
                 self.release_queue()
             finally:
                 self.sending.release()
-
-    def upload_begun(self, one: Arrival, upload: Upload) -> None:
-        """Notes an upload before its first byte: a move waits for it, and another controller hears of it."""
-        one.record.upload = upload
-        self.arrivals.append(one)
 
     def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
         """Takes a host's answer to an upload. Waits for no lock: who has `sending` may wait for this."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import Buffer, BufferOwner
+from pathways_ray.client.buffer import Buffer, BufferOwner, Upload
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import Arrival, Driver
 from pathways_ray.client.slices import VirtualSlice
@@ -57,7 +57,7 @@ def upload(
     while True:
         placed, uploaded = where.placed, partial(driver.uploaded, record)
         one = Arrival(record, where, placed)
-        begun = partial(driver.upload_begun, one)
+        begun = partial(_note, driver, one)
         try:
             driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded, begun)
             with driver.sending:
@@ -71,3 +71,9 @@ def upload(
     driver.sweep()
     driver.check_not_suspended()  # it may be on devices that are not the session's any more, and goes with its handle
     return buffer
+
+
+def _note(driver: Driver, one: Arrival, upload: Upload) -> None:
+    """Notes an upload before its first byte: a move waits for it, and another controller hears of it."""
+    one.record.upload = upload
+    driver.arrivals.append(one)
