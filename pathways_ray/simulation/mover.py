@@ -137,7 +137,8 @@ class SimulatedMover:
     def _resume(self, since: float) -> None:
         client = self.client
         if not client.over and self.suspension is not None and self.steps is None:
-            client.world.checker.check_kept(client.core.session, set(), since)
+            if not client.core.away:  # what it has is freed when it is back
+                client.world.checker.check_kept(client.core.session, set(), max(since, client.last_drop))
             self.steps = resume(client.core, self.suspension, ())
             self._go_on(None)
 
