@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from pathways_ray import limits
@@ -212,7 +213,7 @@ class DataLink:
 
     def hand(self, opening: wire.PutOpen, what: Pieces | SharedFile) -> bool:
         """Hands the host an upload with its bytes, when it is its turn; False where that cannot be. Those that go by a
-        pipe are there when this returns, or will not be, of which the host tells."""
+        pipe are there when this returns, or will not be, of which the host tells, or it has stopped taking them."""
         with self._turns:
             if len(self.handed) >= MAX_PIPES and getattr(_thread, "reads", False):
                 return False  # nobody else would read that it is its turn
@@ -234,14 +235,16 @@ class DataLink:
         except OSError:
             return False
         self.pipes.add(pipe)
+        sent = False
         try:
             if sent := self.send_local(opening, pipe.other):
                 if self.dead is not None:
                     pipe.end()
-                pipe.write(arrays)
+                pipe.write(arrays, partial(self.pipes.discard, pipe))
             return sent
         finally:
-            self.pipes.discard(pipe)
+            if not sent:
+                self.pipes.discard(pipe)
 
     def close(self) -> None:
         self._wire.close()

@@ -12,7 +12,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,13 @@ from pathways_ray.transport.shared_memory import SharedFile, contiguous_parts
 SILENCE_S = 60
 """A host gives up a client that sends nothing for this long. A client waits while the link to its host is alive."""
 
-# The kernel's limit, and not Python's: with that a socket never waits, and each part of it is a step of Python.
+PATIENCE_S = 1
+"""A client that puts an array waits about this long for a host that takes nothing of it."""
+
+MAX_COPIED_BYTES = 64 << 20
+"""It waits longer for one that has not taken more than this: it would have to copy that."""
+
+# The kernel's limits, and not Python's: with those a socket never waits, and each part of it is a step of Python.
 _LIMIT = struct.pack("ll", SILENCE_S, 0)
 
 
@@ -67,16 +74,55 @@ class Pipe(_End):
     def __init__(self) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         super().__init__(mine)
+        patience = struct.pack("ll", *divmod(round(PATIENCE_S * 1_000_000), 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self.other: SharedFile | None = SharedFile(theirs.detach())
 
-    def write(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+    def write(self, arrays: Sequence[np.ndarray[Any, Any]], done: Callable[[], None] = lambda: None) -> None:
         """Writes the elements of arrays in C order, until the host has them, and hangs up. A host that hangs up first
-        says elsewhere why."""
+        says elsewhere why. To one that takes nothing for a while another thread writes a copy of what is left, where
+        that is not much: the caller, who may change the arrays then, need not wait.
+
+        Args:
+            done: called once nothing more is written.
+        """
         self.other = None  # else nobody would hang up when the host is gone
-        with self._socket, contextlib.suppress(OSError):
-            for array in arrays:
-                for part in contiguous_parts(array):
-                    self._socket.sendall(part)
+        parts = (part for array in arrays for part in contiguous_parts(array))
+        left = sum(array.nbytes for array in arrays)
+        copies: list[bytes] = []
+        try:
+            for part in parts:
+                rest, left = part, left - len(part)
+                while (rest := self._sent(rest)) and left > MAX_COPIED_BYTES:
+                    pass
+                if rest:
+                    copies = [bytes(rest), *map(bytes, parts)]
+        except OSError:
+            pass
+        finally:
+            if not copies:
+                self._over(done)
+        if copies:
+            threading.Thread(target=self._finish, args=(copies, done), name="pathways-put", daemon=True).start()
+
+    def _sent(self, part: memoryview[int]) -> memoryview[int]:
+        """Writes a part, and returns the rest of it once the host has taken nothing for a while."""
+        with contextlib.suppress(BlockingIOError):
+            while part:
+                part = part[self._socket.send(part) :]
+        return part
+
+    def _finish(self, copies: list[bytes], done: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError):
+            for copy in copies:
+                rest = memoryview(copy)
+                while rest:
+                    rest = self._sent(rest)
+        self._over(done)
+
+    def _over(self, done: Callable[[], None]) -> None:
+        self._socket.close()
+        done()
 
 
 class HostPipe(_End):

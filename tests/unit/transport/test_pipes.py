@@ -73,17 +73,23 @@ def test_a_client_that_sends_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch
     client.end()
 
 
-def test_a_client_waits_for_a_host_that_reads_others_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(pipes, "_LIMIT", struct.pack("ll", 0, 1000))
-        client = Pipe()
-    assert client.other is not None
-    host = HostPipe(client.other)
-    writer = beside(lambda: client.write([LARGE]))
-    writer.join(0.1)
+@pytest.mark.parametrize("copied", [pipes.MAX_COPIED_BYTES, 0])
+def test_a_host_that_takes_nothing_gets_the_rest_later(monkeypatch: pytest.MonkeyPatch, copied: int) -> None:
+    """From a copy, whatever becomes of the array; or from the array, for which the caller waits."""
+    monkeypatch.setattr(pipes, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(pipes, "MAX_COPIED_BYTES", copied)
+    client, host = ends()
+    array, over = LARGE.copy(), threading.Event()
+    writer = beside(lambda: client.write([array[:2], array[2]], over.set))
+    writer.join(LIMIT_S if copied else 0.3)
+    assert writer.is_alive() == (not copied)
+    if copied:
+        array[:] = 0
+    assert not over.is_set()
     buffer = np.empty(LARGE.nbytes, np.uint8)
     host.read([buffer])
     assert ended(writer)
+    assert over.wait(LIMIT_S)
     assert buffer.tobytes() == LARGE.tobytes()
 
 

@@ -656,7 +656,7 @@ def test_ctrl_c_in_an_upload_ends_it_and_it_was_known_before(data: DataLinks, mo
     known: list[UploadOfClient] = []
     failed: list[Any] = []
 
-    def interrupted(self: Pipe, arrays: Any) -> None:
+    def interrupted(self: Pipe, arrays: Any, done: Any) -> None:
         assert len(known) == 1
         raise KeyboardInterrupt
 
