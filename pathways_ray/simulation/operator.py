@@ -68,6 +68,7 @@ class SimulatedOperator:
         def answered(reply: wire.Reply) -> None:
             if isinstance(reply, wire.Accepted):
                 self.world.drained.add(island)
+                self.world.deadlines.setdefault(island, until)  # one that was taken back may have been answered since
                 self.world.come_late(1)
                 if self.random.random() < CHANGED_MIND:
                     self.world.network.after(self.process, deadline_s / 2, self._undrain, island)
