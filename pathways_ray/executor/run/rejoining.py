@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.active_launch import ActiveLaunch
@@ -13,6 +14,7 @@ from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
 
+@dataclass(frozen=True)
 class Rejoining:
     """The part of a host's core that joins successors.
 
@@ -21,23 +23,13 @@ class Rejoining:
         active: the launches that something has stopped.
     """
 
-    def __init__(
-        self,
-        host: int,
-        multi_host: bool,
-        active: Mapping[int, ActiveLaunch],
-        preparation: Preparation,
-        journal: Journal,
-        early: EarlyLaunches,
-        story: Story,
-    ) -> None:
-        self.host = host
-        self.multi_host = multi_host
-        self.active = active
-        self.preparation = preparation
-        self.journal = journal
-        self.early = early
-        self.story = story
+    host: int
+    multi_host: bool
+    active: Mapping[int, ActiveLaunch]
+    preparation: Preparation
+    journal: Journal
+    early: EarlyLaunches
+    story: Story
 
     def scheduler_found(self, now: float) -> list[do.Instruction]:
         """The scheduler has died, and its successor answers. It hears once more where launches wait for the others."""

@@ -120,6 +120,8 @@ def test_a_file_can_be_sealed_by_two_hosts_at_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(fcntl, "fcntl", later)
     file.seal()
+    with pytest.raises(PermissionError):
+        os.pwrite(file.descriptor, b"x", 0)
 
 
 def _unsealed() -> int:
