@@ -18,8 +18,16 @@ from pathways_ray.client.context import tracing
 from pathways_ray.client.tracer import operand
 from pathways_ray.errors import GraphError, UsageError
 
+_NONE_GIVEN = object()
 
-def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *operands: Any) -> Any:
+
+def cond(
+    pred: Any,
+    true_fun: Callable[..., Any],
+    false_fun: Callable[..., Any],
+    *operands: Any,
+    operand: Any = _NONE_GIVEN,
+) -> Any:
     """Runs one of two functions on the operands, as `jax.lax.cond` does: `true_fun` where `pred` is true.
 
         y = pw.cond(loss < 1.0, on_a, on_b, state)  # inside a pw.program
@@ -30,23 +38,27 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
     Args:
         pred: a scalar on any slice.
+        operand: the only operand, by this name.
 
     Raises:
         UsageError: outside of a program.
+        TypeError: `operand` beside other operands.
         GraphError: the types or layouts of the branches differ; the message has the lines of both.
     """
     _check_traced("cond", "if float(y) > 0: ...")
-    return _traced(jax.lax.cond, _value(pred), _body(true_fun), _body(false_fun), *_values(operands))
+    given = _operands("cond", operands, operand)
+    return _traced(jax.lax.cond, _value(pred), _body(true_fun), _body(false_fun), *given)
 
 
-def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any) -> Any:
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any, operand: Any = _NONE_GIVEN) -> Any:
     """Runs function number `index` of `branches` on the operands, as `jax.lax.switch` does: an index that is out of
     range is taken for the first or the last. Otherwise like `pw.cond`.
 
         y = pw.switch(number, [on_a, on_b, on_c], state)  # inside a pw.program
     """
     _check_traced("switch", "branches[int(y)](...)")
-    return _traced(jax.lax.switch, _value(index), [_body(branch) for branch in branches], *_values(operands))
+    given = _operands("switch", operands, operand)
+    return _traced(jax.lax.switch, _value(index), [_body(branch) for branch in branches], *given)
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any) -> Any:
@@ -66,14 +78,28 @@ def while_loop(cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], i
     return _traced(jax.lax.while_loop, _body(cond_fun), _body(body_fun), _values(init_val))
 
 
-def fori_loop(lower: Any, upper: Any, body_fun: Callable[[Any, Any], Any], init_val: Any) -> Any:
+def fori_loop(
+    lower: Any,
+    upper: Any,
+    body_fun: Callable[[Any, Any], Any],
+    init_val: Any,
+    *,
+    unroll: int | bool | None = None,
+) -> Any:
     """Runs `val = body_fun(i, val)` for each `i` from `lower` up to `upper`, as `jax.lax.fori_loop` does; both may be
     scalars on any slice. Otherwise like `pw.while_loop`.
 
         state = pw.fori_loop(0, 10, lambda k, state: step(state), state)  # inside a pw.program
+
+    Args:
+        unroll: rounds that become one, where both bounds are Python integers.
+
+    Raises:
+        ValueError: `unroll` with bounds that are known on devices only.
     """
     _check_traced("fori_loop", "for i in range(int(n)): ...")
-    return _traced(jax.lax.fori_loop, _value(lower), _value(upper), _body(body_fun), _values(init_val))
+    bounds = _value(lower), _value(upper)
+    return _traced(jax.lax.fori_loop, *bounds, _body(body_fun), _values(init_val), unroll=unroll)
 
 
 def scan(
@@ -144,6 +170,17 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
 
 
 _CALL = _call.__code__
+
+
+def _operands(name: str, operands: tuple[Any, ...], operand: Any) -> tuple[Any, ...]:
+    """The operands of a branch, which may be one by name."""
+    if operand is _NONE_GIVEN:
+        return tuple(_values(operands))
+    if operands:
+        raise TypeError(
+            f"pw.{name} takes operand= or positional operands, and was given {len(operands)} of these as well"
+        )
+    return (_values(operand),)
 
 
 def _values(tree: Any) -> Any:

@@ -105,6 +105,30 @@ def test_the_trip_count_may_lie_on_another_slice(a: VirtualSlice, b: VirtualSlic
     np.testing.assert_array_equal(run(program.lower(n, V), n, V)[0], ((V * 2) * 2 + 1) * 2 + 2)
 
 
+@pytest.mark.parametrize("unroll", [None, 1, 2, 3, True])
+def test_rounds_may_be_unrolled(a: VirtualSlice, b: VirtualSlice, unroll: int | bool | None) -> None:
+    f, g = double(a), double(b)
+    program = pw.program(lambda v: pw.fori_loop(0, 5, lambda i, c: g(f(c)) + i, v, unroll=unroll))
+    wanted = jax.lax.fori_loop(0, 5, lambda i, c: c * 4 + i, V)
+    np.testing.assert_array_equal(run(program.lower(V), V)[0], wanted)
+
+
+def test_rounds_without_a_known_number_cannot_be_unrolled(a: VirtualSlice) -> None:
+    f, t = double(a), total(a)
+    with pytest.raises(GraphError, match=r"unroll.*\(pw.fori_loop at test_control.py:\d+\)"):
+        pw.program(lambda v, n: pw.fori_loop(0, t(n), lambda i, c: f(c), v, unroll=2)).lower(V, np.ones(2, np.int32))
+
+
+def test_the_only_operand_may_have_its_name(a: VirtualSlice) -> None:
+    f = double(a)
+    chosen = pw.program(lambda v: pw.cond(v.sum() > 0, f, lambda x: x, operand=v))
+    np.testing.assert_array_equal(run(chosen.lower(V), V)[0], V * 2)
+    numbered = pw.program(lambda v: pw.switch(1, [f, lambda x: x], operand=f(v)))
+    np.testing.assert_array_equal(run(numbered.lower(V), V)[0], V * 2)
+    with pytest.raises(TraceError, match="takes operand= or positional operands, and was given 1 of these"):
+        pw.program(lambda v: pw.cond(True, f, f, v, operand=v)).lower(V)
+
+
 def test_layouts_come_from_the_compiled_functions(session: Nowhere) -> None:
     wide = session.slice(4, 3)
     f = double(wide, P("x"))
