@@ -1,6 +1,6 @@
 """Programs of other libraries, unmodified, on plain CPU, through a proxy, and two at a time as two tenants.
 
-    pip install ".[train]" -r tests/jax_suite/requirements.txt
+    pip install ".[train,libraries]"
     python -m tests.jax_suite.programs [NAME ...]
 
 Each program prints what it computed, to the last bit; the command compares. A program whose library is not installed is
