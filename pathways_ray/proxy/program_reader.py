@@ -33,6 +33,13 @@ from pathways_ray.proxy.readers import CPU_S, MEMORY_BYTES, Answer, Question, Re
 from pathways_ray.proxy.tokens import has_tokens, replace_tokens
 from pathways_ray.worker import serve_alone
 
+IN_CLIENT = {
+    "InspectSharding": "jax.debug.inspect_array_sharding",
+    "CustomSPMDPartitioning": "jax.experimental.custom_partitioning",
+}
+"""Custom calls that name a function of the client's process by its address, which XLA calls as it splits a program over
+devices; and what emits them."""
+
 _QUESTION = msgspec.msgpack.Decoder(Question)
 
 
@@ -71,6 +78,8 @@ def read_program(
         module = module_of(data)
     except Exception as error:
         raise Refused(Code.INVALID_ARGUMENT, f"the program's StableHLO cannot be read: {error}") from None
+    if len(devices) > 1:
+        _check_functions(data, module)
     with module.context:
         orders = orders_of(module, _main(module))
         if orders:
@@ -96,6 +105,23 @@ def read_program(
     if tokens:
         signature = replace(signature, tokens=tokens)
     return Program(signature, data, digest, blob)
+
+
+def _check_functions(data: bytes, module: Any) -> None:
+    """Raises `Refused` where XLA would call a function of the client's process."""
+    suspected = {target for target in IN_CLIENT if target.encode() in data}
+    found: set[str] = set()
+
+    def look(op: Any) -> Any:
+        if op.name == "stablehlo.custom_call":
+            found.add(ir.StringAttr(op.attributes["call_target_name"]).value)
+        return ir.WalkResult.ADVANCE
+
+    if suspected:
+        module.operation.walk(look)
+    for target in sorted(found & suspected):
+        text = f"XLA would call a function of the client's process for {IN_CLIENT[target]}, and runs in another one"
+        raise Refused(Code.UNIMPLEMENTED, text)
 
 
 def _orders(layouts: Sequence[Any]) -> Orders:

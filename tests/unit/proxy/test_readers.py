@@ -16,6 +16,7 @@ from jax import export
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from pathways_ray import limits
+from pathways_ray.compat import serialized_module
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.readers import Read, Readers
@@ -151,6 +152,26 @@ def test_a_reader_that_crashes_or_takes_too_long_is_an_error_of_its_program(read
     with pytest.raises(Refused, match="could not be read: its process crashed: SIGSEGV") as error:
         readers.read(slow)
     assert error.value.status.code == Code.INVALID_ARGUMENT
+    check(readers)
+
+
+def test_a_program_that_names_a_function_of_the_client_by_its_address_is_refused(readers: Readers) -> None:
+    """XLA would call what lies there in the reader's own process. On one device it calls nothing."""
+    mesh = jax.make_mesh((4,), ("x",), devices=jax.devices("cpu")[:4], axis_types=(AxisType.Auto,))
+
+    def run(v: jax.Array) -> jax.Array:
+        jax.debug.inspect_array_sharding(v, callback=print)
+        return v
+
+    def read(devices: tuple[int, ...]) -> None:
+        given = NamedSharding(mesh, PartitionSpec("x")) if len(devices) > 1 else None
+        lowered = jax.jit(run, in_shardings=given).lower(jax.ShapeDtypeStruct((8,), np.float32))
+        readers.read(Read(serialized_module(lowered.compiler_ir()), devices, ("cpu",)))
+
+    with pytest.raises(Refused, match=r"for jax\.debug\.inspect_array_sharding, and runs in another one") as error:
+        read(DEVICES)
+    assert error.value.status.code == Code.UNIMPLEMENTED
+    read((0,))
     check(readers)
 
 
