@@ -55,7 +55,8 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.outcome == SKIPPED:
-            self._note(name_of(report.nodeid), SKIPPED)
+            why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+            self._note(name_of(report.nodeid), f"{SKIPPED}: {why}"[:LONGEST])
         elif report.outcome == "failed":
             crash = getattr(report.longrepr, "reprcrash", None)
             text = crash.message if crash else str(report.longrepr)
