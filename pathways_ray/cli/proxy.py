@@ -65,9 +65,10 @@ def command(
     """
     if bool(program) != executed:
         raise UsageError("--exec and the command to run come together: pathways proxy --exec -- python train.py")
+    given = dict(os.environ)  # this process's own changes, JAX's among them, are not meant for the command
     with _serving(url, token, ca, _size(devices, shape), port, name) as variables:
         if executed:
-            sys.exit(_run(program, variables))
+            sys.exit(_run(program, given, variables))
         if as_json:
             click.echo(json.dumps({"target": variables["JAX_BACKEND_TARGET"], "env": variables}))
         else:
@@ -154,11 +155,9 @@ def _socket_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="pathways-proxy-", dir=here if fits else SHORT_TEMPORARY))
 
 
-def _run(program: tuple[str, ...], variables: dict[str, str]) -> int:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
-    environment.setdefault(*QUIET)
+def _run(program: tuple[str, ...], given: dict[str, str], variables: dict[str, str]) -> int:
     try:
-        child = subprocess.Popen(program, env=environment | variables)
+        child = subprocess.Popen(program, env=dict([QUIET]) | given | variables)
     except OSError as error:
         raise UsageError(f"{program[0]} cannot be run: {error}") from None
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())

@@ -158,6 +158,25 @@ def test_what_the_cluster_cannot_give_is_said_at_the_start(session: ClusterSessi
     assert "no island can hold a slice of shape (99,)" in done.stderr
 
 
+ORDINARY = """
+import jax.numpy as jnp
+print(jnp.arange(4.0).sum().dtype)
+"""
+
+
+@pytest.mark.parametrize(("variables", "dtype"), [({}, "float32"), ({"JAX_ENABLE_X64": "1"}, "float64")])
+def test_a_command_has_the_settings_that_it_is_given_and_no_warnings(
+    session: ClusterSession, variables: dict[str, str], dtype: str
+) -> None:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_", "TF_"))}
+    given = {"PATHWAYS_URL": session.url, "PATHWAYS_TOKEN": session.token} | variables
+    command = [sys.executable, "-m", "pathways_ray.cli", "proxy", "--devices", "1", "--exec", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, "-c", ORDINARY], env=clean | given, cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{dtype}\n", "")
+
+
 # --- an island of two hosts -------------------------------------------------------------------------------------------
 
 

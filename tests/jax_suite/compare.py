@@ -34,7 +34,10 @@ KNOWN = (
         Reason(OURS, "reduce-scatter that XLA makes, between CPU hosts: gloo's sums are wrong"),
     ),
     (r"layout override|Tuples differ: .\d, \d", Reason(OURS, "custom layouts")),
-    (r"skipped: .*(requires \d+ devices|equires .* devices)", Reason(LOCAL, "asks for more devices than the proxy has")),
+    (
+        r"skipped: .*(requires \d+ devices|equires .* devices)",
+        Reason(LOCAL, "asks for more devices than the proxy has"),
+    ),
     (
         r"failed to find a local CPU device|Unknown backend cpu|Unknown backend: 'cpu'",
         Reason(LOCAL, "asks for a backend of the name cpu beside the proxy's"),
