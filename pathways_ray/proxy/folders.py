@@ -83,7 +83,7 @@ def taken(folder: Path, handle: int, size: int) -> Any:
         OSError, ValueError: it is missing, or has another size.
     """
     path = folder / f"lt_{(handle + (1 << 31)) % (1 << 32) - (1 << 31)}"  # the client counts with 32 bits there
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)  # nor waits at a FIFO
     try:
         path.unlink()
         found = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)

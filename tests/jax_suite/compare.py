@@ -28,7 +28,7 @@ KNOWN = (
     (r"PjRt-compatible|dlpack|DLPack", Reason(CLIENT, "dlpack: only of arrays in the process")),
     (r"unsafe_buffer_pointer|unsafe_raw_buffer", Reason(CLIENT, "addresses of memory: only of arrays in the process")),
     (r"Unsupported host callback|host callback", Reason(CLIENT, "host callbacks (pure_callback, io_callback, debug)")),
-    (r"custom_partitioner", Reason(CLIENT, "custom partitioning: its rules are functions in the client's process")),
+    (r"custom_partition", Reason(CLIENT, "custom partitioning: its rules are functions in the client's process")),
     (
         r"reduce-scatter, which gives wrong sums",
         Reason(OURS, "reduce-scatter that XLA makes, between CPU hosts: gloo's sums are wrong"),

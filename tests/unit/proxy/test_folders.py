@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,9 @@ def test_bytes_are_taken_once_and_only_as_many_as_announced(tmp_path: Path) -> N
     (tmp_path / "lt_8").symlink_to(secret)
     with pytest.raises(OSError, match="lt_8"):
         taken(tmp_path, 8, 8)
+    os.mkfifo(tmp_path / "lt_9")
+    with pytest.raises(OSError, match="Invalid argument"):
+        taken(tmp_path, 9, 8)
 
 
 def test_a_folder_that_others_may_enter_or_that_is_none_is_refused(tmp_path: Path) -> None:
