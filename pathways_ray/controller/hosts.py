@@ -64,6 +64,7 @@ class Hosts:
             memory=message.memory,
             pool=message.pool,
             info=message.info,
+            machine=message.machine,
         )
         tables.away.discard(message.host)
         detail = f"epoch {message.epoch} on island {island}"
@@ -217,7 +218,7 @@ class Hosts:
     def peers(self) -> list[SendIsland]:
         """The list of the hosts that are up, for all islands."""
         up = [h for h in self.tables.hosts.values() if h.down_since is None]
-        peers = Peers(tuple(Peer(h.host, h.epoch, h.transfer_address, h.since) for h in up))
+        peers = Peers(tuple(Peer(h.host, h.epoch, h.transfer_address, h.since, h.machine) for h in up))
         return [SendIsland(island, peers) for island in self.tables.islands()]
 
     def away(self, program: PlannedProgram) -> list[HostState]:

@@ -299,6 +299,7 @@ class HostState:
     pool: str = ""
     info: HostInfo | None = None
     orphaned: bool = False
+    machine: str = ""
 
 
 @dataclass

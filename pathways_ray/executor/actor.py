@@ -49,6 +49,7 @@ from pathways_ray.transport.messages import (
 from pathways_ray.transport.tls import trust_of
 
 if TYPE_CHECKING:
+    from pathways_ray.executor.data.device_transfer import DeviceTransfer
     from pathways_ray.executor.profiling.profiler import Computed, Ran, Timeline
 
 UNKNOWN = Hardware()
@@ -126,6 +127,7 @@ class HostExecutor(Inspectable):
         from pathways_ray.executor.data.server import DataServer
         from pathways_ray.executor.profiling.order_check import OrderReporter
         from pathways_ray.executor.run.dispatcher import Dispatcher
+        from pathways_ray.transport.neighbours import machine
 
         disk_cache.use(self.tenant, alike=platform != "tpu")
         node = ray.get_runtime_context().get_node_id()
@@ -150,7 +152,8 @@ class HostExecutor(Inspectable):
         self.epoch = reply.epoch
         self.store = BufferStore()
         compiler = Compiler(self.host, local[:devices], grouped)
-        transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret)
+        near = machine() if self.backend.shares_memory else ""
+        transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret, near)
         self.outbox = self._new_outbox()
         self.found: thread_links.Outbox | None = None
         self.said = Said()
@@ -168,7 +171,7 @@ class HostExecutor(Inspectable):
         self.pool = node if shared else ""
         self.hardware = described(self.hardware, local[:devices], self.backend.memory(local[0]))
         ray.get(self.resource_manager.describe.remote(self.host, self.epoch, msgspec.msgpack.encode(self.hardware)))
-        self._link(reply.scheduler_address, transfer.address, devices)
+        self._link(reply.scheduler_address, transfer, devices)
         compiler.sandbox.start()
 
     def _join_group(self, coordinator: str) -> None:
@@ -202,13 +205,13 @@ class HostExecutor(Inspectable):
         shown, trust = {"authorization": self.link_secret}, trust_of(self.listen.tls)
         return thread_links.ThreadLink(address, streams.HOST_STREAM, shown, outbox, trust, self.silence)
 
-    def _link(self, address: str, transfer_address: str, devices: int) -> None:
+    def _link(self, address: str, transfer: DeviceTransfer, devices: int) -> None:
         from pathways_ray.executor.threads import heartbeat
 
-        where = (transfer_address, self.data.address, devices, os.getpid())
+        where = (transfer.address, self.data.address, devices, os.getpid())
         memory = (self.hardware.memory, self.pool)
         info = msgspec.structs.replace(self.info, hardware=self.hardware)
-        self.hello = HostUp(self.host, self.epoch, *where, self.crash, *memory, info)
+        self.hello = HostUp(self.host, self.epoch, *where, self.crash, *memory, info, machine=transfer.machine)
         self.outbox.send(self.hello)
         self.dispatcher.on_rejoin = self._rejoin
         link = self._link_to(address, self.outbox)

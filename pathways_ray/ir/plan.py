@@ -251,3 +251,8 @@ def transfer_id(launch: int, bundle: int, receiver: int) -> int:
 def launch_of(name: int) -> int:
     """The launch that a transfer id belongs to."""
     return name // (limits.MAX_NODES * limits.MAX_HOSTS)
+
+
+def receiver_of(name: int) -> int:
+    """The host that pulls what has a transfer id."""
+    return name % limits.MAX_HOSTS

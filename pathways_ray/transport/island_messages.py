@@ -16,12 +16,14 @@ from pathways_ray.transport.message import Codec, Measured, Message
 
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
-    """A host as other hosts reach it. What launches up to number `since` made there is gone: it was another epoch."""
+    """A host as other hosts reach it. What launches up to number `since` made there is gone: it was another epoch.
+    Those of one `machine` reach each other by local connections; with "" none do."""
 
     host: int
     epoch: int
     transfer_address: str
     since: int = 0
+    machine: str = ""
 
 
 class Peers(Message, tag=20):
@@ -132,7 +134,7 @@ class HostUp(Message, tag=30):
     `memory` are the bytes of each device, or those that the devices of all hosts with this `pool` share; 0 is unknown.
     `info` is what the resource manager knows of it: the successor of one that dies hears that from the controller. One
     that `holds` something has come to the successor of its scheduler, or of the controller, under the epoch that it
-    had.
+    had. `machine` is as in `Peer`.
     """
 
     host: int
@@ -146,6 +148,7 @@ class HostUp(Message, tag=30):
     pool: str = ""
     info: HostInfo | None = None
     holds: Holds | None = None
+    machine: str = ""
 
 
 class HostDown(Message, tag=31):

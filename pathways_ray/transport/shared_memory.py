@@ -156,6 +156,13 @@ def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview[int]:
     return memoryview(array.reshape(-1).view(np.uint8).data) if array.size else memoryview(b"")
 
 
+def aligned(size: int) -> np.ndarray[Any, Any]:
+    """Bytes that begin where XLA takes them as they are, instead of copying them."""
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + size]
+
+
 def offsets(sizes: list[int]) -> tuple[list[int], int]:
     """The places of pieces of these sizes in a file, and its size."""
     places, end = [], 0

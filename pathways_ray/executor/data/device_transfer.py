@@ -1,6 +1,6 @@
-"""Device-to-device transfers between hosts, over `jax.experimental.transfer`.
+"""Device-to-device transfers between hosts, over `jax.experimental.transfer`; on one machine, over local connections.
 
-Both sides work on futures: a pull returns arrays that fill later, and a producer may serve an array that is still being
+By which of the two is decided by `is_near`, which both ends know alike. With the transfer library, both sides work on futures: a pull returns arrays that fill later, and a producer may serve an array that is still being
 computed. When the producer's process dies, the consumer's arrays turn into errors at once. Two limits of the transfer
 library shape this file: an array without elements never arrives (so none is sent), and of two offers under one name
 the later one replaces the other (so names come from the launch sequence, which only counts up). A third one: the
@@ -13,20 +13,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import json
 import os
 import socket
 import threading
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
 
 import jax
-import msgspec
 from jax.experimental import transfer
 
 from pathways_ray.errors import Failure
-from pathways_ray.ir.plan import launch_of
+from pathways_ray.executor.data.failure_texts import error_text
+from pathways_ray.executor.data.near_transfer import NearTransfer
+from pathways_ray.ir.plan import launch_of, receiver_of
 from pathways_ray.transport.messages import Peer
 
 CHUNK_BYTES = 1 << 20
@@ -36,20 +36,19 @@ are many; their memory is only taken once used."""
 TRIM_AFTER_S = 5.0
 """After this time launches with a lost host have ended, and what they held is free."""
 
-MARK = "pathways-failure:"
-MAX_ERROR_BYTES = 2000
-"""The transfer library cuts the text of an error off behind 2,048 bytes."""
-
 
 class DeviceTransfer:
     """This host's transfer server and its connections to peers. Used by the dispatcher thread only.
 
     Args:
         secret: the link secret, which all hosts of the runtime have.
+        machine: what hosts have in common that reach each other by local connections; "" where none do.
     """
 
-    def __init__(self, host: int, client: Any, address: str, secret: str) -> None:
+    def __init__(self, host: int, client: Any, address: str, secret: str, machine: str = "") -> None:
         self.host = host
+        self.machine = machine
+        self.on_arrival: Callable[[], None] = lambda: None
         self._names = hashlib.blake2b(key=hashlib.sha256(f"transfers {secret}".encode()).digest(), digest_size=8)
         self._server = transfer.start_transfer_server(
             client,
@@ -63,11 +62,14 @@ class DeviceTransfer:
         self._peers: dict[int, Peer] = {}
         self._connections: dict[tuple[int, int], Any] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
+        self._near = NearTransfer(host, self.address, secret, lambda: self.on_arrival()) if machine else None
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         """Learns who is up, under which epoch, at which address. Connections to those that are gone are reset."""
         left, self._peers = self._peers, {peer.host: peer for peer in peers}
         current = {(peer.host, peer.epoch) for peer in peers}
+        if self._near is not None:
+            self._near.lose((peer.host, peer.epoch) for peer in left.values() if (peer.host, peer.epoch) not in current)
         gone = self._connections.keys() - current
         for key in gone:
             del self._connections[key]
@@ -83,13 +85,18 @@ class DeviceTransfer:
         return peer is not None and peer.since < launch
 
     def serve(self, name: int, arrays: list[jax.Array]) -> None:
+        """Offers arrays, which may still be computed, to the host that a name is for."""
+        peer = self._peers.get(receiver_of(name))
+        if self._near is not None and is_near(peer, self.machine):
+            self._near.serve(self._secret_name(name), (peer.host, peer.epoch), arrays)
+            return
         self._server.await_pull(self._secret_name(name), arrays)
 
     def _secret_name(self, name: int) -> int:
-        """The name of a transfer on the network, of 64 bits: nobody without the secret can guess it."""
+        """The name of a transfer on the network, of 63 bits: nobody without the secret can guess it."""
         made = self._names.copy()
         made.update(name.to_bytes(8))
-        return int.from_bytes(made.digest())
+        return int.from_bytes(made.digest()) >> 1
 
     def lend(self, array: jax.Array) -> None:
         """Notes that peers will read the memory of `array` itself, at a time of their choosing."""
@@ -108,6 +115,10 @@ class DeviceTransfer:
 
     def serve_failure(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
         """Lets the consumer's arrays fail with `failure` as the root cause."""
+        peer = self._peers.get(receiver_of(name))
+        if self._near is not None and is_near(peer, self.machine):
+            self._near.serve_failure(self._secret_name(name), (peer.host, peer.epoch), failure)
+            return
         text = error_text(failure)
         self._server.await_pull(self._secret_name(name), [transfer.make_error_array(t, text) for t in types])
 
@@ -119,6 +130,8 @@ class DeviceTransfer:
         if launch_of(name) <= peer.since:
             return Failure("HostLost", f"host {sender}, which held the data, was lost", host=sender)
         key = (peer.host, peer.epoch)
+        if self._near is not None and is_near(peer, self.machine):
+            return self._near.pull(key, peer.transfer_address, self._secret_name(name), types)
         try:
             if key not in self._connections:
                 self._connections[key] = self._server.connect(peer.transfer_address)
@@ -127,6 +140,11 @@ class DeviceTransfer:
         except jax.errors.JaxRuntimeError as error:
             self._connections.pop(key, None)
             return Failure("HostLost", f"host {sender} could not be reached: {error}", host=sender)
+
+
+def is_near(peer: Peer | None, machine: str) -> TypeGuard[Peer]:
+    """Whether what goes between a host on a machine and a peer goes by local connections."""
+    return peer is not None and bool(machine) and peer.machine == machine
 
 
 def return_free_memory() -> None:
@@ -155,29 +173,3 @@ def hang_up(address: str) -> None:
             with found:
                 if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[:2] == wanted:
                     found.shutdown(socket.SHUT_RDWR)
-
-
-def error_text(failure: Failure) -> str:
-    """The text that carries a failure to a peer. A long message loses its middle: what went wrong is at its ends."""
-    text = MARK + msgspec.json.encode(failure).decode()
-    message, kept = failure.message, len(failure.message)
-    while len(text.encode()) > MAX_ERROR_BYTES:
-        kept = min(kept, MAX_ERROR_BYTES) * 3 // 4
-        short = message if kept >= len(message) else f"{message[: kept // 2]} … {message[len(message) - kept // 2 :]}"
-        cut = msgspec.structs.replace(
-            failure, message=short, node=failure.node[:kept], where=failure.where[-kept:], story=()
-        )
-        text = MARK + msgspec.json.encode(cut).decode()
-    return text
-
-
-def failure_in(text: str) -> Failure | None:
-    """The failure that a peer put into an error array, found in the text of the error it became here."""
-    start = text.find(MARK)
-    if start < 0:
-        return None
-    try:
-        value, _ = json.JSONDecoder().raw_decode(text[start + len(MARK) :])
-        return msgspec.convert(value, Failure)
-    except (ValueError, msgspec.ValidationError):
-        return None

@@ -20,6 +20,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
+from pathways_ray.executor.data.near_transfer import Arriving
 from pathways_ray.executor.run.parts import first_failure
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack
@@ -217,7 +218,10 @@ class Incoming:
             if isinstance(pieces, Failure):
                 return pieces
             if pieces is not None:
-                sources[sender] = pieces
+                came = pieces[0].arrays() if pieces and isinstance(pieces[0], Arriving) else pieces
+                if isinstance(came, Failure):
+                    return came
+                sources[sender] = came
         made: dict[int, Any] = {}
         if self.copied:
             mine = sources[self.host]

@@ -31,8 +31,8 @@ from pathways_ray.errors import (
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream, FetchRequest
-from pathways_ray.executor.data.device_transfer import failure_in
 from pathways_ray.executor.data.early_calls import EarlyCalls
+from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
 from pathways_ray.executor.data.upload import Upload, check_devices
 from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes

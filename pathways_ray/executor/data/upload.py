@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.pipes import HostPipe
-from pathways_ray.transport.shared_memory import ALIGNMENT, SharedFile, offsets
+from pathways_ray.transport.shared_memory import SharedFile, aligned, offsets
 
 DIGEST_BYTES = 16
 
@@ -44,7 +43,7 @@ class Upload:
 
     def _allocate(self, size: int) -> None:
         """Makes room for boxes of this size."""
-        self.buffers = [_aligned(size) for _ in self.boxes]
+        self.buffers = [aligned(size) for _ in self.boxes]
         # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
         self.filled = [0] * len(self.boxes)
 
@@ -109,13 +108,6 @@ class PipedUpload(Upload):
     def array(self, compiler: Compiler) -> jax.Array:
         self.pipe.read(self.buffers)
         return super().array(compiler)
-
-
-def _aligned(size: int) -> np.ndarray[Any, Any]:
-    """Bytes that begin where XLA takes them as they are, instead of copying them."""
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    return room[start : start + size]
 
 
 def check_devices(placed: PlacedSlice, host: int, count: int) -> None:

@@ -22,6 +22,9 @@ PAUSE_SHARE = 0.05
 longer, and costs little while nothing comes."""
 
 
+NO_LAUNCH = -(1 << 62)
+"""No launch has this number."""
+
 CALLS = 1 << 14
 """Waits for host functions that are noted: these take milliseconds, so they are few."""
 
@@ -58,6 +61,10 @@ class Arrivals:
     def drop(self, sequence: int) -> None:
         """Looks for those of a launch no longer, if it does."""
         self._changes.put((sequence, None))
+
+    def look(self) -> None:
+        """Looks now: something has come."""
+        self._changes.put((NO_LAUNCH, None))
 
     def run(self) -> None:
         """Looks without end; for a thread of its own."""

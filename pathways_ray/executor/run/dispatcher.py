@@ -27,7 +27,8 @@ from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.jax_parts import CompiledParts
 from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_in
+from pathways_ray.executor.data.device_transfer import DeviceTransfer
+from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
@@ -96,6 +97,7 @@ class Dispatcher:
         self.driver = HostDriver(self.core, store, transfer, self)
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self.arrivals = Arrivals(self._inputs_arrived)
+        transfer.on_arrival = self.arrivals.look
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}

@@ -13,11 +13,10 @@ from jax.sharding import SingleDeviceSharding
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.device_transfer import (
     DeviceTransfer,
-    error_text,
-    failure_in,
     hang_up,
     return_free_memory,
 )
+from pathways_ray.executor.data.failure_texts import error_text, failure_in
 from pathways_ray.ir.plan import transfer_id
 from pathways_ray.transport.messages import Peer
 

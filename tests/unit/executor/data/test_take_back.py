@@ -13,7 +13,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.data.device_transfer import DeviceTransfer, failure_in, return_free_memory
+from pathways_ray.executor.data.device_transfer import DeviceTransfer, return_free_memory
+from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.ir.plan import transfer_id
 from pathways_ray.transport.messages import Peer
 

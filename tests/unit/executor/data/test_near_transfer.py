@@ -1,0 +1,408 @@
+"""Transfers between hosts of one machine, by local connections."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+from jax.experimental import transfer
+from jax.sharding import SingleDeviceSharding
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.data.device_transfer import DeviceTransfer, is_near
+from pathways_ray.executor.data.failure_texts import error_text
+from pathways_ray.executor.data.near_transfer import Arriving
+from pathways_ray.ir.plan import transfer_id
+from pathways_ray.transport import neighbours
+from pathways_ray.transport.messages import Peer
+
+MIB = 1 << 20
+MACHINE = neighbours.machine()
+SECRET = "the link secret"
+LOST = Failure("HostLost", "host 2 was lost", host=2)
+
+
+def until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 20.0
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+def kinds(*arrays: Any) -> list[jax.ShapeDtypeStruct]:
+    where = SingleDeviceSharding(jax.local_devices()[0])
+    return [jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=where) for one in arrays]
+
+
+class Pair:
+    """A sender, host 0, and a receiver, host 1."""
+
+    def __init__(self) -> None:
+        client = jax.local_devices()[0].client
+        made = [DeviceTransfer(host, client, "127.0.0.1", SECRET, MACHINE) for host in (0, 1)]
+        self.sender, self.receiver = made
+        self.peers = tuple(Peer(k, 1, one.address, machine=MACHINE) for k, one in enumerate(made))
+        for one in made:
+            one.set_peers(self.peers)
+        self.arrivals = threading.Semaphore(0)
+        self.receiver.on_arrival = self.arrivals.release
+        self.launch = 0
+
+    def name(self) -> int:
+        self.launch += 1
+        return transfer_id(self.launch, 0, 1)
+
+    def pull(self, name: int, *arrays: Any) -> Arriving:
+        pulled = self.receiver.pull(0, name, kinds(*arrays))
+        assert isinstance(pulled, list)
+        return pulled[0]
+
+    def near(self) -> Any:
+        return self.sender._near
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    for one in (made.sender, made.receiver):
+        one.set_peers(())
+
+
+def came(arriving: Arriving) -> list[jax.Array] | Failure:
+    until(arriving.is_ready, "nothing came")
+    return arriving.arrays()
+
+
+VALUES = {
+    "a scalar": [np.float32(3.5)],
+    "4 KiB": [np.arange(1024, dtype=np.int32)],
+    "just in a packet": [np.arange(neighbours.MAX_PACKET_BYTES - 9, dtype=np.uint8)],
+    "just not": [np.arange(neighbours.MAX_PACKET_BYTES - 8, dtype=np.uint8)],
+    "big": [np.random.default_rng(0).standard_normal((1 << 20,)).astype(np.float32)],
+    "four shards": [np.full((300_000,), k, np.float32) for k in range(4)],
+    "nothing": [np.zeros((0, 7), np.float32)],
+    "nothing between": [np.arange(5, dtype=np.int8), np.zeros((3, 0), np.int32), np.arange(70_000, dtype=np.int16)],
+    "bfloat16": [np.arange(200_000).astype(jnp.bfloat16)],
+    "others": [np.arange(7).astype(t) for t in (jnp.float8_e4m3fn, np.bool_, np.complex64, jnp.int4, np.uint16)],
+}
+
+
+@pytest.mark.parametrize("asked_first", [True, False])
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_arrays_come_bit_for_bit(pair: Pair, values: list[np.ndarray], asked_first: bool) -> None:
+    arrays = [jax.device_put(value) for value in values]
+    name = pair.name()
+    if not asked_first:
+        pair.sender.serve(name, arrays)
+    arriving = pair.pull(name, *values)
+    if asked_first:
+        assert not arriving.is_ready()
+        pair.sender.serve(name, arrays)
+    found = came(arriving)
+    assert isinstance(found, list)
+    for one, value in zip(found, values, strict=True):
+        assert (one.shape, one.dtype) == (value.shape, value.dtype)
+        assert np.asarray(one).tobytes() == np.asarray(value).tobytes()
+        assert one.committed
+    assert pair.arrivals.acquire(timeout=10), "who waits is told"
+
+
+def test_columns_in_memory_come_as_rows(pair: Pair) -> None:
+    from jax.experimental.layout import Format, Layout
+
+    value = np.arange(600 * 500, dtype=np.float32).reshape(600, 500)
+    where = SingleDeviceSharding(jax.local_devices()[0])
+    columns = jax.device_put(value, Format(Layout((1, 0)), where))
+    name = pair.name()
+    pair.sender.serve(name, [columns])
+    found = came(pair.pull(name, value))
+    assert isinstance(found, list)
+    np.testing.assert_array_equal(np.asarray(found[0]), value)
+
+
+def test_what_is_still_computed_is_waited_for(pair: Pair) -> None:
+    start = jax.device_put(np.eye(1000, dtype=np.float32))
+    computed = jax.jit(lambda x: jax.lax.fori_loop(0, 20, lambda k, v: v @ x, x))(start)
+    name = pair.name()
+    arriving = pair.pull(name, start)
+    pair.sender.serve(name, [computed])
+    found = came(arriving)
+    assert isinstance(found, list)
+    np.testing.assert_array_equal(np.asarray(found[0]), np.eye(1000))
+
+
+@pytest.mark.parametrize("size", [3, MIB])
+def test_an_error_of_what_was_computed_comes_instead(pair: Pair, size: int) -> None:
+    value = np.ones(size, np.float32)
+    failed, known = pair.name(), pair.name()
+    (kind,) = kinds(value)
+    pair.sender.serve(failed, [jax.device_put(value), transfer.make_error_array(kind, "it did not work")])
+    failure = came(pair.pull(failed, value, value))
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.host) == ("ExecutionError", 0)
+    assert "it did not work" in failure.message
+    pair.sender.serve(known, [transfer.make_error_array(kind, error_text(LOST))])
+    assert came(pair.pull(known, value)) == LOST
+
+
+def test_a_failure_comes_in_place_of_arrays(pair: Pair) -> None:
+    before, after, replaced = pair.name(), pair.name(), pair.name()
+    value = np.ones((64, 64), np.float32)
+    arriving = pair.pull(before, value)
+    pair.sender.serve_failure(before, [], LOST)
+    assert came(arriving) == LOST
+    pair.sender.serve_failure(after, [], LOST)
+    assert came(pair.pull(after, value)) == LOST
+    pair.sender.serve(replaced, [jax.device_put(value)])
+    pair.sender.serve_failure(replaced, [], LOST)
+    assert came(pair.pull(replaced, value)) == LOST
+
+
+def test_an_offer_is_gone_once_it_is_sent_or_taken_back_or_its_receiver_is_lost(pair: Pair) -> None:
+    value = jax.device_put(np.ones(MIB, np.float32))
+    names = [pair.name() for _ in range(3)]
+    for name in names:
+        pair.sender.serve(name, [value])
+    assert len(pair.near()._offers) == 3
+    assert isinstance(came(pair.pull(names[0], value)), list)
+    pair.sender.serve_failure(names[1], [], LOST)
+    assert len(pair.near()._offers) == 1
+    pair.sender.set_peers(pair.peers[:1])
+    assert not pair.near()._offers
+    assert not pair.near()._failed
+
+
+def test_failures_that_nobody_asks_for_are_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_ray.executor.data.near_transfer.MAX_FAILURES", 3)
+    for _ in range(10):
+        pair.sender.serve_failure(pair.name(), [], LOST)
+    assert len(pair.near()._failed) == 3
+
+
+def test_hosts_of_another_machine_or_another_secret_are_not_near(pair: Pair) -> None:
+    peer = pair.peers[0]
+    assert is_near(peer, MACHINE)
+    assert not is_near(Peer(0, 1, peer.transfer_address), "")
+    assert not is_near(peer, "elsewhere")
+    assert not is_near(None, MACHINE)
+    with pytest.raises(ConnectionRefusedError):
+        neighbours.Connection.to(neighbours.name_of(peer.transfer_address, "another"), None, None)
+
+
+def test_a_peer_that_cannot_be_reached_is_lost(pair: Pair) -> None:
+    pair.receiver.set_peers((Peer(0, 2, "127.0.0.1:1", machine=MACHINE),))
+    failure = pair.receiver.pull(0, pair.name(), kinds(np.ones(3)))
+    assert isinstance(failure, Failure)
+    assert (failure.kind, failure.host) == ("HostLost", 0)
+
+
+@pytest.mark.parametrize("sent", [b"x", b"a" + bytes(7), b"h" + bytes(8), b"a" + bytes(9), os.urandom(5000)])
+def test_who_does_not_follow_the_protocol_is_hung_up_on(pair: Pair, sent: bytes) -> None:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.settimeout(10)
+    with stranger:
+        stranger.connect(neighbours.name_of(pair.sender.address, SECRET))
+        stranger.send(sent)
+        assert stranger.recv(10) == b""
+    name = pair.name()
+    pair.sender.serve(name, [jnp.ones(3)])
+    assert isinstance(came(pair.pull(name, np.ones(3, np.float32))), list), "others go on"
+
+
+def test_a_guessed_name_gets_nothing(pair: Pair) -> None:
+    name = pair.name()
+    pair.sender.serve(name, [jnp.ones(3)])
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with stranger:
+        stranger.connect(neighbours.name_of(pair.sender.address, SECRET))
+        stranger.send(b"a" + name.to_bytes(8, "little"))
+        stranger.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            stranger.recv(10)
+
+
+def test_arrays_of_other_sizes_than_expected_are_an_error(pair: Pair) -> None:
+    """Both ends derive the types from one plan, so that this never happens; bytes at wrong places would be worse."""
+    small, big = pair.name(), pair.name()
+    pair.sender.serve(small, [jnp.ones(3)])
+    pair.sender.serve(big, [jnp.ones(MIB)])
+    failure = came(pair.pull(small, np.ones(4, np.float32)))
+    assert isinstance(failure, Failure)
+    assert "in place of arrays of 16" in failure.message
+    failure = came(pair.pull(big, np.ones(MIB + 1, np.float32)))
+    assert isinstance(failure, Failure)
+    assert f"{4 * MIB} bytes came" in failure.message
+
+
+def test_nothing_stays_open(pair: Pair) -> None:
+    value = jax.device_put(np.ones(MIB, np.float32))
+
+    def once() -> None:
+        name = pair.name()
+        pair.sender.serve(name, [value])
+        assert isinstance(came(pair.pull(name, value)), list)
+
+    once()
+    process = psutil.Process()
+    before = process.num_fds()
+    for _ in range(20):
+        once()
+    until(lambda: process.num_fds() <= before, "descriptors are left")
+    pair.receiver.set_peers(())
+    until(lambda: process.num_fds() <= before - 2, "a connection to who is gone is left")
+
+
+PEER = """
+    import sys, time, threading
+    import jax, numpy as np
+    from jax.sharding import SingleDeviceSharding
+    from pathways_ray.executor.data.device_transfer import DeviceTransfer
+    from pathways_ray.ir.plan import transfer_id
+    from pathways_ray.transport import neighbours
+    from pathways_ray.transport.messages import Peer
+    machine = neighbours.machine()
+    made = DeviceTransfer(0, jax.local_devices()[0].client, "127.0.0.1", "the link secret", machine)
+    print(made.address, flush=True)
+    other = sys.stdin.readline().strip()
+    made.set_peers((Peer(1, 1, other, machine=machine),))
+    for line in sys.stdin:
+        what, launch, count = line.split()
+        name = transfer_id(int(launch), 0, int(what == "serve"))
+        if what == "serve":
+            made.serve(name, [jax.device_put(np.arange(int(count), dtype=np.float32))])
+        else:
+            kind = jax.ShapeDtypeStruct((int(count),), np.float32, sharding=SingleDeviceSharding(jax.devices()[0]))
+            made.pull(1, name, [kind])
+        print("done", flush=True)
+"""
+
+
+class Other:
+    """A host in a process of its own: number 0, and this process is number 1."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(PEER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(Path(__file__).parents[4])},
+        )
+        self.transfer = DeviceTransfer(1, jax.local_devices()[0].client, "127.0.0.1", SECRET, MACHINE)
+        self.transfer.set_peers((Peer(0, 1, self.say(self.transfer.address), machine=MACHINE),))
+
+    def say(self, *words: object) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(*words, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline().strip()
+
+    def pull(self, launch: int, count: int) -> Arriving:
+        pulled = self.transfer.pull(0, transfer_id(launch, 0, 1), kinds(np.zeros(count, np.float32)))
+        assert isinstance(pulled, list)
+        return pulled[0]
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    made = Other()
+    yield made
+    made.transfer.set_peers(())
+    made.process.kill()
+    made.process.wait()
+
+
+def blocked_pipe(transfer: DeviceTransfer) -> bool:
+    near: Any = transfer._near
+    return any(one._pipes for one in (*near._awaited, *near._receivers))
+
+
+COUNT = 64 * MIB // 4
+
+
+def test_arrays_cross_processes_both_ways(other: Other) -> None:
+    assert other.say("serve", 1, COUNT) == "done"
+    found = came(other.pull(1, COUNT))
+    assert isinstance(found, list)
+    np.testing.assert_array_equal(np.asarray(found[0]), np.arange(COUNT, dtype=np.float32))
+    other.say("pull", 2, COUNT)
+    other.transfer.serve(transfer_id(2, 0, 0), [found[0]])
+    near: Any = other.transfer._near
+    until(lambda: not near._offers, "it is not asked for")
+
+
+@pytest.mark.parametrize("launches", [1, 6], ids=["one", "more than pipes"])
+def test_a_sender_killed_in_the_middle_is_a_lost_host(other: Other, launches: int) -> None:
+    pulls = [other.pull(launch, COUNT) for launch in range(1, launches + 1)]
+    waiting = other.pull(99, 5)
+    process = psutil.Process(other.process.pid)
+    for launch in range(1, launches + 1):
+        other.say("serve", launch, COUNT)
+    until(lambda: blocked_pipe(other.transfer) or pulls[0].is_ready(), "nothing is on its way")
+    process.suspend()
+    assert not waiting.is_ready()
+    process.send_signal(signal.SIGKILL)
+    for one in (*pulls, waiting):
+        found = came(one)
+        if isinstance(found, Failure):  # else it was here before
+            assert (found.kind, found.host) == ("HostLost", 0)
+    assert waiting.failure is not None
+    assert not blocked_pipe(other.transfer)
+
+
+def test_what_a_suspended_sender_sends_fails_once_it_is_lost_and_goes_on_if_it_is_not(other: Other) -> None:
+    process = psutil.Process(other.process.pid)
+    process.suspend()
+    kept, lost = other.pull(1, COUNT), other.pull(2, COUNT)
+    time.sleep(0.2)
+    assert not kept.is_ready()
+    process.resume()
+    other.say("serve", 1, COUNT)
+    assert isinstance(came(kept), list)
+    process.suspend()
+    other.transfer.set_peers(())
+    found = came(lost)
+    assert isinstance(found, Failure)
+    assert (found.kind, found.host) == ("HostLost", 0)
+
+
+@pytest.mark.parametrize("end", ["killed", "lost"])
+def test_a_receiver_that_ends_in_the_middle_frees_its_sender(other: Other, end: str) -> None:
+    near: Any = other.transfer._near
+    value = jax.device_put(np.ones(COUNT, np.float32))
+    other.say("pull", 1, COUNT)
+    until(lambda: bool(near._asked), "nobody asks")
+    process = psutil.Process(other.process.pid)
+    process.suspend()
+    other.transfer.serve(transfer_id(1, 0, 0), [value])
+    until(lambda: blocked_pipe(other.transfer), "nothing is on its way")
+    small = transfer_id(2, 0, 0)
+    other.transfer.serve(small, [jnp.ones(3)])
+    if end == "killed":
+        process.kill()
+        until(lambda: not near._receivers, "its connection is there")
+    other.transfer.set_peers(())
+    until(lambda: not near._receivers, "its connection is there")
+    assert not near._offers
+    import gc
+
+    def freed() -> bool:
+        gc.collect()
+        return sys.getrefcount(value) <= 2
+
+    until(freed, "the array is kept")
