@@ -36,8 +36,8 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 def machine() -> str:
-    """What all processes of this user have in common that can reach each other's connections; "" where a system has no
-    such connections."""
+    """The mark of all processes of this user that can reach each other's connections; "" where a system has none
+    such."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()

@@ -1,11 +1,11 @@
 """Device-to-device transfers between hosts, over `jax.experimental.transfer`; on one machine, over local connections.
 
-By which of the two is decided by `is_near`, which both ends know alike. With the transfer library, both sides work on futures: a pull returns arrays that fill later, and a producer may serve an array that is still being
-computed. When the producer's process dies, the consumer's arrays turn into errors at once. Two limits of the transfer
-library shape this file: an array without elements never arrives (so none is sent), and of two offers under one name
-the later one replaces the other (so names come from the launch sequence, which only counts up). A third one: the
-library asks nobody who pulls for a token. So the names that it hears are a keyed hash of ours, which only the hosts of
-this runtime can make.
+By which of the two is decided by `is_near`, which both ends know alike. Both work on futures: a pull returns what fills
+later, and a producer may serve an array that is still being computed. When the producer's process dies, the consumer's
+arrays turn into errors at once. Two limits of the transfer library shape this file: an array without elements never
+arrives (so none is sent), and of two offers under one name the later one replaces the other (so names come from the
+launch sequence, which only counts up). A third one: the library asks nobody who pulls for a token. So the names that it
+hears are a keyed hash of ours, which only the hosts of this runtime can make.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Arriving:
         return self
 
     def arrays(self) -> list[jax.Array] | Failure:
-        """What has come."""
+        """The arrays, or the failure in their place."""
         return self._arrays if self.failure is None else self.failure
 
     def came(self, parts: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -76,7 +76,7 @@ class Arriving:
 
 
 class _Offer(NamedTuple):
-    """What a host offers to another one: arrays, or the failure in their place. `ready`: all are computed."""
+    """An offer of a host to another one: arrays, or the failure in their place. `ready`: all are computed."""
 
     receiver: PeerKey
     arrays: Sequence[jax.Array]
@@ -187,7 +187,7 @@ class NearTransfer:
     def _take_request(self, connection: Connection, message: bytes, pipe: socket.socket | None) -> None:
         kind, name = _NAMED.unpack(message) if len(message) == _NAMED.size else (b"", 0)
         if kind != _ASK or pipe is not None:
-            connection.end()  # whoever that is does not follow the protocol
+            connection.end()  # it is no host of this runtime
             return
         with self._changing:
             self._asked[name] = connection
@@ -203,7 +203,7 @@ class NearTransfer:
     def pull(
         self, sender: PeerKey, address: str, name: int, types: Sequence[jax.ShapeDtypeStruct]
     ) -> list[Any] | Failure:
-        """What arrives once the sender has served it."""
+        """The arrays that fill once the sender has served them, as one `Arriving`."""
         arriving = Arriving(sender[0], types)
         connection = self._senders.get(sender)
         try:
