@@ -324,7 +324,7 @@ def other() -> Iterator[Other]:
     yield made
     made.transfer.set_peers(())
     made.process.kill()
-    made.process.wait()
+    made.process.communicate()
 
 
 def blocked_pipe(transfer: DeviceTransfer) -> bool:
