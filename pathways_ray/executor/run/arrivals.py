@@ -74,14 +74,18 @@ class Arrivals:
                 waited = time.perf_counter() - max(one.since for one in self._waiting.values())
                 pause = min(max(PAUSE_SHARE * waited, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
             self._take_changes(pause)
-            for sequence, one in list(self._waiting.items()):
-                while one.left and is_there(one.left[-1]):
-                    one.left.pop()
-                if not one.left:
-                    del self._waiting[sequence]
-                    ring = self.python if any(isinstance(value, PendingCall) for value in one.values) else self.waits
-                    ring.add(sequence, one.since, time.perf_counter())
-                    self._arrived(sequence, one.barrier, one.values)
+            self._look()
+
+    def _look(self) -> None:
+        # Apart from the loop that waits: what its variables name would stay in memory until something comes.
+        for sequence, one in list(self._waiting.items()):
+            while one.left and is_there(one.left[-1]):
+                one.left.pop()
+            if not one.left:
+                del self._waiting[sequence]
+                ring = self.python if any(isinstance(value, PendingCall) for value in one.values) else self.waits
+                ring.add(sequence, one.since, time.perf_counter())
+                self._arrived(sequence, one.barrier, one.values)
 
     def _take_changes(self, pause: float | None) -> None:
         """Takes what came; waits for it up to `pause` seconds, or, without one, until there is something."""
