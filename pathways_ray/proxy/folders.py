@@ -2,7 +2,8 @@
 
 jaxlib's client writes a file for each array, whose name follows from the client's own name for it, and reads the
 folder's name from a variable once in its process. So each process makes a folder for itself, and tells the proxy where
-it is when it attaches. It holds a lock on its folder while it lives; who gets the lock after that removes the folder.
+it is when it attaches. It holds a lock on its folder while it lives; who gets the lock after that removes the folder:
+the proxy, or, where it was killed as well, the next process that makes one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ PREFIX = "pathways-jax-"
 REMOVE_WITHIN_S = 5.0
 """The folder of a process that has hung up is removed if it has ended by then; else by itself."""
 
+OLD_S = 60.0
+"""A folder that nobody has locked may be one that its process is about to lock; not when it is as old as this."""
+
 _LOOK_S = 0.1
 
 _own: dict[int, str] = {}
@@ -39,12 +43,22 @@ def own_folder() -> str:
     """The folder of this process, made when it is first asked for; only this user may enter it."""
     found = _own.get(os.getpid())
     if found is None:
+        _remove_old()
         made = tempfile.mkdtemp(prefix=PREFIX, dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
         descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)  # open while the process lives
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         atexit.register(_remove_own, os.getpid())
         found = _own[os.getpid()] = made
     return found
+
+
+def _remove_old() -> None:
+    """Removes folders of this user's processes that were killed together with their proxies."""
+    for path in SHARED_MEMORY.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # it is gone
+            found = path.lstat()
+            if found.st_uid == os.getuid() and time.time() - found.st_mtime > OLD_S:
+                remove_left(path, 0)
 
 
 def _remove_own(process: int) -> None:

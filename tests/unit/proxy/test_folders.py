@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from pathways_ray.proxy.arrays import Refused
-from pathways_ray.proxy.folders import PREFIX, folder_of, own_folder, remove_left, taken
+from pathways_ray.proxy.folders import PREFIX, SHARED_MEMORY, folder_of, own_folder, remove_left, taken
 
 MAKES_ONE = """
 import os, sys
@@ -50,6 +51,24 @@ def test_the_folder_of_a_process_that_was_killed_is_removed() -> None:
     remove_left(path)
     assert not path.exists()
     remove_left(path)
+
+
+def test_folders_of_processes_that_were_killed_with_their_proxies_are_removed_by_the_next_one() -> None:
+    """Not one that is new, and may be about to be locked, and not one whose process lives."""
+    old, new = (Path(tempfile.mkdtemp(prefix=PREFIX, dir=SHARED_MEMORY)) for _ in range(2))
+    (old / "lt_1").write_bytes(b"1234")
+    with subprocess.Popen([sys.executable, "-c", MAKES_ONE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        held = Path(process.stdout.readline().decode().strip())
+        for path in (old, held):
+            os.utime(path, (0, 0))
+        try:
+            subprocess.run([sys.executable, "-c", FORKS], check=True, capture_output=True)
+            assert [path.exists() for path in (old, new, held)] == [False, True, True]
+        finally:
+            process.kill()
+            new.rmdir()
+            remove_left(held)
 
 
 def test_the_end_of_a_fork_leaves_the_folder_and_that_of_its_process_removes_it() -> None:
