@@ -16,6 +16,7 @@ from pathways_ray.client import notebook
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.callbacks import awaited, when_done
+from pathways_ray.client.numbers import seconds
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import BufferDeleted, UsageError, from_failure
 from pathways_ray.observe.why import Why
@@ -72,7 +73,7 @@ class Array(SliceArray):
         def wait() -> None:
             self._check_alive()
             with self._offers_to_cancel():
-                self._buffer.session.wait(self._buffer.record, timeout)
+                self._buffer.session.wait(self._buffer.record, seconds(timeout))
 
         self._looked_at(wait)
         return self

@@ -12,6 +12,7 @@ import jax
 
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import PENDING, Buffer, BufferRecord
+from pathways_ray.client.numbers import seconds, whole
 from pathways_ray.errors import UsageError, WaitTimeout
 from pathways_ray.waits import slice_s
 
@@ -80,9 +81,9 @@ def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterato
         WaitTimeout: some were not computed in time.
         UsageError: an entry holds no `pw.Array`.
     """
-    left = _checked(arrays, timeout)
+    left, limit = _checked(arrays), seconds(timeout)
     total = len(left)
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if limit is None else time.monotonic() + limit
     with _Bell(left) as bell:
         while left:
             done = [item for item in left if _is_done(item)]
@@ -91,9 +92,9 @@ def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterato
             if left and not done:
                 rest = None if deadline is None else deadline - time.monotonic()
                 if rest is not None and rest <= 0:
-                    error = WaitTimeout(f"{len(left)} of {total} were not computed within {timeout} s")
+                    error = WaitTimeout(f"{len(left)} of {total} were not computed within {limit} s")
                     first = _first(left)
-                    first.session.explain_timeout(error, first.record, timeout)
+                    first.session.explain_timeout(error, first.record, limit)
                     raise error
                 bell.wait(rest, left)
 
@@ -110,11 +111,11 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
     Returns:
         Those that are done and those that are not, each in the order given.
     """
-    items = _checked(arrays, timeout)
-    wanted = len(items) if count is None else count
-    if not isinstance(wanted, int) or not 0 <= wanted <= len(items):
+    items, limit = _checked(arrays), seconds(timeout)
+    wanted = len(items) if count is None else whole(count, 0, len(items))
+    if wanted is None:
         raise UsageError(f"count= is a number from 0 to that of the arrays, {len(items)}; not {count!r}")
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if limit is None else time.monotonic() + limit
     with _Bell(items) as bell:
         while True:
             done = [_is_done(item) for item in items]
@@ -125,9 +126,7 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
             bell.wait(rest, [item for item, there in zip(items, done, strict=True) if not there])
 
 
-def _checked(arrays: Iterable[Any], timeout: Any) -> list[Any]:
-    if timeout is not None and not isinstance(timeout, int | float):
-        raise UsageError(f"timeout= is seconds, or None for no limit; not {timeout!r}")
+def _checked(arrays: Iterable[Any]) -> list[Any]:
     if not isinstance(arrays, Iterable):
         raise UsageError(f"several pw.Arrays are waited for, in a list; not {arrays!r}")
     items = list(arrays)

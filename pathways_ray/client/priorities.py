@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 
 from pathways_ray import limits
+from pathways_ray.client.numbers import whole
 from pathways_ray.errors import UsageError
 
 PRIORITY: ContextVar[int] = ContextVar("priority", default=0)
@@ -35,9 +36,10 @@ def priority(level: int) -> Iterator[None]:
         UsageError: it is no such number.
     """
     most = limits.MAX_PRIORITY
-    if isinstance(level, bool) or not isinstance(level, int) or not -most <= level <= most:
+    number = whole(level, -most, most)
+    if number is None:
         raise UsageError(f"a priority is a whole number from {-most} to {most}, not {level!r}")
-    before = PRIORITY.set(level)
+    before = PRIORITY.set(number)
     try:
         yield
     finally:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any
 
 import jax
 
 from pathways_ray.client.array import Array
+from pathways_ray.client.numbers import seconds, whole
 from pathways_ray.errors import BufferLost, HostLost, PathwaysError, UsageError
 
 ATTEMPTS = 3
@@ -45,47 +47,40 @@ def retry(
     kinds = on if isinstance(on, tuple) else (on,)
     if not kinds or not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds):
         raise UsageError(f"on= of pw.retry takes classes of errors, such as pw.errors.HostLost; not {on!r}")
-    if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
+    calls = whole(attempts, 1)
+    if calls is None:
         raise UsageError(f"attempts= of pw.retry is a number from 1 on, not {attempts!r}")
     if rebuild is not None and not callable(rebuild):
         raise UsageError(f"rebuild= of pw.retry takes a function, not {rebuild!r}")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0):
+    limit = seconds(timeout)
+    if limit is not None and limit <= 0:
         raise UsageError(f"timeout= of pw.retry is seconds, or None for no limit of its own; not {timeout!r}")
     if fun is None:
         return lambda f: retry(f, on=on, rebuild=rebuild, attempts=attempts, timeout=timeout)
     if not callable(fun):
         raise UsageError(f"pw.retry decorates a function, not {fun!r}")
-    return functools.wraps(fun, updated=())(_Retried(fun, kinds, rebuild, attempts, timeout))
+    if any(kind(fun) for kind in (iscoroutinefunction, isgeneratorfunction, isasyncgenfunction)):
+        raise UsageError(f"pw.retry calls a function and waits for what it returns; {fun!r} has only begun by then")
 
-
-class _Retried:
-    """A function that is called again."""
-
-    def __init__(
-        self,
-        fun: Callable[..., Any],
-        on: tuple[type[BaseException], ...],
-        rebuild: Callable[[], Any] | None,
-        attempts: int,
-        timeout: float | None,
-    ) -> None:
-        self.fun, self.on, self.rebuild, self.attempts, self.timeout = fun, on, rebuild, attempts, timeout
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        for left in range(self.attempts - 1, -1, -1):
+    @functools.wraps(fun, updated=())
+    def retried(*args: Any, **kwargs: Any) -> Any:
+        for left in range(calls - 1, -1, -1):
             try:
-                if left < self.attempts - 1 and self.rebuild is not None:
-                    self.rebuild()
-                return self._waited(self.fun(*args, **kwargs))
-            except self.on as error:
+                if left < calls - 1 and rebuild is not None:
+                    rebuild()
+                return _waited(fun(*args, **kwargs), limit)
+            except kinds as error:
                 if not left:
                     if isinstance(error, PathwaysError):
-                        error.add_note(f"pw.retry called it {self.attempts} times")
+                        error.add_note(f"pw.retry called it {calls} times")
                     raise
         raise AssertionError("no attempt")
 
-    def _waited(self, result: Any) -> Any:
-        for leaf in jax.tree.leaves(result):
-            if isinstance(leaf, Array):
-                leaf.block_until_ready(timeout=self.timeout)
-        return result
+    return retried
+
+
+def _waited(result: Any, timeout: float | None) -> Any:
+    for leaf in jax.tree.leaves(result):
+        if isinstance(leaf, Array):
+            leaf.block_until_ready(timeout=timeout)
+    return result

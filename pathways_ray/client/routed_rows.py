@@ -23,6 +23,17 @@ NOWHERE = -1
 """The destination of a row that goes to no slice."""
 
 
+def here(destination: Any) -> np.ndarray[Any, Any]:
+    """Destinations that are with the client, as an array. JAX would keep the lower 32 bits of longer numbers, and take
+    2**32 for slice 0: what is out of range stays so."""
+    found = np.asarray(destination)
+    if not np.issubdtype(found.dtype, np.integer) or found.dtype.itemsize <= 4:
+        return found
+    largest = np.iinfo(np.int32)
+    low = 0 if found.dtype.kind == "u" else largest.min
+    return found.clip(low, largest.max).astype(np.int32)
+
+
 def ordered(destination: Any, shards: int, count: int) -> tuple[Any, Any, Any, Any]:
     """The rows of each shard in order of destination; their bins and ranks; and what is said of them.
 
@@ -39,12 +50,13 @@ def ordered(destination: Any, shards: int, count: int) -> tuple[Any, Any, Any, A
     row = jnp.arange(given.shape[1], dtype=jnp.int32)
     order = jax.vmap(lambda at: jnp.zeros_like(row).at[at].set(row, unique_indices=True))(place)
     wrong = jnp.where(inside | nowhere, jnp.iinfo(given.dtype).min, given).max(1, keepdims=True)
-    return order, jnp.minimum(bins, count), rank, jnp.concatenate([counts, wrong.astype(jnp.int32)], 1)
+    wrong = jnp.minimum(wrong, min(jnp.iinfo(given.dtype).max, jnp.iinfo(jnp.int32).max)).astype(jnp.int32)
+    return order, jnp.minimum(bins, count), rank, jnp.concatenate([counts, wrong], 1)
 
 
 def cut(x: Any, order: Any, said: Any, admitted: Any, number: int, rows: int) -> Any:
     """The first `admitted` [shards] rows for destination `number`, at most `rows`, and zeros: [shards, rows, ...]."""
-    apart = x.reshape(order.shape[0], -1, *x.shape[1:])
+    apart = x.reshape(*order.shape, *x.shape[1:])
     places = jnp.minimum(said[:, :number].sum(1)[:, None] + jnp.arange(rows), apart.shape[1] - 1)
     taken = jnp.take_along_axis(order, places, 1)
     pieces = jax.vmap(lambda shard, which: shard[which])(apart, taken)
@@ -54,7 +66,7 @@ def cut(x: Any, order: Any, said: Any, admitted: Any, number: int, rows: int) ->
 def joined(limits: Any, pieces: Sequence[Any], size: int) -> Any:
     """Pieces [shards, rows, ...] as one part of `size` rows: of shard s what is to lie from `limits[s]` on, up to
     `limits[s + 1]`, and zeros."""
-    flat = jnp.concatenate([piece.reshape(-1, *piece.shape[2:]) for piece in pieces])
+    flat = jnp.concatenate([jax.lax.collapse(piece, 0, 2) for piece in pieces])
     lengths = [piece.shape[1] for piece in pieces for _ in range(piece.shape[0])]
     bases = np.cumsum([0, *lengths[:-1]]).astype(np.int32)
     row = jnp.arange(size, dtype=jnp.int32)
@@ -75,7 +87,7 @@ def gathered(bins: Any, rank: Any, starts: Any, admitted: Any, parts: Sequence[A
     base, room = (jnp.take_along_axis(table, inside, 1) for table in (starts, admitted))
     there = (bins < starts.shape[1]) & (rank < room)
     found = _filled(flat[jnp.where(there, base + rank, 0)], there)
-    return found.reshape(-1, *flat.shape[1:])
+    return jax.lax.collapse(found, 0, 2)
 
 
 def _filled(rows: Any, there: Any) -> Any:

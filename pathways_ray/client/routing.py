@@ -20,6 +20,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.compiled import compiled
 from pathways_ray.client.completion import as_completed
 from pathways_ray.client.context import tracing
+from pathways_ray.client.numbers import whole
 from pathways_ray.client.placement import put_at, reshard
 from pathways_ray.client.program import program
 from pathways_ray.client.routing_inside import Part, RoutedInside, combine_inside, route_inside
@@ -30,6 +31,9 @@ from pathways_ray.errors import UsageError
 from pathways_ray.ir.routing import Progress, Send, Start, rounded
 from pathways_ray.ir.types import Spec
 from pathways_ray.jax_types import partition_spec
+
+MOST_ROWS = (1 << 31) - 1
+"""Rows of all parts of an exchange: their places are int32."""
 
 
 @dataclass
@@ -96,8 +100,8 @@ def route(
 
     Args:
         x: an array [n, ...] on a slice, perhaps partitioned along its rows; or several, on any slices.
-        destination: whole numbers [n], for each row the number of its slice, or -1: it goes nowhere. As many arrays as
-            `x` has.
+        destination: whole numbers [n], an array or a list: for each row the number of its slice, or -1, it goes
+            nowhere. As many of them as `x` has arrays.
         capacity: rows that each slice takes at most, those of earlier arrays and rows first; all parts then have this
             size. Left out, nothing is dropped.
         spec: the layout of a part on its slice.
@@ -121,6 +125,8 @@ def route(
     single = not isinstance(x, list | tuple)
     arrays, chosen = ([x], [destination]) if single else (list(x), list(destination))
     _check_options(arrays, chosen, slices, capacity, overflow)
+    chosen = [routed_rows.here(one) if isinstance(one, list | tuple | np.ndarray) else one for one in chosen]
+    capacity = whole(capacity, 1)
     specs = [spec_from_user(spec, where.axes) for where in slices]
     for where, layout in zip(slices, specs, strict=True):
         parts = _multiple(where, layout)
@@ -141,8 +147,9 @@ def _check_options(arrays: Sequence[Any], chosen: Sequence[Any], slices: Any, ca
         raise UsageError(f"pw.route takes as many destinations as arrays; got {len(chosen)} and {len(arrays)}")
     if not isinstance(slices, Sequence) or not slices or not all(isinstance(s, VirtualSlice) for s in slices):
         raise UsageError(f"slices= takes what pw.virtual_slice returns, at least one, not {slices!r}")
-    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
-        raise UsageError(f"capacity= is a number of rows, at least 1, or None, not {capacity!r}")
+    most = MOST_ROWS // len(slices)
+    if capacity is not None and whole(capacity, 1, most) is None:
+        raise UsageError(f"capacity= is a number of rows, at least 1 and at most {most}, or None, not {capacity!r}")
     if overflow not in ("count", "error"):
         raise UsageError(f"overflow= is 'count' or 'error', not {overflow!r}")
 

@@ -10,10 +10,11 @@ import jax
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING
 from pathways_ray.client.compiled import compiled
+from pathways_ray.client.numbers import whole
 from pathways_ray.client.placement import reshard
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.versions import Act, Versions
-from pathways_ray.errors import BufferDeleted, BufferLost, UsageError
+from pathways_ray.errors import BufferDeleted, BufferLost, Failure, UsageError
 
 
 class Version(NamedTuple):
@@ -29,7 +30,7 @@ class Versioned:
     def __init__(self, tree: Any, slice: VirtualSlice, spec: Any, max_lag: int | None) -> None:
         if not isinstance(slice, VirtualSlice):
             raise UsageError(f"slice= takes what pw.virtual_slice returns, not {slice!r}")
-        if max_lag is not None and (isinstance(max_lag, bool) or not isinstance(max_lag, int) or max_lag < 0):
+        if max_lag is not None and whole(max_lag, 0) is None:
             raise UsageError(f"max_lag= is a number of versions from 0 on, or None for any; not {max_lag!r}")
         self.slice, self.spec, self.max_lag = slice, spec, max_lag
         self._keep: dict[Any, Any] = {}
@@ -77,14 +78,19 @@ class Versioned:
             answers = sample(weights.latest().tree, prompts)
 
         Raises:
-            BufferLost: nothing is left of any version: the slice has lost its hosts. `restore` copies the last one
-                again.
+            BufferLost: there is none: the slice has lost its hosts (`restore` copies the last version again), or what
+                was pushed had failed.
         """
         with self._lock:
             self._settle()
             versions = self._versions
             found = versions.take(self.max_lag)
             if found < 0:
+                if (why := _failure_of(self._source)) is not None:
+                    raise BufferLost(
+                        f"version {versions.pushed} failed before it was copied, and {self._behind()}: push another "
+                        f"one. {why.kind}: {why.message}"
+                    )
                 raise BufferLost(
                     f"the version on {self.slice} was lost with its hosts, and no other is under way: call restore(), "
                     "or push another one"
@@ -107,8 +113,10 @@ class Versioned:
             if self._versions.again():
                 if {DELETED, FAILED} & _states(self._source):
                     self._versions.failed(self._versions.pushed)
+                    why = _failure_of(self._source)
+                    cause = f"have failed ({why.kind}: {why.message})" if why is not None else "are gone"
                     raise BufferDeleted(
-                        f"version {self._versions.pushed} cannot be copied again, since its arrays are gone; push "
+                        f"version {self._versions.pushed} cannot be copied again, since its arrays {cause}; push "
                         "another one"
                     )
                 self._send(self._versions.pushed, self._source)
@@ -137,6 +145,14 @@ class Versioned:
     def skipped(self) -> int:
         """Versions that were never copied, since a newer one came first."""
         return self._versions.skipped
+
+    def _behind(self) -> str:
+        there = self._versions.there
+        return (
+            f"version {there}, which is there, is more than max_lag={self.max_lag} behind"
+            if there >= 0
+            else "no other is there"
+        )
 
     def _send(self, version: int, tree: Any) -> None:
         moved = reshard(tree, self.slice, self.spec)
@@ -192,6 +208,12 @@ def _copied(leaves: Any) -> Any:
 
 def _states(tree: Any) -> set[Any]:
     return {leaf._buffer.record.state for leaf in jax.tree.leaves(tree)}
+
+
+def _failure_of(tree: Any) -> Failure | None:
+    """Why an array of a tree has failed; None where none has."""
+    records = [leaf._buffer.record for leaf in jax.tree.leaves(tree)]
+    return next((one.failure for one in records if one.state is FAILED), None)
 
 
 def _leaves(tree: Any) -> list[Array]:

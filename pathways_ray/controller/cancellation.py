@@ -29,7 +29,8 @@ class Cancellation:
         """A client cancels a launch; one that is over, or was coalesced with later ones, can no longer be."""
         waiting = self._take_waiting(session, message.launch)
         if waiting is not None:
-            return self.admission.refuse(session, waiting, CANCELLED) + self.admission.resume((session,))
+            why = CANCELLED if waiting.whole is None else CANCELLED_LATE  # some of its parts have run
+            return self.admission.refuse(session, waiting, why) + self.admission.resume((session,))
         record = self._find(session, message.launch)
         if record is None or record.state is not LaunchState.IN_FLIGHT:
             return [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]

@@ -98,6 +98,22 @@ def test_beyond_a_capacity_rows_are_counted_or_an_error(session, slices, places)
         pw.route(source, to, places, capacity=20, overflow="error")
 
 
+def test_destinations_are_taken_as_they_are(session, slices, places) -> None:
+    """Lists; numbers longer than JAX keeps, which are no slice; rows without columns."""
+    for width in (WIDTH, 0):
+        x = np.ones((3, width), np.float32)
+        source = pw.put(x, slices.a1)
+        parts, handle = pw.route(source, [2, 0, 2], places, capacity=np.int64(4))  # type: ignore[arg-type]
+        np.testing.assert_array_equal(np.asarray(pw.combine(worked(parts), handle)), expected(x, np.array([2, 0, 2])))
+    for far in (np.full(3, 2**32), np.full(3, 2**64 - 1, np.uint64), np.full(3, 2**32 - 1, np.uint32)):
+        with pytest.raises(
+            pw.errors.RoutingError, match="3 rows have destinations such as 2147483647; there are slices"
+        ):
+            pw.route(source, far, places)
+    with pytest.raises(pw.errors.UsageError, match="at least 1 and at most 715827882, or None, not 1099511627776"):
+        pw.route(source, [0, 0, 0], places, capacity=1 << 40)
+
+
 def test_what_cannot_be_routed_is_refused(session, slices, places) -> None:
     source = pw.put(rows(7), slices.a1)
     with pytest.raises(pw.errors.RoutingError, match=r"2 rows have destinations such as 3; there are slices 0 to 2"):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pathways_ray as pw
@@ -81,6 +83,25 @@ def test_what_cannot_be_waited_for(offline: Offline) -> None:
         pw.wait([3])
     with pytest.raises(UsageError, match="from 0 to that of the arrays, 1; not 2"):
         pw.wait(launched(offline, 1), count=2)
+    with pytest.raises(UsageError, match="from 0 to that of the arrays, 1; not True"):
+        pw.wait(launched(offline, 1), count=True)
+    (a,) = launched(offline, 1)
+    wrong: list[Any] = [math.nan, "1", True]
+    for timeout in wrong:
+        for waiting in (
+            lambda t: pw.wait([a], timeout=t),
+            lambda t: list(pw.as_completed([a], t)),
+            a.block_until_ready,
+        ):
+            with pytest.raises(UsageError, match=f"timeout= is seconds, or None for no limit; not {timeout!r}"):
+                waiting(timeout)
+
+
+def test_numbers_of_numpy_are_numbers(offline: Offline) -> None:
+    (a,) = launched(offline, 1)
+    assert pw.wait([a], count=np.int64(1), timeout=np.float32(0.01)) == ([], [a])  # type: ignore[arg-type]
+    with pytest.raises(WaitTimeout):
+        a.block_until_ready(timeout=np.float32(0.01))
 
 
 def test_callbacks_are_called_once_with_the_array(offline: Offline, caplog: pytest.LogCaptureFixture) -> None:

@@ -147,6 +147,18 @@ def test_errors_are_those_of_the_counts(places: list[VirtualSlice]) -> None:
         said([0, 7, 1, 1])
 
 
+@pytest.mark.parametrize("width", [0, 2])
+def test_destinations_may_be_a_list_and_rows_empty(places: list[VirtualSlice], width: int) -> None:
+    def fun(x: Any) -> Any:
+        parts, handle = pw.route(x, [1, 2**32, -1, 0], places, np.int64(4))  # type: ignore[arg-type]
+        return pw.combine([part.rows for part in parts], handle), handle.out_of_range
+
+    x = np.ones((4, width), np.float32)
+    found, wrong = run(pw.program(fun).lower(x), x)
+    np.testing.assert_array_equal(found, x * np.array([1, 0, 0, 1], np.float32)[:, None])
+    assert wrong == 1, "2**32 is no slice"
+
+
 def test_what_a_program_cannot_route_is_refused(session: Nowhere, places: list[VirtualSlice]) -> None:
     wide = session.slice(2, 9)
     x, to = rows(4, 4), np.zeros(4, np.int32)
@@ -161,6 +173,7 @@ def test_what_a_program_cannot_route_is_refused(session: Nowhere, places: list[V
     )
     check(lambda x, to: pw.route(x, x[:, 0], places, 2), UsageError, r"not float32\(4,\)")
     check(lambda x, to: pw.route(x, to, places, 0), UsageError, "at least 1")
+    check(lambda x, to: pw.route(x, to, places, 1 << 30), UsageError, "at most 715827882")
     check(lambda x, to: pw.route(x, to, [wide], 3, spec=P("x")), UsageError, "3 rows do not divide into 2 parts")
     check(lambda x, to: pw.combine([x], pw.route(x, to, places, 2)[1]), UsageError, "takes 3 parts")
     check(lambda x, to: pw.combine([x] * 3, pw.route(x, to, places, 2)[1]), UsageError, r"part 0 has 2 rows")

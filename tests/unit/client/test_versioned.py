@@ -16,6 +16,7 @@ import pathways_ray as pw
 from pathways_ray.client.buffer import FAILED, PENDING, READY
 from pathways_ray.client.utilization import shares
 from pathways_ray.client.versions import Act, Versions
+from pathways_ray.errors import Failure
 from tests.unit.client.local import LocalSession, opened
 from tests.unit.strategies import repeatable
 
@@ -164,6 +165,25 @@ def test_a_version_that_was_lost_is_copied_again(session: LocalSession) -> None:
         weights.restore()
 
 
+def test_a_version_that_failed_says_why(session: LocalSession) -> None:
+    """The one before it is still there, and serves those who may be behind."""
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    strict, loose = (pw.versioned(pw.put(np.arange(2.0), a), slice=b, max_lag=lag) for lag in (0, None))
+    broken = pw.put(np.ones(2), a)
+    broken._buffer.record.fail(Failure("ExecutionError", "divided by zero"))
+    for weights in (strict, loose):
+        weights.push(broken)
+        states(weights._copies[1], FAILED)
+    with pytest.raises(pw.errors.BufferLost, match=r"version 1 failed .*version 0.* max_lag=0 behind.*divided by zero"):
+        strict.latest()
+    assert loose.latest().version == 0
+    for weights in (strict, loose):
+        with pytest.raises(pw.errors.BufferDeleted, match=r"version 1 cannot be copied again.*divided by zero"):
+            weights.restore()
+    strict.push(pw.put(np.full(2, 2.0), a))
+    np.testing.assert_array_equal(np.asarray(strict.latest().tree), np.full(2, 2.0))
+
+
 def test_what_cannot_be_versioned(session: LocalSession) -> None:
     a = session.virtual_slice((1,), ("x",))
     v = pw.put(np.arange(2.0), a)
@@ -197,6 +217,36 @@ def test_a_call_is_made_again_after_what_was_lost_is_rebuilt() -> None:
     assert step(7) == 7
     assert done == ["call", "rebuild", "call", "rebuild", "call"]
     assert step.__name__ == "step"
+
+
+def test_a_method_may_be_called_again() -> None:
+    class Sampler:
+        calls = 0
+
+        @pw.retry(attempts=np.int64(2))  # type: ignore[arg-type]
+        def draw(self, value: int) -> int:
+            self.calls += 1
+            if self.calls < 2:
+                raise pw.errors.HostLost("host 3")
+            return value
+
+    sampler = Sampler()
+    assert sampler.draw(7) == 7
+    assert sampler.calls == 2
+
+
+def test_what_has_only_begun_when_it_returns_cannot_be_called_again() -> None:
+    async def coroutine() -> None: ...
+
+    def generator() -> Any:
+        yield 1
+
+    async def both() -> Any:
+        yield 1
+
+    for fun in (coroutine, generator, both):
+        with pytest.raises(pw.errors.UsageError, match="has only begun by then"):
+            pw.retry(fun)
 
 
 def test_other_errors_and_the_last_attempt_come_out() -> None:
