@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Generator
@@ -51,7 +52,8 @@ def awaited(array: A) -> Generator[Any, None, A]:
             future.set_result(None)
 
     def done(_: A) -> None:
-        loop.call_soon_threadsafe(set_result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(set_result)
 
     when_done(array, done)
     yield from future

@@ -137,5 +137,14 @@ def test_coroutines_await_arrays(offline: Offline) -> None:
     assert asyncio.run(both()) is a
 
 
+def test_a_loop_that_is_closed_by_then_waits_no_more(offline: Offline, caplog: pytest.LogCaptureFixture) -> None:
+    (a,) = launched(offline, 1)
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(_await(a), 0.01))
+    with caplog.at_level(logging.ERROR):
+        offline.say(Completed((1,)))
+    assert caplog.text == ""
+
+
 async def _await(array: Any) -> Any:
     return await array
