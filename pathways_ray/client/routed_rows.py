@@ -23,15 +23,15 @@ NOWHERE = -1
 """The destination of a row that goes to no slice."""
 
 
-def here(destination: Any) -> np.ndarray[Any, Any]:
-    """Destinations that are with the client, as an array. JAX would keep the lower 32 bits of longer numbers, and take
+def narrowed(destination: Any) -> Any:
+    """Destinations with 32 bits. Of longer numbers that are with the client JAX would keep the lower bits, and take
     2**32 for slice 0: what is out of range stays so."""
-    found = np.asarray(destination)
-    if not np.issubdtype(found.dtype, np.integer) or found.dtype.itemsize <= 4:
-        return found
+    is_long = isinstance(destination, np.ndarray) and destination.dtype.kind in "iu" and destination.dtype.itemsize > 4
+    if not is_long:
+        return destination
     largest = np.iinfo(np.int32)
-    low = 0 if found.dtype.kind == "u" else largest.min
-    return found.clip(low, largest.max).astype(np.int32)
+    low = 0 if destination.dtype.kind == "u" else largest.min
+    return destination.clip(low, largest.max).astype(np.int32)
 
 
 def ordered(destination: Any, shards: int, count: int) -> tuple[Any, Any, Any, Any]:

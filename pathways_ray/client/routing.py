@@ -125,7 +125,7 @@ def route(
     single = not isinstance(x, list | tuple)
     arrays, chosen = ([x], [destination]) if single else (list(x), list(destination))
     _check_options(arrays, chosen, slices, capacity, overflow)
-    chosen = [routed_rows.here(one) if isinstance(one, list | tuple | np.ndarray) else one for one in chosen]
+    chosen = [np.asarray(one) if isinstance(one, list | tuple) else one for one in chosen]
     capacity = whole(capacity, 1)
     specs = [spec_from_user(spec, where.axes) for where in slices]
     for where, layout in zip(slices, specs, strict=True):
@@ -325,7 +325,9 @@ def _sorted(x: Any, destination: Any, count: int) -> _Source:
         by_row = partition_spec(rows)
         sort = compiled(routed_rows.ordered, slice=where, in_specs=by_row, out_specs=by_row, static_argnums=(1, 2))
         where.functions[key] = sort
-    order, bins, rank, said = where.functions[key](put_at(destination, where, rows), shards, count)
+    order, bins, rank, said = where.functions[key](
+        put_at(routed_rows.narrowed(destination), where, rows), shards, count
+    )
     return _Source(x, where, axes, shards, order, bins, rank, said)
 
 

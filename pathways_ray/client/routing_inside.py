@@ -86,7 +86,7 @@ def route_inside(
         checked: whether rows out of range, or beyond the capacity, are an error of the call.
     """
     values = [operand(array, "pw.route", 0) for array in arrays]
-    chosen = [operand(array, "pw.route", 1) for array in destinations]
+    chosen = [operand(routed_rows.narrowed(array), "pw.route", 1) for array in destinations]
     for value, choice in zip(values, chosen, strict=True):
         _check_rows(value, choice)
     count = len(slices)

@@ -120,7 +120,7 @@ def test_what_cannot_be_routed_is_refused(session, slices, places) -> None:
         pw.route(source, np.where(np.arange(ROWS) < 2, 3, 0), places)
     with pytest.raises(pw.errors.RoutingError, match="destinations such as -2"):
         pw.route(source, np.full(ROWS, -2), places)
-    with pytest.raises(pw.errors.UsageError, match=r"a whole number for each of 48 rows, not int32\(3,\)"):
+    with pytest.raises(pw.errors.UsageError, match=r"a whole number for each of 48 rows, not int64\(3,\)"):
         pw.route(source, np.zeros(3, np.int64), places)
     with pytest.raises(pw.errors.UsageError, match="between programs"):
         pw.program(lambda v: pw.route(v, v, places))(source)
