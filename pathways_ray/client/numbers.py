@@ -10,7 +10,7 @@ from pathways_ray.errors import UsageError
 
 
 def whole(value: Any, least: int, most: float = math.inf) -> int | None:
-    """The number, if it is a whole one from `least` to `most`; else None. `True` is none."""
+    """The number, if it is a whole one from `least` to `most`; else None, as for `True`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         return None
     number = int(value)

@@ -78,7 +78,7 @@ class Versioned:
             answers = sample(weights.latest().tree, prompts)
 
         Raises:
-            BufferLost: there is none: the slice has lost its hosts (`restore` copies the last version again), or what
+            BufferLost: no version is left: the slice has lost its hosts (`restore` copies the last version again), or what
                 was pushed had failed.
         """
         with self._lock:
@@ -211,7 +211,7 @@ def _states(tree: Any) -> set[Any]:
 
 
 def _failure_of(tree: Any) -> Failure | None:
-    """Why an array of a tree has failed; None where none has."""
+    """The failure of the first array of a tree that has failed, or None."""
     records = [leaf._buffer.record for leaf in jax.tree.leaves(tree)]
     return next((one.failure for one in records if one.state is FAILED), None)
 
