@@ -78,8 +78,8 @@ class Versioned:
             answers = sample(weights.latest().tree, prompts)
 
         Raises:
-            BufferLost: no version is left: the slice has lost its hosts (`restore` copies the last version again), or what
-                was pushed had failed.
+            BufferLost: no version is left, since the slice has lost its hosts (`restore` copies the last one again), or
+                since what was pushed had failed.
         """
         with self._lock:
             self._settle()
