@@ -5,6 +5,7 @@ one layout to the other after each update, from device to device, with their ver
 of the sampler.
 """
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -87,40 +88,42 @@ class Job:
         self.weights = pw.versioned(self.state.params, slice=sampler, spec=P(), max_lag=0)
 
     def answers(self, number: int, groups: int = 1) -> tuple[Any, int]:
-        """Launches the sampling of answers to prompts number `number`; the batch, and the version that answers.
-
-        Args:
-            groups: the parts that the prompts of a step come in; this is one.
-        """
-        weights = self.weights.latest()
+        """Launches the sampling of answers to prompts number `number`, one of `groups` parts of a step's; the batch,
+        and the version that answers."""
+        weights = self.weights.restore()  # the latest, copied again where it was lost with the sampler's hosts
         prompts = task.prompts(number, self.prompts // groups)
         return self.act(weights.tree, np.int32(number), prompts), weights.version
 
-    def learn(self, batch: Any) -> Any:
-        """Launches an update, and sends the weights on their way; its figures."""
-        self.state, figures = self.train(self.state, *batch)
+    def learn(self, number: int, *ahead: tuple[Any, int]) -> tuple[Any, int]:
+        """Updates by answers, those `ahead` or others where they were lost; its figures, and the lag. Sends the weights
+        on their way."""
+        under_way = list(ahead)
+
+        @pw.retry
+        def update() -> Any:
+            batch, version = under_way.pop() if under_way else self.answers(number)
+            return *self.train(self.state, *batch), version  # takes the memory of the state once the batch is there
+
+        self.state, figures, version = update()
         self.weights.push(self.state.params)
-        return figures
+        return figures, number - version
 
 
 def on_policy(job: Job, steps: int) -> Iterator[Step]:
     """Each batch is sampled with the weights that it updates. A lost host of the sampler costs one sampling more."""
-    answers = pw.retry(job.answers, rebuild=job.weights.restore)
     for number in range(steps):
         begun = time.perf_counter()
-        batch, version = answers(number)
-        yield _step(job.learn(batch), number - version, begun)
+        yield _step(*job.learn(number), begun)
 
 
 def one_step_off(job: Job, steps: int) -> Iterator[Step]:
     """The next batch is sampled while this one updates, with weights of one update less."""
     ahead = job.answers(0)
     for number in range(steps):
-        begun = time.perf_counter()
-        batch, version = ahead
+        begun, now = time.perf_counter(), ahead
         if number + 1 < steps:
             ahead = job.answers(number + 1)
-        yield _step(job.learn(batch), number - version, begun)
+        yield _step(*job.learn(number, now), begun)
 
 
 def streaming(job: Job, steps: int, groups: int = 4, bound: int = 2) -> Iterator[Step]:
@@ -132,16 +135,16 @@ def streaming(job: Job, steps: int, groups: int = 4, bound: int = 2) -> Iterator
     for number in range(steps):
         begun, total, figures, oldest = time.perf_counter(), None, [], number
         while len(figures) < groups:
-            done, _ = pw.wait([batch for batch, _ in flying], count=1)
-            place = next(k for k, (batch, _) in enumerate(flying) if batch is done[0])
-            batch, version = flying.pop(place)
-            flying.append(job.answers(next(numbers), groups))
+            done, flying = pw.wait(flying, count=1)
+            batch, version = done.pop(0)
+            flying += [*done, job.answers(next(numbers), groups)]
             if number - version > bound:
                 continue
-            found, its = job.gradient(job.state.params, *batch)
-            total = found if total is None else job.add(total, found)
-            figures.append(its)
-            oldest = min(oldest, version)
+            with contextlib.suppress(pw.errors.HostLost, pw.errors.BufferLost):  # as what is too old
+                found, its = jax.block_until_ready(job.gradient(job.state.params, *batch))
+                total = found if total is None else job.add(total, found)
+                figures.append(its)
+                oldest = min(oldest, version)
         job.state = job.apply(job.state, total, np.float32(groups))
         job.weights.push(job.state.params)
         each = [_step(one, number - oldest, begun) for one in figures]
@@ -171,11 +174,8 @@ def _step(figures: Any, lag: int, begun: float) -> Step:
 
 
 def plain(steps: int, members: int = 1, lag: int = 0, prompts: int = PROMPTS, seed: int = 0) -> Run:
-    """The same in this process, without Pathways: on `members` devices for the sampler and as many for the learner.
-
-    Args:
-        lag: updates by which samples are behind: 0 as on-policy, 1 as one step off.
-    """
+    """The same in this process, without Pathways: on `members` devices for the sampler and as many for the learner;
+    samples are `lag` updates behind, 0 as on-policy, 1 as one step off."""
     devices = jax.local_devices(backend="cpu")
     sampler = Mesh(np.array(devices[:members]), "x")
     learner = Mesh(np.array(devices[members : 2 * members] if len(devices) >= 2 * members else devices[:members]), "t")

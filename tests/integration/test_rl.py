@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,11 @@ def test_it_learns_with_the_bits_of_plain_jax(session: ClusterSession, mode: str
         found = loops.run(loops.Job(sampler, learner, prompts=1), mode, 3)
         assert [step.lag for step in found.steps] == [0, lag, lag]
         assert loops.same_bits(found, loops.plain(3, lag=lag, prompts=1))
+
+
+@pytest.mark.timeout(150)
+def test_each_mode_goes_on_when_the_samplers_host_is_killed(python: Any) -> None:
+    assert "went on" in python.run("rl_host_killed", timeout=140)
 
 
 def test_groups_stream_with_bounded_staleness(session: ClusterSession) -> None:
