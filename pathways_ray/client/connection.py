@@ -27,7 +27,6 @@ import grpc
 
 from pathways_ray import limits
 from pathways_ray.client.asking import hint
-from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.ending import ONCE
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, UsageError, WireError, from_failure
 from pathways_ray.transport import frames, grpc_streams, links, streams, thread_links
@@ -231,7 +230,7 @@ class Connection:
     def start(
         self,
         depth: Callable[[], int],
-        coalescer: Coalescer,
+        compose: Callable[[list[wire.Message]], list[wire.Message]],
         receive: Callable[[Any], None],
         lost: Callable[[str], None],
         timeout: float,
@@ -240,7 +239,7 @@ class Connection:
 
         Args:
             depth: launches under way.
-            coalescer: sees each batch before it leaves.
+            compose: sees each batch before it leaves.
             receive: gets each message of the controller, in a thread of the connection.
             lost: gets the reason when the connection has ended; may be called twice.
             timeout: seconds for each step of a dial.
@@ -248,11 +247,11 @@ class Connection:
         self._receive, self._lost = receive, lost
         self._starts += 1
         self.state, self._readers, self._link = Channel.ON_STREAM, [], None
-        self.outbox = self._stream_outbox = grpc_streams.GrpcOutbox(depth, coalescer.coalesce)
+        self.outbox = self._stream_outbox = grpc_streams.GrpcOutbox(depth, compose)
         metadata = {"session": str(self._session), "authorization": self._secret}
         self._stream = grpc_streams.stream_call(self._channel, streams.CLIENT_STREAM, self._stream_outbox, metadata)
         self._start_thread("pathways-reader", self._read_stream)
-        outbox = thread_links.Outbox(depth, coalescer.coalesce)
+        outbox = thread_links.Outbox(depth, compose)
         link = self._dial(outbox, min(timeout, LINK_DIAL_LIMIT_S))
         self._link = link
         if self._step(Step.LINK_FAILED if link is None else Step.LINK_OPENED) is Channel.UPGRADING:

@@ -100,6 +100,10 @@ class ClientCore(Cancelling):
         """Launches without an outcome, but for those whose values have come."""
         return len(self.pending) - len(self.early.over)
 
+    def composed(self, messages: list[wire.Message]) -> list[wire.Message]:
+        """The messages of a batch that leaves now, said in fewer, or shorter ones."""
+        return self.coalescer.coalesce(self.early.lightened(messages))
+
     @property
     def has_room(self) -> bool:
         """Whether launches that waited for room go on: with an eighth of it, lest they leave one by one."""

@@ -80,6 +80,7 @@ class Driver:
         self.forget_saved: Callable[[int], None] = lambda number: None
         self.resume: Callable[[], None] = lambda: None
         data.early = self
+        core.early.awaited = lambda: self.readers
 
     # --- events and commands ------------------------------------------------------------------------------------------
 

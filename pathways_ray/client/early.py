@@ -9,19 +9,23 @@ In a stream of calls nothing is gained: launches leave in batches there, and are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
-from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly, inline_of
+from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly, Message, inline_of
 
 NO_HOST = -1
 
 MAX_UNDER_WAY = 3
-"""Launches under way, as far as the client knows, beyond which none is handed over."""
+"""Launches under way that nobody waits for, as far as the client knows, beyond which none is handed over: a stream of
+calls has many, and callers in threads, each of which waits for its value, have none."""
+
+MAX_TOGETHER = 8
+"""Launches under way in all, waited for or not, beyond which none is handed over: the host would leave it."""
 
 MAX_REFUSED = 8
-"""Calls of a program that hosts refuse, beyond which no more of it is handed over: its arguments may lie there
-otherwise than those of the first launch."""
+"""Calls of a program that hosts refuse, none that they take in between, beyond which no more of it is handed over: its
+arguments may lie there otherwise than those of the first launch."""
 
 
 class EarlyCalls:
@@ -36,12 +40,15 @@ class EarlyCalls:
 
     def __init__(self, most: int = MAX_UNDER_WAY) -> None:
         self.most = most
+        self.awaited: Callable[[], int] = lambda: 0
+        """The values that threads wait for now."""
         self.hosts: set[int] = set()
         self.handed: dict[int, int] = {}
         self.there: set[int] = set()
         self.over: set[int] = set()
         self._programs: dict[int, tuple[int, int]] = {}
         self._refused: Counter[int] = Counter()
+        self._left: set[int] = set()
 
     def prepared(self, program: int, key: int, host: int) -> None:
         """Calls of a program may be handed to a host, which knows it as `key`; or to none, with `NO_HOST`."""
@@ -55,7 +62,7 @@ class EarlyCalls:
             under_way: launches of the session, this one among them.
         """
         host, _ = self._programs.get(launch.program, (NO_HOST, 0))
-        if host not in self.hosts or under_way > self.most:
+        if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or under_way - self.awaited() > self.most:
             return NO_HOST
         return host if all(record.state is READY or record.early for record in arguments) else NO_HOST
 
@@ -72,6 +79,17 @@ class EarlyCalls:
         host, key = self._programs[launch.program]
         return host, LaunchEarly(key, launch.arguments, launch.results, launch.inline)
 
+    def lightened(self, messages: list[Message]) -> list[Message]:
+        """The same messages, but for the bytes that calls carry and their host is known to have."""
+        if not self.there:
+            return messages
+        return [
+            EarlyLaunch(message.launch, message.program, message.arguments, message.results)
+            if type(message) is EarlyLaunch and message.inline and message.launch in self.there
+            else message
+            for message in messages
+        ]
+
     def came(self, record: BufferRecord) -> None:
         """The value of a result is there. It is ready, unless its launch fails yet, as with its host."""
         if record.state is PENDING:
@@ -79,6 +97,8 @@ class EarlyCalls:
             if record.failure is not None:  # since the look
                 record.fail(record.failure)
         self.there.add(record.early)
+        if self._refused and record.early not in self._left:
+            self._refused.pop(self.handed.get(record.early, 0), None)
         self.over.update([launch for launch in list(self.handed) if launch <= record.early])
         if record.early not in self.handed:  # its outcome has come meanwhile, in another thread
             self.there.discard(record.early)
@@ -89,6 +109,7 @@ class EarlyCalls:
         if self.handed.pop(launch, None) is not None:
             self.there.discard(launch)
             self.over.discard(launch)
+            self._left.discard(launch)
 
     def allowed(self, host: int, allowed: bool) -> None:
         """A host takes calls from now on, or takes no more."""
@@ -97,6 +118,9 @@ class EarlyCalls:
     def refused(self, launch: int) -> None:
         """A host has left a call to its scheduler."""
         program = self.handed.get(launch, 0)
+        if not program:  # it has its outcome
+            return
+        self._left.add(launch)
         self._refused[program] += 1
-        if program and self._refused[program] > MAX_REFUSED:
+        if self._refused[program] > MAX_REFUSED:
             self._programs[program] = NO_HOST, 0

@@ -115,7 +115,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
 
     def _connect(self, timeout: float = 10.0) -> None:
         core, driver = self._core, self._driver
-        self._connection.start(core.under_way, core.coalescer, driver.handle, driver.disconnected, timeout)
+        self._connection.start(core.under_way, core.composed, driver.handle, driver.disconnected, timeout)
 
     # --- programs, launches, buffers ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session, Tables
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import InlineArgument, Launch, inline_of
+from pathways_ray.transport.messages import EarlyLaunch, InlineArgument, Launch, inline_of
 
 Refusal: TypeAlias = Callable[[Tables, Session, PlannedProgram, Launch], Failure | None]
 
@@ -36,11 +36,12 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
             "GraphError",
             f"program {program.name!r} takes {len(types)} buffers, the launch gives {len(arguments)}",
         )
-    if inline and (failure := _inline_unfit(program, launch, inline)) is not None:
+    carries = bool(inline) or (type(launch) is EarlyLaunch and 0 in arguments)
+    if carries and (failure := _inline_unfit(program, launch, inline)) is not None:
         return failure
     buffers = session.buffers
     for number, expected in zip(arguments, types, strict=True):
-        if inline and not number:
+        if carries and not number:
             continue
         buffer = buffers.get(number)
         if buffer is None:
@@ -59,10 +60,11 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
 
 
 def _inline_unfit(program: PlannedProgram, launch: Launch, inline: tuple[InlineArgument, ...]) -> Failure | None:
-    """The values that a launch carries are not those that are missing among its arguments."""
-    places = [place for place, _ in inline]
+    """The values that a launch carries are not those that are missing among its arguments. Of an early one its host may
+    have them, all or none."""
     what = f"launch {launch.launch} of program {program.name!r} carries"
     missing = [place for place, number in enumerate(launch.arguments) if not number]
+    places = [place for place, _ in inline] if inline else missing
     if places != missing:
         return Failure("WireError", f"{what} arguments {places}, and does not name arguments {missing}")
     if program.script is not None or not set(program.donated).isdisjoint(places):

@@ -22,7 +22,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
-from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, may_carry
+from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, early_delays, may_carry
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.decisions import drawn_program
 from pathways_ray.simulation.misuse import name_what_is_not_mine, upload_amiss
@@ -102,6 +102,7 @@ class SimulatedClient:
         self.core = core = ClientCore(session, limits.MAX_LAUNCHES_IN_FLIGHT)
         core.resume_tag = opened.resume_tag
         self.data = ClientData(self.world, self.process, session, self.handle)
+        self.data.came = core.early.came
         core.early.most = EAGER_LAUNCHES if self.world.settings.eager else core.early.most
         core.early.hosts.update(host for members in self.world.islands.values() for host in members)
         fusion = self.world.settings.fusion
@@ -116,7 +117,7 @@ class SimulatedClient:
     def connect(self, controller: SimulatedController) -> bool:
         """Opens the stream to a controller; false when it is gone."""
         ended = partial(self._disconnected, "the controller's stream ended")
-        self.end = End(self.world.network, self.process, self._received, ended, self.core.coalescer.coalesce)
+        self.end = End(self.world.network, self.process, self._received, ended, self.core.composed)
         self.controller = controller
         return controller.process.alive and controller.client_connects(self.session, self.end)
 
@@ -308,10 +309,10 @@ class SimulatedClient:
         for command in commands:
             match command:
                 case wire.EarlyLaunch():
-                    late = self.random.choice([0.0, 0.0, 0.0, 0.05, 0.5]) if self.world.settings.eager else 0.0
+                    late, linger = early_delays(self.random) if self.world.settings.eager else (0.0, 0.0)
                     early = self.core.early.message(command)
                     self.world.network.after(self.process, late, self.data.launch_early, self.tenant.name, *early)
-                    self.end.send(command)
+                    self.end.send(command, linger)
                 case wire.Launch() | wire.Put() | wire.Register() | wire.Free() | wire.Cancel():
                     self.end.send(command)
                 case events.ReleaseQueue():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from random import Random
 from typing import Protocol
 
 import msgspec
@@ -60,6 +61,11 @@ def may_carry(program: Drawn, place: int) -> bool:
     return place not in program.donated and not has_control(program.graph)
 
 
+def early_delays(random: Random) -> tuple[float, float]:
+    """Seconds until a call that is handed to its host leaves for there, and for which what is sent of it lingers."""
+    return random.choice([0.0, 0.0, 0.0, 0.05, 0.5]), random.choice([0.0, 0.1, 0.3])
+
+
 @dataclass(eq=False)
 class Fetch:
     """A fetch: the hosts that have yet to answer."""
@@ -85,6 +91,8 @@ class ClientData:
         self.uploading: list[BufferRecord] = []
         self.fetches: list[Fetch] = []
         self.addresses: dict[int, tuple[int, str]] = {}
+        self.came: Callable[[BufferRecord], None] = lambda record: None
+        """Hears of the value of a call that was handed to its host."""
         self._uploaded = uploaded
 
     # --- links --------------------------------------------------------------------------------------------------------
@@ -189,6 +197,8 @@ class ClientData:
         fetch.shards.update({(host, device): value for device, value in found.items()})
         if not fetch.waiting:
             self.world.checker.fetched(self.session, handle.number, handle.expected, fetch.shards)
+            if handle.record.early:
+                self.came(handle.record)
             self._end_fetch(fetch)
 
     def end_failed_fetches(self) -> None:

@@ -75,7 +75,8 @@ class End:
         self._lost_after = float("inf")
         owner.ends.append(self)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Any, linger_s: float = 0.0) -> None:
+        """Sends a message with those that follow soon: within `linger_s`, where it is not urgent."""
         if not self.open:
             return
         now = self.network.clock.now
@@ -83,7 +84,7 @@ class End:
             self._batch.append(message)
             return
         self._batch = [message]
-        self._leaves = now + GATHER_S
+        self._leaves = now + max(GATHER_S, linger_s)
         self._arrive_later(self._batch)
 
     def _arrive_later(self, batch: list[Any] | None) -> None:

@@ -21,8 +21,11 @@ from pathways_ray.transport.tls import Trust
 MAX_DIRECT_MESSAGES = 16
 """Messages that a sender writes at a time: what the kernel does not take is copied."""
 
-LINGER_S = 0.005
+LINGER_S = 0.015
 """A message that is not urgent waits this long for one that is."""
+
+MAX_LINGERING = 48
+"""Messages that are not urgent, beyond which they leave."""
 
 
 class Outbox:
@@ -75,9 +78,11 @@ class Outbox:
         self._call()
 
     def send_later(self, message: Message) -> None:
-        """Sends a message that is not urgent: with the next one, or after `LINGER_S`."""
+        """Sends a message that is not urgent: with the next one, or after `LINGER_S`, or once there are many."""
         self._batcher.put(message)
-        if not self._lingering:
+        if len(self._batcher) > MAX_LINGERING:
+            self.hurry()
+        elif not self._lingering:
             self._call()
 
     def hurry(self) -> None:

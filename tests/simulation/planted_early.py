@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from pathways_ray.client.early import EarlyCalls
 from pathways_ray.controller import outcomes
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.early import EarlyLaunches, EarlyReports
-from pathways_ray.transport.messages import IslandLaunch
+from pathways_ray.transport.messages import EarlyLaunch, IslandLaunch, Message
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
 ALONE: dict[str, Any] = {
@@ -66,3 +67,26 @@ def early_launches_take_what_is_not_there(patch: Patch) -> None:
         return original(self, type(looked)(looked.handed, True, looked.under_way))
 
     wrapped(patch, HostCore, "_looked_at", looked_at)
+
+
+@bug(faults=0, **ALONE | {"inline": 1.0})
+def what_a_call_carries_is_left_out_before_its_host_has_it(patch: Patch) -> None:
+    def lightened(self: EarlyCalls, messages: list[Message]) -> list[Message]:
+        return [
+            EarlyLaunch(message.launch, message.program, message.arguments, message.results)
+            if type(message) is EarlyLaunch
+            else message
+            for message in messages
+        ]
+
+    patch.setattr(EarlyCalls, "lightened", lightened)
+
+
+@bug(faults=0, **ALONE | {"inline": 1.0})
+def a_call_whose_bytes_were_left_out_counts_as_another_one(patch: Patch) -> None:
+    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch) -> Any:
+        early = self.taken.get((launch.session, launch.results))
+        number, same = original(self, launch)
+        return number, same and (early is None or early.inline == launch.inline)
+
+    wrapped(patch, EarlyLaunches, "sent", sent)

@@ -93,8 +93,8 @@ class EarlyLaunches:
         early = self.taken.pop((launch.session, launch.results), None) if self.taken else None
         if early is None:
             return 0, False
-        what = early.program, early.arguments, early.inline
-        same = what == (launch.program, launch.arguments, launch.inline)
+        same = (early.program, early.arguments) == (launch.program, launch.arguments)
+        same &= not launch.inline or launch.inline == early.inline
         return early.sequence, same and launch.cancelled is None
 
     def dropped(self, session: int, buffers: Iterable[int]) -> list[do.Instruction]:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from pathways_ray.client.buffer import DELETED, FAILED, INLINE, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.early import MAX_REFUSED, MAX_UNDER_WAY
+from pathways_ray.client.early import MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
 from pathways_ray.client.events import Disconnected, Registered
 from pathways_ray.client.questions import await_early
 from pathways_ray.errors import Failure, from_failure
-from pathways_ray.transport.messages import Completed, EarlyLaunch, Launch, LaunchEarly, LaunchFailed, Prepared
+from pathways_ray.transport.messages import Completed, EarlyLaunch, Free, Launch, LaunchEarly, LaunchFailed, Prepared
 from tests.unit.helpers import VECTOR, Sketch
 
 HOST, KEY = 4, 77
@@ -73,6 +73,32 @@ def test_a_stream_of_calls_is_not_handed_over_and_those_that_are_waited_for_are(
     assert core.under_way() == 1
 
 
+def test_callers_who_wait_for_their_values_do_not_keep_those_of_others_from_their_host() -> None:
+    core, threads = core_of_one(), MAX_TOGETHER + 1
+    early = []
+    for waiting in range(threads):
+        core.early.awaited = lambda count=waiting: count
+        early.append(is_early(core))
+    assert early == [True] * MAX_TOGETHER + [False]
+
+
+def test_bytes_that_a_host_has_are_not_sent_again() -> None:
+    core, inline = core_of_one(), ((0, b"12345678"),)
+    made = core.new_buffers(3)
+    sent: list[Any] = [core.launch(1, [INLINE], [one], inline=inline) for one in made]
+    core.early.came(made[1])
+    bare = EarlyLaunch(2, 1, (0,), 2)
+    assert core.composed([*sent, Free((9,))]) == [sent[0], bare, sent[2], Free((9,))]
+
+
+def test_bytes_that_a_host_has_left_are_sent() -> None:
+    core, inline = core_of_one(), ((0, b"12345678"),)
+    (made,) = core.new_buffers(1)
+    sent: Any = core.launch(1, [INLINE], [made], inline=inline)
+    core.early.refused(made.early)
+    assert core.composed([sent]) == [sent]
+
+
 def test_nothing_is_handed_over_that_hosts_do_not_take() -> None:
     for core in (core_of_one(-1), core_of_one(HOST + 1)):
         assert not is_early(core)
@@ -111,6 +137,27 @@ def test_a_program_whose_calls_are_refused_again_and_again_is_only_sent() -> Non
     assert not is_early(core)
     core.handle(Prepared(1, KEY, HOST), 0.0)
     assert is_early(core)
+
+
+def test_a_program_of_which_hosts_take_calls_in_between_is_handed_over_for_good() -> None:
+    core = core_of_one()
+    for turn in range(4 * MAX_REFUSED):
+        message, made = call(core)
+        assert isinstance(message, EarlyLaunch)
+        if turn % 2:
+            core.early.refused(made.early)
+        core.early.came(made)
+        core.handle(Completed((made.early,)), 0.0)
+
+
+def test_a_value_that_a_refused_call_made_later_does_not_count_as_taken() -> None:
+    core = core_of_one()
+    for _ in range(MAX_REFUSED + 1):
+        _, made = call(core)
+        core.early.refused(made.early)
+        core.early.came(made)
+        core.handle(Completed((made.early,)), 0.0)
+    assert not is_early(core)
 
 
 def test_an_outcome_leaves_nothing_of_a_call() -> None:

@@ -12,6 +12,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.limits import MAX_INLINE, MAX_INLINE_BYTES, MIN_BUFFER_BYTES
 from pathways_ray.transport.messages import (
     TO_CONTROLLER,
+    EarlyLaunch,
     InlineLaunch,
     IslandLaunch,
     Launch,
@@ -107,6 +108,24 @@ def test_what_is_donated_has_to_be_a_buffer() -> None:
     front.launches.sessions[1].programs[1].donated = (0,)
     failure = failure_of(call(front, InlineLaunch(7, 1, (0,), 2, ((0, VALUE),))))
     assert "buffers alone are donated" in failure.message
+
+
+def test_an_early_launch_may_leave_out_what_its_host_has() -> None:
+    front = front_with(1)
+    front.put(1)
+    (sent,) = to_island(call(front, EarlyLaunch(7, 1, (1, 0), 2)), 0)
+    assert isinstance(sent, IslandLaunch)
+    assert (sent.arguments, sent.inline) == ((1, 0), ())
+    assert (
+        "does not name arguments [0, 1]" in failure_of(call(front, EarlyLaunch(8, 1, (0, 0), 3, ((1, VALUE),)))).message
+    )
+    assert "buffer 5 of this session" in failure_of(call(front, EarlyLaunch(9, 1, (5, 0), 4))).message
+
+
+def test_what_is_donated_is_not_left_out() -> None:
+    front = front_with(1, arguments=1)
+    front.launches.sessions[1].programs[1].donated = (0,)
+    assert "buffers alone are donated" in failure_of(call(front, EarlyLaunch(7, 1, (0,), 2))).message
 
 
 def test_no_buffer_has_the_number_of_what_is_carried() -> None:

@@ -57,6 +57,12 @@ def test_a_call_that_is_handed_over_with_it_is_the_launch_that_is_sent_with_it()
     assert (host.enqueued, host.confirmed, host.refused) == (["f(v)"], [(-1, 6)], [])
 
 
+def test_one_that_is_sent_without_its_value_is_the_call_that_was_handed_over_with_it() -> None:
+    host = host_that_takes_calls()
+    host.handle(handed(600, ((0, value("v")),)), IslandLaunch(6, 1, 1, (0,), 600))
+    assert (host.enqueued, host.confirmed, host.refused) == (["f(v)"], [(-1, 6)], [])
+
+
 def test_one_that_is_sent_with_another_value_is_what_counts() -> None:
     host = host_that_takes_calls()
     host.handle(handed(600, ((0, value("v")),)), sent(6, 600, x="w"))
