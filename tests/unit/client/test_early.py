@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -77,7 +78,7 @@ def test_callers_who_wait_for_their_values_do_not_keep_those_of_others_from_thei
     core, threads = core_of_one(), MAX_TOGETHER + 1
     early = []
     for waiting in range(threads):
-        core.early.awaited = lambda count=waiting: count
+        core.early.awaited = partial(int, waiting)
         early.append(is_early(core))
     assert early == [True] * MAX_TOGETHER + [False]
 
