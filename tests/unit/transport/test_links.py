@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import gc
+import queue
 import socket
 import threading
 from collections.abc import Iterator
@@ -234,6 +235,27 @@ def test_who_may_not_wait_leaves_a_crowd_of_messages_to_the_thread_of_the_link()
     outbox.attach(write, direct=True)
     outbox.send(Completed((1000,)))
     assert sum(taken) < 1000  # each byte of it is copied as often as something is put behind it
+
+
+def test_many_messages_that_are_not_urgent_do_not_wait_for_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_links, "LINGER_S", 3600.0)
+    written: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def write(data: bytes, wait: bool) -> bool:
+        if data:
+            written.put(data)
+        return True
+
+    outbox = thread_links.Outbox()
+    outbox.attach(write, direct=True)
+    pump = threading.Thread(target=outbox.pump, daemon=True)
+    pump.start()
+    for number in range(thread_links.MAX_LINGERING + 1):
+        outbox.send_later(Completed((number,)))
+    assert written.get(timeout=LIMIT_S)
+    outbox.close()
+    pump.join(LIMIT_S)
+    assert not pump.is_alive()
 
 
 def test_who_speaks_before_it_has_shown_that_it_is_the_right_one_is_not_listened_to_for_long() -> None:
