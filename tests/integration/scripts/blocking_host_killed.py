@@ -28,6 +28,9 @@ with pw.init(islands=2, hosts_per_island=2, devices_per_host=1) as session:
     v = np.arange(4, dtype=np.float32)
     expected = np.asarray(quick(v))
     np.asarray(pw.compiled(lambda v: v, slice=a, in_specs=P("x"), out_specs=P("x"))(v))
+    fed = pw.program(lambda v: quick(slow(v)))
+    pw.warmup(slow, (v,))
+    pw.warmup(fed, (v,))  # a launch that waits for its compilation would begin on the host that comes back
     found: dict[str, Any] = {}
 
     def ask(name: str, array: Any) -> None:
@@ -37,7 +40,7 @@ with pw.init(islands=2, hosts_per_island=2, devices_per_host=1) as session:
             found[name] = error
 
     threads = [threading.Thread(target=ask, args=("slow", slow(v)))]
-    threads += [threading.Thread(target=ask, args=("fed", quick(pw.program(lambda v: quick(slow(v)))(v))))]
+    threads += [threading.Thread(target=ask, args=("fed", quick(fed(v))))]
     for thread in threads:
         thread.start()
     time.sleep(0.5)
