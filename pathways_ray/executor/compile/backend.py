@@ -20,10 +20,12 @@ Rebuild = Callable[[Callable[[Function], Function]], Any]
 class Backend(Protocol):
     """One platform. Made before JAX makes its devices; `adopt_environment` comes behind `configure`.
 
-    `shares_memory` says whether the devices of a machine have one memory.
+    `shares_memory` says whether the devices of a machine have one memory; `seals`, whether a seal keeps the bits of
+    functions that are composed (`composition`).
     """
 
     shares_memory: bool
+    seals: bool
 
     def configure(self, devices: int) -> None:
         """Sets the variables that XLA and JAX read at start, for a host with this number of devices."""
@@ -69,6 +71,7 @@ class AcceleratorBackend:
     """GPUs and TPUs."""
 
     shares_memory = False
+    seals = False
 
     def configure(self, devices: int) -> None:
         if os.environ.get("JAX_PLATFORMS") == "cpu":

@@ -16,6 +16,8 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
+from pathways_ray.executor.compile.composition import Calls, composed
+from pathways_ray.executor.compile.lines import lines_among
 from pathways_ray.executor.compile.pieces import Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
@@ -131,10 +133,6 @@ def name_of(executable: Executable) -> str:
     return " + ".join(dict.fromkeys(part.name for part in functions_in(executable.recipe.parts)))
 
 
-Calls = Mapping[str, export.Exported | Member]
-"""The functions of a recipe by name."""
-
-
 class Compiler:
     """Turns plan entries into compiled computations on this host's devices. Safe to call from several threads.
 
@@ -222,10 +220,12 @@ class Compiler:
         if placed.mesh.size > 1 and any(part.as_is for part in functions_in(recipe.parts)):
             return self._compile_as_is(executable, placed, calls)
 
+        alone = len(list(functions_in(recipe.parts))) == 1
+        lines = lines_among(calls) if self.backend.seals and not alone else frozenset()
+
         def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
             inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
-            values = _run(recipe.parts, calls, inputs)
-            outputs = [values[ref] for ref in recipe.outputs]
+            outputs = composed(recipe.parts, recipe.outputs, calls, inputs, lines)
             return tuple(_packed(v, t.dtype) for v, t in zip(outputs, executable.outputs, strict=True))
 
         mesh = self.mesh(placed)
@@ -353,46 +353,3 @@ class Compiler:
             while len(self._cache) > MAX_CACHED:
                 self._cache.popitem(last=False)
         return made
-
-
-def _run(
-    parts: Sequence[Part | Loop], calls: Calls, inputs: Sequence[jax.Array], inside: bool = False
-) -> dict[Ref, jax.Array]:
-    """The values of the parts of a recipe, or of the body of a loop (`inside`), run one behind the other.
-
-    XLA must not join the parts' arithmetic, or the bits would depend on what was grouped: barriers stand between them,
-    and between the rounds of loops.
-    """
-    values = {Ref(-1, k): value for k, value in enumerate(inputs)}
-    for number, part in enumerate(parts):
-        arguments = [values[ref] for ref in part.inputs]
-        if isinstance(part, Loop):
-            results: Sequence[jax.Array] = _run_loop(part, calls, arguments)
-        else:
-            if (number or inside) and arguments:
-                arguments = jax.lax.optimization_barrier(arguments)
-            results = calls[part.function].call(*arguments)
-        values.update((Ref(number, k), value) for k, value in enumerate(results))
-    return values
-
-
-def _run_loop(loop: Loop, calls: Calls, arguments: Sequence[jax.Array]) -> list[jax.Array]:
-    """The outputs of the last round. Where one of them is not carried, it is made by a first round before the loop, so
-    that XLA's loop has a value of its type to begin with."""
-    places = [place for place, _ in loop.carried]
-    fed = [value for _, value in loop.carried]
-    also = [ref for ref in dict.fromkeys(loop.outputs) if ref not in fed]
-
-    def again(_: Any, given: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-        taken = list(arguments)
-        for place, value in zip(places, given, strict=False):
-            taken[place] = value
-        values = _run(loop.body, calls, taken, inside=True)
-        return tuple(values[ref] for ref in [*fed, *also])
-
-    start: Sequence[jax.Array] = [arguments[place] for place in places]
-    if also:
-        start = again(0, start)
-    last = jax.lax.fori_loop(1 if also else 0, loop.times, again, tuple(start))
-    made = dict(zip([*fed, *also], last, strict=True))
-    return [made[ref] for ref in loop.outputs]

@@ -53,6 +53,7 @@ class CpuBackend:
     """Virtual devices on the cores of a host."""
 
     shares_memory = True
+    seals = True
 
     def configure(self, devices: int) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"

@@ -1,0 +1,107 @@
+"""The search for lines: functions of one array that are plain arithmetic, one operation behind the other.
+
+Each operation of a *line* takes the value before it, alone or with a constant. So XLA makes one kernel of it, alone or
+between other lines: nothing in it has a second user, for which it would be made or rounded by itself. No two values
+meet that may both be NaN, of which the compiler would choose one. All values have 32 bits and one shape, so that their
+bits can be taken as numbers (`composition`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jax import export
+from jaxlib.mlir import ir
+
+from pathways_ray.compat import module_of
+from pathways_ray.joint_exports import Member
+
+MAX_OPERATIONS = 16
+"""Operations of a line: several lines are one kernel, and compile time grows with it."""
+
+_NAMES = "abs add and convert divide maximum minimum multiply negate not or sqrt subtract xor"
+_PLAIN = frozenset(f"stablehlo.{name}" for name in _NAMES.split())
+"""Operations whose results IEEE 754, or arithmetic modulo 2**32, says to the last bit."""
+
+Functions = Mapping[str, ir.Operation]
+
+
+def lines_among(calls: Mapping[str, export.Exported | Member]) -> frozenset[str]:
+    """The names of those functions that are lines; a sandbox has read them before."""
+    modules: dict[int, Any] = {}  # these keep what was read of them alive
+    functions: dict[int, dict[str, ir.Operation]] = {}
+    found = set()
+    for name, call in calls.items():
+        exported, inner = (
+            (call.joint.exported, call.joint.names[call.number]) if isinstance(call, Member) else (call, "main")
+        )
+        key = id(exported)
+        if key not in modules:
+            module = modules[key] = module_of(exported.mlir_module_serialized)
+            entries = [entry.operation for entry in module.body if entry.operation.name == "func.func"]
+            functions[key] = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in entries}
+        if _Look(functions[key]).is_line(inner):
+            found.add(name)
+    return frozenset(found)
+
+
+class _Look:
+    """A look at a function, and at those that it calls."""
+
+    def __init__(self, functions: Functions) -> None:
+        self.functions = functions
+        self.operations = 0
+        self.shapes: set[tuple[int, ...]] = set()
+        self.shardings: set[str] = set()
+
+    def is_line(self, name: str) -> bool:
+        """Whether it is one, as far as was looked yet."""
+        block = self.functions[name].regions[0].blocks[0]
+        if len(block.arguments) != 1 or not self._fits(block.arguments[0]):
+            return False
+        value, constants = block.arguments[0], set()
+        for op in (entry.operation for entry in block):
+            taken = {operand for operand in op.operands if operand not in constants}
+            if op.name == "func.return":
+                return list(op.operands) == [value]
+            if op.name == "stablehlo.constant" or (op.name == "stablehlo.broadcast_in_dim" and not taken):
+                if op.name == "stablehlo.constant" and not _is_number(op):
+                    return False
+                constants.add(op.results[0])
+            elif taken == {value} and len(op.results) == 1 and self._goes_on(op):
+                value = op.results[0]
+            else:
+                return False
+        return False
+
+    def _goes_on(self, op: ir.Operation) -> bool:
+        self.operations += 1
+        if self.operations > MAX_OPERATIONS or not self._fits(op.results[0]):
+            return False
+        if op.name == "func.call":
+            return self.is_line(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+        if op.name == "sdy.sharding_constraint":
+            self.shardings.add(str(op.attributes["sharding"]))
+            return len(self.shardings) == 1  # or devices would exchange shards within it
+        return op.name in _PLAIN
+
+    def _fits(self, value: Any) -> bool:
+        kind = ir.RankedTensorType(value.type)
+        element = kind.element_type
+        self.shapes.add(tuple(kind.shape))
+        is_plain = isinstance(element, ir.F32Type) or (isinstance(element, ir.IntegerType) and element.width == 32)
+        return is_plain and len(self.shapes) == 1
+
+
+def _is_number(constant: ir.Operation) -> bool:
+    """Whether a constant is one number for all of its elements, and not NaN."""
+    try:
+        value = constant.attributes["value"]
+    except TypeError:
+        return False  # complex numbers, which these bindings cannot look into
+    if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
+        return False
+    element: Any = value.get_splat_value()
+    return not (isinstance(element, ir.FloatAttr) and math.isnan(element.value))
