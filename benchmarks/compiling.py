@@ -9,7 +9,8 @@ that is empty at the first start and full at the second. After its start it call
     other slices the same program with its argument on the other three, the mean of the three calls
 
 for the first time, each with its value fetched, and then a client of another process calls the first one. JAX calls
-jitted functions of the same 100 operations in a process of its own, without a cache. `traces` counts how often the
+jitted functions of the same 100 operations in a process of its own, without a cache; and 100 functions that are jitted
+each by itself, one after the other, whose bits the program has. `traces` counts how often the
 user's function was run for a trace, `compiled` the computations that came into the folder of the hosts' caches.
 
 Run it with `python -m benchmarks.compiling --json compiling.json`; it takes about two minutes.
@@ -36,6 +37,7 @@ from benchmarks.workers import Worker
 
 NODES = 100
 DEVICES = 4
+EACH = "nodes, each jitted"
 CALLS = ("nodes", "operations", "one slice", "other slices", "another client")
 STARTS = ("first start", "second start")
 CACHE = "PATHWAYS_COMPILATION_CACHE"
@@ -98,8 +100,15 @@ class Jax:
                 v = part(v)
             return v
 
+        def each() -> Any:
+            v: Any = START
+            for k in range(nodes):
+                v = jax.jit(small(k))(v)
+            return v
+
         return {
             "nodes": seconds_of(lambda: jax.jit(chain)(START)),
+            EACH: seconds_of(each),
             "operations": seconds_of(lambda: jax.jit(operations(nodes))(START)),
         }
 
@@ -231,9 +240,12 @@ def run(settings: Settings, progress: Progress) -> Result:
     ]
     rows += [{"start": "jax.jit", "call": call, "seconds": measure.spread(ones)} for call, ones in plain.items()]
     ratios: list[dict[str, Any]] = [
-        {"name": f"{start}, {call} / jax.jit", **measure.paired_ratios(seconds[start, call], plain[call])}
+        {
+            "name": f"{start}, {CALLS[0] if call == EACH else call} / jax.jit" + " of each" * (call == EACH),
+            **measure.paired_ratios(seconds[start, CALLS[0] if call == EACH else call], ones),
+        }
         for start in STARTS
-        for call in plain
+        for call, ones in plain.items()
     ]
     first = STARTS[0]
     for other, one in (("other slices", "one slice"), ("another client", "nodes")):
