@@ -85,7 +85,7 @@ class Joint:
         for op in (entry.operation for entry in module.body):
             if op.name == "func.func":
                 name = op.attributes["sym_name"].value
-                texts[name] = op.get_asm(enable_debug_info=False).replace(f"@{name}(", "@(", 1)
+                texts[name] = op.get_asm(enable_debug_info=False, use_local_scope=True).replace(f"@{name}(", "@(", 1)
         loops = {name: _LOOP in text for name, text in texts.items()}
         somewhere = any(loops.values())
         first: dict[str, int] = {}
