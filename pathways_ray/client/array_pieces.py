@@ -16,7 +16,8 @@ from pathways_ray.ir.regions import Box, box_shape, place_of, shard_boxes, shard
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.shared_memory import SharedFile, offsets
+from pathways_ray.transport.pipes import Pipe
+from pathways_ray.transport.shared_memory import SharedFile, aligned, offsets
 
 
 class Fetching:
@@ -84,6 +85,12 @@ class FetchPlan:
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def goes_by_pipe(self) -> bool:
+        """Whether each shard is in one piece in the array, and all are on one host: who reads from several in turn may
+        wait for one that waits for others to be read."""
+        return len(self.by_host) == 1 and all(place.start >= 0 for place in self.places.values())
+
 
 class FetchedArray:
     """An array that is fetched: its shards come from hosts, each to its place. Where that is not in one piece, a shard
@@ -125,6 +132,13 @@ class FetchedArray:
             self._array()[_slices(box)] = np.frombuffer(room, self.plan.dtype).reshape(box_shape(box))
             del self._apart[name]
         return end == size
+
+    def read(self, pipe: Pipe) -> np.ndarray[Any, Any]:
+        """The whole array, whose one host writes its shards to a pipe. Raises `EOFError` where that hangs up before."""
+        whole = aligned(self.plan.nbytes)
+        places = [self.plan.places[host, k] for host, devices in self.plan.by_host.items() for k in devices]
+        pipe.read([whole[place.start : place.start + place.size] for place in places])
+        return whole.view(self.plan.dtype).reshape(self.plan.shape)
 
     def value(self, file: SharedFile | None = None) -> np.ndarray[Any, Any]:
         """The whole array. Some hosts may have written to a file that has room for all of it."""

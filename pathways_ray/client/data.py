@@ -13,7 +13,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -26,9 +26,12 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.pipes import Pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
 from pathways_ray.waits import slice_s
+
+T = TypeVar("T")
 
 _WAIT_SLICE_S = slice_s()
 """Waits look again this often, whether woken or not."""
@@ -228,17 +231,18 @@ class DataLinks:
             into: a file in memory of its size, which has it afterwards.
         """
         along = {number: (next(self._requests), FetchedArray(plan)) for number, plan in (also or {}).items()}
-        found, file = self._fetched(buffer, cover, check, along, into)
+        found, file = self._fetched(buffer, cover, check, along, into, into is None)
         for number, (_, other) in along.items():
             if early is not None and other.is_there:
                 early[number] = other.value()
-        return found.value(file)
+        return file if isinstance(file, np.ndarray) else found.value(file)
 
     def fetch_to_keep(
         self, buffer: int, cover: FetchPlan, check: Callable[[], None]
     ) -> np.ndarray[Any, Any] | ArrayFile:
         """The whole array for an upload to come: the file in memory in which it came, if it did."""
         found, file = self._fetched(buffer, cover, check, {})
+        assert not isinstance(file, np.ndarray)
         return found.kept(file)
 
     def _fetched(
@@ -248,8 +252,10 @@ class DataLinks:
         check: Callable[[], None],
         along: Mapping[int, tuple[int, FetchedArray]],
         into: SharedFile | None = None,
-    ) -> tuple[FetchedArray, SharedFile | None]:
-        """An array that has come, in a file or not; `along` has further requests and arrays by their buffers."""
+        by_pipe: bool = False,
+    ) -> tuple[FetchedArray, SharedFile | np.ndarray[Any, Any] | None]:
+        """An array that has come, and the file that has it, or the array itself where it came by a pipe, as it may with
+        `by_pipe`; `along` has further requests and arrays by their buffers."""
         sleeper = Sleeper()
 
         def told() -> None:
@@ -259,13 +265,17 @@ class DataLinks:
         found = FetchedArray(cover, told)
         asked: list[tuple[DataLink, int, Fetching, bool]] = []
         file: SharedFile | None = None
+        pipe: Pipe | None = None
         try:
             links = {}
             for host in cover.by_host:
                 check()
                 links[host] = self._link(host)
             shared = all(link.takes_files(cover.nbytes) for link in links.values())
-            file = into or (self._new_file(cover.nbytes) if shared else None)
+            if by_pipe and shared and cover.goes_by_pipe:
+                pipe = self._new(Pipe)
+            else:
+                file = into or (self._new(lambda: SharedFile.create(cover.nbytes)) if shared else None)
             for host, devices in cover.by_host.items():
                 link, request, fetching = links[host], next(self._requests), found.by_host[host]
                 link.fetches[request] = fetching
@@ -273,10 +283,14 @@ class DataLinks:
                     link.fetches[other] = array.by_host[host]
                 question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
                 asked.append((link, request, fetching, link.is_local))
-                self._ask(link, question, link.is_local, file if shared else None)
+                if pipe is not None:
+                    link.pipes.add(pipe)
+                self._ask(link, question, link.is_local, pipe.other if pipe is not None else file if shared else None)
                 if link.dead is not None:
                     fetching.failure = link.dead
             self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, check)
+            if pipe is not None and asked[0][2].in_file:
+                return found, self._read(found, pipe, asked[0][0])
         finally:
             for link, request, fetching, by_local in asked:
                 link.fetches.pop(request, None)
@@ -285,15 +299,27 @@ class DataLinks:
                 if not fetching.missing or fetching.failure is not None:
                     continue
                 self._ask(link, wire.CancelFetch(request), by_local)
-            if file is not None and into is None:
+            if pipe is not None:
+                pipe.end()  # a host that writes to it stops
+                for link in links.values():
+                    link.pipes.discard(pipe)
+            if pipe is not None or (file is not None and into is None):
                 self._files.release()
         return found, file
 
-    def _new_file(self, size: int) -> SharedFile | None:
-        """A file in memory, as one of `MAX_FILES`."""
+    def _read(self, found: FetchedArray, pipe: Pipe, link: DataLink) -> np.ndarray[Any, Any]:
+        """The array that a host writes to a pipe."""
+        try:
+            return found.read(pipe)
+        except EOFError as error:
+            text = f"host {link.host} hung up while it sent an array: {error}"
+            raise from_failure(link.dead or Failure("HostLost", text, host=link.host)) from None
+
+    def _new(self, make: Callable[[], T]) -> T | None:
+        """A file in memory or a pipe, as one of `MAX_FILES`."""
         if self._files.acquire(blocking=False):
             with contextlib.suppress(OSError):
-                return SharedFile.create(size)
+                return make()
             self._files.release()
         return None
 

@@ -1,4 +1,4 @@
-"""Pipes from a client to the hosts of its machine: the bytes of an array go from one memory to the other.
+"""Pipes between a client and the hosts of its machine: the bytes of an array go from one memory to the other.
 
 A pipe is two connected sockets of the machine; the host's end goes with a message over the local socket
 (`local_sockets`). Both processes copy at the same time, into memory that the system gives in big pages; a file in
@@ -26,6 +26,9 @@ SILENCE_S = 60
 
 PATIENCE_S = 1
 """A client that puts an array waits about this long for a host that takes nothing of it."""
+
+AHEAD_BYTES = 1 << 20
+"""What a host may be ahead of a client that reads. The system grants what it allows."""
 
 MAX_COPIED_BYTES = 64 << 20
 """It waits longer for one that has not taken more than this: it would have to copy that."""
@@ -58,6 +61,20 @@ class _End:
         """Has a thread that reads or writes stop. Any thread may call this."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _fill(self, buffers: Sequence[np.ndarray[Any, Any]]) -> int:
+        """Fills buffers of bytes; returns how many are missing where the other end hangs up, or is silent for long."""
+        for buffer in buffers:
+            view = memoryview(buffer.data)
+            while view:
+                try:  # all at once, without a step of Python between two parts
+                    count = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+                except (BlockingIOError, ConnectionResetError):
+                    count = 0
+                if not count:
+                    return len(view)
+                view = view[count:]
+        return 0
 
     def __del__(self) -> None:
         if hasattr(self, "_socket"):  # else there was no descriptor for it
@@ -105,6 +122,17 @@ class Pipe(_End):
         if copies:
             threading.Thread(target=self._finish, args=(copies, done), name="pathways-put", daemon=True).start()
 
+    def read(self, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Fills buffers of bytes with what the host writes, and hangs up.
+
+        Raises:
+            EOFError: the host has hung up before.
+        """
+        self.other = None
+        with self._socket:
+            if missing := self._fill(buffers):
+                raise EOFError(f"{missing} bytes of an array are missing")
+
     def _sent(self, part: memoryview[int]) -> memoryview[int]:
         """Writes a part, and returns the rest of it once the host has taken nothing for a while."""
         with contextlib.suppress(BlockingIOError):
@@ -131,7 +159,9 @@ class HostPipe(_End):
     def __init__(self, end: SharedFile) -> None:
         super().__init__(socket.socket(fileno=os.dup(end.descriptor)))
         self._socket.setblocking(True)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _LIMIT)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD_BYTES)
+        for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, limit, _LIMIT)
 
     def read(self, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
         """Fills buffers of bytes, and hangs up.
@@ -140,14 +170,15 @@ class HostPipe(_End):
             WireError: the client has hung up before, or sends nothing.
         """
         with self._socket:
-            for buffer in buffers:
-                view = memoryview(buffer.data)
-                while view:
-                    try:  # all at once, without a step of Python between two parts
-                        count = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
-                    except BlockingIOError:
-                        count = 0
-                    if not count:
-                        text = f"hung up, or sent nothing for {SILENCE_S} s"
-                        raise WireError(f"a client {text}, and {len(view)} bytes of an array are missing")
-                    view = view[count:]
+            if missing := self._fill(buffers):
+                text = f"hung up, or sent nothing for {SILENCE_S} s"
+                raise WireError(f"a client {text}, and {missing} bytes of an array are missing")
+
+    def write(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Writes the elements of arrays in C order, and hangs up. A client that takes nothing for `SILENCE_S` gets no
+        more, and neither does one that has hung up."""
+        with self._socket, contextlib.suppress(OSError):
+            for array in arrays:
+                for part in contiguous_parts(array):
+                    while part:
+                        part = part[self._socket.send(part) :]

@@ -6,8 +6,11 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 from pathways_ray.errors import QuotaExceeded
+from pathways_ray.executor.data.shard_reader import ShardReader
 from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
 from pathways_ray.ir.regions import Box
@@ -99,6 +102,22 @@ class ClientStream:
         self.handed.add(made)
         return made
 
+    async def hand_over(self, fetching: FetchRequest, value: Any, reader: ShardReader) -> bool:
+        """Has a big array come in a file, or by a pipe; false where there is neither, or no room."""
+        came, message = fetching.file, fetching.message
+        if came is None:
+            return False
+        work = partial(asyncio.get_running_loop().run_in_executor, self.workers)
+        if not is_pipe(came):
+            if there := await work(reader.write, value, message.devices, came):
+                self.outbox.send(wire.FetchDone(message.request))
+            return there
+        arrays = await work(reader.arrays, value, message.devices)
+        fetching.pipe = HostPipe(came)
+        self.outbox.send(wire.FetchDone(message.request))
+        await work(fetching.pipe.write, arrays)
+        return True
+
     def name_of(self, put: wire.PutOpen) -> Name:
         """The name of what is put, in the tenant's quota."""
         return self.session, put.buffer
@@ -107,10 +126,11 @@ class ClientStream:
 class FetchRequest:
     """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task.
 
-    Where it came by a local socket: `local` is that connection, and `file` takes a big array.
+    Where it came by a local socket: `local` is that connection, and `file` takes a big array, or is the end of a pipe
+    for one, which is `pipe` once it is written to.
     """
 
-    __slots__ = ("come", "file", "local", "message", "task")
+    __slots__ = ("come", "file", "local", "message", "pipe", "task")
 
     def __init__(
         self,
@@ -123,4 +143,5 @@ class FetchRequest:
         self.come = come
         self.local = local
         self.file = file
+        self.pipe: HostPipe | None = None
         self.task: asyncio.Task[None] | None = None

@@ -315,6 +315,8 @@ class DataServer:
         if fetching is not None:
             fetching.file = None  # its callback keeps the request for the collector
             self.store.forget(stream.session, fetching.message.buffer, fetching.come)
+            if fetching.pipe is not None:
+                fetching.pipe.end()
             if fetching.task is not None:
                 fetching.task.cancel()
 
@@ -374,13 +376,9 @@ class DataServer:
         message = fetching.message
         try:
             async with stream.turns:
-                in_file = fetching.file is not None and await self._loop.run_in_executor(
-                    stream.workers, self.reader.write, value, message.devices, fetching.file
-                )
-                if in_file:
-                    stream.outbox.send(wire.FetchDone(message.request))
-                for device in message.devices if not in_file else ():
-                    await self._send_shard(stream, message.request, value, device)
+                if not await stream.hand_over(fetching, value, self.reader):
+                    for device in message.devices:
+                        await self._send_shard(stream, message.request, value, device)
         except Exception as error:
             stream.outbox.send(self._failed(message, error))
         fetching.file = None

@@ -76,6 +76,10 @@ class ShardReader:
                 return False
         return True
 
+    def arrays(self, value: Any, devices: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+        """Waits for the shards on devices of this host; their elements."""
+        return [self._shard(value, device)[1] for device in devices]
+
     def bytes(self, value: Any, device: int) -> memoryview[int]:
         """Waits for the shard on a device of this host and copies it to host memory, in C order."""
         array = np.ascontiguousarray(self._shard(value, device)[1])

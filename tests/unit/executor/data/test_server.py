@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket as socketlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from pathways_ray import limits
+from pathways_ray.client import data as client_data
 from pathways_ray.client import data_link
 from pathways_ray.client.array_pieces import ArrayFile, Fetching, FetchPlan
 from pathways_ray.client.buffer import Upload as UploadOfClient
@@ -509,7 +511,7 @@ LARGE = np.arange(1 << 17, dtype=np.float32)
 LARGE_KIND = ArrayType(LARGE.shape, "float32")
 
 
-def test_a_big_array_goes_there_by_a_pipe_and_comes_back_in_a_file(
+def test_a_big_array_goes_there_and_comes_back_by_a_pipe(
     host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No part of it goes over the stream. The caller may change it afterwards, and what comes back is the caller's."""
@@ -525,6 +527,69 @@ def test_a_big_array_goes_there_by_a_pipe_and_comes_back_in_a_file(
     found[:] = 1
     np.testing.assert_array_equal(data.fetch(1, whole(LARGE_KIND), lambda: None), LARGE)
     assert not parts
+
+
+def test_a_fetch_of_columns_comes_in_a_file(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = FetchPlan.of_array(LARGE_KIND, (("x",),), PLACED)
+    monkeypatch.setattr(FetchPlan, "goes_by_pipe", False)
+    host.put(1, LARGE)
+    monkeypatch.setattr(HostPipe, "write", None)
+    np.testing.assert_array_equal(data.fetch(1, plan, lambda: None), LARGE)
+
+
+def test_a_client_that_reads_nothing_of_what_it_fetches_holds_up_itself_only(host: Host, data: DataLinks) -> None:
+    """
+    1. A client asks by pipes for more arrays than the host sends it at a time, and reads none.
+    2. Another one gets its array.
+    3. One question is taken back, and the stream ends: so do the pipes.
+    """
+    larger = np.arange(1 << 22, dtype=np.float32)
+    host.put(1, larger)
+    stubborn = Wire(host)
+    socket = local(stubborn)
+    (stream,) = host.server.streams
+    pipes = {request: Pipe() for request in range(1, 7)}
+    for request, pipe in pipes.items():
+        assert socket.send(encode(Fetch(request, 1, (0,))), pipe.other)
+        pipe.other = None
+    begun = {stubborn.next().request for _ in range(4)}
+    found = data.fetch(1, whole(ArrayType(larger.shape, "float32")), lambda: None)
+    np.testing.assert_array_equal(found, larger)
+    back = min(begun)
+    assert socket.send(encode(CancelFetch(back)))
+    with pytest.raises(EOFError):
+        pipes[back].read([np.empty(larger.nbytes, np.uint8)])
+    begun.add(stubborn.next().request)
+    stubborn.link.close()
+    eventually(lambda: not stream.fetches)
+    for request, pipe in pipes.items():
+        if request != back:
+            with pytest.raises(EOFError):
+                pipe.read([np.empty(larger.nbytes, np.uint8)])
+
+
+@pytest.mark.parametrize("kind", [socketlib.SOCK_DGRAM, socketlib.SOCK_SEQPACKET])
+def test_a_socket_that_is_no_pipe_is_refused_for_a_fetch(host: Host, wire: Wire, kind: int) -> None:
+    host.put(1, LARGE)
+    mine, theirs = socketlib.socketpair(socketlib.AF_UNIX, kind)
+    with mine:
+        assert local(wire).send(encode(Fetch(1, 1, (0,))), SharedFile(theirs.detach()))
+        refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert "no end of a pipe" in refused.failure.message
+
+
+def test_a_host_lost_while_it_sends_an_array_is_said_so(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.put(1, LARGE)
+    monkeypatch.setattr(HostPipe, "write", lambda self, arrays: (self._socket.send(b"some"), self.end()))
+    with pytest.raises(HostLost, match=f"{LARGE.nbytes - 4} bytes of an array are missing"):
+        data.fetch(1, whole(LARGE_KIND), lambda: None)
+    assert not data._links[0].pipes
+    monkeypatch.setattr(HostPipe, "write", lambda self, arrays: data._links[0].end("its process was lost"))
+    with pytest.raises(HostLost, match="its process was lost"):
+        data.fetch(1, whole(LARGE_KIND), lambda: None)
 
 
 def opening(request: int) -> PutOpen:
@@ -715,6 +780,7 @@ def test_without_memory_for_files_arrays_go_in_parts(
     if end == "client":
         monkeypatch.setattr(SharedFile, "create", full)
         monkeypatch.setattr(data_link, "Pipe", full)
+        monkeypatch.setattr(client_data, "Pipe", full)
         done = threading.Event()
         data.upload(2, LARGE, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED), lambda *_: done.set())
         assert done.wait(LIMIT_S)
