@@ -2,8 +2,8 @@
 
 One stream per host, opened when first needed. Uploads are acknowledged by each host that holds part of the array;
 fetches ask for as few shards as cover the array. A big array goes to a host of this machine by a pipe
-(`transport.pipes`), and comes from there in a file in memory (`transport.shared_memory`); other arrays go in parts over
-the stream.
+(`transport.pipes`), and comes from there by one or in a file in memory (`transport.shared_memory`); other arrays go in
+parts over the stream.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class DataFailed(Message, tag=57):
 
 
 class FetchDone(Message, tag=58):
-    """The shards that were asked for are in the file that came with the question."""
+    """The shards that were asked for are in the file that came with the question, or come by the pipe."""
 
     request: int
 
