@@ -4,7 +4,8 @@ The model is three dense layers with weights that were placed once. A request is
 to the next of six sizes (`pw.padded`; for JAX the same padding); its caller waits for the result as NumPy, looks at it,
 and makes the next. Callers are threads of one client, or clients in processes of their own, each with one thread;
 `joined` are threads of a client that has calls computed together which come while others are under way
-(`join_calls=True`). JAX has as many threads, in one process.
+(`join_calls=True`). All clients are of one tenant, as the processes of one service are: each session with the
+operator's token would be a tenant of its own. JAX has as many threads, in one process.
 
 Run it with `python -m benchmarks.serving --json serving.json`; it takes about two minutes.
 """
@@ -14,11 +15,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import json
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,10 +41,13 @@ TOLERANCE = 1e-3
 
 LIMIT_S = 180.0
 
+TOKEN = "the-token-of-the-service"
+TENANTS = {"tenants": [{"name": "service", "token": TOKEN}]}
+
 MEASURED = (
     "Batches of 1 to 32 rows, padded to the next of {sizes}, through dense layers of {layers} on one device of one "
-    "host; each caller waits for a result before its next request. {seconds:g} s each, {rounds} rounds after one to "
-    "warm up, all systems alive and measured in turn; ratios are taken round by round."
+    "host; each caller waits for a result before its next request; all are of one tenant. {seconds:g} s each, {rounds} "
+    "rounds after one to warm up, all systems alive and measured in turn; ratios are taken round by round."
 )
 
 
@@ -170,9 +177,11 @@ def run(settings: Settings, progress: Progress) -> Result:
 
     cases = [("threads", n) for n in settings.threads] + [("processes", n) for n in settings.processes]
     with contextlib.ExitStack() as stack:
-        session = stack.enter_context(pw.init(devices_per_host=1))
+        table = Path(stack.enter_context(tempfile.TemporaryDirectory()), "tenants.json")
+        table.write_text(json.dumps(TENANTS))
+        session = stack.enter_context(pw.init(devices_per_host=1, tenants=str(table)))
         several = max(settings.processes, default=1)
-        clients = [Worker(Client, session.url, session.token, settings.layers) for _ in range(max(several, 1))]
+        clients = [Worker(Client, session.url, TOKEN, settings.layers) for _ in range(max(several, 1))]
         jax = Worker(Jax, settings.layers)
         for worker in (*clients, jax):
             stack.callback(worker.close, 30)
