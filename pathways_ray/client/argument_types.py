@@ -29,7 +29,7 @@ class ArgumentType:
     `array` is what lies on devices, `aval` what JAX sees: of typed PRNG keys, these differ.
     """
 
-    __slots__ = ("__weakref__", "array", "aval", "cover", "shaped", "slice", "spec", "weak")
+    __slots__ = ("__weakref__", "array", "aval", "cover", "extended", "shaped", "slice", "spec", "weak")
 
     # Weak: a type goes with the last array and program that have it, and lets go of its slice.
     _known: ClassVar[weakref.WeakValueDictionary[Any, ArgumentType]] = weakref.WeakValueDictionary()
@@ -39,6 +39,7 @@ class ArgumentType:
     slice: VirtualSlice | None
     spec: Spec
     aval: jax.ShapeDtypeStruct
+    extended: Any  # the dtype of typed PRNG keys; None of ordinary arrays
     shaped: Any  # `aval` as JAX traces it, once it was asked for
     cover: Any  # how arrays of the type are fetched (`data.FetchPlan`), once one was
 
@@ -54,6 +55,7 @@ class ArgumentType:
             found.array, found.weak, found.slice, found.spec = array, weak, where, spec
             found.cover = found.shaped = None
             found.aval = prng.logical_type(array.shape, dtype_named(array.dtype), weak, extended)
+            found.extended = found.aval.dtype if prng.is_key(found.aval) else None
             cls._known[key] = found
         return found
 
@@ -63,11 +65,6 @@ class ArgumentType:
         for kind in list(cls._known.values()):
             if kind.slice is where:
                 kind.cover = None
-
-    @property
-    def extended(self) -> Any:
-        """The dtype of typed PRNG keys; None of ordinary arrays."""
-        return self.aval.dtype if prng.is_key(self.aval) else None
 
     def __str__(self) -> str:
         shape = ",".join(map(str, self.aval.shape))

@@ -6,8 +6,7 @@ freed when the last of them is dropped or one of them is deleted.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,8 +71,11 @@ class Array(SliceArray):
 
         def wait() -> None:
             self._check_alive()
-            with self._offers_to_cancel():
+            try:
                 self._buffer.session.wait(self._buffer.record, seconds(timeout))
+            except KeyboardInterrupt as interrupt:
+                self._offer_to_cancel(interrupt)
+                raise
 
         self._looked_at(wait)
         return self
@@ -95,17 +97,12 @@ class Array(SliceArray):
                 return self._buffer.record.failure is None
         return False
 
-    @contextlib.contextmanager
-    def _offers_to_cancel(self) -> Iterator[None]:
+    def _offer_to_cancel(self, interrupt: KeyboardInterrupt) -> None:
         """Has Ctrl-C in a wait say what is left running."""
-        try:
-            yield
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note(
-                f"{self!r} is still being computed; y.cancel() cancels it with all that depends on it, and y.why() "
-                "says what it waits for"
-            )
-            raise
+        interrupt.add_note(
+            f"{self!r} is still being computed; y.cancel() cancels it with all that depends on it, and y.why() says "
+            "what it waits for"
+        )
 
     def add_done_callback(self, call: Callable[[Array], Any]) -> None:
         """Has `call` called with this array once it is computed or has failed; at once where it has.
@@ -185,13 +182,16 @@ class Array(SliceArray):
         if self._type.extended is not None:
             raise TypeError("typed PRNG keys have no NumPy value; take np.asarray(jax.random.key_data(keys))")
 
-        def fetch() -> np.ndarray[Any, Any]:
-            self._check_alive()
-            with self._offers_to_cancel():
-                return np.asarray(self._buffer.session.fetch(self))
-
-        value = self._looked_at(fetch)
+        value = self._looked_at(self._fetched)
         return value if dtype is None else value.astype(dtype, copy=False)
+
+    def _fetched(self) -> np.ndarray[Any, Any]:
+        self._check_alive()
+        try:
+            return np.asarray(self._buffer.session.fetch(self))
+        except KeyboardInterrupt as interrupt:
+            self._offer_to_cancel(interrupt)
+            raise
 
     __hash__ = object.__hash__
 

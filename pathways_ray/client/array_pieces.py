@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.pipes import Pipe
 from pathways_ray.transport.shared_memory import SharedFile, aligned, offsets
+
+if TYPE_CHECKING:
+    from pathways_ray.client.argument_types import ArgumentType
 
 
 class Fetching:
@@ -90,6 +93,15 @@ class FetchPlan:
         """Whether each shard is in one piece in the array, and all are on one host: who reads from several in turn may
         wait for one that waits for others to be read."""
         return len(self.by_host) == 1 and all(place.start >= 0 for place in self.places.values())
+
+
+def plan_of(kind: ArgumentType) -> FetchPlan:
+    """The way in which arrays of a type are fetched."""
+    if kind.cover is None:
+        assert kind.slice is not None
+        kind.cover = FetchPlan.of_array(kind.array, kind.spec, kind.slice.placed)
+    found: FetchPlan = kind.cover
+    return found
 
 
 class FetchedArray:

@@ -39,6 +39,7 @@ def when_done(array: A, call: Callable[[A], Any]) -> None:
                 _LOG.exception("a callback of %r failed", array)
 
     session.watch(look)
+    session.hurry()
     look()
 
 

@@ -17,8 +17,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan, Pieces
-from pathways_ray.client.buffer import Upload
+from pathways_ray.client.ahead import NOT_ASKED, Ahead
+from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan, Pieces, plan_of
+from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
 from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure, PathwaysError, from_failure
@@ -64,6 +65,7 @@ class DataLinks:
         self._closed = False
         self._files = threading.BoundedSemaphore(MAX_FILES)
         self.reader = LocalReader()
+        self.ahead = Ahead()
         self.early: EarlyListener | None = None
         self.awaited: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
 
@@ -118,16 +120,32 @@ class DataLinks:
             link.outbox.send(message)
         return link is not None
 
+    def ask_ahead(self, record: BufferRecord | None, program: int) -> tuple[int, tuple[int, ...]]:
+        """The request and devices by which the call that makes a buffer asks for its value, if there is one to be asked
+        for; see `Ahead`."""
+        if record is None or (link := self.link_of(record.host)) is None:
+            return NOT_ASKED
+        return self.ahead.ask(link, record.id, plan_of(record.kind), next(self._requests), program)
+
     def await_value(self, buffer: int, host: int, is_over: Callable[[], bool]) -> None:
         """Waits until a host has the value of a buffer, or it `is_over`, which is looked at when `look` is called.
         Raises its failure, or what `is_over` raises."""
-        sleeper, request = Sleeper(), self.new_request()
+        sleeper = Sleeper()
 
         def told() -> None:
             sleeper.wake()
             self.reader.wake()
 
-        link, asked = self._link(host), Fetching(None, host, (-1,), told)
+        if (ahead := self.ahead.take(buffer, told)) is not None:
+            self.awaited[ahead.request] = is_over, told
+            try:
+                self._wait_for([ahead.fetching], sleeper, is_over)
+            finally:
+                self.awaited.pop(ahead.request, None)
+                self.ahead.keep(buffer, ahead)
+            return
+        link, request = self._link(host), self.new_request()
+        asked = Fetching(None, host, (-1,), told)
         link.fetches[request] = asked
         by_local = link.is_local
         try:
@@ -230,6 +248,8 @@ class DataLinks:
             early: takes those that did.
             into: a file in memory of its size, which has it afterwards.
         """
+        if into is None and (ahead := self._asked_ahead(buffer, cover, check)) is not None:
+            return ahead.value()
         along = {number: (next(self._requests), FetchedArray(plan)) for number, plan in (also or {}).items()}
         found, file = self._fetched(buffer, cover, check, along, into, into is None)
         for number, (_, other) in along.items():
@@ -307,6 +327,25 @@ class DataLinks:
                 self._files.release()
         return found, file
 
+    def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> FetchedArray | None:
+        """An array that was asked for with its call, once it has come; None where it was not."""
+        sleeper = Sleeper()
+
+        def told() -> None:
+            sleeper.wake()
+            self.reader.wake()
+
+        if (asked := self.ahead.take(buffer, told, cover)) is None:
+            return None
+        try:
+            check()
+            self._wait_for([asked.fetching], sleeper, check)
+        finally:
+            asked.link.fetches.pop(asked.request, None)
+            if asked.fetching.missing and asked.fetching.failure is None:
+                self._ask(asked.link, wire.CancelFetch(asked.request), asked.link.is_local)
+        return asked.array
+
     def _read(self, found: FetchedArray, pipe: Pipe, link: DataLink) -> np.ndarray[Any, Any]:
         """The array that a host writes to a pipe."""
         try:
@@ -328,7 +367,11 @@ class DataLinks:
         they are not needed any more."""
 
         def is_over() -> bool:
-            if not any(fetching.missing for fetching in fetches):
+            missing = False
+            for fetching in fetches:  # no generator: it is looked at several times for each value
+                if fetching.missing:
+                    missing = True
+            if not missing:
                 return True
             for fetching in fetches:
                 if fetching.failure is not None:

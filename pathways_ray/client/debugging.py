@@ -111,8 +111,9 @@ class Reported:
 
 def checks_asked() -> str:
     """The values that JAX is set to look for: "nan", "inf", or both; "" for neither."""
-    asked = [name for name in ("nan", "inf") if getattr(_CONFIG, f"jax_debug_{name}s")]
-    return " or ".join(asked)
+    if _CONFIG.jax_debug_nans:  # as attributes, and without a list: each call looks here
+        return "nan or inf" if _CONFIG.jax_debug_infs else "nan"
+    return "inf" if _CONFIG.jax_debug_infs else ""
 
 
 def reports(closed: Any) -> bool:

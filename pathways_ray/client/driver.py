@@ -7,10 +7,9 @@ change is looked at with `sending` held.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.questions import await_early
+from pathways_ray.client.reading import Reading
 from pathways_ray.client.siblings import Siblings
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspension import Suspension
@@ -81,6 +81,7 @@ class Driver:
         self.resume: Callable[[], None] = lambda: None
         data.early = self
         core.early.awaited = lambda: self.readers
+        data.ahead.ignored = core.early.expected.discard
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -116,6 +117,8 @@ class Driver:
         message = self.core.free(record)
         if self.siblings.values:
             self.siblings.forget(record.id)
+        if record.early:
+            self.data.ahead.drop(record.id)
         if self.suspension is not None and (saved := self.suspension.arrays.pop(record.id, None)) is not None:
             self.forget_saved(saved[0])
         if message is not None:
@@ -215,8 +218,9 @@ class Driver:
 
     def hand_over(self, message: EarlyLaunch) -> None:
         """Sends a launch that its host is to have before. The caller has `sending`."""
-        host, early = self.core.early.message(message)
         self.connection.outbox.send_later(message)  # first: should Ctrl-C come, it has been sent
+        record = self.core.early.expected_of(message, self.core.pending.get(message.launch, ()))
+        host, early = self.core.early.message(message, *self.data.ask_ahead(record, message.program))
         if not self.data.launch_early(host, early):
             self.hurry()
 
@@ -238,9 +242,12 @@ class Driver:
 
     # --- fetches and moves --------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> Reading:
         """Has arrays stay where they are while one is fetched; waits while they are exchanged."""
+        return Reading(self)
+
+    def wait_to_read(self) -> None:
+        """Has arrays stay where they are until `end_read`, once they are not exchanged."""
         with self.changed:
             while (self.held or self.gives_way) and self.core.ended is None:
                 self.changed.wait(WAIT_SLICE_S)
@@ -248,10 +255,6 @@ class Driver:
                 self.check_open()
             self.check_not_suspended_by_user()
             self.readers += 1
-        try:
-            yield
-        finally:
-            self.end_read()
 
     def begin_read(self) -> bool:
         """Has arrays stay where they are until `end_read`; False where that would need a wait."""

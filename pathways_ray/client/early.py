@@ -23,6 +23,10 @@ calls has many, and callers in threads, each of which waits for its value, have 
 MAX_TOGETHER = 8
 """Launches under way in all, waited for or not, beyond which none is handed over: the host would leave it."""
 
+MAX_HANDED = 64
+"""Launches that were handed over and have no outcome, as far as the client knows. Hosts take half as many again: those
+that they refuse are counted."""
+
 MAX_REFUSED = 8
 """Calls of a program that hosts refuse, none that they take in between, beyond which no more of it is handed over: its
 arguments may lie there otherwise than those of the first launch."""
@@ -33,6 +37,7 @@ class EarlyCalls:
 
     `hosts` are those that take calls now. `handed` are the programs of launches that were handed over and have no
     outcome; the values of those that are `there` have come, and those that are `over` were begun no later than these.
+    `expected` are the programs whose last values were waited for before their launches had outcomes.
 
     Args:
         most: see `MAX_UNDER_WAY`.
@@ -46,6 +51,7 @@ class EarlyCalls:
         self.handed: dict[int, int] = {}
         self.there: set[int] = set()
         self.over: set[int] = set()
+        self.expected: set[int] = set()
         self._programs: dict[int, tuple[int, int]] = {}
         self._refused: Counter[int] = Counter()
         self._left: set[int] = set()
@@ -62,7 +68,9 @@ class EarlyCalls:
             under_way: launches of the session, this one among them.
         """
         host, _ = self._programs.get(launch.program, (NO_HOST, 0))
-        if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or under_way - self.awaited() > self.most:
+        if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
+            return NO_HOST
+        if under_way - self.awaited() > self.most:
             return NO_HOST
         return host if all(record.state is READY or record.early for record in arguments) else NO_HOST
 
@@ -74,10 +82,20 @@ class EarlyCalls:
         self.handed[launch.launch] = launch.program
         return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results, inline_of(launch))
 
-    def message(self, launch: EarlyLaunch) -> tuple[int, LaunchEarly]:
-        """The host of a call, and the message for it."""
+    def message(self, launch: EarlyLaunch, request: int = 0, devices: tuple[int, ...] = ()) -> tuple[int, LaunchEarly]:
+        """The host of a call, and the message for it, which may ask for the first result on some devices."""
         host, key = self._programs[launch.program]
-        return host, LaunchEarly(key, launch.arguments, launch.results, launch.inline)
+        return host, LaunchEarly(key, launch.arguments, launch.results, launch.inline, request, devices)
+
+    def looked_at(self, record: BufferRecord) -> None:
+        """Somebody waits for the value of a result, and so for those of calls to come, if he does it early."""
+        program = self.handed.get(record.early) if record.early else None
+        if program is not None:
+            self.expected.add(program)
+
+    def expected_of(self, launch: EarlyLaunch, results: Sequence[BufferRecord]) -> BufferRecord | None:
+        """The result whose value is to be asked for with a call. Of several, who looks says which."""
+        return results[0] if len(results) == 1 and launch.program in self.expected else None
 
     def lightened(self, messages: list[Message]) -> list[Message]:
         """The same messages, but for the bytes that calls carry and their host is known to have."""

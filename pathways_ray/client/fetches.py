@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType
-from pathways_ray.client.array_pieces import FetchPlan
+from pathways_ray.client.array_pieces import FetchPlan, plan_of
 from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
@@ -33,14 +33,15 @@ class Fetches:
 
     def value(self, record: BufferRecord, kind: ArgumentType) -> np.ndarray[Any, Any]:
         """The value of an array. Small results of its launch may come along, for when they are asked for."""
+        self._core.early.looked_at(record)
         if record.results is None:
-            return self._fetch(record, _plan_of(kind))
+            return self._fetch(record, plan_of(kind))
         siblings = self._driver.siblings
         found: np.ndarray[Any, Any] | None = siblings.take(record.id)
         if found is not None:
             self._driver.check_fetch(record)
             return found
-        plan = _plan_of(kind)
+        plan = plan_of(kind)
         early: dict[int, np.ndarray[Any, Any]] = {}
         found = self._fetch(record, plan, self._along(record.results, record, plan), early)
         if early:
@@ -129,7 +130,7 @@ class Fetches:
         for number in self._driver.siblings.of(results, record.id):
             other = self._core.buffers.get(number)
             if other is not None and other.state is not DELETED and other.failure is None:
-                one = _plan_of(results.kinds[number - results.first])
+                one = plan_of(results.kinds[number - results.first])
                 if one.by_host == plan.by_host:
                     found[number] = one
         return found
@@ -139,13 +140,4 @@ def _plan_of_shard(kind: ArgumentType, place: int) -> FetchPlan:
     """The way in which a shard is fetched; an only one is the array."""
     assert kind.slice is not None
     placed = kind.slice.placed
-    return _plan_of(kind) if len(placed.devices) == 1 else FetchPlan.of_shard(kind.array, kind.spec, placed, place)
-
-
-def _plan_of(kind: ArgumentType) -> FetchPlan:
-    """The way in which arrays of a type are fetched."""
-    if kind.cover is None:
-        assert kind.slice is not None
-        kind.cover = FetchPlan.of_array(kind.array, kind.spec, kind.slice.placed)
-    found: FetchPlan = kind.cover
-    return found
+    return plan_of(kind) if len(placed.devices) == 1 else FetchPlan.of_shard(kind.array, kind.spec, placed, place)

@@ -100,7 +100,9 @@ class LocalReader:
                 self._asleep.pop(sleeper, None)
         finally:
             self._asleep.pop(sleeper, None)
-            if not self.leading.locked():  # another one leads; who is woken for nothing hands it on here as well
+            if (
+                self._asleep and not self.leading.locked()
+            ):  # another leads; who is woken for nothing hands it on as well
                 with contextlib.suppress(KeyError):
                     self._asleep.popitem()[0].wake()
 

@@ -102,6 +102,7 @@ def await_early(
         check(record)
         return record.state is not PENDING
 
+    early.looked_at(record)
     try:
         if record.early not in early.there:
             data.await_value(record.id, record.host, is_over)

@@ -11,6 +11,7 @@ The successor of a controller has the same secret, and knows by a tag made with 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ def data_token(secret: str, session: int, allowance: int | None, tenant: str = "
     return f"{number}.{owner}.{_sign(secret, 'data', session, number, owner)}"
 
 
+@functools.lru_cache(1 << 10)
 def tenant_mark(tenant: str) -> str:
     """The mark that stands for a tenant at hosts: a digest of the name, which may have any characters."""
     return hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]

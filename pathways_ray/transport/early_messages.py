@@ -13,12 +13,15 @@ from pathways_ray.transport.message import Counted, Message
 
 class LaunchEarly(Message, tag=59):
     """Client to host: a call of program `program`, by the controller's number for it. Result k is buffer `results + k`.
-    The host may take it, or leave it to its scheduler."""
+    The host may take it, or leave it to its scheduler. With a `request` it asks for the first result as `Fetch` does,
+    early or not."""
 
     program: int
     arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
     results: Counted
     inline: InlineArguments = ()
+    request: int = 0
+    devices: tuple[int, ...] = ()
 
 
 class EarlyAllowed(Message, tag=62):

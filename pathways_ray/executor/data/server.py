@@ -160,6 +160,8 @@ class DataServer:
             case wire.CancelFetch():
                 self._withdraw(stream, message.request)
             case wire.LaunchEarly():
+                if message.request:
+                    self._fetch(stream, wire.Fetch(message.request, message.results, message.devices), *local)
                 self.early.take(stream, message)
             case _:
                 self._upload(stream, message, *local[1:])

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pathways_ray.compat import shards_of
 from pathways_ray.errors import Failure, GraphError, from_failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.transport import messages as wire
@@ -82,19 +83,28 @@ class ShardReader:
 
     def bytes(self, value: Any, device: int) -> memoryview[int]:
         """Waits for the shard on a device of this host and copies it to host memory, in C order."""
-        array = np.ascontiguousarray(self._shard(value, device)[1])
+        array = np.ascontiguousarray(self._elements(self._on(value, device)))
         return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
     def _shard(self, value: Any, device: int) -> tuple[tuple[slice, ...], np.ndarray[Any, Any]]:
         """Waits for the shard on a device of this host; its place in the array, and its elements."""
+        data = self._on(value, device)
+        index = next(shard.index for shard in value.addressable_shards if shard.device == self.devices[device])
+        return index, self._elements(data)
+
+    def _on(self, value: Any, device: int) -> jax.Array:
+        """The shard on a device of this host."""
         if not 0 <= device < len(self.devices):
             raise GraphError(f"host {self.host} has {len(self.devices)} devices, no number {device}")
         wanted = self.devices[device]
-        for shard in value.addressable_shards:
-            if shard.device == wanted:
-                shard.data.block_until_ready()  # raises for one that failed; NumPy would end the process over it
-                return shard.index, np.asarray(shard.data)
+        for data in shards_of(value):
+            if data.device == wanted:
+                return data
         raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
+
+    def _elements(self, data: jax.Array) -> np.ndarray[Any, Any]:
+        data.block_until_ready()  # raises for one that failed; NumPy would end the process over it
+        return np.asarray(data)
 
 
 def is_computed(value: Any) -> bool:

@@ -20,8 +20,9 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import IslandLaunch
 
-MAX_TAKEN = 32
-"""Early launches of a session that its scheduler has not sent yet. A client sends them within milliseconds."""
+MAX_TAKEN = 96
+"""Early launches of a session that its scheduler has not sent yet. A client sends them within milliseconds, and hands
+over no more while 64 have no outcome."""
 
 MAX_UNDER_WAY = 8
 """Launches on the device queues behind which none is taken early: another tenant that comes now waits for them."""

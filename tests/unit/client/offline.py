@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_ray.client.ahead import Ahead
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.core import ClientCore
@@ -74,6 +75,7 @@ class Hosts:
     """In place of the data streams. `uploads` has the callbacks of those under way, by buffer."""
 
     def __init__(self) -> None:
+        self.ahead = Ahead()
         self.uploads: dict[int, tuple[Upload, Callable[[Upload, int, Failure | None], None]]] = {}
         self.arrays: dict[int, np.ndarray] = {}
         self.moved: list[Any] = []

@@ -123,6 +123,16 @@ def test_callbacks_are_called_once_with_the_array(offline: Offline, caplog: pyte
         a.add_done_callback(called.append)
 
 
+def test_who_is_to_be_called_does_not_wait_for_others_to_leave_with(offline: Offline) -> None:
+    """Its launch was handed to its host, so that what is sent of it is not urgent by itself."""
+    (a,) = launched(offline, 1)
+    hurried: list[bool] = []
+    offline.controller.hurry = lambda: hurried.append(True)  # type: ignore[attr-defined]
+    offline.session._core.early.handed[1] = 3
+    a.add_done_callback(lambda _: None)
+    assert hurried == [True]
+
+
 def test_coroutines_await_arrays(offline: Offline) -> None:
     a, b = launched(offline, 2)
 

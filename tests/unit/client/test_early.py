@@ -12,10 +12,11 @@ import pytest
 from pathways_ray.client.buffer import DELETED, FAILED, INLINE, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.early import MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
+from pathways_ray.client.early import MAX_HANDED, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
 from pathways_ray.client.events import Disconnected, Registered
 from pathways_ray.client.questions import await_early
 from pathways_ray.errors import Failure, from_failure
+from pathways_ray.executor.run.early import MAX_TAKEN
 from pathways_ray.transport.messages import Completed, EarlyLaunch, Free, Launch, LaunchEarly, LaunchFailed, Prepared
 from tests.unit.helpers import VECTOR, Sketch
 
@@ -98,6 +99,19 @@ def test_bytes_that_a_host_has_left_are_sent() -> None:
     sent: Any = core.launch(1, [INLINE], [made], inline=inline)
     core.early.refused(made.early)
     assert core.composed([sent]) == [sent]
+
+
+def test_no_more_are_handed_over_than_hosts_take_before_they_are_sent() -> None:
+    """All values come, and no outcome does."""
+    assert MAX_HANDED < MAX_TAKEN
+    core = core_of_one()
+    for _ in range(MAX_HANDED):
+        message, made = call(core)
+        assert isinstance(message, EarlyLaunch)
+        core.early.came(made)
+    assert not is_early(core)
+    core.handle(Completed((1, 2)), 0.0)
+    assert is_early(core)
 
 
 def test_nothing_is_handed_over_that_hosts_do_not_take() -> None:
@@ -227,3 +241,24 @@ def test_a_value_that_has_come_is_named_with_its_launch_where_the_controller_die
     request = core.resume_request("name", (), 0.0)
     assert request.kept == ()
     assert made.state is READY
+
+
+def test_the_value_of_a_call_is_asked_for_with_it_where_the_last_one_was_waited_for() -> None:
+    core = core_of_one()
+    message, made = call(core)
+    assert isinstance(message, EarlyLaunch)
+    assert core.early.expected_of(message, [made]) is None
+    core.early.looked_at(made)
+    assert core.early.expected_of(message, [made]) is made
+    assert core.early.expected_of(message, core.new_buffers(2)) is None
+    assert core.early.message(message, 5, (0, 1)) == (HOST, LaunchEarly(KEY, (), 1, (), 5, (0, 1)))
+
+
+def test_a_look_at_a_value_whose_launch_is_over_says_nothing_of_the_next_one() -> None:
+    core = core_of_one()
+    message, made = call(core)
+    assert isinstance(message, EarlyLaunch)
+    core.handle(Completed((message.launch,)), 0.0)
+    core.early.looked_at(made)
+    core.early.looked_at(BufferRecord(7, READY))
+    assert core.early.expected_of(message, [made]) is None

@@ -1,0 +1,101 @@
+"""Values that are asked for with the calls that make them: they come unasked, before somebody looks at them.
+
+Who waits for the value of each call asks for it right after the call. So the question goes along with the next call
+that is handed to its host (`EarlyCalls.expected` says of which program), and the value is there, or on its way, when
+`np.asarray` asks for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
+from pathways_ray.transport import messages as wire
+
+if TYPE_CHECKING:
+    from pathways_ray.client.data_link import DataLink
+
+MAX_AHEAD = 8
+"""Values of a session that were asked for with their calls and that nobody has looked at; behind so many the first is
+given up."""
+
+MAX_AHEAD_BYTES = 1 << 12
+"""The largest of them."""
+
+NOT_ASKED: tuple[int, tuple[int, ...]] = 0, ()
+
+
+def _nobody() -> None:
+    """Told of a value for which nobody waits yet."""
+
+
+class Asked(NamedTuple):
+    """A value that was asked for with its call. `program` is 0 once somebody has waited for it."""
+
+    link: DataLink
+    request: int
+    plan: FetchPlan
+    array: FetchedArray
+    fetching: Fetching
+    program: int
+
+
+class Ahead:
+    """The values of a session that were asked for with their calls, by buffer. Any thread may take one out, and has it
+    to itself. `ignored` is called with a program whose value nobody has waited for."""
+
+    def __init__(self) -> None:
+        self._asked: dict[int, Asked] = {}
+        self.ignored: Callable[[int], None] = lambda program: None
+
+    def ask(
+        self, link: DataLink, buffer: int, plan: FetchPlan, request: int, program: int
+    ) -> tuple[int, tuple[int, ...]]:
+        """The request and the devices to be named in a call; `NOT_ASKED` where its value is not small, or not all on
+        the host of the call."""
+        if len(unread := list(self._asked)) >= MAX_AHEAD:
+            self.drop(unread[0])
+            return NOT_ASKED
+        devices = plan.by_host.get(link.host)
+        if devices is None or len(plan.by_host) > 1 or plan.nbytes > MAX_AHEAD_BYTES:
+            return NOT_ASKED
+        array = FetchedArray(plan, _nobody)
+        fetching = link.fetches[request] = array.by_host[link.host]
+        if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
+            fetching.failure = link.dead
+        self._asked[buffer] = Asked(link, request, plan, array, fetching, program)
+        return request, devices
+
+    def take(self, buffer: int, told: Callable[[], None], plan: FetchPlan | None = None) -> Asked | None:
+        """Takes a value out that has come or will, unless it cannot come, or was asked for otherwise than by `plan`.
+
+        Args:
+            told: called when it is there, from now on.
+        """
+        asked = self._asked.pop(buffer, None)
+        if asked is None:
+            return None
+        if asked.fetching.failure is not None or plan not in (None, asked.plan):
+            self._withdraw(asked)
+            return None
+        asked.fetching.told = told
+        return asked
+
+    def keep(self, buffer: int, asked: Asked) -> None:
+        """Puts a value back that somebody has waited for, and not taken."""
+        asked.fetching.told = _nobody
+        self._asked[buffer] = asked._replace(program=0)
+
+    def drop(self, buffer: int) -> None:
+        """Nobody looks at a value any more. Safe in a destructor."""
+        asked = self._asked.pop(buffer, None)
+        if asked is not None:
+            self._withdraw(asked)
+            if asked.program:
+                self.ignored(asked.program)
+
+    def _withdraw(self, asked: Asked) -> None:
+        asked.link.fetches.pop(asked.request, None)
+        if asked.fetching.missing and asked.fetching.failure is None:
+            asked.link.outbox.send_later(wire.CancelFetch(asked.request))
