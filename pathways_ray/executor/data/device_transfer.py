@@ -65,19 +65,21 @@ class DeviceTransfer:
         self._near = NearTransfer(host, self.address, secret, lambda: self.on_arrival()) if machine else None
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
-        """Learns who is up, under which epoch, at which address. Connections to those that are gone are reset."""
-        left, self._peers = self._peers, {peer.host: peer for peer in peers}
+        """Learns who is up, under which epoch, at which address. Connections to those that are gone are reset, and soon
+        the memory of what was on its way to or from them goes back to the system."""
         current = {(peer.host, peer.epoch) for peer in peers}
+        left, self._peers = self._peers.values(), {peer.host: peer for peer in peers}
+        gone = {(one.host, one.epoch): one.transfer_address for one in left if (one.host, one.epoch) not in current}
+        if not gone:
+            return
         if self._near is not None:
-            self._near.lose((peer.host, peer.epoch) for peer in left.values() if (peer.host, peer.epoch) not in current)
-        gone = self._connections.keys() - current
-        for key in gone:
+            self._near.lose(gone)
+        for key in gone.keys() & self._connections.keys():
             del self._connections[key]
-            hang_up(left[key[0]].transfer_address)
-        if gone:
-            trim = threading.Timer(TRIM_AFTER_S, return_free_memory)
-            trim.daemon = True
-            trim.start()
+            hang_up(gone[key])
+        trim = threading.Timer(TRIM_AFTER_S, return_free_memory)
+        trim.daemon = True
+        trim.start()
 
     def reaches(self, receiver: int, launch: int) -> bool:
         """Whether a host is up that may pull what a launch offers: the process that the launch was sent to."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import time
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -18,6 +20,7 @@ from pathways_ray.executor.data.device_transfer import (
 )
 from pathways_ray.executor.data.failure_texts import error_text, failure_in
 from pathways_ray.ir.plan import transfer_id
+from pathways_ray.transport import neighbours
 from pathways_ray.transport.messages import Peer
 
 NAME = transfer_id(5, 1, 0)
@@ -67,10 +70,13 @@ def test_a_short_failure_travels_whole() -> None:
     assert failure_in(error_text(failure)) == failure
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library is not glibc")
-def test_what_is_free_goes_back_to_the_system() -> None:
-    """Blocks of 8 MiB, as edges are. glibc keeps them in its heap once a bigger one has come and gone."""
+@pytest.fixture
+def free_memory() -> Iterator[None]:
+    """120 MiB that are free, in blocks of 8 MiB, as edges are. glibc keeps them in its heap once a bigger one has come
+    and gone."""
     libc = ctypes.CDLL(None)
+    if not hasattr(libc, "malloc_trim"):
+        pytest.skip("this C library is not glibc")
     libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
         ctypes.c_void_p,
         [ctypes.c_size_t],
@@ -82,10 +88,35 @@ def test_what_is_free_goes_back_to_the_system() -> None:
         ctypes.memset(block, 1, 8 << 20)
     for block in blocks[:-1]:  # the last one stays, above the others
         libc.free(block)
-    there = psutil.Process().memory_info().rss
-    return_free_memory()
-    assert there - psutil.Process().memory_info().rss > 100 << 20
+    yield
     libc.free(blocks[-1])
+
+
+def resident() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+@pytest.mark.usefixtures("free_memory")
+def test_what_is_free_goes_back_to_the_system() -> None:
+    there = resident()
+    return_free_memory()
+    assert there - resident() > 100 << 20
+
+
+@pytest.mark.usefixtures("free_memory")
+@pytest.mark.parametrize("machine", ["", neighbours.machine()], ids=["library", "local connections"])
+def test_it_does_so_once_a_host_is_lost(monkeypatch: pytest.MonkeyPatch, machine: str) -> None:
+    """By whichever way the arrays went, also where they only left."""
+    monkeypatch.setattr("pathways_ray.executor.data.device_transfer.TRIM_AFTER_S", 0.1)
+    made = DeviceTransfer(0, jax.local_devices()[0].client, "127.0.0.1", "secret", machine)
+    peers = [Peer(host, 1, made.address, machine=machine) for host in (0, 1)]
+    made.set_peers(peers)
+    there = resident()
+    made.set_peers(peers[:1])
+    deadline = time.monotonic() + 20.0
+    while there - resident() < 100 << 20:
+        assert time.monotonic() < deadline, "it is kept"
+        time.sleep(0.05)
 
 
 def test_hanging_up_opens_no_file() -> None:
