@@ -5,7 +5,6 @@ one layout to the other after each update, from device to device, with their ver
 of the sampler.
 """
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -53,9 +52,8 @@ class Job:
         self, sampler: pw.VirtualSlice, learner: pw.VirtualSlice, prompts: int = PROMPTS, seed: int = 0
     ) -> None:
         self.prompts = prompts
-        rows, specs = P("x"), model.specs("t")
+        rows, specs, batch = P("x"), model.specs("t"), (grpo.Rollout(P(), P(), P()), P())
         whole = dict.fromkeys(("loss", "reward", "right"), P())
-        batch = (grpo.Rollout(P(), P(), P()), P())
         sample = pw.compiled(grpo.rollout, slice=sampler, in_specs=(P(), P(), rows), out_specs=rows)
         reward = pw.host(
             task.grade,
@@ -128,23 +126,26 @@ def one_step_off(job: Job, steps: int) -> Iterator[Step]:
 
 def streaming(job: Job, steps: int, groups: int = 4, bound: int = 2) -> Iterator[Step]:
     """Groups of prompts are sampled all the time; an update takes the first ones that are there, whichever they are.
-    Groups that are more than `bound` updates behind are thrown away."""
+    Groups more than `bound` updates behind are thrown away; so are lost ones, 3 times what is under way per step."""
     numbers = iter(range(1 << 30))
     job.weights.max_lag = 1
     flying = [job.answers(next(numbers), groups) for _ in range(2 * groups)]
     for number in range(steps):
-        begun, total, figures, oldest = time.perf_counter(), None, [], number
+        begun, total, figures, oldest, lost = time.perf_counter(), None, [], number, 0
         while len(figures) < groups:
             done, flying = pw.wait(flying, count=1)
             batch, version = done.pop(0)
             flying += [*done, job.answers(next(numbers), groups)]
             if number - version > bound:
                 continue
-            with contextlib.suppress(pw.errors.HostLost, pw.errors.BufferLost):  # as what is too old
+            try:
                 found, its = jax.block_until_ready(job.gradient(job.state.params, *batch))
                 total = found if total is None else job.add(total, found)
                 figures.append(its)
                 oldest = min(oldest, version)
+            except (pw.errors.HostLost, pw.errors.BufferLost):
+                if (lost := lost + 1) > 3 * len(flying):
+                    raise  # the learner's own state is lost, or the sampler does not come back
         job.state = job.apply(job.state, total, np.float32(groups))
         job.weights.push(job.state.params)
         each = [_step(one, number - oldest, begun) for one in figures]

@@ -95,7 +95,7 @@ def fori_loop(
         unroll: rounds that become one, where both bounds are Python integers.
 
     Raises:
-        ValueError: `unroll` with bounds that are known on devices only.
+        GraphError: `unroll` with bounds that are known on devices only; and as of `pw.while_loop`.
     """
     _check_traced("fori_loop", "for i in range(int(n)): ...")
     bounds = _value(lower), _value(upper)

@@ -79,7 +79,7 @@ class Versioned:
 
         Raises:
             BufferLost: no version is left, since the slice has lost its hosts (`restore` copies the last one again), or
-                since what was pushed had failed.
+                since what was pushed has failed as well.
         """
         with self._lock:
             self._settle()
@@ -88,8 +88,8 @@ class Versioned:
             if found < 0:
                 if (why := _failure_of(self._source)) is not None:
                     raise BufferLost(
-                        f"version {versions.pushed} failed before it was copied, and {self._behind()}: push another "
-                        f"one. {why.kind}: {why.message}"
+                        f"version {versions.pushed} has failed where it came from, and {self._behind()}: push "
+                        f"another one. {why.kind}: {why.message}"
                     )
                 raise BufferLost(
                     f"the version on {self.slice} was lost with its hosts, and no other is under way: call restore(), "
@@ -101,13 +101,16 @@ class Versioned:
             return Version(self._copies[found], found)
 
     def restore(self) -> Version:
-        """Copies the version that was pushed last again, unless it is there or under way, and returns the latest.
+        """Copies the version that was pushed last again, unless it is there or under way, and returns the latest. Of
+        arrays that were donated to a launch that has failed it waits until it is known whether they live on.
 
             weights.restore()  # the sampler's hosts were lost
 
         Raises:
             BufferDeleted: its arrays are gone, such as by donation: push another version.
         """
+        for leaf in jax.tree.leaves(self._source):  # before the lock, so that nobody else waits
+            leaf._buffer.session.settle(leaf._buffer.record)
         with self._lock:
             self._settle()
             if self._versions.again():

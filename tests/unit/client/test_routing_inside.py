@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client import routed_rows
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import GraphError, RoutingError, TraceError, UsageError
@@ -157,6 +158,21 @@ def test_destinations_may_be_a_list_and_rows_empty(places: list[VirtualSlice], w
     found, wrong = run(pw.program(fun).lower(x), x)
     np.testing.assert_array_equal(found, x * np.array([1, 0, 0, 1], np.float32)[:, None])
     assert wrong == 1, "2**32 is no slice"
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("int8", 127), ("int8", 200), ("uint8", 255)])
+def test_destinations_of_few_bits_may_have_as_many_slices_as_they_can_say(dtype: str, count: int) -> None:
+    largest = int(np.iinfo(dtype).max)
+    to = np.array([largest, 0, largest - 1, 1], dtype)
+    order, bins, rank, said = routed_rows.ordered(to, 1, count)
+    inside = largest < count
+    np.testing.assert_array_equal(bins, [[largest if inside else count, 0, largest - 1, 1]])
+    np.testing.assert_array_equal(order, [[1, 3, 2, 0]])
+    np.testing.assert_array_equal(rank, [[0] * 4])
+    assert said.shape == (1, count + 3)
+    assert said[0, :count].sum() == 3 + inside
+    assert said[0, count + 1] == (not inside)
+    assert inside or said[0, -1] == largest
 
 
 def test_what_a_program_cannot_route_is_refused(session: Nowhere, places: list[VirtualSlice]) -> None:

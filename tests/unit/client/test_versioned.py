@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from pathways_ray.client.buffer import FAILED, PENDING, READY
 from pathways_ray.client.utilization import shares
 from pathways_ray.client.versions import Act, Versions
 from pathways_ray.errors import Failure
+from pathways_ray.transport.messages import DonationsDecided
 from tests.unit.client.local import LocalSession, opened
 from tests.unit.strategies import repeatable
 
@@ -165,6 +167,34 @@ def test_a_version_that_was_lost_is_copied_again(session: LocalSession) -> None:
         weights.restore()
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_a_version_that_was_donated_to_a_failed_launch_is_copied_once_that_is_decided(
+    session: LocalSession, taken: bool
+) -> None:
+    """
+    1. The copy is lost while an update is under way that the arrays were donated to; the update fails, and hosts are
+       yet to say whether it took the memory.
+    2. A restore waits for that. It did not: the version is copied again.
+    """
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    params = pw.put(np.arange(2.0), a)
+    weights = pw.versioned(params, slice=b, max_lag=0)
+    states(weights.latest().tree, FAILED)
+    record = params._buffer.record
+    record.donate("it was donated to update")
+    record.undecided = True
+    decided = DonationsDecided((record.id,), (record.id,) * taken)
+    timer = threading.Timer(0.05, session._driver.handle, [decided])
+    timer.start()
+    if taken:
+        with pytest.raises(pw.errors.BufferDeleted, match="version 0 cannot be copied again, since its arrays are"):
+            weights.restore()
+    else:
+        np.testing.assert_array_equal(np.asarray(weights.restore().tree), np.arange(2.0))
+    assert not record.undecided
+    timer.join()
+
+
 def test_a_version_that_failed_says_why(session: LocalSession) -> None:
     """The one before it is still there, and serves those who may be behind."""
     a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
@@ -174,7 +204,9 @@ def test_a_version_that_failed_says_why(session: LocalSession) -> None:
     for weights in (strict, loose):
         weights.push(broken)
         states(weights._copies[1], FAILED)
-    with pytest.raises(pw.errors.BufferLost, match=r"version 1 failed .*version 0.* max_lag=0 behind.*divided by zero"):
+    with pytest.raises(
+        pw.errors.BufferLost, match=r"version 1 has failed where .*version 0.* max_lag=0 behind.*divided by zero"
+    ):
         strict.latest()
     assert loose.latest().version == 0
     for weights in (strict, loose):
