@@ -1,7 +1,11 @@
-"""One of several clients: programs with collectives, run alone first and then at the same time as the others."""
+"""One of several clients: programs with collectives, run alone first and then at the same time as the others.
+
+With "first" as the last argument it leaves at the first wrong outcome, and takes what it has under way with it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import sys
@@ -15,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 
 url, token, seed, launches = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+until_wrong = sys.argv[5:] == ["first"]
 pick = random.Random(seed)
 
 
@@ -57,22 +62,24 @@ with pw.connect(url, token, name=f"client {seed}") as session:
         except pw.errors.PathwaysError as error:
             return f"{type(error).__name__}: {error}"
 
-    def run(count: int) -> list[str]:
+    def launch(count: int) -> list[Any]:
         order = random.Random(seed)
         values: list[Any] = []
         for _ in range(count):
             # Some launches consume what one before has made, wherever that is by now.
             before = order.choice(values[-4:]) if values and order.random() < 0.3 else x
             values.append(programs[order.randrange(len(programs))](before))
-        return [outcome(value) for value in values]
+        return values
 
-    alone = run(launches)
+    alone = [outcome(value) for value in launch(launches)]
     for _ in range(2):
         print("ready", flush=True)
         if sys.stdin.readline().strip() != "go":
             break
-        together = run(launches)
-        wrong = [(a, b) for a, b in zip(alone, together, strict=True) if a != b]
-        texts = [b for _, b in wrong if ":" in b]
+        together = zip(alone, map(outcome, launch(launches)), strict=True)
+        wrong = list(itertools.islice((b for a, b in together if a != b), 1 if until_wrong else None))
+        texts = [b for b in wrong if ":" in b]
         kinds = sorted({text.split(":")[0] for text in texts})
         print(json.dumps({"wrong": len(wrong), "errors": kinds, "example": texts[0] if texts else ""}), flush=True)
+        if until_wrong:
+            break
