@@ -60,6 +60,14 @@ def _check_user(connected: socket.socket) -> None:
         raise OSError(f"user {user} is at the other end of a connection between hosts of user {os.geteuid()}")
 
 
+def _taken(tasks: list[Callable[[], None]]) -> list[Callable[[], None]]:
+    """The one task, for whoever is first to take it."""
+    try:
+        return [tasks.pop()]
+    except IndexError:
+        return []
+
+
 def listener(name: str, backlog: int = 1024) -> socket.socket:
     """A socket at which others connect. Raises `OSError` where there are no such names, or this one is taken."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -124,10 +132,25 @@ class Connection:
         self._socket.sendmsg([message], taken, flags)
 
     def work(self, task: Callable[[], None]) -> None:
-        """Has a thread of this connection do something that may wait, unless the connection has ended."""
+        """Has a thread of this connection do something that may wait, unless the connection has ended.
+
+        Raises:
+            RuntimeError: no thread can be started, and the task is not done.
+        """
+        left = [task]
+
+        def run() -> None:
+            for one in _taken(left):
+                one()
+
         with self._changing:
-            if self._open:
-                self._workers.submit(task)
+            if not self._open:
+                return
+            try:
+                self._workers.submit(run)
+            except RuntimeError:  # it stays in the queue all the same
+                if _taken(left):  # else a thread that was there before does it
+                    raise
 
     def write(self, message: bytes, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
         """Sends a message with a pipe, and the elements of arrays in C order by that. Waits for the other end.

@@ -124,6 +124,15 @@ class DeviceTransfer:
         text = error_text(failure)
         self._server.await_pull(self._secret_name(name), [transfer.make_error_array(t, text) for t in types])
 
+    def take_back(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
+        """Offers `failure` in place of the arrays that were or may be offered. The transfer library then lets go of
+        those: of two offers under one name it keeps the later one."""
+        peer = self._peers.get(receiver_of(name))
+        if self._near is not None and is_near(peer, self.machine):
+            self._near.take_back(self._secret_name(name), (peer.host, peer.epoch), failure)
+            return
+        self.serve_failure(name, types, failure)
+
     def pull(self, sender: int, name: int, types: list[jax.ShapeDtypeStruct]) -> list[Any] | Failure:
         """Arrays that fill when the sender has served them."""
         peer = self._peers.get(sender)

@@ -157,12 +157,11 @@ class Outgoing:
         return failure
 
     def take_back(self, launch: int, failure: Failure, transfer: DeviceTransfer) -> None:
-        """Offers `failure` in place of the packs of a launch. The transfer library then lets go of those: of two offers
-        under one name it keeps the later one."""
+        """Offers `failure` in place of the packs of a launch."""
         for receiver, packs in self.packs.items():
             if receiver != self.host:
                 tiny = jax.ShapeDtypeStruct((1,), np.uint8, sharding=SingleDeviceSharding(self.device))
-                transfer.serve_failure(transfer_id(launch, self.number, receiver), [tiny] * len(packs), failure)
+                transfer.take_back(transfer_id(launch, self.number, receiver), [tiny] * len(packs), failure)
 
 
 class Incoming:

@@ -9,6 +9,8 @@ import msgspec
 from pathways_ray.errors import Failure
 
 MARK = "pathways-failure:"
+OF_A_PEER = "Error while transferring"
+"""What the text of an error says that came with the data of a peer: no computation of this host is to blame for it."""
 MAX_ERROR_BYTES = 2000
 """The transfer library cuts the text of an error off behind 2,048 bytes."""
 

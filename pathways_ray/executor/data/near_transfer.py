@@ -11,6 +11,7 @@ import math
 import socket
 import struct
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -20,14 +21,19 @@ import numpy as np
 
 from pathways_ray.compat import array_of
 from pathways_ray.errors import Failure
-from pathways_ray.executor.data.failure_texts import error_text, failure_in
+from pathways_ray.executor.data.failure_texts import OF_A_PEER, error_text, failure_in
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
+from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.transport import neighbours
 from pathways_ray.transport.neighbours import MAX_PACKET_BYTES, Connection
 from pathways_ray.transport.shared_memory import aligned
 
 MAX_FAILURES = 1 << 12
-"""Failures that nobody has asked for. Who does not ask in time has heard of the failure otherwise."""
+"""Failures in place of what was taken back, which nobody has asked for. All hosts of such a launch are told of it, also
+those that ask later."""
+
+ACCEPT_PAUSE_S = 0.05
+"""A host that cannot take a connection, since it has no descriptor or thread left, waits this long for one."""
 
 _NAMED = struct.Struct("<cQ")
 _SIZE = struct.Struct("<Q")
@@ -105,7 +111,7 @@ class NearTransfer:
         self._computed = Arrivals(lambda name, _, values: self._is_computed(name))
         self._listener = neighbours.listener(neighbours.name_of(address, secret))
         for task in (self._accept, self._computed.run):
-            threading.Thread(target=task, name="near transfers", daemon=True).start()
+            threading.Thread(target=ending_with_process(task), name="near transfers", daemon=True).start()
 
     # --- as a sender --------------------------------------------------------------------------------------------------
 
@@ -120,7 +126,14 @@ class NearTransfer:
             self._computed.add(name, 0, list(arrays))
 
     def serve_failure(self, name: int, receiver: PeerKey, failure: Failure) -> None:
-        """Offers a failure, also in place of what was offered before under the name."""
+        """Offers a failure, which may be all that the receiver ever hears of it."""
+        with self._changing:
+            self._offers[name] = _Offer(receiver, (), failure, True)
+        self._answer(name)
+
+    def take_back(self, name: int, receiver: PeerKey, failure: Failure) -> None:
+        """Offers a failure in place of what was or may be offered under the name. The receiver hears of it otherwise,
+        too."""
         with self._changing:
             self._offers.pop(name, None)
             self._failed[name] = _Offer(receiver, (), failure, True)
@@ -149,9 +162,13 @@ class NearTransfer:
             if connection in self._receivers:
                 self._receivers[connection] = offer.receiver
         if offer.failure is None and sum(one.nbytes for one in offer.arrays) + _NAMED.size > MAX_PACKET_BYTES:
-            connection.work(functools.partial(self._send, connection, name, offer))
-        else:
-            self._send(connection, name, offer)
+            try:
+                connection.work(functools.partial(self._send, connection, name, offer))
+                return
+            except RuntimeError as error:
+                text = f"an array could not be sent: {error}"
+                offer = _Offer(offer.receiver, (), Failure("ExecutionError", text, "transfer", "", self.host))
+        self._send(connection, name, offer)
 
     def _send(self, connection: Connection, name: int, offer: _Offer) -> None:
         failure, parts = offer.failure, []
@@ -161,7 +178,7 @@ class NearTransfer:
                 parts.append(np.asarray(one))
         except Exception as error:
             text = str(error) or type(error).__name__
-            failure = failure_in(text) or Failure("ExecutionError", text, host=self.host)
+            failure = failure_in(text) or Failure("ExecutionError", f"{OF_A_PEER}: {text}", host=self.host)
         try:
             if failure is not None:
                 connection.send(_NAMED.pack(_FAILED, name) + error_text(failure).encode())
@@ -177,12 +194,12 @@ class NearTransfer:
 
     def _accept(self) -> None:
         while True:
-            connected, _ = self._listener.accept()
-            with self._changing:
-                try:
+            try:
+                connected, _ = self._listener.accept()
+                with connected, self._changing:  # what the connection takes over is not closed
                     self._receivers[Connection(connected, self._take_request, self._receiver_ended)] = None
-                except OSError:
-                    connected.close()
+            except Exception:  # others may end, and then there is room for who waits
+                time.sleep(ACCEPT_PAUSE_S)
 
     def _take_request(self, connection: Connection, message: bytes, pipe: socket.socket | None) -> None:
         kind, name = _NAMED.unpack(message) if len(message) == _NAMED.size else (b"", 0)
@@ -209,7 +226,7 @@ class NearTransfer:
         try:
             if connection is None or connection not in self._awaited:
                 connection = self._senders[sender] = self._connected(address)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the latter: there is no thread left
             return Failure("HostLost", f"host {sender[0]} could not be reached: {error}", host=sender[0])
         with self._changing:
             awaited = self._awaited.get(connection)
@@ -237,7 +254,11 @@ class NearTransfer:
         if kind == _PIPED and pipe is not None and size == _SIZE.size:
             (size,) = _SIZE.unpack_from(message, _NAMED.size)
             if size == sum(sizes):
-                connection.work(functools.partial(self._read, connection, name, arriving, sizes, pipe))
+                try:
+                    connection.work(functools.partial(self._read, connection, name, arriving, sizes, pipe))
+                except RuntimeError as error:
+                    text = f"{size} bytes could not be taken from host {arriving.sender}: {error}"
+                    self._over(connection, name, Failure("ExecutionError", text, "transfer", "", self.host))
                 return
         if kind == _FAILED:
             text = message[_NAMED.size :].decode(errors="replace")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pathways_ray import limits
 from pathways_ray.errors import Failure
+from pathways_ray.executor.data.failure_texts import OF_A_PEER
 from pathways_ray.executor.run.barriers import HostStep, InputBarrier, hosts_of, is_independent, with_barriers
 from pathways_ray.ir.plan import Device, Execute, IslandPlan, Regroup, Reshard
 from pathways_ray.ir.regions import shard_shape
@@ -241,6 +242,6 @@ class HostPlan:
     def _attributed(self, failure: Failure) -> Failure:
         """A failure with the computations it can come from. One that happens on a device shows when results are
         awaited, without a name; one that a peer's data brought is left to the peer to name."""
-        if failure.node or failure.kind != "ExecutionError" or "Error while transferring" in failure.message:
+        if failure.node or failure.kind != "ExecutionError" or OF_A_PEER in failure.message:
             return failure
         return self.plan.attributed(failure)

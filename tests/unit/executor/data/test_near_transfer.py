@@ -24,7 +24,7 @@ from jax.sharding import SingleDeviceSharding
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.device_transfer import DeviceTransfer, is_near
-from pathways_ray.executor.data.failure_texts import error_text
+from pathways_ray.executor.data.failure_texts import OF_A_PEER, error_text
 from pathways_ray.executor.data.near_transfer import Arriving
 from pathways_ray.ir.plan import transfer_id
 from pathways_ray.transport import neighbours
@@ -156,6 +156,7 @@ def test_an_error_of_what_was_computed_comes_instead(pair: Pair, size: int) -> N
     assert isinstance(failure, Failure)
     assert (failure.kind, failure.host) == ("ExecutionError", 0)
     assert "it did not work" in failure.message
+    assert OF_A_PEER in failure.message, "else computations of the receiver are blamed"
     pair.sender.serve(known, [transfer.make_error_array(kind, error_text(LOST))])
     assert came(pair.pull(known, value)) == LOST
 
@@ -169,7 +170,7 @@ def test_a_failure_comes_in_place_of_arrays(pair: Pair) -> None:
     pair.sender.serve_failure(after, [], LOST)
     assert came(pair.pull(after, value)) == LOST
     pair.sender.serve(replaced, [jax.device_put(value)])
-    pair.sender.serve_failure(replaced, [], LOST)
+    pair.sender.take_back(replaced, [], LOST)
     assert came(pair.pull(replaced, value)) == LOST
 
 
@@ -180,18 +181,26 @@ def test_an_offer_is_gone_once_it_is_sent_or_taken_back_or_its_receiver_is_lost(
         pair.sender.serve(name, [value])
     assert len(pair.near()._offers) == 3
     assert isinstance(came(pair.pull(names[0], value)), list)
-    pair.sender.serve_failure(names[1], [], LOST)
+    pair.sender.take_back(names[1], [], LOST)
     assert len(pair.near()._offers) == 1
+    pair.sender.serve_failure(pair.name(), [], LOST)
     pair.sender.set_peers(pair.peers[:1])
     assert not pair.near()._offers
     assert not pair.near()._failed
 
 
-def test_failures_that_nobody_asks_for_are_bounded(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failures_in_place_of_what_was_taken_back_are_bounded_and_others_wait_until_they_are_asked_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("pathways_ray.executor.data.near_transfer.MAX_FAILURES", 3)
+    failed = [pair.name() for _ in range(5)]
+    for name in failed:
+        pair.sender.serve_failure(name, [], LOST)
     for _ in range(10):
-        pair.sender.serve_failure(pair.name(), [], LOST)
+        pair.sender.take_back(pair.name(), [], LOST)
     assert len(pair.near()._failed) == 3
+    assert [came(pair.pull(name, np.ones(3))) for name in failed] == [LOST] * 5
+    assert not pair.near()._offers
 
 
 def test_hosts_of_another_machine_or_another_secret_are_not_near(pair: Pair) -> None:

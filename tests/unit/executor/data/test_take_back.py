@@ -70,7 +70,7 @@ def test_memory_of_what_is_taken_back_is_free(pair) -> None:
     gc.collect()
     assert resident() - before > 5 * OFFER_BYTES, "offers are kept until they are pulled"
     for name in names:
-        sender.serve_failure(name, tiny(1), LOST)
+        sender.take_back(name, tiny(1), LOST)
     gc.collect()
     assert resident() - before < 2 * OFFER_BYTES
 
@@ -80,7 +80,7 @@ def test_who_asked_before_gets_the_failure(pair) -> None:
     name = transfer_id(11, 0, 1)
     pulled = receiver.pull(0, name, types((64, 64), (3,)))
     time.sleep(0.2)
-    sender.serve_failure(name, tiny(2), LOST)
+    sender.take_back(name, tiny(2), LOST)
     assert [failure_of(array) for array in pulled] == [LOST, LOST]
 
 
@@ -88,7 +88,7 @@ def test_who_asks_afterwards_gets_the_failure(pair) -> None:
     sender, receiver = pair
     name = transfer_id(12, 0, 1)
     sender.serve(name, [jax.device_put(np.ones((64, 64), np.float32))])
-    sender.serve_failure(name, tiny(1), LOST)
+    sender.take_back(name, tiny(1), LOST)
     (pulled,) = receiver.pull(0, name, types((64, 64)))
     assert failure_of(pulled) == LOST
 
