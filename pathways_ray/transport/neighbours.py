@@ -61,7 +61,7 @@ def _check_user(connected: socket.socket) -> None:
 
 
 def _taken(tasks: list[Callable[[], None]]) -> list[Callable[[], None]]:
-    """The one task, for whoever is first to take it."""
+    """The one task, for the first that takes it."""
     try:
         return [tasks.pop()]
     except IndexError:

@@ -29,8 +29,8 @@ from pathways_ray.transport.neighbours import MAX_PACKET_BYTES, Connection
 from pathways_ray.transport.shared_memory import aligned
 
 MAX_FAILURES = 1 << 12
-"""Failures in place of what was taken back, which nobody has asked for. All hosts of such a launch are told of it, also
-those that ask later."""
+"""Failures in place of what was taken back, which nobody has asked for. Hosts of such a launch that ask later hear
+of it otherwise, too."""
 
 ACCEPT_PAUSE_S = 0.05
 """A host that cannot take a connection, since it has no descriptor or thread left, waits this long for one."""
