@@ -209,6 +209,7 @@ class Connection:
                 if not message or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
                     return
                 self._take(self, message, pipe)
+                del message, pipe  # else a pipe that was not taken would keep its sender waiting until more comes
         except OSError:
             pass  # as at the end
         finally:

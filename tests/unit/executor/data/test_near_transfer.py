@@ -256,6 +256,7 @@ def test_arrays_of_other_sizes_than_expected_are_an_error(pair: Pair) -> None:
     failure = came(pair.pull(big, np.ones(MIB + 1, np.float32)))
     assert isinstance(failure, Failure)
     assert f"{4 * MIB} bytes came" in failure.message
+    until(lambda: not blocked_pipe(pair.sender), "the sender waits for one who takes nothing")
 
 
 def test_nothing_stays_open(pair: Pair) -> None:
