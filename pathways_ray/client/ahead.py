@@ -23,8 +23,6 @@ given up."""
 MAX_AHEAD_BYTES = 1 << 12
 """The largest of them."""
 
-NOT_ASKED: tuple[int, tuple[int, ...]] = 0, ()
-
 
 def _nobody() -> None:
     """Told of a value for which nobody waits yet."""
@@ -35,6 +33,7 @@ class Asked(NamedTuple):
 
     link: DataLink
     request: int
+    devices: tuple[int, ...]
     plan: FetchPlan
     array: FetchedArray
     fetching: Fetching
@@ -43,29 +42,34 @@ class Asked(NamedTuple):
 
 class Ahead:
     """The values of a session that were asked for with their calls, by buffer. Any thread may take one out, and has it
-    to itself. `ignored` is called with a program whose value nobody has waited for."""
+    to itself. `ignored` is called with a program whose value nobody has waited for; `exists` says whether a buffer is
+    there yet: once it is not, `drop` is called."""
 
     def __init__(self) -> None:
         self._asked: dict[int, Asked] = {}
         self.ignored: Callable[[int], None] = lambda program: None
+        self.exists: Callable[[int], bool] = lambda buffer: True
 
-    def ask(
-        self, link: DataLink, buffer: int, plan: FetchPlan, request: int, program: int
-    ) -> tuple[int, tuple[int, ...]]:
-        """The request and the devices to be named in a call; `NOT_ASKED` where its value is not small, or not all on
-        the host of the call."""
+    def ask(self, link: DataLink, plan: FetchPlan, request: int, program: int) -> Asked | None:
+        """The question that a call is to take along, for `enter` once it has left, or `withdraw`; None where the value
+        is not small, or not all on the host of the call."""
         if len(unread := list(self._asked)) >= MAX_AHEAD:
             self.drop(unread[0])
-            return NOT_ASKED
+            return None
         devices = plan.by_host.get(link.host)
         if devices is None or len(plan.by_host) > 1 or plan.nbytes > MAX_AHEAD_BYTES:
-            return NOT_ASKED
+            return None
         array = FetchedArray(plan, _nobody)
         fetching = link.fetches[request] = array.by_host[link.host]
         if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
             fetching.failure = link.dead
-        self._asked[buffer] = Asked(link, request, plan, array, fetching, program)
-        return request, devices
+        return Asked(link, request, devices, plan, array, fetching, program)
+
+    def enter(self, buffer: int, asked: Asked) -> None:
+        """Has a value for who looks at its buffer."""
+        self._asked[buffer] = asked
+        if not self.exists(buffer):  # looked at behind the entry: a deletion drops what it finds
+            self.drop(buffer)
 
     def take(self, buffer: int, told: Callable[[], None], plan: FetchPlan | None = None) -> Asked | None:
         """Takes a value out that has come or will, unless it cannot come, or was asked for otherwise than by `plan`.
@@ -77,7 +81,7 @@ class Ahead:
         if asked is None:
             return None
         if asked.fetching.failure is not None or plan not in (None, asked.plan):
-            self._withdraw(asked)
+            self.withdraw(asked)
             return None
         asked.fetching.told = told
         return asked
@@ -85,17 +89,18 @@ class Ahead:
     def keep(self, buffer: int, asked: Asked) -> None:
         """Puts a value back that somebody has waited for, and not taken."""
         asked.fetching.told = _nobody
-        self._asked[buffer] = asked._replace(program=0)
+        self.enter(buffer, asked._replace(program=0))
 
     def drop(self, buffer: int) -> None:
         """Nobody looks at a value any more. Safe in a destructor."""
         asked = self._asked.pop(buffer, None)
         if asked is not None:
-            self._withdraw(asked)
+            self.withdraw(asked)
             if asked.program:
                 self.ignored(asked.program)
 
-    def _withdraw(self, asked: Asked) -> None:
+    def withdraw(self, asked: Asked) -> None:
+        """Asks no more."""
         asked.link.fetches.pop(asked.request, None)
         if asked.fetching.missing and asked.fetching.failure is None:
             asked.link.outbox.send_later(wire.CancelFetch(asked.request))

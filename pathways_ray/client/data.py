@@ -16,8 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
-from pathways_ray.client.ahead import NOT_ASKED, Ahead
+from pathways_ray.client.ahead import Ahead, Asked
 from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan, Pieces, plan_of
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
@@ -113,19 +114,26 @@ class DataLinks:
         """The number of a further question or upload."""
         return next(self._requests)
 
-    def launch_early(self, host: int, message: wire.LaunchEarly) -> bool:
-        """Hands a call to a host; false where there is no stream to it."""
-        link = self.link_of(host)
-        if link is not None and not link.send_local(message):
-            link.outbox.send(message)
-        return link is not None
-
-    def ask_ahead(self, record: BufferRecord | None, program: int) -> tuple[int, tuple[int, ...]]:
-        """The request and devices by which the call that makes a buffer asks for its value, if there is one to be asked
-        for; see `Ahead`."""
-        if record is None or (link := self.link_of(record.host)) is None:
-            return NOT_ASKED
-        return self.ahead.ask(link, record.id, plan_of(record.kind), next(self._requests), program)
+    def launch_early(
+        self, host: int, message: wire.LaunchEarly, record: BufferRecord | None = None, program: int = 0
+    ) -> bool:
+        """Hands a call to a host, and asks for a result of it, if that is to be asked for (see `Ahead`); false where
+        there is no stream to it."""
+        if (link := self.link_of(host)) is None:
+            return False
+        asked: Asked | None = None
+        if record is not None:
+            asked = self.ahead.ask(link, plan_of(record.kind), self.new_request(), program)
+        if record is None or asked is None:
+            self._ask(link, message, link.is_local)
+            return True
+        try:
+            self._ask(link, replace(message, request=asked.request, devices=asked.devices), link.is_local)
+        except BaseException:  # Ctrl-C: it may not have left, and who looks at the value asks for it
+            self.ahead.withdraw(asked)
+            raise
+        self.ahead.enter(record.id, asked)  # no sooner: another thread would wait for what has not been asked
+        return True
 
     def await_value(self, buffer: int, host: int, is_over: Callable[[], bool]) -> None:
         """Waits until a host has the value of a buffer, or it `is_over`, which is looked at when `look` is called.

@@ -114,10 +114,11 @@ class DataLink:
                     if not fetching.missing:
                         self._tell(fetching)
             case wire.FetchDone(request):
-                if request in self.fetches:
-                    self.fetches[request].in_file = True
-                    self.fetches[request].missing.clear()
-                    self._tell(self.fetches[request])
+                fetching = self.fetches.get(request)
+                if fetching is not None:
+                    fetching.in_file = True
+                    fetching.missing.clear()
+                    self._tell(fetching)
             case wire.LocalDoor():
                 if message.name:
                     with contextlib.suppress(NotLocal):
@@ -135,9 +136,9 @@ class DataLink:
             case wire.DataFailed(request, failure):
                 if request in self.uploads:
                     self._uploaded(request, failure)
-                elif request in self.fetches:
-                    self.fetches[request].failure = failure
-                    self._tell(self.fetches[request])
+                elif (failed := self.fetches.get(request)) is not None:
+                    failed.failure = failure
+                    self._tell(failed)
 
     def _allow(self, allowed: bool) -> None:
         if self.owner.early is not None:

@@ -81,7 +81,7 @@ class Driver:
         self.resume: Callable[[], None] = lambda: None
         data.early = self
         core.early.awaited = lambda: self.readers
-        data.ahead.ignored = core.early.expected.discard
+        data.ahead.ignored, data.ahead.exists = core.early.expected.discard, core.buffers.__contains__
 
     # --- events and commands ------------------------------------------------------------------------------------------
 
@@ -220,8 +220,8 @@ class Driver:
         """Sends a launch that its host is to have before. The caller has `sending`."""
         self.connection.outbox.send_later(message)  # first: should Ctrl-C come, it has been sent
         record = self.core.early.expected_of(message, self.core.pending.get(message.launch, ()))
-        host, early = self.core.early.message(message, *self.data.ask_ahead(record, message.program))
-        if not self.data.launch_early(host, early):
+        host, early = self.core.early.message(message)
+        if not self.data.launch_early(host, early, record, message.program):
             self.hurry()
 
     def hurry(self) -> None:

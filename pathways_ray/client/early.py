@@ -82,10 +82,10 @@ class EarlyCalls:
         self.handed[launch.launch] = launch.program
         return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results, inline_of(launch))
 
-    def message(self, launch: EarlyLaunch, request: int = 0, devices: tuple[int, ...] = ()) -> tuple[int, LaunchEarly]:
-        """The host of a call, and the message for it, which may ask for the first result on some devices."""
+    def message(self, launch: EarlyLaunch) -> tuple[int, LaunchEarly]:
+        """The host of a call, and the message for it; `NO_HOST` where its program was refused meanwhile."""
         host, key = self._programs[launch.program]
-        return host, LaunchEarly(key, launch.arguments, launch.results, launch.inline, request, devices)
+        return host, LaunchEarly(key, launch.arguments, launch.results, launch.inline)
 
     def looked_at(self, record: BufferRecord) -> None:
         """Somebody waits for the value of a result, and so for those of calls to come, if he does it early."""

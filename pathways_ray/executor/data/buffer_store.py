@@ -77,11 +77,14 @@ class BufferStore:
         """Calls back once the buffer is in the store (which says nothing of its data being computed)."""
         with self._lock:
             if self.get(session, buffer) is None:
-                self._waiters.setdefault((session, buffer), []).append(callback)
+                waiting = self._waiters.setdefault((session, buffer), [])
+                waiting.append(callback)
                 # The dispatcher may have stored it between the look-up and the registration, unseen by `put`.
                 if self.get(session, buffer) is None:
                     return
-                self._waiters.pop((session, buffer), None)
+                waiting.pop()  # its own: `put` has seen the others, and calls them
+                if not waiting:
+                    del self._waiters[session, buffer]
         callback()
 
     def forget(self, session: int, buffer: int, callback: Callable[[], None]) -> None:

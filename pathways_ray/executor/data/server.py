@@ -174,9 +174,8 @@ class DataServer:
             message = wire.TO_HOST_DATA.decode(data)
             if isinstance(message, wire.PutPart) or (isinstance(message, wire.PutOpen) and file is None):
                 raise WireError(f"{type(message).__name__} came by the local socket, with no file in memory")
-            if isinstance(message, wire.Fetch) and stream.files >= MAX_FILES:
-                file = None
-            self._take(stream, message, connection, file)
+            counted = isinstance(message, wire.Fetch) and stream.files < MAX_FILES  # uploads are by `stream.upload`
+            self._take(stream, message, connection, file if counted or isinstance(message, wire.PutOpen) else None)
         except WireError as error:
             stream.link.close(str(error))
         if not stream.outbox.has_room(MAX_UNREAD):

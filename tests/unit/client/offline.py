@@ -58,7 +58,7 @@ class Controller:
     def unsettle(self) -> None:
         pass
 
-    give_up = unsettle
+    give_up = hurry = unsettle
 
     def resume_session(self, request: Any, timeout: float) -> Any:
         raise RuntimeError("what nobody has thought of")

@@ -127,7 +127,7 @@ def test_who_is_to_be_called_does_not_wait_for_others_to_leave_with(offline: Off
     """Its launch was handed to its host, so that what is sent of it is not urgent by itself."""
     (a,) = launched(offline, 1)
     hurried: list[bool] = []
-    offline.controller.hurry = lambda: hurried.append(True)  # type: ignore[attr-defined]
+    offline.controller.hurry = lambda: hurried.append(True)  # type: ignore[method-assign]
     offline.session._core.early.handed[1] = 3
     a.add_done_callback(lambda _: None)
     assert hurried == [True]

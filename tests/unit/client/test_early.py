@@ -251,7 +251,6 @@ def test_the_value_of_a_call_is_asked_for_with_it_where_the_last_one_was_waited_
     core.early.looked_at(made)
     assert core.early.expected_of(message, [made]) is made
     assert core.early.expected_of(message, core.new_buffers(2)) is None
-    assert core.early.message(message, 5, (0, 1)) == (HOST, LaunchEarly(KEY, (), 1, (), 5, (0, 1)))
 
 
 def test_a_look_at_a_value_whose_launch_is_over_says_nothing_of_the_next_one() -> None:

@@ -42,6 +42,39 @@ def test_who_stores_a_value_learns_whether_somebody_had_asked_for_it() -> None:
     assert called == ["called"]
 
 
+class StoresMeanwhile(dict[int, dict[int, str]]):
+    """Sessions of a store. Once it is told to, a value is stored before the second look of who asks for it."""
+
+    store: BufferStore
+    looks: int | None = None
+    returned: bool | None = None
+
+    def get(self, session: int, default: object = None) -> dict[int, str] | None:  # type: ignore[override]
+        if self.looks is not None and threading.current_thread() is threading.main_thread():
+            self.looks += 1
+            if self.looks == 2:
+                self.puts = threading.Thread(target=self._put, args=(session,))
+                self.puts.start()
+                while 1 not in super().get(session, {}):
+                    pass
+        return super().get(session)
+
+    def _put(self, session: int) -> None:
+        self.returned = self.store.put(session, 1, "an array")
+
+
+def test_all_who_ask_for_a_value_hear_of_it_where_it_is_stored_while_one_more_asks() -> None:
+    store, called = BufferStore(), list[str]()
+    found = StoresMeanwhile()
+    store.sessions, found.store = found, store
+    store.when_present(7, 1, lambda: called.append("the first"))
+    found.looks = 0
+    store.when_present(7, 1, lambda: called.append("the second"))
+    found.puts.join()
+    assert sorted(called) == ["the first", "the second"]
+    assert (found.returned, store.waiting(), store._waiters) == (True, 0, {})
+
+
 def test_looking_into_a_session_that_is_not_there_leaves_nothing() -> None:
     store = BufferStore()
     assert store.of_session(7).get(1) is None

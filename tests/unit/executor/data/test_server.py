@@ -48,6 +48,7 @@ from pathways_ray.transport.messages import (
     Fetch,
     FetchPart,
     HostAddress,
+    LaunchEarly,
     LocalDoor,
     Message,
     PutDone,
@@ -877,6 +878,19 @@ def test_questions_with_files_hold_few_descriptors_of_the_host(host: Host, wire:
         assert socket.send(encode(CancelFetch(request)))
     eventually(lambda: host.store.waiting() == 0)
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+
+
+@pytest.mark.parametrize("kind", ["LaunchEarly", "CancelFetch"])
+def test_a_message_that_needs_no_file_keeps_none(host: Host, wire: Wire, kind: str) -> None:
+    """A call may ask for its result, which may never be there: only what is small comes then, in a message."""
+    socket = local(wire)
+    before = len(os.listdir("/proc/self/fd"))
+    for request in range(1, 51):
+        message = CancelFetch(request) if kind == "CancelFetch" else LaunchEarly(1, (), request, (), request, (0,))
+        assert socket.send(encode(message), SharedFile.create(LARGE.nbytes))
+    assert socket.send(encode(Fetch(51, 51, (0,))))
+    eventually(lambda: host.store.waiting() == (1 if kind == "CancelFetch" else 51))
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_no_more_is_read_of_a_local_socket_while_its_client_leaves_answers_unread(host: Host, wire: Wire) -> None:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from pathways_ray.client.ahead import MAX_AHEAD, MAX_AHEAD_BYTES, NOT_ASKED
-from pathways_ray.client.array_pieces import FetchPlan
+from pathways_ray.client.ahead import MAX_AHEAD, MAX_AHEAD_BYTES
+from pathways_ray.client.array_pieces import Fetching, FetchPlan
+from pathways_ray.client.buffer import BufferRecord
+from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import DataLink
+from pathways_ray.client.driver import Driver
+from pathways_ray.client.early import MAX_REFUSED
 from pathways_ray.errors import BufferDeleted, Failure, HostLost, PathwaysError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.capabilities import data_token
-from pathways_ray.transport.messages import HostAddress, LaunchEarly
+from pathways_ray.transport.messages import (
+    DataFailed,
+    EarlyLaunch,
+    EarlyRefused,
+    FetchDone,
+    HostAddress,
+    LaunchEarly,
+    Message,
+    Prepared,
+)
+from tests.unit.client.offline import Controller
 from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, SMALL, Asked, Host, eventually
 from tests.unit.helpers import placed
 
@@ -43,10 +59,12 @@ def called(data: DataLinks, buffer: int) -> DataLink:
     """Hands a call over that asks for its result. The host leaves it to its scheduler."""
     link = data.link_of(0)
     assert link is not None
-    asked = data.ahead.ask(link, buffer, COVER, data.new_request(), PROGRAM)
-    assert asked != NOT_ASKED
-    assert data.launch_early(0, LaunchEarly(1, (), buffer, (), *asked))
+    assert data.launch_early(0, LaunchEarly(1, (), buffer), record(buffer), PROGRAM)
     return link
+
+
+def record(buffer: int) -> BufferRecord:
+    return BufferRecord(buffer, kind=SimpleNamespace(cover=COVER))
 
 
 def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -> None:
@@ -127,15 +145,15 @@ def test_not_all_values_are_asked_for_with_their_calls(host: Host, data: DataLin
     """
     (link,) = data._links.values()
     big = FetchPlan.of_array(ArrayType((MAX_AHEAD_BYTES,), "int16"), ((),), placed(1, ["0.0"]))
-    assert data.ahead.ask(link, 2, big, 1, PROGRAM) == NOT_ASKED
+    assert data.ahead.ask(link, big, 1, PROGRAM) is None
     apart = FetchPlan.of_array(ArrayType((4,), "int16"), (("x",),), placed(1, ["0.0", "1.0"]))
-    assert data.ahead.ask(link, 2, apart, 1, PROGRAM) == NOT_ASKED
+    assert data.ahead.ask(link, apart, 1, PROGRAM) is None
     ignored: list[int] = []
     data.ahead.ignored = ignored.append
     for buffer in range(2, 2 + MAX_AHEAD):
         called(data, buffer)
     eventually(lambda: host.store.waiting() == MAX_AHEAD)
-    assert data.ahead.ask(link, 99, COVER, data.new_request(), PROGRAM) == NOT_ASKED
+    assert data.ahead.ask(link, COVER, data.new_request(), PROGRAM) is None
     assert ignored == [PROGRAM]
     eventually(lambda: host.store.waiting() == MAX_AHEAD - 1)
     called(data, 99)
@@ -146,7 +164,9 @@ def test_not_all_values_are_asked_for_with_their_calls(host: Host, data: DataLin
 def test_one_that_is_asked_for_as_its_stream_ends_does_not_wait(data: DataLinks) -> None:
     (link,) = data._links.values()
     link.end("its process was lost")
-    data.ahead.ask(link, 2, COVER, data.new_request(), PROGRAM)
+    asked = data.ahead.ask(link, COVER, data.new_request(), PROGRAM)
+    assert asked is not None
+    data.ahead.enter(2, asked)
     assert data.ahead.take(2, lambda: None) is None
 
 
@@ -162,3 +182,89 @@ def test_a_call_that_asks_under_a_number_that_is_taken_does_not_disturb_the_firs
     host.put(4, jax.numpy.zeros(4))
     host.put(5, SMALL + 5)
     np.testing.assert_array_equal(data.fetch(5, COVER, lambda: None), SMALL + 5)
+
+
+def test_a_call_of_a_program_that_is_refused_as_it_leaves_asks_for_nothing(host: Host, data: DataLinks) -> None:
+    """The reading thread hears the last refusal between the choice of a host and the call's leaving for it."""
+    core, controller = ClientCore(SESSION, 16), Controller()
+    driver = Driver(core, controller, data)  # type: ignore[arg-type]
+    core.handle(Prepared(PROGRAM, 1, 0), 0.0)
+    core.early.allowed(0, True)
+    _, made = core.new_buffers(2, [record(0).kind] * 2)
+    message = core.launch(PROGRAM, (), [made])
+    assert isinstance(message, EarlyLaunch)
+    core.early.looked_at(made)
+    (link,) = data._links.values()
+    for _ in range(MAX_REFUSED + 1):
+        link._on_message(EarlyRefused(made.id))
+    driver.hand_over(message)
+    assert link.fetches == {}
+    looking = Asked(data, made.id)
+    eventually(lambda: host.store.waiting() == 1)
+    host.put(made.id, SMALL)
+    looking.end()
+    np.testing.assert_array_equal(looking.result, SMALL)
+
+
+def test_a_call_that_ctrl_c_stops_on_its_way_asks_for_nothing(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (link,) = data._links.values()
+
+    def interrupted(*_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "send_local", interrupted)
+        patch.setattr(link.outbox, "send", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            called(data, 2)
+    assert link.fetches == {}
+    looking = Asked(data, 2)
+    eventually(lambda: host.store.waiting() == 1)
+    host.put(2, SMALL)
+    looking.end()
+    np.testing.assert_array_equal(looking.result, SMALL)
+
+
+@pytest.mark.parametrize("when", ["while another thread waits for it", "before its call has left"])
+def test_a_value_that_is_deleted_meanwhile_is_let_go(host: Host, data: DataLinks, when: str) -> None:
+    """Its last handle goes where there is nothing to drop yet."""
+    gone: set[int] = set()
+    data.ahead.exists = lambda buffer: buffer not in gone
+
+    def delete() -> bool:
+        gone.add(2)
+        data.ahead.drop(2)
+        return True
+
+    if when == "before its call has left":
+        delete()
+    link = called(data, 2)
+    if when != "before its call has left":
+        data.await_value(2, 0, delete)
+    assert (data.ahead._asked, link.fetches) == ({}, {})
+    eventually(lambda: host.store.waiting() == 0)
+
+
+class TakenMeanwhile(dict[int, Fetching]):
+    """Questions of a stream, of which other threads take each out right after it has been looked up."""
+
+    def __contains__(self, request: object) -> bool:
+        return self.pop(request, None) is not None  # type: ignore[call-overload]
+
+    def get(self, request: int, default: Any = None) -> Any:
+        return self.pop(request, default)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda request: DataFailed(request, OVER), FetchDone],
+    ids=["a failure", "a file"],
+)
+def test_an_answer_to_who_has_just_given_up_does_no_harm(data: DataLinks, answer: Callable[[int], Message]) -> None:
+    link = called(data, 2)
+    link.fetches = TakenMeanwhile(link.fetches)
+    (request,) = list(link.fetches)
+    link._on_message(answer(request))
+    assert (link.dead, link.fetches) == (None, {})
