@@ -73,10 +73,12 @@ class _Run:
 
     def _is_sealed(self, parts: Sequence[Part | Loop], part: Part, uses: Mapping[Ref, int]) -> bool:
         """Whether a seal is enough before a part."""
-        ref = part.inputs[0] if part.inputs else Ref(-1, 0)
+        if len(part.inputs) != 1 or part.inputs[0].node < 0:
+            return False
+        (ref,) = part.inputs
         before = parts[ref.node]
         both = isinstance(before, Part) and {before.function, part.function} <= self.lines
-        return both and ref.node >= 0 and uses[ref] == 1
+        return both and uses[ref] == 1
 
     def _sealed(self, value: jax.Array) -> jax.Array:
         bits = jax.lax.bitcast_convert_type(value, np.uint32) ^ self.zero

@@ -23,7 +23,11 @@ MAX_OPERATIONS = 16
 
 _NAMES = "abs add and convert divide maximum minimum multiply negate not or sqrt subtract xor"
 _PLAIN = frozenset(f"stablehlo.{name}" for name in _NAMES.split())
-"""Operations whose results IEEE 754, or arithmetic modulo 2**32, says to the last bit."""
+"""Operations whose results IEEE 754, arithmetic modulo 2**32 or XLA's rules for divisions by 0 and conversions out of
+range say to the last bit."""
+
+MAX_BYTES = 64 << 10
+"""Of a module beyond which nobody looks into it: it has arrays or many operations, and so is no line."""
 
 Functions = Mapping[str, ir.Operation]
 
@@ -37,6 +41,8 @@ def lines_among(calls: Mapping[str, export.Exported | Member]) -> frozenset[str]
         exported, inner = (
             (call.joint.exported, call.joint.names[call.number]) if isinstance(call, Member) else (call, "main")
         )
+        if not isinstance(call, Member) and len(exported.mlir_module_serialized) > MAX_BYTES:
+            continue
         key = id(exported)
         if key not in modules:
             module = modules[key] = module_of(exported.mlir_module_serialized)

@@ -26,7 +26,7 @@ class Carried:
         """The argument at a place, or the failure in place of one that is nowhere."""
         k = bisect_left(launch.inline, (place,))
         if k == len(launch.inline) or launch.inline[k][0] != place:
-            return Failure("BufferLost", f"buffer {launch.arguments[place]} is not on this host (host restarted?)")
+            return _lost(launch.arguments[place], self.plan.host)
         try:
             if place not in self._makers:
                 self._makers[place] = self.parts.argument(*self.plan.types[place])
@@ -42,3 +42,13 @@ class Carried:
         types = self.plan.types
         right = all(place in types and len(data) == types[place][0].nbytes for place, data in message.inline)
         return right and sum(len(data) for _, data in message.inline) <= MAX_INLINE_BYTES
+
+
+def _lost(buffer: int, host: int) -> Failure:
+    """The failure in place of an argument that is nowhere; with number 0, of one that came with the call."""
+    if buffer:
+        return Failure("BufferLost", f"buffer {buffer} is not on this host (host restarted?)")
+    text = (
+        "the host restarted after it had said the value of the call, and what the call carried went with it; call again"
+    )
+    return Failure("HostLost", text, host=host)

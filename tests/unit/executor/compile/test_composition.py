@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 from jax import export
 
+from pathways_ray import compat
+from pathways_ray.executor.compile import lines
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.composition import Calls
-from pathways_ray.executor.compile.lines import MAX_OPERATIONS, lines_among
+from pathways_ray.executor.compile.lines import MAX_BYTES, MAX_OPERATIONS, lines_among
 from pathways_ray.ir.graph import Loop, Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable
 from pathways_ray.ir.types import ArrayType, Layout
@@ -115,6 +117,21 @@ def test_functions_of_two_arrays_of_none_or_of_other_widths_are_no_lines() -> No
         "whole": calls_of([lambda v: v ^ 5], jax.ShapeDtypeStruct((8,), np.uint32))["0"],
     }
     assert lines_among(calls) == {"whole"}
+
+
+def test_a_module_with_an_array_in_it_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = np.arange(MAX_BYTES // 4 + 1, dtype=np.float32)
+    calls = {"large": calls_of([lambda v: v + large], large)["0"], **calls_of([lambda v: v * 2], FLOATS)}
+    looked: list[bytes] = []
+
+    def module_of(data: bytes) -> object:
+        looked.append(data)
+        return read(data)
+
+    read = compat.module_of
+    monkeypatch.setattr(lines, "module_of", module_of)
+    assert lines_among(calls) == {"0"}
+    assert len(looked) == 1
 
 
 # --- bits -------------------------------------------------------------------------------------------------------------

@@ -45,10 +45,13 @@ def test_it_takes_other_arguments_from_the_store() -> None:
     assert host.enqueued == ["f(x,v)"]
 
 
-def test_a_number_that_nothing_came_for_is_a_lost_buffer() -> None:
+def test_a_call_whose_value_went_with_the_host_before_is_lost_with_that() -> None:
+    """The host said the value; the launch came without the arguments' bytes, and to the host's successor."""
     host = host_with_call()
     host.handle(IslandLaunch(1, 1, 1, (0,), 100))
-    assert "buffer 0 is not on this host" in host.buffers()[100].message
+    failure = host.buffers()[100]
+    assert (failure.kind, failure.host) == ("HostLost", 0)
+    assert "what the call carried went with it; call again" in failure.message
 
 
 def test_a_call_that_is_handed_over_with_it_is_the_launch_that_is_sent_with_it() -> None:
