@@ -41,7 +41,8 @@ def machine() -> str:
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             boot = file.read().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}/{os.geteuid()}"
+        network, users = (os.stat(f"/proc/self/ns/{one}").st_ino for one in ("net", "user"))
+        return f"{boot}/{network}/{users}/{os.geteuid()}"
     except OSError:
         return ""
 
@@ -91,7 +92,8 @@ class Connection:
     """One end of a connection. Any thread sends, and none waits for that; one thread of its own reads.
 
     Args:
-        take: gets each message, and the end of a pipe that came with it.
+        take: gets each message, and the end of a pipe that came with it; none where this process has no descriptor left
+            for it.
         ended: is called once, when nothing more comes.
     """
 
@@ -120,12 +122,23 @@ class Connection:
         return cls(connected, take, ended)
 
     def send(self, message: bytes, pipe: socket.socket | None = None) -> None:
-        """Sends a message, later where the other end has many to take. If the connection has ended, `ended` says so."""
-        with contextlib.suppress(OSError):
+        """Sends a message, later where the other end has many to take. A connection on which it cannot be sent ends,
+        since the other end would wait for it; `ended` says so."""
+        try:
+            self._send(message, pipe, socket.MSG_DONTWAIT)
+        except BlockingIOError:
             try:
-                self._send(message, pipe, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                self.work(lambda: self._send(message, pipe, 0))
+                self.work(lambda: self._send_later(message, pipe))
+            except RuntimeError:  # there is no thread left
+                self.end()
+        except OSError:
+            self.end()
+
+    def _send_later(self, message: bytes, pipe: socket.socket | None) -> None:
+        try:
+            self._send(message, pipe, 0)
+        except OSError:
+            self.end()
 
     def _send(self, message: bytes, pipe: socket.socket | None, flags: int) -> None:
         taken = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [pipe.fileno()]))] if pipe else []
@@ -206,7 +219,7 @@ class Connection:
                     self._socket, MAX_PACKET_BYTES + 64, 1, socket.MSG_CMSG_CLOEXEC
                 )
                 pipe = _Socket(fileno=descriptors[0]) if descriptors else None
-                if not message or flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                if not message or flags & socket.MSG_TRUNC:
                     return
                 self._take(self, message, pipe)
                 del message, pipe  # else a pipe that was not taken would keep its sender waiting until more comes

@@ -77,8 +77,8 @@ class ClientStream:
 
     @property
     def files(self) -> int:
-        """Files in memory that fetches hold open."""
-        return sum(fetching.file is not None for fetching in self.fetches.values())
+        """Files in memory and pipes that fetches hold open."""
+        return sum(fetching.file is not None or fetching.pipe is not None for fetching in self.fetches.values())
 
     def upload(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, came: SharedFile | None) -> Upload:
         """An upload whose bytes come in parts, or are in the file that came with it, or come by a pipe. The last two
@@ -114,6 +114,7 @@ class ClientStream:
             return there
         arrays = await work(reader.arrays, value, message.devices)
         fetching.pipe = HostPipe(came)
+        came = fetching.file = None  # it has a descriptor of its own
         self.outbox.send(wire.FetchDone(message.request))
         await work(fetching.pipe.write, arrays)
         return True

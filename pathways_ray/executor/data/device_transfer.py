@@ -128,9 +128,12 @@ class DeviceTransfer:
         """Offers `failure` in place of the arrays that were or may be offered. The transfer library then lets go of
         those: of two offers under one name it keeps the later one."""
         peer = self._peers.get(receiver_of(name))
-        if self._near is not None and is_near(peer, self.machine):
-            self._near.take_back(self._secret_name(name), (peer.host, peer.epoch), failure)
-            return
+        if self._near is not None:
+            if is_near(peer, self.machine):
+                self._near.take_back(self._secret_name(name), (peer.host, peer.epoch), failure)
+                return
+            if peer is None and self._near.refuse(self._secret_name(name), failure):
+                return
         self.serve_failure(name, types, failure)
 
     def pull(self, sender: int, name: int, types: list[jax.ShapeDtypeStruct]) -> list[Any] | Failure:

@@ -142,6 +142,14 @@ class NearTransfer:
         self._computed.drop(name)
         self._answer(name)
 
+    def refuse(self, name: int, failure: Failure) -> bool:
+        """Answers a host that has asked for a name, and is not known any more; false where none has."""
+        with self._changing:
+            connection = self._asked.pop(name, None)
+        if connection is not None:
+            connection.send(_NAMED.pack(_FAILED, name) + error_text(failure).encode())
+        return connection is not None
+
     def _is_computed(self, name: int) -> None:
         with self._changing:
             offer = self._offers.get(name)
@@ -260,7 +268,10 @@ class NearTransfer:
                     text = f"{size} bytes could not be taken from host {arriving.sender}: {error}"
                     self._over(connection, name, Failure("ExecutionError", text, "transfer", "", self.host))
                 return
-        if kind == _FAILED:
+        if kind == _PIPED and pipe is None:
+            text = f"this process has no descriptor left for what host {arriving.sender} sends"
+            self._over(connection, name, Failure("ExecutionError", text, "transfer", "", self.host))
+        elif kind == _FAILED:
             text = message[_NAMED.size :].decode(errors="replace")
             self._over(connection, name, failure_in(text) or Failure("ExecutionError", text, host=arriving.sender))
         elif kind == _HERE and size == sum(sizes):
@@ -278,8 +289,9 @@ class NearTransfer:
         self, connection: Connection, name: int, arriving: Arriving, sizes: Sequence[int], pipe: socket.socket
     ) -> None:
         try:
-            buffers = [aligned(size) for size in sizes]
-            connection.read(pipe, buffers)
+            with pipe:  # closed in any case: its sender waits at the other end
+                buffers = [aligned(size) for size in sizes]
+                connection.read(pipe, buffers)
         except (OSError, EOFError):
             self._over(connection, name, _lost(arriving.sender))
         except Exception as error:  # there is no memory

@@ -146,3 +146,89 @@ def test_a_task_that_gets_no_thread_is_not_done_later(monkeypatch: pytest.Monkey
         connection.work(lambda: done.append(2))
         until(lambda: bool(done), "nothing is done")
     assert done == [2]
+
+
+def test_a_pipe_that_finds_no_descriptor_fails_one_transfer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    small, receive = np.ones(3, np.float32), socket.recv_fds
+    short = threading.Event()
+
+    def cut(*given: Any) -> Any:
+        message, descriptors, flags, address = receive(*given)
+        if not descriptors or not short.is_set():
+            return message, descriptors, flags, address
+        os.close(*descriptors)
+        return message, [], flags | socket.MSG_CTRUNC, address
+
+    monkeypatch.setattr(socket, "recv_fds", cut)
+    short.set()
+    other, failed = pair.pull(1, small), pair.pull(2)
+    pair.serve(2)
+    failure = came(failed)
+    assert isinstance(failure, Failure)
+    assert failure.kind == "ExecutionError"
+    assert "no descriptor" in failure.message
+    pair.serve(1, small)
+    assert isinstance(came(other), list)
+    short.clear()
+    pair.serve(3)
+    assert isinstance(came(pair.pull(3)), list)
+
+
+def test_a_message_that_cannot_be_sent_ends_its_connection() -> None:
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ended = threading.Event()
+    connection = neighbours.Connection(mine, lambda *came: None, lambda one: ended.set())
+    with theirs:
+        theirs.settimeout(10)
+        connection.send(bytes(8 << 20))  # no socket takes so long a packet
+        assert theirs.recv(1) == b""
+    assert ended.wait(10)
+
+
+def test_a_message_that_must_wait_and_finds_no_thread_ends_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ended = threading.Event()
+    connection = neighbours.Connection(mine, lambda *came: None, lambda one: ended.set())
+    with theirs, no_threads(monkeypatch, "pipe"):
+        for _ in range(10_000):
+            if ended.is_set():
+                break
+            connection.send(bytes(1000))
+        assert ended.wait(10)
+
+
+def test_a_pipe_that_nobody_takes_is_closed() -> None:
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection = neighbours.Connection(mine, lambda *came: None, lambda one: None)
+    one, other = socket.socketpair()
+    with theirs, one:
+        with other:
+            socket.send_fds(theirs, [b"x"], [other.fileno()])
+        one.settimeout(10)
+        assert one.recv(1) == b"", "its sender would wait"
+        connection.end()
+
+
+def test_a_pipe_for_which_there_is_no_memory_is_closed(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(size: int) -> Any:
+        raise MemoryError(f"{size} bytes")
+
+    pair.serve(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("pathways_ray.executor.data.near_transfer.aligned", none)
+        failure = came(pair.pull(1))
+    assert isinstance(failure, Failure)
+    assert "MemoryError" in failure.message
+    until(lambda: not any(one._pipes for one in pair.sender._receivers), "the sender waits")
+    pair.serve(2)
+    assert isinstance(came(pair.pull(2)), list)
+
+
+def test_who_asked_and_is_not_known_any_more_gets_the_failure(pair: Pair) -> None:
+    lost = Failure("HostLost", "host 2 was lost", host=2)
+    arriving = pair.pull(1)
+    until(lambda: bool(pair.sender._asked), "nobody asks")
+    assert not pair.sender.refuse(2, lost)
+    assert pair.sender.refuse(1, lost)
+    assert came(arriving) == lost
+    assert not pair.sender._asked
