@@ -173,9 +173,9 @@ class Connection:
         """
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIPE_BYTES)
-        with self._using(mine):
-            with theirs:
-                self._send(message, theirs, 0)
+        with theirs, self._using(mine):
+            self._send(message, theirs, 0)
+            theirs.close()  # so that the receiver's end is the only one
             for one in arrays:
                 for part in contiguous_parts(one):
                     mine.sendall(part)

@@ -259,6 +259,16 @@ def test_arrays_of_other_sizes_than_expected_are_an_error(pair: Pair) -> None:
     until(lambda: not blocked_pipe(pair.sender), "the sender waits for one who takes nothing")
 
 
+def test_a_write_after_the_end_leaves_no_pipe_open() -> None:
+    """A socket that only its last reference closes warns, which is an error in tests."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        connection = neighbours.Connection(mine, lambda *_: None, lambda _: None)
+        connection.end()
+        with pytest.raises(EOFError):
+            connection.write(b"late", [np.ones(3)])
+
+
 def test_nothing_stays_open(pair: Pair) -> None:
     value = jax.device_put(np.ones(MIB, np.float32))
 
