@@ -288,17 +288,17 @@ class NearTransfer:
     def _read(
         self, connection: Connection, name: int, arriving: Arriving, sizes: Sequence[int], pipe: socket.socket
     ) -> None:
-        try:
-            with pipe:  # closed in any case: its sender waits at the other end
+        with pipe:  # closed in any case, since its sender waits at the other end, but not before it is said why
+            try:
                 buffers = [aligned(size) for size in sizes]
                 connection.read(pipe, buffers)
-        except (OSError, EOFError):
-            self._over(connection, name, _lost(arriving.sender))
-        except Exception as error:  # there is no memory
-            text = f"{type(error).__name__}: {error}"
-            self._over(connection, name, Failure("ExecutionError", text, "transfer", "", self.host))
-        else:
-            self._over(connection, name, buffers)
+            except (OSError, EOFError):
+                self._over(connection, name, _lost(arriving.sender))
+            except Exception as error:  # there is no memory
+                text = f"{type(error).__name__}: {error}"
+                self._over(connection, name, Failure("ExecutionError", text, "transfer", "", self.host))
+            else:
+                self._over(connection, name, buffers)
 
     def _over(self, connection: Connection, name: int, what: Failure | Sequence[np.ndarray[Any, Any]]) -> None:
         """The end of a transfer, in place of which nothing else comes."""
