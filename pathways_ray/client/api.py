@@ -187,6 +187,7 @@ def trace(path: str | os.PathLike[str], predicted: str | os.PathLike[str] | None
         yield
     finally:
         for one in mine.values():
+            one.await_outcomes()
             one.set_trace(None)
         if session.cluster is not None:
             calls = {number: found.intervals() for number, found in traces.items()}

@@ -111,6 +111,13 @@ class SessionQuestions:
         assert isinstance(reply, wire.Explained)
         return reply
 
+    def await_outcomes(self, limit_s: float = 1.0) -> None:
+        """Waits until the launches that hosts were handed before they were sent have outcomes, so that the records of
+        all processes have them; `limit_s` at most."""
+        handed = self._driver.core.early.handed
+        self._driver.hurry()
+        self._driver.wait_until(lambda: not handed, limit_s)
+
     def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None:
         """Adds to the end of a wait of a second or more why it was not over."""
         if timeout is not None and timeout >= EXPLAINED_FROM_S:

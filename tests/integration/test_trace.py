@@ -55,6 +55,7 @@ def test_what_is_over_can_be_had(session, slices) -> None:
     since = time.monotonic()
     for _ in range(20):
         single(np.arange(4.0)).block_until_ready()
+    session.await_outcomes()  # what a host was handed is sent with others, later
     found = tracing.trace(
         {"controller": session.cluster.controller, **{f"host {n}": h for n, h in session.cluster.hosts.items()}}, since
     )
@@ -62,6 +63,22 @@ def test_what_is_over_can_be_had(session, slices) -> None:
     assert names.count("double") >= 20
     assert all(clock == timeline.Clock() for clock in found.clocks.values()), "one machine has one clock"
     assert tracing.trace({"controller": session.cluster.controller}, time.monotonic()).ended == []
+
+
+def test_a_short_block_of_calls_has_all_of_them_on_all_processes(session, slices, tmp_path: Path) -> None:
+    """Those that hosts were handed and that are sent later as well."""
+    single = pw.compiled(double, slice=slices.a1)
+    for _ in range(20):
+        np.asarray(single(np.arange(4.0)))
+    with pw.trace(tmp_path / "t.json"):
+        for _ in range(20):
+            np.asarray(single(np.arange(4.0)))
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    named = [e for e in events if e["ph"] == "X" and e["args"]["program"] == "double"]
+    of = {pid: {e["args"]["launch"] for e in named if e["pid"] == pid} for pid in {e["pid"] for e in named}}
+    assert len(of[timeline.CLIENT]) == 20
+    assert {timeline.CLIENT, timeline.CONTROLLER, timeline.SCHEDULERS, timeline.HOSTS} <= set(of)
+    assert all(of[timeline.CLIENT] <= launches for launches in of.values())
 
 
 def test_a_trace_to_nowhere_is_refused_before_it_begins(session, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import resource
 import socket
@@ -36,11 +37,15 @@ def came(arriving: Arriving) -> list[jax.Array] | Failure:
     return arriving.arrays()
 
 
+NUMBERS = itertools.count()
+"""Of pairs: a host keeps its name while its process lives."""
+
+
 class Pair:
     """A sender and a receiver of arrays like `BIG`."""
 
     def __init__(self) -> None:
-        self.address = f"a host of test {os.getpid()} {id(self)}"
+        self.address = f"a host of test {os.getpid()} {next(NUMBERS)}"
         self.sender = NearTransfer(0, self.address, "secret", lambda: None)
         self.receiver = NearTransfer(1, f"{self.address}, the other", "secret", lambda: None)
 
