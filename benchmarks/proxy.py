@@ -48,7 +48,7 @@ class Settings:
     work_ms: float = option(10.0, "of a call")
     works: int = option(40, "calls of work in a run")
     calls: int = option(2000, "small calls in a chain")
-    waits: int = option(200, "calls that are waited for")
+    waits: int = option(2000, "calls that are waited for: most of them later than 0.2 s, when hosts begin them early")
     megabytes: int = option(64, "of the array that is put and fetched")
     idle_s: float = option(5.0, "over which the idle proxy is watched")
 
