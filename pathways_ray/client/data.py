@@ -139,11 +139,7 @@ class DataLinks:
         """Waits until a host has the value of a buffer, or it `is_over`, which is looked at when `look` is called.
         Raises its failure, or what `is_over` raises."""
         sleeper = Sleeper()
-
-        def told() -> None:
-            sleeper.wake()
-            self.reader.wake()
-
+        told = self._waker(sleeper)
         if (ahead := self.ahead.take(buffer, told)) is not None:
             self.awaited[ahead.request] = is_over, told
             try:
@@ -285,11 +281,7 @@ class DataLinks:
         """An array that has come, and the file that has it, or the array itself where it came by a pipe, as it may with
         `by_pipe`; `along` has further requests and arrays by their buffers."""
         sleeper = Sleeper()
-
-        def told() -> None:
-            sleeper.wake()
-            self.reader.wake()
-
+        told = self._waker(sleeper)
         found = FetchedArray(cover, told)
         asked: list[tuple[DataLink, int, Fetching, bool]] = []
         file: SharedFile | None = None
@@ -338,12 +330,7 @@ class DataLinks:
     def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> FetchedArray | None:
         """An array that was asked for with its call, once it has come; None where it was not."""
         sleeper = Sleeper()
-
-        def told() -> None:
-            sleeper.wake()
-            self.reader.wake()
-
-        if (asked := self.ahead.take(buffer, told, cover)) is None:
+        if (asked := self.ahead.take(buffer, self._waker(sleeper), cover)) is None:
             return None
         try:
             check()
@@ -353,6 +340,15 @@ class DataLinks:
             if asked.fetching.missing and asked.fetching.failure is None:
                 self._ask(asked.link, wire.CancelFetch(asked.request), asked.link.is_local)
         return asked.array
+
+    def _waker(self, sleeper: Sleeper) -> Callable[[], None]:
+        """The call that wakes a thread that sleeps, or the one that reads for all."""
+
+        def told() -> None:
+            sleeper.wake()
+            self.reader.wake()
+
+        return told
 
     def _read(self, found: FetchedArray, pipe: Pipe, link: DataLink) -> np.ndarray[Any, Any]:
         """The array that a host writes to a pipe."""
