@@ -9,15 +9,21 @@ The list of tenants is repeated: the actor that starts the islands may have rest
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pathways_ray.controller import events
 from pathways_ray.controller.clients import Client
 from pathways_ray.controller.tenants import Tenant
+from pathways_ray.transport import messages as wire
 
 IDLE_LIMIT_S = 60.0
 """Islands of a tenant without sessions end after this time: a tenant that comes back at once finds them."""
+
+MAX_ENDED = 256
+"""Islands that are gone and are remembered: the answer to a request for a slice may come later. Their numbers never
+come again."""
 
 REPEAT_S = 5.0
 """The list of tenants is sent again after this time."""
@@ -30,7 +36,7 @@ class Isolation:
     Args:
         enabled: whether tenants have any.
 
-    While it `waits`, nothing is said: it is not known yet who has any.
+    While it `waits`, nothing is said: it is not known yet who has any. `ended` are the last islands that are gone.
     """
 
     enabled: bool = False
@@ -38,6 +44,7 @@ class Isolation:
     held: dict[str, tuple[int, ...]] = field(default_factory=dict)
     sent: float = float("-inf")
     waits: bool = False
+    ended: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_ENDED))
 
     def islands_of(self, client: Client) -> str:
         """The tenant whose islands a client's slices lie on; "" for those of all."""
@@ -84,4 +91,12 @@ class Isolation:
         self.held = dict(event.islands)
         for tenant in event.failures:
             self.needed.pop(tenant, None)
-        return sorted(before - {island for islands in self.held.values() for island in islands})
+        gone = sorted(before - {island for islands in self.held.values() for island in islands})
+        self.ended.extend(gone)
+        return gone
+
+    def checked(
+        self, found: wire.SliceCreated | wire.Refused | wire.NotYet
+    ) -> wire.SliceCreated | wire.Refused | wire.NotYet:
+        """The resource manager's answer for a slice: one whose island has ended meanwhile is not there yet."""
+        return wire.NotYet() if isinstance(found, wire.SliceCreated) and found.placed.island in self.ended else found

@@ -293,7 +293,7 @@ class Requests:
 
         def answered(answer: Any) -> tuple[wire.Reply | None, list[Command]]:
             try:
-                found: wire.SliceCreated | wire.Refused | wire.NotYet = _SLICE.decode(_valid(answer))
+                found = self.isolation.checked(_SLICE.decode(_valid(answer)))
                 if isinstance(found, wire.NotYet) and client.session in self.clients.known:
                     self.not_yet.append(asked)  # it is asked again with the next tick
                     return None, []

@@ -20,6 +20,9 @@ from pathways_ray.deployment.topology import Topology
 START_LIMIT_S = 60.0
 """An island of a tenant has to start within this time."""
 
+RETRY_S = 0.5
+"""Seconds until the resource manager is asked again, after it has died."""
+
 
 class Places:
     """The numbers of the islands that tenants have for themselves, and of their hosts.
@@ -71,7 +74,7 @@ class TenantIslands:
         self.wanted: tuple[str, ...] = ()
         self.running: dict[str, list[IslandActors]] = {}
         self.failures: dict[str, str] = {}
-        self.changed = threading.Event()
+        self.changed, self.begun = threading.Event(), threading.Event()
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
 
     def want(self, tenants: tuple[str, ...]) -> tuple[dict[str, tuple[int, ...]], dict[str, str]]:
@@ -79,7 +82,13 @@ class TenantIslands:
 
         Returns:
             The islands of each tenant that has some now, and why others could not start.
+
+        Raises:
+            RuntimeError: what a process of this actor before this one had started has not ended yet. Sessions hear of
+                that by the answer, and would get slices there again.
         """
+        if not self.begun.wait(START_LIMIT_S):
+            raise RuntimeError("the islands of a process of this actor before this one have not ended yet")
         self.wanted = tenants
         self.changed.set()
         failures, self.failures = self.failures, {}
@@ -89,6 +98,7 @@ class TenantIslands:
 
     def _serve(self) -> None:
         self._end_all()
+        self.begun.set()
         while self.changed.wait():
             self.changed.clear()
             for tenant in [tenant for tenant in self.running if tenant not in self.wanted]:
@@ -113,18 +123,29 @@ class TenantIslands:
     def _stop(self, tenant: str) -> None:
         for island in self.running.pop(tenant, ()):
             kill(island.all())
-            ray.get(self.manager.remove_island.remote(island.number))
+            self._of_manager("remove_island", island.number)
         self.places.give_back(tenant)
 
     def _end_all(self) -> None:
-        """Ends what a process of this actor before this one had started."""
-        own = self.topology.members()
+        """Ends what a process of this actor before this one had started, and what of that has ended with it."""
+        own, ended = self.topology.members(), set(self._of_manager("tenant_islands"))
         for name in detached.actors(self.processes.runtime):
             kind, number = _numbered(name)
             if (kind == "host" and number >= self.topology.hosts) or (kind == "scheduler" and number not in own):
                 kill([ray.get_actor(name, names.NAMESPACE)])
             if kind == "scheduler" and number not in own:
-                ray.get(self.manager.remove_island.remote(number))
+                ended.add(number)
+        for number in ended:
+            self._of_manager("remove_island", number)
+
+    def _of_manager(self, method: str, *arguments: Any) -> Any:
+        """An answer of the resource manager; waits while that restarts."""
+        while True:
+            try:
+                return ray.get(getattr(self.manager, method).remote(*arguments))
+            except ray.exceptions.RayActorError:
+                traceback.print_exc()
+                time.sleep(RETRY_S)
 
 
 def _numbered(name: str) -> tuple[str, int]:

@@ -151,6 +151,11 @@ class ResourceManager(Inspectable):
         """An island was ended for good."""
         self._handle(events.IslandRemoved(island))
 
+    async def tenant_islands(self) -> list[int]:
+        """The islands that tenants have for themselves."""
+        with self.lock:
+            return sorted({host.island for host in self.core.inventory.hosts.values() if host.tenant})
+
     async def add_island(self, hosts: int, spec: bytes = b"") -> tuple[int, tuple[int, ...]] | bytes:
         """The numbers of another island and of its hosts, which the caller starts; or an encoded `Refused`."""
         found = await self._answer(lambda token: events.IslandAdded(token, hosts, spec))

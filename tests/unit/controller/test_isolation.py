@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from pathways_ray.controller.channel import ChannelState
-from pathways_ray.controller.events import CallManager, IslandsHeld, StreamOpened, TenantsRead, WantIslands
+from pathways_ray.controller.events import AnswerCall, CallManager, IslandsHeld, StreamOpened, TenantsRead, WantIslands
 from pathways_ray.controller.isolation import IDLE_LIMIT_S, REPEAT_S
 from pathways_ray.controller.tenants import Tenant, TenantBook, token_digest
-from pathways_ray.transport.messages import CloseSession, CreateSlice, HostUp, SessionEnded
+from pathways_ray.transport.messages import CloseSession, CreateSlice, HostUp, SessionEnded, SliceCreated, encode
 from tests.unit.controller.core_harness import CoreHarness, of, sent
 from tests.unit.controller.harness import SLICES
 
@@ -81,6 +81,23 @@ def test_sessions_end_with_their_islands() -> None:
     assert 70 not in core.core.launches.hosts
     assert 7 not in core.core.watch.absent
     assert core.state(2) is ChannelState.ON_STREAM
+
+
+def test_a_slice_on_an_island_that_has_ended_since_is_asked_for_again() -> None:
+    """The session had no slice there when the island ended, so it goes on: what it launched would wait without end."""
+    core = isolated()
+    core.open_session(ALICE)
+    asked = core.request(1, CreateSlice(1, (2,), ("x",), 0, "", ""))
+    core.handle(IslandsHeld({"alice": (7,)}, {}))
+    core.handle(IslandsHeld({}, {}))
+    mapped = msgspec.structs.replace(SLICES[0], island=7)
+    assert of(AnswerCall, core.answered(asked, encode(SliceCreated(mapped, "")))) == []
+    assert 9 not in core.core.launches.sessions[1].slices
+    again = core.tick(core.now + 1)
+    found = msgspec.structs.replace(SLICES[0], island=9)
+    (answer,) = of(AnswerCall, core.answered(again, encode(SliceCreated(found, ""))))
+    assert isinstance(answer.reply, SliceCreated)
+    assert answer.reply.placed.island == 9
 
 
 def test_a_tenant_whose_processes_cannot_start_hears_why() -> None:
