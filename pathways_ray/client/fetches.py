@@ -70,7 +70,10 @@ class Fetches:
                 self._core.early.came(record)
             done(value)
 
-        question = ask(self._data, record.id, _plan_of_shard(kind, place), answered)
+        plan = _plan_of_shard(kind, place)
+        if plan is kind.cover:  # as values are asked for with calls
+            self._core.early.looked_at(record)
+        question = ask(self._data, record.id, plan, answered)
         if question is None:
             driver.end_read()
         return question
@@ -137,7 +140,9 @@ class Fetches:
 
 
 def _plan_of_shard(kind: ArgumentType, place: int) -> FetchPlan:
-    """The way in which a shard is fetched; an only one is the array."""
+    """The way in which a shard is fetched; one that is all of the array, as that is."""
     assert kind.slice is not None
-    placed = kind.slice.placed
-    return plan_of(kind) if len(placed.devices) == 1 else FetchPlan.of_shard(kind.array, kind.spec, placed, place)
+    placed, whole = kind.slice.placed, plan_of(kind)
+    if len(whole.shards) == 1 and whole.shards[0][1] == placed.devices[place]:
+        return whole
+    return FetchPlan.of_shard(kind.array, kind.spec, placed, place)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_ray.client.ahead import Asked
 from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.data import DataLinks
@@ -59,16 +60,29 @@ def _local_link(data: DataLinks, host: int) -> DataLink | None:
 
 
 def ask(data: DataLinks, buffer: int, cover: FetchPlan, done: Done) -> Question | None:
-    """Asks for a shard; None where it is big, or its host is not of this machine, or was not spoken to yet."""
+    """Asks for a shard, unless that was done with its call. None where it is big, or its host is not of this machine or
+    was not spoken to yet."""
     if len(cover.by_host) != 1 or cover.nbytes >= SHARED_BYTES:
         return None
     ((host, devices),) = cover.by_host.items()
     if (link := _local_link(data, host)) is None:
         return None
+    if (ahead := data.ahead.take(buffer, lambda: None, cover)) is not None:
+        return _expect(ahead, done)
     found = FetchedArray(cover, lambda: question.end(fetching.failure is None))
     request, fetching = data.new_request(), found.by_host[host]
     question = Question(link, request, lambda came: done(found.value() if came else None))
     return question if question.ask(wire.Fetch(request, buffer, devices, ()), fetching) else None
+
+
+def _expect(ahead: Asked, done: Done) -> Question:
+    """A question that was asked with the call that makes the value: it is there, or comes unasked."""
+    fetching = ahead.fetching
+    question = Question(ahead.link, ahead.request, lambda came: done(ahead.array.value() if came else None))
+    fetching.told = lambda: question.end(fetching.failure is None)
+    if not fetching.missing or fetching.failure is not None:  # since before, when nobody was told
+        fetching.told()
+    return question
 
 
 def ask_whether_there(data: DataLinks, buffer: int, host: int, done: Callable[[bool], None]) -> Question | None:

@@ -18,6 +18,7 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.early import MAX_REFUSED
+from pathways_ray.client.questions import ask, read
 from pathways_ray.errors import BufferDeleted, Failure, HostLost, PathwaysError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.capabilities import data_token
@@ -86,6 +87,52 @@ def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -
     np.testing.assert_array_equal(data.fetch(4, COVER, lambda: None), SMALL + 4)
     assert data.new_request() - before == 3  # this one, and those of two calls
     assert link.fetches == {}
+
+
+def test_who_asks_without_a_thread_gets_it_too(host: Host, data: DataLinks) -> None:
+    """1. It has come before he asks. 2. It comes later. 3. It cannot come. 4. He takes his question back. Without a
+    local socket he has to fetch it."""
+    link = called(data, 2)
+    found: list[Any] = []
+    host.put(2, SMALL + 2)
+    if not link.is_local:
+        assert ask(data, 2, COVER, found.append) is None
+        np.testing.assert_array_equal(data.fetch(2, COVER, lambda: None), SMALL + 2)
+        return
+    answered(data, link)
+    before = data.new_request()
+    assert ask(data, 2, COVER, found.append) is not None
+    np.testing.assert_array_equal(found.pop(), SMALL + 2)
+    called(data, 3)
+    assert ask(data, 3, COVER, found.append) is not None
+    assert found == []
+    host.put(3, SMALL + 3)
+    answered(data, link)
+    np.testing.assert_array_equal(found.pop(), SMALL + 3)
+    called(data, 4)
+    assert ask(data, 4, COVER, found.append) is not None
+    host.put(4, Failure("HostLost", "it was away"))
+    eventually(lambda: look(data) or bool(found))
+    assert found == [None]
+    called(data, 5)
+    eventually(lambda: host.store.waiting() == 1)
+    question = ask(data, 5, COVER, found.append)
+    assert question is not None
+    assert question.take_back()
+    eventually(lambda: host.store.waiting() == 0)
+    assert not question.take_back()
+    assert (data.new_request() - before, found, link.fetches, data.ahead._asked) == (4, [None], {}, {})
+
+
+def look(data: DataLinks) -> bool:
+    """Reads what has come; false."""
+    read(data)
+    return False
+
+
+def answered(data: DataLinks, link: DataLink) -> None:
+    """Waits until all that was asked for has come, and reads it as a loop does that polls."""
+    eventually(lambda: look(data) or all(not asked.missing for asked in link.fetches.values()))
 
 
 def test_a_value_that_nobody_looks_at_is_let_go_and_said_once(host: Host, data: DataLinks) -> None:
