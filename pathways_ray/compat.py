@@ -72,8 +72,8 @@ MAX_CONTEXT_USES = 64
 def shared_mlir_context() -> Iterator[None]:
     """Has lowerings and exports of this thread, inside, share an MLIR context.
 
-    JAX makes two of them for each export, each with all dialects: half of the time that a small function takes. It has
-    no setting for that.
+    JAX makes two of them for each export, and one for each module that it lowers or reads, each with all dialects: half
+    of the time that a small function takes. It has no setting for that.
     """
     _share_mlir_contexts()
     before, _contexts.shared = _contexts.shared, True

@@ -39,12 +39,13 @@ class Backend(Protocol):
     def memory(self, device: Any) -> int:
         """Bytes that a device has for arrays; 0 where it does not say."""
 
-    def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
+    def options(self, fused: bool, loops: bool, elements: int) -> dict[str, str | bool] | None:
         """The compiler's options for a computation.
 
         Args:
             fused: several functions were composed into it.
             loops: some of them are repeated in a loop that the runtime made.
+            elements: of what only runs lines, the elements that they make in all; 0 of anything else.
         """
 
     def rewritten(self, module: bytes, hosts: int) -> bytes:
@@ -87,7 +88,7 @@ class AcceleratorBackend:
     def memory(self, device: Any) -> int:
         return int((device.memory_stats() or {}).get("bytes_limit", 0))
 
-    def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
+    def options(self, fused: bool, loops: bool, elements: int) -> dict[str, str | bool] | None:
         return None
 
     def rewritten(self, module: bytes, hosts: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections import OrderedDict
@@ -14,6 +15,7 @@ import numpy as np
 from jax import export
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
+from pathways_ray.compat import shared_mlir_context
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.composition import Calls, composed
@@ -193,9 +195,10 @@ class Compiler:
             # Nothing of a function is read here before the sandbox has read it: malformed ones crash their reader.
             digests = [part.digest for part in parts]
             self.sandbox.check(name, digests, functions, trusted, placed.mesh.size)
-            calls = {part.function: self._function(part.function, functions) for part in parts}
-            check_types(executable, placed.mesh.size, calls)
-            return self._compile(executable, placed, calls)
+            with shared_mlir_context():
+                calls = {part.function: self._function(part.function, functions) for part in parts}
+                check_types(executable, placed.mesh.size, calls)
+                return self._compile(executable, placed, calls)
 
         return self._cached(key, make, name)
 
@@ -235,7 +238,7 @@ class Compiler:
         ]
         layouts = [*(p.spec for p in executable.output_layouts), ()]
         outputs = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in layouts)
-        options = self._options(recipe.parts)
+        options = self._options(executable, lines)
 
         def build(function: Function) -> Any:
             jitted = jax.jit(
@@ -286,11 +289,16 @@ class Compiler:
         self.backend.check(compiled, len(self.island))
         return compiled
 
-    def _options(self, parts: Sequence[Part | Loop]) -> dict[str, str | bool] | None:
+    def _options(self, executable: Executable, lines: frozenset[str]) -> dict[str, str | bool] | None:
         """The compiler's options. Only loops of the IR count, since a loop inside a user's function may be thousands of
         times as long: such functions do not become bodies (`Part.has_loop`)."""
+        parts = executable.recipe.parts
         loops = any(isinstance(part, Loop) for part in parts)
-        return self.backend.options(fused=len(parts) > 1 or loops, loops=loops)
+        run = [part.function for part in functions_in(parts)]
+        elements = 0
+        if lines.issuperset(run):
+            elements = len(run) * max(math.prod(kind.shape) for kind in executable.inputs)
+        return self.backend.options(len(parts) > 1 or loops, loops, elements)
 
     def reshard(self, edges: Sequence[Edge], source: PlacedSlice, target: PlacedSlice) -> Any:
         """The compiled identity that changes the layouts of arrays on the same devices."""

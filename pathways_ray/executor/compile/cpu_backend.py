@@ -42,6 +42,10 @@ SHORT_BYTES = 1 << 20
 
 COUNTED = 2 * CHEAP_OPERATIONS
 
+FEW_ELEMENTS = 1 << 20
+"""Elements that the lines of one kernel make, up to which it runs in one thread: some 0.1 ms. To wake others takes as
+long on a busy machine."""
+
 
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -80,13 +84,16 @@ class CpuBackend:
             limits.append(int(CONTAINER_LIMIT.read_text()))
         return int(USABLE_PART * min(limits))
 
-    def options(self, fused: bool, loops: bool) -> dict[str, str | bool] | None:
+    def options(self, fused: bool, loops: bool, elements: int) -> dict[str, str | bool] | None:
         """XLA's CPU compiler takes barriers out before it fuses loops, and would then contract a multiplication of one
         part and an addition of the next into one rounding. Left in, they cost nothing; but it cannot make one function
-        of a small loop that has them, and is not to try."""
+        of a small loop that has them, and is not to try. A kernel of lines is as long as all of them; on small arrays
+        it is done before other threads, to which the compiler would give parts of it, have woken."""
         if not fused:
             return None
-        return {"xla_disable_hlo_passes": "cse_barrier_expander" + ",small-while-loop-hoisting" * loops}
+        passes = ["cse_barrier_expander"] + ["small-while-loop-hoisting"] * loops
+        passes += ["cpu-parallel-task-assigner"] * (0 < elements <= FEW_ELEMENTS)
+        return {"xla_disable_hlo_passes": ",".join(passes)}
 
     def rewritten(self, module: bytes, hosts: int) -> bytes:
         if hosts < 2:

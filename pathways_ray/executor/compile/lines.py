@@ -9,14 +9,15 @@ bits can be taken as numbers (`composition`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import weakref
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jax import export
 from jaxlib.mlir import ir
 
 from pathways_ray.compat import module_of
-from pathways_ray.joint_exports import Member
+from pathways_ray.joint_exports import Joint, Member
 
 MAX_OPERATIONS = 16
 """Operations of a line: several lines are one kernel, and compile time grows with it."""
@@ -32,25 +33,32 @@ MAX_BYTES = 64 << 10
 Functions = Mapping[str, ir.Operation]
 
 
+_in_joints: weakref.WeakKeyDictionary[Joint, frozenset[str]] = weakref.WeakKeyDictionary()
+"""The lines of each joint export that was looked into: several computations have members of one."""
+
+
 def lines_among(calls: Mapping[str, export.Exported | Member]) -> frozenset[str]:
     """The names of those functions that are lines; a sandbox has read them before."""
-    modules: dict[int, Any] = {}  # these keep what was read of them alive
-    functions: dict[int, dict[str, ir.Operation]] = {}
-    found = set()
-    for name, call in calls.items():
-        exported, inner = (
-            (call.joint.exported, call.joint.names[call.number]) if isinstance(call, Member) else (call, "main")
-        )
-        if not isinstance(call, Member) and len(exported.mlir_module_serialized) > MAX_BYTES:
-            continue
-        key = id(exported)
-        if key not in modules:
-            module = modules[key] = module_of(exported.mlir_module_serialized)
-            entries = [entry.operation for entry in module.body if entry.operation.name == "func.func"]
-            functions[key] = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in entries}
-        if _Look(functions[key]).is_line(inner):
-            found.add(name)
-    return frozenset(found)
+    return frozenset(name for name, call in calls.items() if _is_line(call))
+
+
+def _is_line(call: export.Exported | Member) -> bool:
+    if not isinstance(call, Member):
+        module = call.mlir_module_serialized
+        return len(module) <= MAX_BYTES and bool(_lines_of(module, ["main"]))
+    found = _in_joints.get(call.joint)
+    if found is None:
+        joint = call.joint
+        found = _in_joints[joint] = _lines_of(joint.exported.mlir_module_serialized, joint.names)
+    return call.joint.names[call.number] in found
+
+
+def _lines_of(data: bytes, names: Sequence[str]) -> frozenset[str]:
+    """Those functions of a module that are lines."""
+    module = module_of(data)  # keeps its operations alive
+    entries = [entry.operation for entry in module.body if entry.operation.name == "func.func"]
+    functions = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in entries}
+    return frozenset(name for name in names if _Look(functions).is_line(name))
 
 
 class _Look:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -266,6 +267,18 @@ def test_chains_over_several_devices_have_the_bits_of_each_function_alone() -> N
     assert kernels(made) == 1
     placed_value = jax.device_put(value, made.input_shardings[0][0])
     assert np.asarray(made(placed_value)[0]).tobytes() == one_by_one(functions, value).tobytes()
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="there are no other threads")
+def test_lines_on_small_arrays_are_not_given_to_other_threads() -> None:
+    functions, value = [multiplied, added] * 16, values(1 << 14, 6)
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype))
+    made = compiled(chain(32), [Ref(31, 0)], calls, value)
+    assert "outer_dimension_partitions" not in made.as_text()
+    assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions, value).tobytes()
+    large = jax.ShapeDtypeStruct((1 << 16,), np.float32)
+    made = compiled(chain(32), [Ref(31, 0)], calls_of(functions, large), np.zeros(large.shape, np.float32))
+    assert "outer_dimension_partitions" in made.as_text()
 
 
 def test_whole_numbers_keep_their_bits() -> None:

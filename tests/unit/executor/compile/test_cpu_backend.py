@@ -15,6 +15,7 @@ import pytest
 from pathways_ray.errors import CompileError
 from pathways_ray.executor.compile.backend import AcceleratorBackend
 from pathways_ray.executor.compile.cpu_backend import (
+    FEW_ELEMENTS,
     CpuBackend,
     core_of,
     pinned,
@@ -124,11 +125,17 @@ def test_a_reduce_scatter_is_refused_between_cpu_hosts_only() -> None:
 
 
 def test_barriers_stay_where_functions_were_fused() -> None:
-    assert CpuBackend().options(fused=False, loops=False) is None
-    assert CpuBackend().options(fused=True, loops=False) == {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    assert CpuBackend().options(fused=False, loops=False, elements=0) is None
+    assert CpuBackend().options(fused=True, loops=False, elements=0) == {"xla_disable_hlo_passes": "cse_barrier_expander"}
     both = {"xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"}
-    assert CpuBackend().options(fused=True, loops=True) == both
-    assert AcceleratorBackend().options(fused=True, loops=True) is None
+    assert CpuBackend().options(fused=True, loops=True, elements=0) == both
+    assert AcceleratorBackend().options(fused=True, loops=True, elements=1) is None
+
+
+@pytest.mark.parametrize(("elements", "expected"), [(1, True), (FEW_ELEMENTS, True), (FEW_ELEMENTS + 1, False)])
+def test_few_elements_are_not_given_to_other_threads(elements: int, expected: bool) -> None:
+    (passes,) = (CpuBackend().options(fused=True, loops=False, elements=elements) or {}).values()
+    assert str(passes).split(",") == ["cse_barrier_expander", *["cpu-parallel-task-assigner"] * expected]
 
 
 def test_a_computation_on_several_devices_stays_as_it_is() -> None:
