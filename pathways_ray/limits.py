@@ -33,6 +33,9 @@ ISLAND_WINDOW = 128
 MAX_FUSED_NODES = 32
 """Different nodes composed into one XLA computation: compile time grows with it."""
 
+LINES_AS_ONE_NODE = 4
+"""Lines (functions of plain arithmetic on one array) that count as one of these: XLA makes one kernel of many."""
+
 MAX_FUSED_PARTS = 512
 """Nodes composed into one XLA computation, those that repeat the one before them included."""
 

@@ -60,21 +60,30 @@ while xor
 """The operations of functions that are exported with others. A host refuses an export as a whole, so that none of them
 may be a reason to: no collectives, and nothing that becomes a custom call."""
 
+_OF_LINES = _names("""
+abs add and closed_call convert_element_type custom_jvp_call div integer_pow jit max min mul neg not or
+sharding_constraint sqrt sub xor
+""")
+MAX_LINE_EQUATIONS = 16
+"""Of functions that are probably lines (`executor.compile.lines`)."""
+
 _making = threading.RLock()
 """Held while code is made, and by who looks for what has none."""
 
 
 class Made(NamedTuple):
-    """The code of a function: its name for hosts, the export that has it, and whether it may have a loop."""
+    """The code of a function: its name for hosts, the export that has it, whether it may have a loop, and whether it
+    is probably a line (`Pending.is_line`)."""
 
     function: str
     blob: bytes
     has_loop: bool
+    is_line: bool
 
     @classmethod
-    def alone(cls, blob: bytes, has_loop: bool = False) -> Made:
+    def alone(cls, blob: bytes, has_loop: bool = False, is_line: bool = False) -> Made:
         """Names an export by its content."""
-        return cls(hashlib.sha256(blob).hexdigest(), blob, has_loop)
+        return cls(hashlib.sha256(blob).hexdigest(), blob, has_loop, is_line)
 
 
 class Code:
@@ -98,7 +107,8 @@ class Code:
             with _making:
                 if self.pending is not None:
                     exported, blob = self.pending.exported()
-                    self.set(Made.alone(blob, _LOOP in exported.mlir_module_serialized))
+                    loops = _LOOP in exported.mlir_module_serialized
+                    self.set(Made.alone(blob, loops, self.pending.is_line))
                 found = self._made
         assert found is not None, "code is pending or made"
         return found
@@ -137,6 +147,19 @@ class Pending(NamedTuple):
             and not any(True for _ in constants_of(closed))
         )
         return len(few) if is_plain else MAX_SMALL_EQUATIONS + 1
+
+    @property
+    def is_line(self) -> bool:
+        """Whether hosts will probably find it plain arithmetic on one array, 32 bits wide, as most such functions are.
+        They look for themselves; this says how many are worth one computation."""
+        jaxpr = self.traced.jaxpr.jaxpr
+        few = list(itertools.islice(equations_of(jaxpr), MAX_LINE_EQUATIONS + 1))
+        if not len(jaxpr.invars) == len(jaxpr.outvars) == 1 or len(few) > MAX_LINE_EQUATIONS:
+            return False
+        if not all(equation.primitive.name in _OF_LINES for equation in few):
+            return False
+        kinds = [value.aval for value in (*jaxpr.invars, *(made for equation in few for made in equation.outvars))]
+        return all((kind.shape, kind.dtype.itemsize) == (kinds[0].shape, 4) for kind in kinds)
 
     def again(self) -> Any:
         """A function that does what was traced, to call in another one; it gives a tuple."""
@@ -205,10 +228,9 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
     except PathwaysError:
         return
     digest = hashlib.sha256(blob).hexdigest()
-    made = [Made(f"{digest}#{member}", blob, has_loop) for member, has_loop in kinds]
-    assert len(made) == len(codes), "a joint export has a member for each function"
-    for (code, _), one in zip(codes, made, strict=True):
-        code.set(one)
+    assert len(kinds) == len(codes), "a joint export has a member for each function"
+    for (code, one), (member, has_loop) in zip(codes, kinds, strict=True):
+        code.set(Made(f"{digest}#{member}", blob, has_loop, one.is_line))
 
 
 @contextlib.contextmanager

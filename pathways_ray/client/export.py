@@ -83,7 +83,14 @@ class Exported:
         made = self.code.made
         limit_ms = self.host_limit_ms
         part = Part(
-            self.name, made.function, inputs, self.no_fusion, self.estimated_us, made.has_loop, host_limit_ms=limit_ms
+            self.name,
+            made.function,
+            inputs,
+            self.no_fusion,
+            self.estimated_us,
+            made.has_loop,
+            host_limit_ms=limit_ms,
+            is_line=made.is_line,
         )
         functions[part.digest] = made.blob
         return part

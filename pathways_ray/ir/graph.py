@@ -52,7 +52,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     which mean something else in a composition. One that has a loop of its own (`has_loop`) does not become the body of
     another. `estimated_us` is the client's estimate of the time that it takes on its devices, in microseconds. One that
     is compiled `as_is` brings shardings of its own, for as many devices as its slice has: the compiler gets the module
-    as it came, and the layouts of the node only say what comes of it. It has `no_fusion` too.
+    as it came, and the layouts of the node only say what comes of it. It has `no_fusion` too. `is_line` says that by
+    the client's account it is plain arithmetic on one array, which compiles fast beside others of the kind.
 
     One with a `host_limit_ms` is no exported function but a *host function*: Python of a trusted tenant, which the
     hosts of the slice run beside the devices, for at most so many milliseconds. It stands alone in its recipe.
@@ -66,6 +67,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag="part"):
     has_loop: bool = False
     as_is: bool = False
     host_limit_ms: Annotated[int, msgspec.Meta(ge=0, le=MAX_HOST_LIMIT_MS)] = 0
+    is_line: bool = False
 
     @property
     def digest(self) -> str:

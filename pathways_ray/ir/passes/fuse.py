@@ -40,7 +40,8 @@ from pathways_ray.ir.graph import (
 
 
 def fuse(graph: Graph, most: int = limits.MAX_FUSED_NODES) -> Graph:
-    """Args: most: parts of one computation that are not the part before them again; compile time grows with those."""
+    """Args: most: parts of one computation that are not the part before them again, or four times as many lines;
+    compile time grows with those."""
     chains = _chains(graph, most)
     recipes = list(graph.recipes)
     number = {recipe: k for k, recipe in enumerate(recipes)}
@@ -85,7 +86,7 @@ def _chains(graph: Graph, most: int) -> list[list[int]]:
         overwritten: list[int] = []
         while (follower := _follower(graph, sizes, consumers, takers, chain, overwritten)) is not None:
             size = size.with_next(_size(graph, sizes, follower))
-            if size.changes > most or size.parts > limits.MAX_FUSED_PARTS or size.estimated_us > limits.MAX_FUSED_US:
+            if size.work > most * limits.LINES_AS_ONE_NODE or size.parts > limits.MAX_FUSED_PARTS or size.estimated_us > limits.MAX_FUSED_US:
                 break
             chain.append(follower)
         if len(chain) > 1:
@@ -131,28 +132,38 @@ def _follower(
 
 
 class _Size(NamedTuple):
-    """The size of a chain: its parts, those that differ from the part before, and their estimated microseconds; and
-    whether one of them must not be composed."""
+    """The size of a chain: its parts, the work to compile those that differ from the part before (`_work`), and their
+    estimated microseconds; and whether one of them must not be composed."""
 
     parts: int
-    changes: int
+    work: int
     estimated_us: int
     first: str
     last: str
+    first_work: int
     no_fusion: bool
 
     def with_next(self, other: _Size) -> _Size:
-        changes = self.changes + other.changes - (self.last == other.first)
+        work = self.work + other.work - (other.first_work if self.last == other.first else 0)
         time = self.estimated_us + other.estimated_us
-        return _Size(self.parts + other.parts, changes, time, self.first, other.last, self.no_fusion or other.no_fusion)
+        no_fusion = self.no_fusion or other.no_fusion
+        return _Size(self.parts + other.parts, work, time, self.first, other.last, self.first_work, no_fusion)
 
 
 def _size_of(recipe: Recipe) -> _Size:
     parts = list(functions_in(recipe.parts))
-    names = [part.function for part in parts] or [""]  # one that no node runs may be empty
-    changes = 1 + sum(a != b for a, b in itertools.pairwise(names))
+    if not parts:  # one that no node runs may be empty
+        return _Size(0, 0, 0, "", "", 0, False)
+    first = _work(parts[0])
+    work = first + sum(_work(b) for a, b in itertools.pairwise(parts) if a.function != b.function)
     no_fusion = any(part.no_fusion for part in parts)
-    return _Size(len(parts), changes, estimated_us(recipe.parts), names[0], names[-1], no_fusion)
+    estimate = estimated_us(recipe.parts)
+    return _Size(len(parts), work, estimate, parts[0].function, parts[-1].function, first, no_fusion)
+
+
+def _work(part: Part) -> int:
+    """The work to compile a part, where that of a line is 1."""
+    return 1 if part.is_line else limits.LINES_AS_ONE_NODE
 
 
 def _size(graph: Graph, sizes: list[_Size], index: int) -> _Size:

@@ -77,6 +77,25 @@ def test_what_has_a_loop_says_so(session) -> None:
     np.testing.assert_array_equal(np.asarray(f(V)), V * 8 + 1)
 
 
+def test_plain_arithmetic_on_one_array_is_a_line_also_where_it_is_exported_alone(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    written: list[tuple[Any, bool]] = [
+        (lambda v: v * 2 + 1, True),
+        (lambda v: jax.nn.relu(-v), True),
+        (jnp.tanh, False),
+        (lambda v: v.astype(jnp.float16).astype(np.float32), False),
+        (lambda v: v.sum() * v, False),
+        (lambda v: functools.reduce(lambda v, k: v * k, range(2, 20), v), False),
+    ]
+    expected = [is_line for _, is_line in written]
+    parts, others = ([pw.compiled(lambda v, f=f: f(v), slice=where) for f, _ in written] for _ in range(2))
+    joint = functions(built(pw.program(lambda v: [part(v) for part in parts]), V))
+    assert [part.is_line for part in joint] == expected
+    assert len({part.digest for part in joint}) == 1
+    alone = [functions(built(pw.program(lambda v, one=one: one(v)), V))[0] for one in others]
+    assert [part.is_line for part in alone] == expected
+
+
 def test_functions_that_give_what_they_take_or_capture_arrays_compute_the_same(session) -> None:
     where = session.virtual_slice((1,), ("x",))
     table = np.arange(8, dtype=np.float32) ** 2

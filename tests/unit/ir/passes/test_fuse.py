@@ -61,6 +61,19 @@ def test_a_computation_has_at_most_32_different_parts(length: int, wanted: list[
     assert lengths(fuse(chain(length, "fg"))) == wanted
 
 
+@pytest.mark.parametrize(
+    ("names", "lines", "wanted"),
+    [("fg", "fg", [128, 72]), ("fg", "", [32] * 6 + [8]), ("fg", "f", [51, 50, 50, 49]), ("fffg", "fg", [200])],
+)
+def test_four_lines_count_as_one_part(names: str, lines: str, wanted: list[int]) -> None:
+    graph = chain(200, names)
+    recipes = [
+        Recipe(tuple(msgspec.structs.replace(part, is_line=part.name in lines) for part in _parts(recipe)), recipe.outputs)
+        for recipe in graph.recipes
+    ]
+    assert lengths(fuse(msgspec.structs.replace(graph, recipes=tuple(recipes)))) == wanted
+
+
 def test_parts_that_repeat_the_one_before_do_not_count() -> None:
     assert lengths(fuse(chain(128))) == [128]
     assert lengths(fuse(chain(128, "f" * 8 + "g" * 8), most=2)) == [16] * 8
