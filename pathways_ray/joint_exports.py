@@ -58,19 +58,22 @@ class Member(NamedTuple):
 class Joint:
     """An export whose main function only calls others.
 
+    Args:
+        module: what was read of it already.
+
     Raises:
         ProgramRefused: it does anything else.
     """
 
-    def __init__(self, exported: export.Exported) -> None:
+    def __init__(self, exported: export.Exported, module: Any = None) -> None:
         self.exported = exported
         arguments, named = jax.tree.unflatten(exported.in_tree, exported.in_avals)
         results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
         self.arguments, self.results = _groups(arguments), _groups(results)
         if named or len(self.arguments) != len(self.results):
             raise ProgramRefused(f"a joint export has {len(self.arguments)} members and {len(self.results)} results")
-        module = module_of(exported.mlir_module_serialized)
-        self.names = _called(_main_of(module), self.arguments, self.results)
+        read = module if module is not None else module_of(exported.mlir_module_serialized)
+        self.names = _called(_main_of(read), self.arguments, self.results)
 
     def member(self, number: str) -> Member:
         """A member, by the end of its name. Raises `ProgramRefused` for a number that it does not have."""
@@ -78,9 +81,8 @@ class Joint:
             raise ProgramRefused(f"a joint export of {len(self.names)} functions has no number {number[:20]!r}")
         return Member(self, int(number))
 
-    def kinds(self) -> list[tuple[int, bool]]:
-        """For each member the first one with its code, and whether it may have a loop."""
-        module = module_of(self.exported.mlir_module_serialized)
+    def kinds(self, module: Any) -> list[tuple[int, bool]]:
+        """For each member the first one with its code, and whether it may have a loop; by what was read of it."""
         texts: dict[str, str] = {}
         for op in (entry.operation for entry in module.body):
             if op.name == "func.func":
