@@ -100,16 +100,6 @@ def _share_mlir_contexts() -> None:
     mlir.make_ir_context = context
 
 
-def call_of(traced: Any, *values: Any) -> tuple[jax.Array, ...]:
-    """The results of a call of a function, by its `jax.stages.Traced`, in another one that is traced.
-
-    To call the function itself traces it again, wherever JAX does not find what it traced before.
-    """
-    from jax._src.pjit import jit_p
-
-    return tuple(jit_p.bind(*traced._consts, *values, **traced._params))
-
-
 def copier(shardings: Sequence[NamedSharding]) -> Callable[..., Sequence[jax.Array]]:
     """Makes what copies arrays to other devices of this process, each to as many as it is on, as one of the shardings
     says: each shard to the device in its place.

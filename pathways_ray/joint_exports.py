@@ -4,7 +4,8 @@ To export a function costs its client some 7 ms and a host about as much to take
 of one export each costs a fraction. Member k of the export named DIGEST is the function `DIGEST#k`. It takes and gives
 what call k of the main function does, and that does nothing but to call.
 
-Uses parts of JAX that have no public name: one that puts a module into another one.
+Uses parts of JAX that have no public name: one that puts a module into another one, and one that calls what was
+traced.
 """
 
 from __future__ import annotations
@@ -95,6 +96,16 @@ class Joint:
             (first.setdefault(texts[name], number), loops[name] or (somewhere and _CALL in texts[name]))
             for number, name in enumerate(self.names)
         ]
+
+
+def call_of(traced: Any, *values: Any) -> tuple[jax.Array, ...]:
+    """The results of a call of a function, by its `jax.stages.Traced`, in another one that is traced.
+
+    To call the function itself traces it again, wherever JAX does not find what it traced before.
+    """
+    from jax._src.pjit import jit_p
+
+    return tuple(jit_p.bind(*traced._consts, *values, **traced._params))
 
 
 def only_called(lowered: Any) -> Any:

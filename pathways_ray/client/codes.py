@@ -23,9 +23,9 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
 from pathways_ray.client.jaxprs import constants_of, equations_of
-from pathways_ray.compat import call_of, module_of, shared_mlir_context
+from pathways_ray.compat import module_of, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
-from pathways_ray.joint_exports import Joint
+from pathways_ray.joint_exports import Joint, call_of
 
 _CONFIG: Any = jax.config  # its attributes are made at run time, which types do not show
 

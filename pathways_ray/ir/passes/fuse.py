@@ -86,7 +86,11 @@ def _chains(graph: Graph, most: int) -> list[list[int]]:
         overwritten: list[int] = []
         while (follower := _follower(graph, sizes, consumers, takers, chain, overwritten)) is not None:
             size = size.with_next(_size(graph, sizes, follower))
-            if size.work > most * limits.LINES_AS_ONE_NODE or size.parts > limits.MAX_FUSED_PARTS or size.estimated_us > limits.MAX_FUSED_US:
+            if (
+                size.work > most * limits.LINES_AS_ONE_NODE
+                or size.parts > limits.MAX_FUSED_PARTS
+                or size.estimated_us > limits.MAX_FUSED_US
+            ):
                 break
             chain.append(follower)
         if len(chain) > 1:

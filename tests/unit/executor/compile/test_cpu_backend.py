@@ -126,7 +126,8 @@ def test_a_reduce_scatter_is_refused_between_cpu_hosts_only() -> None:
 
 def test_barriers_stay_where_functions_were_fused() -> None:
     assert CpuBackend().options(fused=False, loops=False, elements=0) is None
-    assert CpuBackend().options(fused=True, loops=False, elements=0) == {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    barriers = {"xla_disable_hlo_passes": "cse_barrier_expander"}
+    assert CpuBackend().options(fused=True, loops=False, elements=0) == barriers
     both = {"xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"}
     assert CpuBackend().options(fused=True, loops=True, elements=0) == both
     assert AcceleratorBackend().options(fused=True, loops=True, elements=1) is None

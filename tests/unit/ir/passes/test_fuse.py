@@ -68,7 +68,9 @@ def test_a_computation_has_at_most_32_different_parts(length: int, wanted: list[
 def test_four_lines_count_as_one_part(names: str, lines: str, wanted: list[int]) -> None:
     graph = chain(200, names)
     recipes = [
-        Recipe(tuple(msgspec.structs.replace(part, is_line=part.name in lines) for part in _parts(recipe)), recipe.outputs)
+        Recipe(
+            tuple(msgspec.structs.replace(part, is_line=part.name in lines) for part in _parts(recipe)), recipe.outputs
+        )
         for recipe in graph.recipes
     ]
     assert lengths(fuse(msgspec.structs.replace(graph, recipes=tuple(recipes)))) == wanted
