@@ -28,16 +28,22 @@ MAX_DEVICE_COMPUTATIONS = 28
 """Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
 the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still."""
 
+REFILLED_AT = MAX_DEVICE_COMPUTATIONS // 2
+"""Where a tenant is alone, a queue that is full takes no more until so few are left: launches that left one by one, as
+others end, would each wake controller, scheduler and host."""
+
 
 @dataclass(slots=True, eq=False)
 class DeviceGroup:
     """Devices that are in the same sets. `launches` of this island only are in the queue of each of them, of
-    `computations` in all, which are expected to take `seconds`."""
+    `computations` in all, which are expected to take `seconds`. It is `full` from `MAX_DEVICE_COMPUTATIONS` down to
+    `REFILLED_AT`."""
 
     devices: frozenset[Device]
     launches: int = 0
     computations: int = 0
     seconds: float = 0.0
+    full: bool = False
 
     @property
     def hosts(self) -> set[int]:
@@ -46,7 +52,7 @@ class DeviceGroup:
     def split(self, inside: frozenset[Device]) -> DeviceGroup:
         """Leaves the devices `inside` to a new group with the same queue."""
         self.devices -= inside
-        return DeviceGroup(inside, self.launches, self.computations, self.seconds)
+        return DeviceGroup(inside, self.launches, self.computations, self.seconds, self.full)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -62,6 +68,7 @@ class DeviceSet:
             group.launches += 1
             group.computations += computations
             group.seconds += estimate
+            group.full |= group.computations >= MAX_DEVICE_COMPUTATIONS
 
     def has_room(self, length: MovingAverage, computations: int, contended: bool) -> bool:
         """Whether one more launch may go to the hosts, on each of its devices.
@@ -74,7 +81,8 @@ class DeviceSet:
         window = CONTENDED_WINDOW_S if contended else SINGLE_TENANT_WINDOW_S
         for group in self.groups:
             if group.launches and (
-                group.computations + computations > MAX_DEVICE_COMPUTATIONS
+                (group.full and not contended)
+                or group.computations + computations > MAX_DEVICE_COMPUTATIONS
                 or (group.launches >= MIN_DEVICE_LAUNCHES and group.seconds + length.estimate > window)
             ):
                 return False
@@ -86,6 +94,7 @@ class DeviceSet:
             group.launches -= 1
             group.computations -= computations
             group.seconds = group.seconds - estimate if group.launches else 0.0
+            group.full &= group.computations > REFILLED_AT
 
 
 class DeviceTable:
@@ -128,7 +137,7 @@ class DeviceTable:
     def clear(self) -> None:
         """Nothing is with the hosts any more."""
         for group in self.groups:
-            group.launches, group.computations, group.seconds = 0, 0, 0.0
+            group.launches, group.computations, group.seconds, group.full = 0, 0, 0.0, False
 
     def __iter__(self) -> Iterator[DeviceSet]:
         return iter(self._sets.values())

@@ -27,8 +27,9 @@ UNDER_WAY_PART = 0.125
 MOST_GATHERED_S = 0.01
 """The same as a part of the time that it was under way, and at most: behind a queue nobody notices."""
 
-MAX_GATHERED = 32
-"""Finished launches that are reported without waiting for more."""
+MAX_GATHERED = 14
+"""Finished launches that are reported without waiting for more: so many make room for further ones
+(`scheduler.devices.REFILLED_AT`)."""
 
 
 class Reports:
