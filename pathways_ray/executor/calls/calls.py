@@ -31,9 +31,16 @@ MAX_ENDED = 65_536
 
 class Pending:
     """A call that was asked for (`PendingCall` of `executor.run.parts`). It is over once: who comes later changes
-    nothing."""
+    nothing.
 
-    def __init__(self) -> None:
+    Args:
+        ended: is called, by any thread, when it is over.
+    """
+
+    looks_called = True
+
+    def __init__(self, ended: Callable[[], None] = lambda: None) -> None:
+        self._ended = ended
         self.failure: Failure | None = None
         self._values: list[jax.Array] = []
         self._over = threading.Event()
@@ -62,6 +69,7 @@ class Pending:
             else:
                 self._values = came
             self._over.set()
+        self._ended()
 
 
 class LocalFunction:
@@ -163,6 +171,8 @@ class HostCalls:
     def __init__(self, host: int, log: Callable[[Entry], None] = lambda entry: None) -> None:
         self.host = host
         self.log = log
+        self.on_end: Callable[[], None] = lambda: None
+        """Called by any thread when a call is over."""
         self.sessions: dict[int, _Session] = {}
         self._ended: dict[int, None] = {}
 
@@ -179,7 +189,7 @@ class HostCalls:
         local = LocalFunction(self.host, executable, part, placed, function, shardings, devices)
 
         def call(session: int, label: NodeLabel, inputs: list[Any]) -> Pending:
-            pending = Pending()
+            pending = Pending(self.on_end)
             self._ask(session, _Asked(pending, local, label, inputs))
             return pending
 

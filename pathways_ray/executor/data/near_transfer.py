@@ -44,9 +44,11 @@ PeerKey = tuple[int, int]
 
 
 class Arriving:
-    """Arrays that a host of this machine sends: ready once all are here, or a failure in their place."""
+    """Arrays that a host of this machine sends: ready once all are here, or a failure in their place. Whenever one has
+    its end, `NearTransfer` says so."""
 
     __slots__ = ("_arrays", "_over", "failure", "sender", "types")
+    looks_called = True
 
     def __init__(self, sender: int, types: Sequence[jax.ShapeDtypeStruct]) -> None:
         self.sender, self.types = sender, types

@@ -1,8 +1,9 @@
 """Arrivals: launches that wait at barriers for data of other hosts or for Python beside the devices, and the one thread
 that looks whether it is there.
 
-It looks again and again, since data of a peer that falls silent never comes: a thread that blocked on it would wait for
-ever. A launch that is told to give up is simply not looked at any more.
+Values that announce their end (`looks_called`) have it look when they are there. At others it looks again and again,
+since data of a peer that falls silent never comes: a thread that blocked on it would wait for ever. A launch that is
+told to give up is simply not looked at any more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 from pathways_ray.executor.run.parts import PendingCall
 from pathways_ray.observe.ring import Ring
+from pathways_ray.waits import slice_s
 
 SHORTEST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 1e-3
@@ -63,16 +65,16 @@ class Arrivals:
         self._changes.put((sequence, None))
 
     def look(self) -> None:
-        """Looks now: something has come."""
+        """Looks now: something has come. For any thread."""
         self._changes.put((NO_LAUNCH, None))
 
     def run(self) -> None:
         """Looks without end; for a thread of its own."""
         while True:
-            pause = None
-            if self._waiting:
-                waited = time.perf_counter() - max(one.since for one in self._waiting.values())
-                pause = min(max(PAUSE_SHARE * waited, SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
+            pause = slice_s() if self._waiting else None
+            silent = [one.since for one in self._waiting.values() if not looks_called(one.left[-1])]
+            if silent:
+                pause = min(max(PAUSE_SHARE * (time.perf_counter() - max(silent)), SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
             self._take_changes(pause)
             self._look()
 
@@ -99,6 +101,11 @@ class Arrivals:
                 sequence, one = self._changes.get_nowait()
         except queue.Empty:
             return
+
+
+def looks_called(value: Any) -> bool:
+    """Whether who waits for a value is called when it is there, or has failed."""
+    return bool(getattr(value, "looks_called", False))
 
 
 def is_there(value: Any) -> bool:

@@ -97,7 +97,7 @@ class Dispatcher:
         self.driver = HostDriver(self.core, store, transfer, self)
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self.arrivals = Arrivals(self._inputs_arrived)
-        transfer.on_arrival = self.arrivals.look
+        transfer.on_arrival = self.calls.on_end = self.arrivals.look
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.calls.calls import Pending
@@ -24,6 +25,12 @@ class Value:
     def is_ready(self) -> bool:
         self.looks += 1
         return self.ready
+
+
+class Announced(Value):
+    """One that has whoever waits for it look."""
+
+    looks_called = True
 
 
 class Deleted:
@@ -47,6 +54,38 @@ def test_a_launch_goes_on_when_all_its_values_are_there() -> None:
     assert found.empty()
     values[0].ready = True
     assert found.get(timeout=10) == (7, 2, values)
+
+
+def test_nobody_looks_at_what_announces_its_end_before_it_does() -> None:
+    """
+    1. A launch waits for such a value, and for one that does not. The latter is looked at, comes, and no more looks
+       follow.
+    2. The former comes, and says so.
+    """
+    arrivals, found = looking()
+    announced, other = Announced(), Value()
+    arrivals.add(7, 2, [announced, other])
+    other.ready = True
+    while not announced.looks:
+        time.sleep(LONGEST_PAUSE_S)
+    looks = announced.looks
+    time.sleep(20 * LONGEST_PAUSE_S)
+    assert announced.looks <= looks + 1
+    assert found.empty()
+    announced.ready = True
+    arrivals.look()
+    assert found.get(timeout=10)[0] == 7
+
+
+@pytest.mark.parametrize("came", [[], Failure("HostLost", "gone")])
+def test_a_call_that_is_over_has_its_launch_go_on(came: list[Any] | Failure) -> None:
+    arrivals, found = looking()
+    call = Pending(arrivals.look)
+    arrivals.add(7, 2, [call])
+    time.sleep(0.02)
+    assert found.empty()
+    call.finish(came)
+    assert found.get(timeout=10) == (7, 2, [call])
 
 
 def test_waits_for_python_are_noted_apart_from_those_for_data() -> None:
