@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.ir.plan import Device
-from pathways_ray.scheduler.devices import DeviceSet, DeviceTable
+from pathways_ray.scheduler.devices import MAX_DEVICE_COMPUTATIONS, DeviceSet, DeviceTable
 from pathways_ray.scheduler.estimates import MovingAverage
 from tests.unit.scheduler.island import devices
 
@@ -54,3 +54,19 @@ def test_a_launch_of_unknown_length_goes_alone_where_several_tenants_have_launch
     assert not here.has_room(unknown, 1, contended=True)
     assert here.has_room(known, 1, contended=True)
     assert here.has_room(unknown, 1, contended=False)
+
+
+def test_a_full_device_takes_launches_of_several_tenants_as_others_end() -> None:
+    """Where a tenant is alone they leave in numbers; where others wait each of them goes as soon as it can."""
+    known = MovingAverage(0.0001)
+    table = DeviceTable()
+    here = table.set_of(devices("0.0", "0.1"))
+    for _ in range(MAX_DEVICE_COMPUTATIONS):
+        here.add(0.0001, 1)
+    here.remove(0.0001, 1)
+    part = table.set_of(devices("0.1"))
+    assert here.has_room(known, 1, contended=True)
+    assert not here.has_room(known, 1, contended=False)
+    assert not part.has_room(known, 1, contended=False)
+    table.clear()
+    assert part.has_room(known, 1, contended=False)
