@@ -1,14 +1,15 @@
-"""Arrivals: launches that wait at barriers for data of other hosts or for Python beside the devices, and the one thread
-that looks whether it is there.
+"""Arrivals: launches that wait at barriers for data of other hosts or for Python beside the devices.
 
-Values that announce their end (`looks_called`) have it look when they are there. At others it looks again and again,
-since data of a peer that falls silent never comes: a thread that blocked on it would wait for ever. A launch that is
-told to give up is simply not looked at any more.
+Values that announce their end (`looks_called`) have whoever brought them look when they are there. At others one thread
+looks again and again, since data of a peer that falls silent never comes: one that blocked on it would wait for ever. A
+launch that is told to give up is simply not looked at any more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -24,9 +25,6 @@ PAUSE_SHARE = 0.05
 longer, and costs little while nothing comes."""
 
 
-NO_LAUNCH = -(1 << 62)
-"""No launch has this number."""
-
 CALLS = 1 << 14
 """Waits for host functions that are noted: these take milliseconds, so they are few."""
 
@@ -41,66 +39,68 @@ class _Waiting(NamedTuple):
 
 
 class Arrivals:
-    """Launches that wait for values.
+    """Launches that wait for values; for any thread.
 
     Args:
-        arrived: is called with the launch, the barrier and the values once all are there, or failed.
+        arrived: is called with the launch, the barrier and the values once all are there, or failed: by the thread that
+            brought the last one, or found it there.
     """
 
     def __init__(self, arrived: Callable[[int, int, list[Any]], None]) -> None:
         self._arrived = arrived
-        self._changes: queue.SimpleQueue[tuple[int, _Waiting | None]] = queue.SimpleQueue()
+        self._changing = threading.Lock()
         self._waiting: dict[int, _Waiting] = {}
+        self._silent: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.waits = Ring("qdd")
         """Waits for data that are over: number of the launch, start, end."""
         self.python = Ring("qdd", CALLS)
         """Those for host functions."""
 
     def add(self, sequence: int, barrier: int, values: list[Any]) -> None:
-        """Looks for the values of a launch from now on."""
-        self._changes.put((sequence, _Waiting(barrier, values, list(values), time.perf_counter())))
+        """Has a launch wait for values."""
+        with self._changing:
+            self._waiting[sequence] = _Waiting(barrier, values, list(values), time.perf_counter())
+        self.look()  # for what has come since the caller's own look
+        if not all(map(looks_called, values)):
+            self._silent.put(None)
 
     def drop(self, sequence: int) -> None:
-        """Looks for those of a launch no longer, if it does."""
-        self._changes.put((sequence, None))
+        """Has a launch wait no longer, if it does."""
+        with self._changing:
+            self._waiting.pop(sequence, None)
 
     def look(self) -> None:
-        """Looks now: something has come. For any thread."""
-        self._changes.put((NO_LAUNCH, None))
+        """Lets those launches go on whose values are all there."""
+        for sequence, one in self._over():
+            self._arrived(sequence, one.barrier, one.values)
 
-    def run(self) -> None:
-        """Looks without end; for a thread of its own."""
-        while True:
-            pause = slice_s() if self._waiting else None
-            silent = [one.since for one in self._waiting.values() if not looks_called(one.left[-1])]
-            if silent:
-                pause = min(max(PAUSE_SHARE * (time.perf_counter() - max(silent)), SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
-            self._take_changes(pause)
-            self._look()
-
-    def _look(self) -> None:
-        # Apart from the loop that waits: what its variables name would stay in memory until something comes.
-        for sequence, one in list(self._waiting.items()):
-            while one.left and is_there(one.left[-1]):
-                one.left.pop()
-            if not one.left:
+    def _over(self) -> list[tuple[int, _Waiting]]:
+        """Takes out the launches whose values are there."""
+        with self._changing:
+            for one in self._waiting.values():
+                while one.left and is_there(one.left[-1]):
+                    one.left.pop()
+            over = [(sequence, one) for sequence, one in self._waiting.items() if not one.left]
+            for sequence, one in over:
                 del self._waiting[sequence]
                 ring = self.python if any(isinstance(value, PendingCall) for value in one.values) else self.waits
                 ring.add(sequence, one.since, time.perf_counter())
-                self._arrived(sequence, one.barrier, one.values)
+        return over
 
-    def _take_changes(self, pause: float | None) -> None:
-        """Takes what came; waits for it up to `pause` seconds, or, without one, until there is something."""
-        try:
-            sequence, one = self._changes.get(timeout=pause)
-            while True:
-                if one is not None:
-                    self._waiting[sequence] = one
-                else:
-                    self._waiting.pop(sequence, None)
-                sequence, one = self._changes.get_nowait()
-        except queue.Empty:
-            return
+    def run(self) -> None:
+        """Looks without end for values that do not announce themselves; for a thread of its own."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                self._silent.get(timeout=self._pause())
+            self.look()
+
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        with self._changing:
+            silent = [one.since for one in self._waiting.values() if not all(map(looks_called, one.left))]
+        if not silent:
+            return slice_s()
+        return min(max(PAUSE_SHARE * (time.perf_counter() - max(silent)), SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
 
 
 def looks_called(value: Any) -> bool:
