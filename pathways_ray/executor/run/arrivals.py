@@ -1,8 +1,8 @@
 """Arrivals: launches that wait at barriers for data of other hosts or for Python beside the devices.
 
-Values that announce their end (`looks_called`) have whoever brought them look when they are there. At others one thread
-looks again and again, since data of a peer that falls silent never comes: one that blocked on it would wait for ever. A
-launch that is told to give up is simply not looked at any more.
+Values that announce their end (`looks_called`) have those look who brought them. At others one thread looks again and
+again, since data of a peer that falls silent never comes: one that blocked on it would wait for ever. A launch that is
+told to give up is simply not looked at any more.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ class Value:
 
 
 class Announced(Value):
-    """One that has whoever waits for it look."""
+    """One that has its launch looked at when it is there."""
 
     looks_called = True
 
