@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.backlog import WaitingLaunch
 from pathways_ray.controller.lifecycle import LaunchState
-from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables
+from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables, Whole
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Cancel, CancelLaunch, CancelRefused, Drop
 
@@ -32,6 +32,9 @@ class Cancellation:
             why = CANCELLED if waiting.whole is None else CANCELLED_LATE  # some of its parts have run
             return self.admission.refuse(session, waiting, why) + self.admission.resume((session,))
         record = self._find(session, message.launch)
+        if record is None and (whole := self._part_under_way(session, message.launch)) is not None:
+            whole.failed(CANCELLED_LATE, (), ())  # that is its outcome, once its other parts are over
+            return []
         if record is None or record.state is not LaunchState.IN_FLIGHT:
             return [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
         return [
@@ -75,6 +78,11 @@ class Cancellation:
                 session.fail(buffer, CANCELLED_LATE)
         drops: list[Send] = [SendIsland(island, Drop(session.id, numbers)) for island in sorted(record.program.islands)]
         return [SendClient(session.id, CancelRefused(record.launch, CANCELLED_LATE)), *drops]
+
+    def _part_under_way(self, session: Session, launch: int) -> Whole | None:
+        """A launch that went to its islands in parts, of which the last one is over and others are not."""
+        of_session = (r.whole for r in self.tables.in_flight.values() if r.session == session.id)
+        return next((whole for whole in of_session if whole is not None and whole.launch == launch), None)
 
     def _find(self, session: Session, launch: int) -> InFlight | None:
         if not session.in_flight:

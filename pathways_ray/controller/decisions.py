@@ -3,8 +3,10 @@
 Such a program is a script (`ir.script`). Its launch keeps its place among the session's calls as a deferred one until
 its last part is on its way; each part is a launch like any other, admitted when its turn comes, whose results are the
 session's under numbers that no client can name: they are negative. When a part has made a value by which the script
-decides, a host says it (`Decided`), and the launch goes on. So later calls that have to do with the launch wait, all
-others and other tenants do not, and a client hears of one launch with one outcome: once all its parts have ended.
+decides, a host says it (`Decided`), and the launch goes on. Where the first part of a branch may begin early
+(`controller.early`), the host of the value is told what that will be, and tells the host of the branch. So later
+calls that have to do with the launch wait, all others and other tenants do not, and a client hears of one launch with
+one outcome: once all its parts have ended.
 
 A launch that never decides to end is ended by the launch limit, which counts what its parts have taken.
 """
@@ -13,21 +15,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from pathways_ray import limits
-from pathways_ray.controller import buffers
+from pathways_ray.controller import buffers, early
 from pathways_ray.controller.backlog import Backlog, WaitingLaunch, priority_of
 from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.part_outcomes import report_of
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
-from pathways_ray.controller.state import InFlight, Send, Session, Tables, Whole
+from pathways_ray.controller.state import InFlight, Send, SendIsland, Session, Tables, Whole
 from pathways_ray.errors import Failure
 from pathways_ray.ir import script
-from pathways_ray.transport.messages import Decided, Launch, launch_of
+from pathways_ray.transport.messages import Decided, Drop, Following, IslandLaunch, Launch, launch_of
 
 MAX_AHEAD = 32
 """Parts of a launch that are under way at once: of a long loop, more would only wait in the schedulers."""
+
+MAX_FORESEEN = 8
+"""Branches of which hosts are told: one of them is begun early, and the message has all."""
 
 Started = tuple[list[Send], InFlight | Failure | LaunchEvent | None]
 """What is sent, and the launch on its islands, or why it is not there: a failure, or what it waits for."""
@@ -79,7 +86,7 @@ class Decisions:
     ) -> Started:
         segment = program.segments[part.segment]
         whole.segment = part.segment
-        first = launch.message.results if part.last else session.own_numbers - len(segment.results)
+        first = launch.message.results if part.last else self._number(session, whole, part, segment)
         number = whole.launch if part.last else 0
         message = launch_of(number, segment.number, part.arguments, first, priority_of(launch.message))
         for refusal in REFUSALS:
@@ -97,9 +104,54 @@ class Decisions:
                 whole.course.launched(())
                 whole.closed = True
             else:
-                session.own_numbers = first
+                session.own_numbers = min(first, session.own_numbers)
                 whole.course.launched(range(first, first + len(segment.results)))
+                told = whole.foreseen.pop(part.segment, None)
+                if told is not None and told.results != first:
+                    sent = [*self._taken_back(session, program, part.segment, told), *sent]
+                if whole.course.script.segments[part.segment]:
+                    sent = self._foresee(session, program, whole, sent)
         return sent, came
+
+    def _number(self, session: Session, whole: Whole, part: script.Launch, segment: PlannedProgram) -> int:
+        """The number of a part's first result: the one that its host was told, where it has begun just this."""
+        told = whole.foreseen.get(part.segment)
+        if told is not None and (told.program, told.arguments) == (segment.key, part.arguments):
+            return told.results
+        return session.own_numbers - len(segment.results)
+
+    def _foresee(self, session: Session, program: PlannedProgram, whole: Whole, sent: list[Send]) -> list[Send]:
+        """Says with the part that decides what follows by its value, as far as hosts may begin it."""
+        whole.foreseen = {}
+        choices = whole.course.choices
+        if not any(choices) or len(choices) > MAX_FORESEEN:
+            return sent
+        follows = tuple(self._following(session, program, choice) for choice in choices)
+        for choice, following in zip(choices, follows, strict=True):
+            if choice is not None and following is not None:
+                whole.foreseen[choice.segment] = following
+        return [
+            SendIsland(one.island, msgspec.structs.replace(one.message, follows=follows))
+            if isinstance(one, SendIsland) and isinstance(one.message, IslandLaunch) and not one.message.gangs
+            else one
+            for one in sent
+        ]
+
+    def _following(self, session: Session, program: PlannedProgram, choice: script.Launch | None) -> Following | None:
+        if choice is None:
+            return None
+        segment = program.segments[choice.segment]
+        host = early.host_of(self.tables, segment) if len(segment.hosts) == 1 else early.NO_HOST
+        if host == early.NO_HOST:
+            return None
+        session.own_numbers -= len(segment.results)
+        return Following(host, session.id, segment.key, choice.arguments, session.own_numbers)
+
+    def _taken_back(self, session: Session, program: PlannedProgram, segment: int, told: Following) -> list[Send]:
+        """Has a host forget what it may have begun, or will yet hear of, and that is launched otherwise or never."""
+        numbers = tuple(range(told.results, told.results + len(program.segments[segment].results)))
+        host = self.tables.hosts.get(told.host)
+        return [SendIsland(host.island, Drop(session.id, numbers))] if host is not None else []
 
     def _wait(
         self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram, why: LaunchEvent
@@ -136,6 +188,9 @@ class Decisions:
             whole.course.abandon()
             session.refuse(launch.message.results, program.result_count, failure)
         commands = self._free(session, whole)
+        for segment, told in whole.foreseen.items():
+            commands += self._taken_back(session, program, segment, told)
+        whole.foreseen = {}
         return commands + ([] if whole.flying else report_of(self.tables, session, whole))
 
     def decided(self, message: Decided) -> Session | None:

@@ -22,7 +22,7 @@ from pathways_ray.ir.types import SliceType
 from pathways_ray.observe.recorder import Recorder
 from pathways_ray.scheduler.policies import Ledger, Usage
 from pathways_ray.story import Story
-from pathways_ray.transport.messages import HeldSlice, HostInfo, Stored, ToClient, ToIsland
+from pathways_ray.transport.messages import Following, HeldSlice, HostInfo, Stored, ToClient, ToIsland
 
 MAX_FAILED = 4096
 """Launches that failed lately, of which their programs are remembered."""
@@ -190,8 +190,8 @@ class Whole(msgspec.Struct, eq=False):
 
     `segment` is the one that goes next; `flying` has the parts without an outcome, by sequence, with their segments;
     `spent_s` is what the others took, `at` when the last of them ended, or the launch began. It is `closed` when there
-    will be no further one. `results` and `islands` are those of the last part, `consumed` and `undecided` what parts
-    did with donated arguments.
+    will be no further one. `foreseen` has what hosts may begin by the next value, by segment. `results` and `islands`
+    are those of the last part, `consumed` and `undecided` what parts did with donated arguments.
     """
 
     launch: int
@@ -200,6 +200,7 @@ class Whole(msgspec.Struct, eq=False):
     segment: int = 0
     flying: dict[int, int] = msgspec.field(default_factory=dict)
     closed: bool = False
+    foreseen: dict[int, Following] = msgspec.field(default_factory=dict)
     failure: Failure | None = None
     results: range = range(0)
     islands: tuple[int, ...] = ()

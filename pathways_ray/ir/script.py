@@ -12,7 +12,7 @@ waits for. It is told what was launched, and what was decided. Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 
 import msgspec
 
@@ -99,8 +99,9 @@ class Course:
     """One launch on its way through a script.
 
     `now` is what it does next; None once its last segment is launched. Buffers that it makes are its own, and are gone
-    when nothing on its way can need them: `freed` has those, for the caller to take. `rounds` counts those of all
-    loops, `loops` has the loops that it is in, the outermost first.
+    when nothing on its way can need them: `freed` has those, for the caller to take. `choices` are the first launches
+    of the branches between which the segment that was launched last decides, as far as they are known by then. `rounds`
+    counts those of all loops, `loops` has the loops that it is in, the outermost first.
     """
 
     def __init__(self, script: Script, arguments: Sequence[int]) -> None:
@@ -110,6 +111,7 @@ class Course:
         self.held = Counter(arguments)
         self.decided: dict[int, int] = {}
         self.freed: list[int] = []
+        self.choices: tuple[Launch | None, ...] = ()
         self.rounds = 0
         self.loops: list[Rounds] = []
         self._way = self._whole()
@@ -147,13 +149,14 @@ class Course:
         yield Launch(self.script.last, tuple(self.buffers[register] for register in block.results), True)
 
     def _steps(self, block: Block) -> Generator[Launch | Await, Sequence[int], None]:
-        for step in block.steps:
+        for number, step in enumerate(block.steps, 1):
             match step:
                 case Run():
                     for register in self.script.segments[step.segment]:
                         self.decided.pop(register, None)
                     made = yield Launch(step.segment, tuple(self.buffers[r] for r in step.inputs), False)
                     self._write(dict(zip(step.outputs, made, strict=True)))
+                    self.choices = self._choices(self.script.segments[step.segment], block.steps[number:])
                 case Choose():
                     value = yield from self._value(step.index)
                     branch = step.branches[min(max(value, 0), len(step.branches) - 1)]
@@ -163,6 +166,24 @@ class Course:
                     self.loops.append(step)
                     yield from self._repeat(step)
                     self.loops.pop()
+
+    def _choices(self, deciding: Sequence[int], rest: Sequence[Step]) -> tuple[Launch | None, ...]:
+        """The first launches of the branches that a value chooses between, before which only `Run`s come."""
+        coming: set[int] = set()
+        for step in rest if deciding else ():
+            if isinstance(step, Run):
+                coming.update(step.outputs)
+            elif isinstance(step, Choose) and step.index in deciding:
+                return tuple(self._first(branch, coming) for branch in step.branches)
+            else:
+                break
+        return ()
+
+    def _first(self, branch: Block, coming: Set[int]) -> Launch | None:
+        first = branch.steps[0] if branch.steps else None
+        if not isinstance(first, Run) or self.script.segments[first.segment] or not coming.isdisjoint(first.inputs):
+            return None
+        return Launch(first.segment, tuple(self.buffers[register] for register in first.inputs), False)
 
     def _repeat(self, step: Rounds) -> Generator[Launch | Await, Sequence[int], None]:
         self._write({new: self.buffers[old] for new, old in zip(step.carried, step.initial, strict=True)})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -15,6 +16,7 @@ from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
 from pathways_ray.executor.run.driver import HostDriver, with_uploads
 from pathways_ray.executor.run.early import EarlyReports
+from pathways_ray.executor.run.following import Followers
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived, Joined, SchedulerFound
 from pathways_ray.executor.run.journal import Said
@@ -140,6 +142,9 @@ class SimulatedHost:
         world.checker.host_serves(self.island, self.host, self.epoch, self.devices)
         self.calls = SimulatedCalls(network, self.process, self.host)
         self.core = HostCore(self.host, tuple(self.members))
+        hand = functools.partial(network.after, self.process, 0.0, self._happened)
+        self.followers = Followers(self.host, self.core.early, self.transfer, self.store.ended, hand)
+        self.transfer.on_handed = self.followers.take
         self.driver = HostDriver(self.core, self.store, self.transfer, self, decoded)
         self._happened(Joined(self.epoch))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
@@ -276,13 +281,7 @@ class SimulatedHost:
         """Devices of the simulator say themselves how long they take."""
 
     def watch(
-        self,
-        sequence: int,
-        values: list[Any],
-        program: PreparedProgram,
-        consumed: tuple[int, ...],
-        asked: bool,
-        later: Sequence[Callable[[], None]],
+        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
     ) -> None:
         key = program.plan.watched_with
         queue = self.watched.setdefault(key, deque())
@@ -304,9 +303,12 @@ class SimulatedHost:
         failure = _failure_of(values)
         if failure is None:
             if count := len(program.plan.decides):
-                self.send(Decided(sequence, tuple(agreed(value.memory().values()) for value in values[-count:])))
+                found = tuple(agreed(value.memory().values()) for value in values[-count:])
+                self.followers.decided(sequence, found[0])
+                self.send(Decided(sequence, found))
             self._report(sequence, Done((sequence,), (round(seconds * 1e6),)))
         else:
+            self.core.early.undecided(sequence)
             self._report(sequence, program.plan.failed(sequence, failure, failed, consumed))
         if queue:
             self._watch_first(key)
@@ -357,7 +359,7 @@ class SimulatedHost:
     def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:
         """A client asks for the shards of a buffer; it is answered once they are there."""
 
-        def present(_: Any) -> None:
+        def present() -> None:
             value = self.store.get(session, buffer)
             if value is None:
                 answer(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))

@@ -14,9 +14,11 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import launch_of
 from pathways_ray.simulation.network import Network, Process
 from pathways_ray.simulation.values import Future, when_all_ready
-from pathways_ray.transport.messages import Peer
+from pathways_ray.transport.messages import Following, Peer
 
 LONGEST_READ_S = 0.002
+LATE_S = 0.02
+"""The longest time that a thread of a host waits before it tells another host what follows."""
 
 
 @dataclass(eq=False, slots=True)
@@ -58,9 +60,18 @@ class Transfer:
     pulls: dict[int, tuple[Process, list[Future]]] = field(default_factory=dict)
     connected: set[int] = field(default_factory=set)
     names: int = 0
+    on_handed: Callable[[Following], None] = field(init=False)
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.peers = {peer.host: peer for peer in peers}
+
+    def hand_over(self, host: int, following: Following) -> None:
+        peer = self.peers.get(host)
+        found = self.at(peer.transfer_address) if peer is not None else None
+        if found is not None:
+            process, server = found
+            late, say = LATE_S * self.network.random.random() ** 4, self.network.post
+            self.network.after(self.process, late, say, self.process, process, server.on_handed, following)
 
     def own(self, array: Future) -> Future:
         """An array that may be overwritten: a copy, when peers may still read this one."""

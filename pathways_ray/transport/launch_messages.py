@@ -71,10 +71,22 @@ def inline_bytes(launch: Launch) -> int:
     return sum(len(data) for _, data in inline_of(launch))
 
 
+class Following(msgspec.Struct, frozen=True, array_like=True):
+    """A launch that comes next if a value says so: host `host` may begin it before it is sent. It goes from the
+    controller to the host of the value, and from there to that one."""
+
+    host: int
+    session: int
+    program: int
+    arguments: tuple[int, ...]
+    results: int
+
+
 class IslandLaunch(Message, tag=22):
     """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
     `cancelled` computes nothing: its values are that failure. `launch` is its client's number of it, 0 where it makes
-    only a part of what that one is to give. `inline` are arguments whose number is 0, in the first message of it."""
+    only a part of what that one is to give. `inline` are arguments whose number is 0, in the first message of it.
+    `follows` has what comes next by the value that it makes: number k for the value k."""
 
     sequence: int
     session: int
@@ -86,6 +98,7 @@ class IslandLaunch(Message, tag=22):
     cancelled: Failure | None = None
     launch: int = 0
     inline: tuple[InlineArgument, ...] = ()
+    follows: tuple[Following | None, ...] = ()
 
 
 class PrioritizedIslandLaunch(Message, tag=28):

@@ -74,6 +74,23 @@ def test_a_call_that_went_to_its_host_has_one_outcome(session: Any, slices: Any,
     assert "ready" in repr(one)
 
 
+def test_a_branch_begins_by_its_value_before_it_is_sent(session: Any, slices: Any) -> None:
+    """
+    1. A value on one island decides, again and again, until the host of the branch on the other begins it early.
+    2. Both branches give what they should in any order, also where the next one takes what the last one gave.
+    """
+    first = pw.compiled(lambda k: k % 2, slice=slices.a1)
+    more, less = pw.compiled(lambda v: v + 1, slice=slices.b2), pw.compiled(lambda v: v - 2, slice=slices.a1)
+    program = pw.program(lambda k, v: pw.cond(first(k) == 1, more, lambda v: more(less(v)), v))
+    counts, v = [pw.put(np.int32(k), slices.a1) for k in range(4)], pw.put(np.zeros(4, np.float32), slices.b2)
+    until_taken(session, lambda: program(counts[1], v).block_until_ready())
+    wanted, before = 0, taken(session)
+    for k in (1, 1, 0, 1, 0, 0, 3, 2, 1, 3):
+        v, wanted = program(counts[k], v), wanted + (1 if k % 2 else -1)
+        np.testing.assert_array_equal(np.asarray(v), np.full(4, wanted, np.float32))
+    assert taken(session) > before
+
+
 PROGRAM = """
 import jax, time
 step = jax.jit(lambda v: v + 1)

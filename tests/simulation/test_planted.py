@@ -13,6 +13,7 @@ from tests.simulation import (
     planted_carried,
     planted_decisions,
     planted_early,
+    planted_following,
     planted_islands,
     planted_preemption,
     planted_priorities,
@@ -27,6 +28,7 @@ assert planted_carried
 assert planted_routes
 assert planted_decisions  # its bugs are in the table now
 assert planted_early  # and its
+assert planted_following  # and its
 assert planted_islands  # and its
 assert planted_preemption  # and its
 assert planted_priorities  # and its

@@ -21,18 +21,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import jax
+import msgspec
 from jax.experimental import transfer
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.failure_texts import error_text
 from pathways_ray.executor.data.near_transfer import NearTransfer
 from pathways_ray.ir.plan import launch_of, receiver_of
-from pathways_ray.transport.messages import Peer
+from pathways_ray.transport.messages import Following, Peer
 
 CHUNK_BYTES = 1 << 20
 PARALLEL_COPIES = 256
 """Chunks under way at once. A peer that dies in the middle of a transfer leaves its chunks occupied for good, so there
 are many; their memory is only taken once used."""
+_FOLLOWING = msgspec.msgpack.Decoder(Following)
+
 TRIM_AFTER_S = 5.0
 """After this time launches with a lost host have ended, and what they held is free."""
 
@@ -49,6 +52,7 @@ class DeviceTransfer:
         self.host = host
         self.machine = machine
         self.on_arrival: Callable[[], None] = lambda: None
+        self.on_handed: Callable[[Following], None] = lambda following: None
         self._names = hashlib.blake2b(key=hashlib.sha256(f"transfers {secret}".encode()).digest(), digest_size=8)
         self._server = transfer.start_transfer_server(
             client,
@@ -63,6 +67,8 @@ class DeviceTransfer:
         self._connections: dict[tuple[int, int], Any] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
         self._near = NearTransfer(host, self.address, secret, lambda: self.on_arrival()) if machine else None
+        if self._near is not None:
+            self._near.on_handed = lambda data: self.on_handed(_FOLLOWING.decode(data))
 
     def set_peers(self, peers: Sequence[Peer]) -> None:
         """Learns who is up, under which epoch, at which address. Connections to those that are gone are reset, and soon
@@ -93,6 +99,13 @@ class DeviceTransfer:
             self._near.serve(self._secret_name(name), (peer.host, peer.epoch), arrays)
             return
         self._server.await_pull(self._secret_name(name), arrays)
+
+    def hand_over(self, host: int, following: Following) -> None:
+        """Tells a host of this machine what follows a value; others hear of it by the controller. For any thread."""
+        peer = self._peers.get(host)
+        if self._near is not None and is_near(peer, self.machine):
+            data = msgspec.msgpack.encode(following)
+            self._near.hand_over((peer.host, peer.epoch), peer.transfer_address, data)
 
     def _secret_name(self, name: int) -> int:
         """The name of a transfer on the network, of 63 bits: nobody without the secret can guess it."""

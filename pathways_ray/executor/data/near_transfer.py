@@ -6,7 +6,10 @@ sender that has it waits until it is computed and asked for. What is small comes
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
+import hmac
 import math
 import socket
 import struct
@@ -37,7 +40,8 @@ ACCEPT_PAUSE_S = 0.05
 
 _NAMED = struct.Struct("<cQ")
 _SIZE = struct.Struct("<Q")
-_ASK, _HERE, _PIPED, _FAILED = b"a", b"h", b"p", b"f"
+_ASK, _HERE, _PIPED, _FAILED, _HAND = b"a", b"h", b"p", b"f", b"o"
+_SEAL_BYTES = 16
 
 PeerKey = tuple[int, int]
 """The number and the epoch of a host."""
@@ -102,7 +106,9 @@ class NearTransfer:
 
     def __init__(self, host: int, address: str, secret: str, arrived: Callable[[], None]) -> None:
         self.host = host
+        self.on_handed: Callable[[bytes], None] = lambda data: None
         self._secret, self._arrived = secret, arrived
+        self._key = hashlib.sha256(f"hand over {secret}".encode()).digest()
         self._changing = threading.Lock()
         self._offers: dict[int, _Offer] = {}
         self._failed: OrderedDict[int, _Offer] = OrderedDict()
@@ -212,6 +218,11 @@ class NearTransfer:
                 time.sleep(ACCEPT_PAUSE_S)
 
     def _take_request(self, connection: Connection, message: bytes, pipe: socket.socket | None) -> None:
+        if message[:1] == _HAND and pipe is None:
+            seal, data = message[1 : 1 + _SEAL_BYTES], message[1 + _SEAL_BYTES :]
+            if hmac.compare_digest(seal, self._sealed(data)):
+                self.on_handed(data)
+                return
         kind, name = _NAMED.unpack(message) if len(message) == _NAMED.size else (b"", 0)
         if kind != _ASK or pipe is not None:
             connection.end()  # it is no host of this runtime
@@ -232,10 +243,8 @@ class NearTransfer:
     ) -> list[Any] | Failure:
         """The arrays that fill once the sender has served them, as one `Arriving`."""
         arriving = Arriving(sender[0], types)
-        connection = self._senders.get(sender)
         try:
-            if connection is None or connection not in self._awaited:
-                connection = self._senders[sender] = self._connected(address)
+            connection = self._connected(sender, address)
         except (OSError, RuntimeError) as error:  # the latter: there is no thread left
             return Failure("HostLost", f"host {sender[0]} could not be reached: {error}", host=sender[0])
         with self._changing:
@@ -247,11 +256,14 @@ class NearTransfer:
         connection.send(_NAMED.pack(_ASK, name))
         return [arriving]
 
-    def _connected(self, address: str) -> Connection:
+    def _connected(self, peer: PeerKey, address: str) -> Connection:
         with self._changing:  # before its end can be noted
-            made = Connection.to(neighbours.name_of(address, self._secret), self._take_answer, self._sender_ended)
-            self._awaited[made] = {}
-        return made
+            found = self._senders.get(peer)
+            if found is None or found not in self._awaited:
+                name = neighbours.name_of(address, self._secret)
+                found = self._senders[peer] = Connection.to(name, self._take_answer, self._sender_ended)
+                self._awaited[found] = {}
+        return found
 
     def _take_answer(self, connection: Connection, message: bytes, pipe: socket.socket | None) -> None:
         kind, name = _NAMED.unpack_from(message) if len(message) >= _NAMED.size else (b"", 0)
@@ -324,6 +336,17 @@ class NearTransfer:
         for arriving in awaited.values():
             arriving.fail(_lost(arriving.sender))
         self._arrived()
+
+    # --- launches -----------------------------------------------------------------------------------------------------
+
+    def hand_over(self, peer: PeerKey, address: str, data: bytes) -> None:
+        """Tells a host of a launch that it may begin. One that cannot be told hears of it otherwise. For any thread."""
+        with contextlib.suppress(OSError, RuntimeError):
+            self._connected(peer, address).send(_HAND + self._sealed(data) + data)
+
+    def _sealed(self, data: bytes) -> bytes:
+        """The keyed hash of data, which only hosts of this runtime can make. Others of this user can connect here."""
+        return hashlib.blake2b(data, key=self._key, digest_size=_SEAL_BYTES).digest()
 
     # --- peers --------------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from pathways_ray.executor.run.active_launch import (
 )
 from pathways_ray.executor.run.barriers import InputBarrier
 from pathways_ray.executor.run.copies import copies_for
-from pathways_ray.executor.run.early import EarlyLaunches, never_sent
+from pathways_ray.executor.run.early import EarlyLaunches, never_sent, refusal
 from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
 from pathways_ray.executor.run.journal import Journal
@@ -131,6 +131,8 @@ class HostCore:
         early, taken = self.early.sent(launch)
         if taken:
             return [do.Confirm(early, sequence)]
+        if launch.follows and (prepared := self.programs.get(launch.program)) and prepared.plan.decides:
+            self.early.following[sequence] = launch.follows
         return self._begin(launch) if not early else [*never_sent([early]), *self._begin(launch)]
 
     def _begin(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
@@ -157,7 +159,7 @@ class HostCore:
 
     def _looked_at(self, looked: do.LookedAt) -> list[do.Instruction]:
         launch = self.early.take(looked)
-        return [do.RefuseEarly(looked.handed)] if launch is None else self._begin(launch)
+        return refusal(looked.handed) if launch is None else self._begin(launch)
 
     def _lost(self, launch: wire.IslandLaunch) -> do.Instruction:
         text = f"host {self.host} restarted before the launch reached it"

@@ -32,6 +32,7 @@ from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
+from pathways_ray.executor.run.following import Followers
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
@@ -98,6 +99,8 @@ class Dispatcher:
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self.arrivals = Arrivals(self._inputs_arrived)
         transfer.on_arrival = self.calls.on_end = self.arrivals.look
+        self.followers = Followers(host, self.core.early, transfer, store.ended, self.hand)
+        transfer.on_handed = self.followers.take
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
@@ -242,15 +245,13 @@ class Dispatcher:
         program: PreparedProgram,
         consumed: tuple[int, ...],
         asked: bool = False,
-        later: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
-        watched = Watched(sequence, values, program, self._begun, False, consumed, asked, later)
+        watched = Watched(sequence, values, program, self._begun, consumed=consumed, asked=asked)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
-            watched.answer()
             self._decide(watched)
             self.reports.done(sequence, self._taken(watched), self._behind, later=asked)
         else:
@@ -280,10 +281,10 @@ class Dispatcher:
             watched = self._next(watcher.queued)
             at, failure = self._first_failure(watched.values)
             taken = self._taken(watched)
-            watched.answer()  # first: somebody waits for it
             if watched.part:
                 pass  # the rest of the launch reports it
             elif failure is not None:
+                self.core.early.undecided(watched.sequence)
                 plan = watched.program.plan
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
@@ -297,6 +298,7 @@ class Dispatcher:
         """Says the scalars by which a program decides, now that they are there."""
         if count := len(watched.program.plan.decides):
             found = [int(np.asarray(value.addressable_data(0)).item()) for value in watched.values[-count:]]
+            self.followers.decided(watched.sequence, found[0])
             self.reports.decided(Decided(watched.sequence, tuple(found)))
 
     def _taken(self, watched: Watched) -> int:

@@ -11,14 +11,14 @@ of its arguments are here, and none of its session's launches that were called l
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.active_launch import ActiveLaunch
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.transport.capabilities import tenant_mark
-from pathways_ray.transport.messages import IslandLaunch
+from pathways_ray.transport.messages import Following, IslandLaunch
 
 MAX_TAKEN = 96
 """Early launches of a session that its scheduler has not sent yet. A client sends them within milliseconds, and hands
@@ -27,7 +27,31 @@ over no more while 64 have no outcome."""
 MAX_UNDER_WAY = 8
 """Launches on the device queues behind which none is taken early: another tenant that comes now waits for them."""
 
+MAX_PASSED = 256
+"""Launches between a decision and what follows it, as far as the host of that sees them."""
+
 T = TypeVar("T")
+
+
+class Passed:
+    """The launches of the controller's own numbers that were sent, or will not be, by their first results. These are
+    negative, and fall, but what was numbered before may be sent later. Of many, those before the last ones count as
+    well."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, None] = {}
+        self._all_from = 0
+
+    def __contains__(self, number: int) -> bool:
+        return number >= self._all_from or number in self._last
+
+    def add(self, number: int) -> None:
+        if number not in self:
+            self._last[number] = None
+            if len(self._last) > MAX_PASSED:
+                first = next(iter(self._last))
+                del self._last[first]
+                self._all_from = min(self._all_from, first)
 
 
 class EarlyLaunches:
@@ -39,7 +63,10 @@ class EarlyLaunches:
     def __init__(self) -> None:
         self.allowed = ""
         self.taken: dict[tuple[int, int], IslandLaunch] = {}
+        self.following: dict[int, tuple[Following | None, ...]] = {}
+        """What follows launches that are under way by the values that they make."""
         self._newest: dict[int, int] = {}
+        self._passed: dict[int, Passed] = {}
         self.count = 0
         """All that were taken."""
 
@@ -54,7 +81,7 @@ class EarlyLaunches:
         """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
         prepared = programs.get(handed.message.program)
         if prepared is None or active or not self._may_be(handed, prepared.plan, prepared.tenant):
-            return [do.RefuseEarly(handed)]
+            return refusal(handed)
         return [do.LookAt(handed)]
 
     def _may_be(self, handed: do.Handed, plan: HostPlan, tenant: str) -> bool:
@@ -63,11 +90,12 @@ class EarlyLaunches:
         Args:
             tenant: that of its program.
         """
-        message = handed.message
+        results = handed.message.results
         return (
-            handed.tenant == self.allowed == tenant_mark(tenant)
+            (handed.tenant == self.allowed or results < 0)  # hosts say that only of what is their tenant's
+            and self.allowed == tenant_mark(tenant)
             and plan.may_be_early
-            and message.results > self._newest.get(handed.session, 0)
+            and self._is_new(handed.session, results)
             and sum(session == handed.session for session, _ in self.taken) < MAX_TAKEN
         )
 
@@ -80,17 +108,25 @@ class EarlyLaunches:
         given = message.arguments, message.results
         launch = IslandLaunch(-self.count, session, message.program, *given, inline=message.inline)
         self.taken[session, message.results] = launch
-        self._note(launch)
+        self._note(launch.session, launch.results)
         return launch
 
-    def _note(self, launch: IslandLaunch) -> None:
-        if launch.results > self._newest.get(launch.session, 0):
-            self._newest[launch.session] = launch.results
+    def _is_new(self, session: int, results: int) -> bool:
+        if results < 0:
+            return session not in self._passed or results not in self._passed[session]
+        return results > self._newest.get(session, 0)
+
+    def _note(self, session: int, results: int) -> None:
+        """This is not taken any more, and of a client nothing that it called before."""
+        if results < 0:
+            self._passed.setdefault(session, Passed()).add(results)
+        elif results > self._newest.get(session, 0):
+            self._newest[session] = results
 
     def sent(self, launch: IslandLaunch) -> tuple[int, bool]:
         """A launch has come from the scheduler: the number under which it was taken early, 0 if it was not; and whether
         that is what was sent, or is to be forgotten."""
-        self._note(launch)
+        self._note(launch.session, launch.results)
         early = self.taken.pop((launch.session, launch.results), None) if self.taken else None
         if early is None:
             return 0, False
@@ -98,21 +134,43 @@ class EarlyLaunches:
         same &= not launch.inline or launch.inline == early.inline
         return early.sequence, same and launch.cancelled is None
 
-    def dropped(self, session: int, buffers: Iterable[int]) -> list[do.Instruction]:
-        """The results of launches are dropped: nobody sends those any more that were taken early."""
+    def dropped(self, session: int, buffers: Collection[int]) -> list[do.Instruction]:
+        """The results of launches are dropped: nobody sends those any more that were taken early, or will yet be handed
+        over by another host."""
+        if (least := min(buffers, default=0)) < 0:
+            self._note(session, least)
         found = [self.taken.pop((session, number), None) for number in buffers] if self.taken else []
         return never_sent(launch.sequence for launch in found if launch is not None)
 
     def session_ended(self, session: int) -> list[do.Instruction]:
         """The same for all of a session."""
         self._newest.pop(session, None)
+        self._passed.pop(session, None)
         return self.dropped(session, [results for one, results in self.taken if one == session])
 
     def controller_lost(self) -> list[do.Instruction]:
         """The same for all: clients take what the controller has not told them for failed."""
         found = [launch.sequence for launch in self.taken.values()]
         self.taken.clear()
+        self.following.clear()
         return never_sent(found)
+
+    # --- what follows a value -----------------------------------------------------------------------------------------
+
+    def decided(self, sequence: int, value: int) -> Following | None:
+        """A launch has made the value by which its program decides: what follows, where a host may begin it. For any
+        thread."""
+        follows = self.following.pop(sequence, ())
+        return follows[min(max(value, 0), len(follows) - 1)] if follows else None
+
+    def undecided(self, sequence: int) -> None:
+        """A launch has failed, and makes no value. For any thread."""
+        self.following.pop(sequence, None)
+
+
+def refusal(handed: do.Handed) -> list[do.Instruction]:
+    """Tells a client that its call is left to the scheduler; a host that handed it over need not know."""
+    return [] if handed.message.results < 0 else [do.RefuseEarly(handed)]
 
 
 def never_sent(numbers: Iterable[int]) -> list[do.Instruction]:

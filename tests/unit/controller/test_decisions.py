@@ -15,7 +15,7 @@ from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import Turns
 from pathways_ray.ir.graph import Branch, Graph, Repeat
-from pathways_ray.transport.messages import Cancel, Decided, IslandLaunch, LaunchFailed, encode
+from pathways_ray.transport.messages import Cancel, Decided, Drop, Following, IslandLaunch, LaunchFailed, encode
 from tests.unit.controller.harness import BOOM, SLICES, Harness, completed, sketch_with_slices, to_client
 from tests.unit.helpers import SCALAR, VECTOR, Sketch
 from tests.unit.ir.test_script import one_call
@@ -99,11 +99,63 @@ def test_the_chosen_branch_follows_and_then_what_is_left() -> None:
     assert functions(front, first) == ["index"]
     second = front.decided(1, 1)
     assert functions(front, second) == ["g"]
-    assert [c.message.results for c in sent(second)] == [-2, 20]
+    assert [c.message.results for c in sent(second)] == [-3, 20]
     assert front.done(SLICES[0].island, 1) == []
     outcomes = front.end(second)
     assert to_client(outcomes) == [m.message for m in completed(1)]
     assert front.buffers() == {11, 12, 20}
+
+
+def told(commands: list[Send]) -> tuple[Following | None, ...]:
+    """What the host of the value is told of its branches."""
+    (launch,) = sent(commands)
+    return launch.message.follows
+
+
+def test_the_host_of_a_value_is_told_what_follows() -> None:
+    front = Deciding(branching())
+    follows = told(front.launch(1, (11, 12), 20))
+    (host,) = SLICES[1].hosts
+    keys = {name: s.key for s in front.program.segments for part in s.messages.values() for name in part.functions}
+    assert follows == (Following(host, 1, keys["f"], (12,), -2), Following(host, 1, keys["g"], (12,), -3))
+    (first, _) = sent(front.decided(1, 0))
+    chosen = follows[0]
+    assert chosen is not None
+    message = first.message
+    assert (message.program, message.arguments, message.results) == (chosen.program, chosen.arguments, chosen.results)
+
+
+def drops(commands: list[Send]) -> set[tuple[int, tuple[int, ...]]]:
+    to_islands = [c for c in commands if isinstance(c, SendIsland)]
+    return {(c.island, c.message.buffers) for c in to_islands if isinstance(c.message, Drop)}
+
+
+@pytest.mark.parametrize("ends", ["cancelled", "failed"])
+def test_what_hosts_were_told_and_is_never_launched_is_taken_back(ends: str) -> None:
+    """Before the value is there, or after: then a host may have begun it."""
+    front = Deciding(branching())
+    (launch,) = sent(front.launch(1, (11, 12), 20))
+    if ends == "cancelled":
+        cancelling = front.launches.cancellation.cancel(front.launches.sessions[1], Cancel(1))
+        found = drops(front.checked(cancelling))
+    else:
+        found = drops(front.failed(launch.island, 1))
+    assert found >= {(SLICES[1].island, (-2,)), (SLICES[1].island, (-3,))}
+
+
+def test_a_launch_whose_last_part_is_over_may_be_cancelled_and_has_one_outcome() -> None:
+    """Another part is under way: what it had no part in is there, and nobody has heard of it."""
+    front = Deciding(branching())
+    first = front.launch(1, (11, 12), 20)
+    second = front.decided(1, 1)
+    assert to_client(front.end(second)) == []
+    session = front.launches.sessions[1]
+    assert to_client(front.checked(front.launches.cancellation.cancel(session, Cancel(1)))) == []
+    outcome = front.end(first)
+    (report,) = to_client(outcome)
+    assert isinstance(report, LaunchFailed)
+    assert (report.launch, report.failure) == (1, CANCELLED_LATE)
+    assert (SLICES[1].island, (20,)) in drops(outcome)
 
 
 @pytest.mark.parametrize(("value", "name"), [(-7, "f"), (0, "f"), (1, "g"), (9, "g")])

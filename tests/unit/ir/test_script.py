@@ -114,6 +114,38 @@ def test_a_course_waits_for_one_value_at_a_time_and_frees_what_nobody_needs() ->
     assert sorted(course.freed) == [-4, -3, -2, -1]
 
 
+def test_what_follows_a_decision_is_known_with_the_segment_that_decides() -> None:
+    sketch, result = decides_before_it_branches()
+    course = Course(split(sketch.graph(result))[0], [7, 8])
+    assert course.choices == ()
+    course.launched([-1])
+    assert course.choices == (Launch(2, (8,), False), Launch(3, (8,), False))
+    course.launched([-3, -2])
+    assert course.choices == ()
+
+
+def test_a_branch_that_takes_what_comes_between_or_decides_itself_is_not_known() -> None:
+    """The first branch takes what is launched after the value, the second one decides, the third does nothing."""
+    sketch = Sketch()
+    a, b = sketch.slice("0.0"), sketch.slice("1.0", island=1)
+    x, y = sketch.argument(a), sketch.argument(b)
+    index = sketch.call("index", x, slice=a, outputs=(SCALAR,))
+    other = sketch.call("other", y, slice=b)
+    takes = sketch.body([y, other], lambda s, v: [s.call("f", v[0], v[1], slice=b)])
+    same = sketch.body([y, other], lambda s, v: [v[0]])
+    inner = (same, same)
+
+    def again(s: Sketch, v: list[Ref]) -> list[Ref]:
+        pick = s.call("pick", v[0], slice=b, outputs=(SCALAR,))
+        return [s.control(Branch("inner", pick, (v[0], v[1]), inner, (VECTOR,), (s.layout(v[0]),)))]
+
+    bodies = (takes, sketch.body([y, other], again), same)
+    chosen = sketch.control(Branch("pick", index, (y, other), bodies, (VECTOR,), (sketch.layout(y),)))
+    course = Course(split(verify(sketch.graph(chosen)))[0], [7, 8])
+    course.launched([-1])
+    assert course.choices == (None, None, None)
+
+
 def test_an_abandoned_course_frees_what_it_made() -> None:
     sketch, result = decides_before_it_branches()
     course = Course(split(sketch.graph(result))[0], [7, 8])

@@ -256,13 +256,7 @@ class Host:
         self.messages.append(message)
 
     def watch(
-        self,
-        sequence: int,
-        values: list[Any],
-        program: PreparedProgram,
-        consumed: tuple[int, ...],
-        asked: bool,
-        later: Sequence[Callable[[], None]],
+        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
     ) -> None:
         self.watched.append((sequence, values))
 

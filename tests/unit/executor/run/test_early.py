@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.early import MAX_TAKEN, MAX_UNDER_WAY, EarlyReports
+from pathways_ray.executor.run.early import MAX_PASSED, MAX_TAKEN, MAX_UNDER_WAY, EarlyLaunches, EarlyReports
+from pathways_ray.executor.run.following import Followers
 from pathways_ray.executor.run.instructions import Handed, SchedulerFound
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_EARLY_BYTES
@@ -16,6 +17,7 @@ from pathways_ray.transport.messages import (
     AllowEarly,
     Drop,
     DropSession,
+    Following,
     IslandLaunch,
     LaunchEarly,
     Recount,
@@ -54,6 +56,86 @@ def test_a_call_takes_what_an_earlier_one_makes() -> None:
     host = host_that_takes_calls()
     host.handle(handed(600, 1), handed(700, 600))
     assert host.enqueued == ["f(x)", "f(f(x))"]
+
+
+# --- what another host hands over -------------------------------------------------------------------------------------
+
+
+def test_what_another_host_hands_over_is_the_launch_that_is_sent_later() -> None:
+    """Its tenant is that of the program: hosts say nothing of it."""
+    host = host_that_takes_calls()
+    host.handle(handed(-10, 1, tenant=""))
+    assert host.enqueued == ["f(x)"]
+    host.handle(IslandLaunch(6, 1, 1, (1,), -10))
+    assert (host.confirmed, host.enqueued) == ([(-1, 6)], ["f(x)"])
+
+
+def test_later_launches_do_not_keep_a_host_from_what_was_numbered_before() -> None:
+    host = host_that_takes_calls()
+    host.handle(IslandLaunch(6, 1, 1, (1,), -20), handed(-10, 1, tenant=""))
+    assert host.enqueued == ["f(x)", "f(x)"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param((IslandLaunch(6, 1, 1, (1,), -10), Drop(1, (-10,))), id="was sent"),
+        pytest.param((Drop(1, (-9, -10)),), id="is never sent"),
+        pytest.param(
+            (
+                IslandLaunch(6, 1, 1, (1,), -10),
+                Drop(1, (-10,)),
+                *(Drop(1, (-k,)) for k in range(11, 11 + 2 * MAX_PASSED)),
+            ),
+            id="was sent long ago",
+        ),
+        pytest.param((AllowEarly(""),), id="is not allowed"),
+        pytest.param((AllowEarly(tenant_mark("another")),), id="is of another tenant"),
+    ],
+)
+def test_what_comes_too_late_is_not_begun_and_no_client_hears_of_it(before: tuple[Any, ...]) -> None:
+    host = host_that_takes_calls()
+    host.handle(*before)
+    held, ran = host.buffers(), len(host.enqueued)
+    host.handle(handed(-10, 1, tenant=""))
+    assert (host.buffers(), len(host.enqueued), host.refused) == (held, ran, [])
+
+
+def test_the_value_of_a_launch_says_what_follows() -> None:
+    early, follows = EarlyLaunches(), (Following(1, 1, 7, (1,), -2), None, Following(1, 1, 8, (1,), -3))
+    for value, wanted in ((-5, follows[0]), (0, follows[0]), (1, None), (2, follows[2]), (9, follows[2])):
+        early.following[6] = follows
+        assert early.decided(6, value) == wanted
+        assert early.decided(6, value) is None
+    early.following = {6: follows, 7: follows}
+    early.undecided(6)
+    assert list(early.following) == [7]
+    early.controller_lost()
+    assert early.decided(7, 0) is None
+
+
+def test_followers_are_told_where_they_are() -> None:
+    """On this host or another one; those of a session that has ended nowhere."""
+
+    class Others:
+        def hand_over(self, host: int, following: Following) -> None:
+            told.append((host, following))
+
+    told: list[Any] = []
+    early, others = EarlyLaunches(), Others()
+    followers = Followers(0, early, others, lambda session: session == 2, told.append)
+    here, there, over = (Following(host, session, 7, (1,), -2) for host, session in ((0, 1), (1, 1), (0, 2)))
+    for sequence, following in enumerate((here, there, over)):
+        early.following[sequence] = (following,)
+        followers.decided(sequence, 0)
+    followers.decided(99, 0)
+    mine = Handed(1, "", LaunchEarly(7, (1,), -2))
+    assert told == [mine, (1, there)]
+    followers.take(here)
+    assert told[2:] == [mine]
+
+
+# --- what is left to the scheduler ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
