@@ -61,7 +61,7 @@ class Arrivals:
         with self._changing:
             self._waiting[sequence] = _Waiting(barrier, values, list(values), time.perf_counter())
         self.look()  # for what has come since the caller's own look
-        if not all(map(looks_called, values)):
+        if not all(map(looks_called, values)) and self._silent.empty():  # else the thread has yet to look
             self._silent.put(None)
 
     def drop(self, sequence: int) -> None:
