@@ -9,6 +9,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     import jax
     from jax.sharding import AbstractMesh
@@ -263,6 +265,44 @@ def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Arra
             setattr(array, _BEGUN, True)
 
     kind._single_device_array_to_np_array_did_copy, kind._copy_single_device_array_to_host_async = read, begin
+
+
+def arrays_put_by(put: Callable[[Any, Any], Any], big_bytes: int) -> None:
+    """Has JAX ask `put` for the array that has the values of a NumPy array of C order, from a size on, on a device; for
+    None it puts them as ever, and so it does where the user guards such transfers, asks for another memory than the
+    device's own one, or has several devices.
+
+    What puts is a function of jaxlib that JAX looks up at each call.
+    """
+    from jax._src.array import ArrayImpl
+    from jaxlib import _jax, xla_client
+
+    jaxlib: Any = xla_client
+    guards: Any = _jax.guard_lib
+    unguarded = None, guards.TransferGuardLevel.ALLOW
+    put_by_jax = jaxlib.batched_device_put
+
+    def shard(kind: Any, sharding: Any, values: Sequence[Any], devices: Sequence[Any]) -> Any:
+        if len(devices) != 1 or sharding.memory_kind not in (None, devices[0].default_memory().kind):
+            return None
+        value = getattr(values[0], "val", values[0])  # JAX has some NumPy arrays as literals
+        if type(value) is not np.ndarray or value.nbytes < big_bytes or not value.flags.c_contiguous:
+            return None
+        if (value.dtype, value.shape) != (kind.dtype, kind.shape) or value.dtype.kind not in "biufc":
+            return None
+        states = guards.thread_local_state(), guards.global_state()
+        if any(state.host_to_device not in unguarded for state in states):
+            return None
+        return put(value, devices[0])
+
+    def batched(
+        kind: Any, sharding: Any, values: Any, devices: Any, committed: bool = True, *more: Any, **by: Any
+    ) -> Any:
+        if (found := shard(kind, sharding, values, devices)) is not None:
+            return ArrayImpl(kind, sharding, [found], committed=committed, _skip_checks=True)
+        return put_by_jax(kind, sharding, values, devices, committed, *more, **by)
+
+    jaxlib.batched_device_put = batched
 
 
 def memory_of_others_unknown() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from pathways_ray.ir.regions import Box, box_shape, place_of, shard_boxes, shard
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.pipes import Pipe
+from pathways_ray.transport.pipes import HostPipe, Pipe
 from pathways_ray.transport.shared_memory import SharedFile, aligned, offsets
 
 if TYPE_CHECKING:
@@ -196,24 +197,52 @@ class ArrayFile(NamedTuple):
         return self.file.bytes(size).view(self.dtype).reshape(self.shape)
 
 
+class ArrayPipe(NamedTuple):
+    """An array in C order whose bytes somebody else writes to a pipe, of which this is the host's end. It can be read
+    once."""
+
+    end: SharedFile
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    def array(self) -> np.ndarray[Any, Any]:
+        """The array. Raises `WireError` where its writer hangs up before, or is silent for long."""
+        whole = aligned(math.prod(self.shape) * self.dtype.itemsize)
+        HostPipe(self.end).read([whole])
+        return whole.view(self.dtype).reshape(self.shape)
+
+
+Kept = np.ndarray[Any, Any] | ArrayFile
+"""An array that was fetched to be uploaded again."""
+
+Given = Kept | ArrayPipe
+"""What is uploaded."""
+
+
 class Copies:
     """Copies of the boxes of an array, so that the caller may change it. Each is made once, however many take it. An
-    array that is a file in memory changes no more: where its boxes lie in it as an upload has them, it goes itself."""
+    array that is a file in memory changes no more: where its boxes lie in it as an upload has them, it goes itself. Of
+    one that comes by a pipe the host gets the end."""
 
-    def __init__(self, array: np.ndarray[Any, Any] | ArrayFile) -> None:
-        self._filed = array if isinstance(array, ArrayFile) else None
-        self._array = array.array() if isinstance(array, ArrayFile) else array
+    def __init__(self, array: Given) -> None:
+        self._source = array
         self._copies: dict[Box, memoryview] = {}
         self._files: dict[tuple[Box, ...], SharedFile] = {}
 
     def size(self, boxes: tuple[Box, ...]) -> int:
         """Bytes of some boxes together."""
-        return sum(math.prod(box_shape(box)) for box in boxes) * self._array.itemsize
+        return sum(math.prod(box_shape(box)) for box in boxes) * self._source.dtype.itemsize
+
+    @functools.cached_property
+    def _array(self) -> np.ndarray[Any, Any]:
+        return self._source if isinstance(self._source, np.ndarray) else self._source.array()
 
     def file(self, boxes: tuple[Box, ...]) -> SharedFile | None:
         """A file in memory with these boxes; None where there is no memory for it."""
-        if self._filed is not None and self._is_all(boxes):
-            return self._filed.file
+        if isinstance(self._source, ArrayFile) and self._is_all(boxes):
+            return self._source.file
+        if isinstance(self._source, ArrayPipe) and [box_shape(box) for box in boxes] == [self._source.shape]:
+            return self._source.end
         if boxes not in self._files:
             pieces = [self._piece(box) for box in boxes]
             places, size = offsets([piece.nbytes for piece in pieces])
@@ -227,17 +256,17 @@ class Copies:
         return self._files[boxes]
 
     def pieces(self, boxes: tuple[Box, ...]) -> Pieces | None:
-        """The boxes in the caller's array, which may change it later; None of one that is a file."""
-        return tuple(map(self._piece, boxes)) if self._filed is None else None
+        """The boxes in the caller's array, which may change it later; None of one that is no array yet."""
+        return tuple(map(self._piece, boxes)) if isinstance(self._source, np.ndarray) else None
 
     def _is_all(self, boxes: tuple[Box, ...]) -> bool:
         """Whether these boxes, one behind the other as an upload has them, are the array in C order."""
-        item = self._array.itemsize
-        found = [place_of(box, self._array.shape) for box in boxes]
+        item, shape = self._source.dtype.itemsize, self._source.shape
+        found = [place_of(box, shape) for box in boxes]
         if any(run != math.prod(box_shape(box)) for box, (_, run, _) in zip(boxes, found, strict=True)):
             return False
         places, size = offsets([run * item for _, run, _ in found])
-        return places == [start * item for start, _, _ in found] and size == self._array.nbytes
+        return places == [start * item for start, _, _ in found] and size == math.prod(shape) * item
 
     def messages(self, opening: wire.PutOpen, boxes: tuple[Box, ...]) -> list[wire.Message]:
         """The messages that bring these boxes in parts."""

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pathways_ray.client.ahead import Ahead, Asked
-from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, Fetching, FetchPlan, Pieces, plan_of
+from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces, plan_of
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
 from pathways_ray.client.local_reader import LocalReader, Sleeper
@@ -190,7 +190,7 @@ class DataLinks:
     def upload(
         self,
         buffer: int,
-        array: np.ndarray[Any, Any] | ArrayFile,
+        array: Given,
         kind: ArrayType,
         spec: Spec,
         placed: PlacedSlice,
@@ -198,7 +198,8 @@ class DataLinks:
         acknowledge: Acknowledge,
         begun: Callable[[Upload], None] = lambda upload: None,
     ) -> Upload:
-        """Starts an upload. The bytes are copied before it returns, so the caller may change the array.
+        """Starts an upload. The bytes are copied before it returns, so the caller may change the array. One that comes
+        by a pipe the host reads, or, where that is on another machine, this.
 
         Args:
             begun: called before the first byte leaves: what goes by a pipe is there when this returns.
@@ -261,9 +262,7 @@ class DataLinks:
                 early[number] = other.value()
         return file if isinstance(file, np.ndarray) else found.value(file)
 
-    def fetch_to_keep(
-        self, buffer: int, cover: FetchPlan, check: Callable[[], None]
-    ) -> np.ndarray[Any, Any] | ArrayFile:
+    def fetch_to_keep(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> Kept:
         """The whole array for an upload to come: the file in memory in which it came, if it did."""
         found, file = self._fetched(buffer, cover, check, {})
         assert not isinstance(file, np.ndarray)

@@ -20,7 +20,7 @@ from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
-from pathways_ray.transport.pipes import Pipe
+from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
 
@@ -79,6 +79,8 @@ class DataLink:
         self.uploads: dict[int, Sent] = {}
         self.fetches: dict[int, Fetching] = {}
         self.pipes: set[Pipe] = set()
+        self.passed: dict[int, HostPipe] = {}
+        """The ends of pipes that others write to and the host reads, by uploads that it has not stored."""
         self.handed: set[int] = set()
         self.dead: Failure | None = None
         self._local: LocalSocket | None = None
@@ -153,6 +155,7 @@ class DataLink:
 
     def _uploaded(self, request: int, failure: Failure | None) -> None:
         sent = self.uploads.pop(request, None)
+        self.passed.pop(request, None)
         if request in self.handed:
             self._end_turn(request)
         if sent is not None:
@@ -169,7 +172,7 @@ class DataLink:
         self.dead = self.dead or reason
         self._allow(False)
         self._settled.set()
-        for pipe in list(self.pipes):
+        for pipe in (*list(self.pipes), *list(self.passed.values())):
             pipe.end()
         with self._turns:
             self._turns.notify_all()
@@ -220,8 +223,11 @@ class DataLink:
                 return False  # nobody else would read that it is its turn
             self._turns.wait_for(lambda: len(self.handed) < MAX_PIPES or self.dead is not None)
             self.handed.add(opening.request)
+        if isinstance(what, SharedFile) and is_pipe(what):
+            self.passed[opening.request] = HostPipe(what)
         sent = self.send_local(opening, what) if isinstance(what, SharedFile) else self._send_by_pipe(opening, what)
         if not sent:
+            self.passed.pop(opening.request, None)
             self._end_turn(opening.request)
         return sent
 

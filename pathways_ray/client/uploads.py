@@ -5,15 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
-
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
+from pathways_ray.client.array_pieces import ArrayPipe, Given
 from pathways_ray.client.buffer import Buffer, BufferOwner, Upload
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import Arrival, Driver
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.errors import UsageError
+from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout
 
 
@@ -33,18 +32,17 @@ class UploadCalls:
         check_layout(kind.array, spec, where.type, "put")
         return self.upload(array, kind)
 
-    def upload(self, array: np.ndarray[Any, Any], kind: ArgumentType) -> Array:
+    def upload(self, array: Given, kind: ArgumentType) -> Array:
         """Uploads an array of exactly the dtype of its type to the slice that the type names."""
         return Array(upload(cast(BufferOwner, self), self._core, self._driver, array, kind), kind)
 
 
-def upload(
-    owner: BufferOwner, core: ClientCore, driver: Driver, array: np.ndarray[Any, Any], kind: ArgumentType
-) -> Buffer:
+def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, kind: ArgumentType) -> Buffer:
     """Begins an upload; the handle may be used at once.
 
     Raises:
-        HostLost: a host of the slice is down and does not come back in time.
+        HostLost: a host of the slice is down and does not come back in time; or the slice moved while an array was on
+            its way by a pipe, which cannot be read again.
         SessionSuspended: the session is suspended, or was while the array was on its way.
     """
     where, spec = kind.slice, kind.spec
@@ -68,6 +66,8 @@ def upload(
             driver.take_arrival(one)
         if one.sent or placed is where.placed:
             break  # else it has moved since the upload began
+        if isinstance(array, ArrayPipe):
+            raise from_failure(Failure("HostLost", f"{where} moved while an array was on its way; put it again"))
     driver.sweep()
     driver.check_not_suspended()  # it may be on devices that are not the session's any more, and goes with its handle
     return buffer

@@ -16,6 +16,7 @@ import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
+from pathways_ray.client.array_pieces import ArrayPipe
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING
 from pathways_ray.client.questions import Question
 from pathways_ray.client.session import Session
@@ -25,39 +26,24 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.tilings import axis_names
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy import colocated, programs
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer
 from pathways_ray.proxy.fetching import Fetcher
 from pathways_ray.proxy.handover import Handover
+from pathways_ray.proxy.loaded import Loaded
 from pathways_ray.proxy.readers import Read, Readers
 from pathways_ray.proxy.statuses import status_of
 from pathways_ray.proxy.strides import viewed
 from pathways_ray.transport.messages import encode
+from pathways_ray.transport.pipes import is_pipe
 
 _log = logging.getLogger(__name__)
 
 COMPILERS = 2
 """Threads that read programs and wait until hosts have compiled them."""
-
-
-class Loaded:
-    """A program of the client, registered with the runtime once for each choice of arguments that it may take."""
-
-    def __init__(self, program: programs.Program, where: VirtualSlice) -> None:
-        self.program = program
-        self.where = where
-        self.registered: dict[tuple[int, ...], int] = {}
-        signature = program.signature
-        self.results = tuple(
-            ArgumentType.of(kind, False, where, sharding.spec)
-            for kind, sharding in zip(signature.outputs, signature.output_shardings, strict=True)
-        )
-        self.temporary_bytes = 0
-
-    def graph(self, donated: tuple[int, ...]) -> Graph:
-        return programs.call_graph(self.program, self.where.id, donated)
 
 
 class Carrier:
@@ -229,6 +215,8 @@ class Carrier:
 
     def _execute(self, command: do.Execute) -> None:
         loaded = self.loaded[command.executable]
+        if loaded.program.by_pipe:
+            return self._upload_by_pipe(loaded, command.results[0])
         number = self._registered(loaded, command.donated)
         records = [self._made(buffer)[0]._buffer.record for buffer in command.arguments]
         donated = [records[k] for k in command.donated]
@@ -237,6 +225,15 @@ class Carrier:
         shardings = loaded.program.signature.output_shardings
         for buffer, array, sharding in zip(command.results, made, shardings, strict=True):
             self.buffers[buffer] = array, sharding
+
+    def _upload_by_pipe(self, loaded: Loaded, buffer: int) -> None:
+        """Makes an array of the bytes that the client writes to the pipe whose end it has sent before."""
+        end = self.fetcher.handover.taken()
+        if end is None or not is_pipe(end):
+            raise Refused(Code.INVALID_ARGUMENT, "no pipe came for an array whose bytes were to come by one")
+        (kind,), (sharding,) = loaded.results, loaded.program.signature.output_shardings
+        array = ArrayPipe(end, kind.array.shape, dtype_named(kind.array.dtype))
+        self.buffers[buffer] = self.session.upload(array, kind), sharding
 
     def _registered(self, loaded: Loaded, donated: tuple[int, ...]) -> int:
         if donated not in loaded.registered:
@@ -318,6 +315,8 @@ class Carrier:
         """
         if programs.hands_over(command.program):
             program = programs.HANDING_OVER
+        elif piped := programs.putting(command.program, len(self.origins)):
+            program = piped
         elif command.program.type_name == colocated.CUSTOM_CALL:
             program = self._function(command.program)
         elif (kind := command.program.type_name) != programs.PROGRAM:
@@ -330,7 +329,7 @@ class Carrier:
             asked = Read(bytes(command.program.data), devices, tuple(self.session.platforms), overrides)
             program = self.readers.read(asked)
         loaded = Loaded(program, self.slice_of(program.place))
-        if loaded.results:
+        if loaded.results and not program.by_pipe:
             number = self._registered(loaded, ())
             explained = self.session.explain(number, encode(loaded.graph(())))
             loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)

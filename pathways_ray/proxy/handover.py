@@ -1,4 +1,5 @@
-"""Files in memory for clients of a proxy on its machine: big values by descriptor, of which nothing is copied.
+"""Files in memory for clients of a proxy on its machine: big values by descriptor, of which nothing is copied; and the
+ends of pipes by which their big arrays come.
 
 jaxlib's client has no way for that, so what runs beside it in the client's process (`reading`) has opened a local
 socket, to which it was invited when it attached. It counts what it asks for in the stream of requests; each answer
@@ -25,6 +26,8 @@ NUMBER_BYTES = 8
 Value = SharedFile | bytes | None
 """A file, the bytes of a small value, or nothing where it does not come."""
 
+Receive = Callable[[socket.socket], tuple[bytes, SharedFile | None]]
+
 Send = Callable[[socket.socket, bytes, SharedFile | None], bool]
 
 
@@ -42,13 +45,15 @@ class Handover:
 
     Args:
         send: sends an answer, with a file where there is one; False where that cannot be.
+        receive: the next message that has come; raises `OSError` where there is none.
         end: hangs up on the client.
     """
 
-    def __init__(self, send: Send, end: Callable[[Handover], None]) -> None:
+    def __init__(self, send: Send, receive: Receive, end: Callable[[Handover], None]) -> None:
         self.invitation = Invitation("", b"", b"")
         self.connection: socket.socket | None = None
-        self._send, self._end = send, end
+        self._send, self._receive, self._end = send, receive, end
+        self._taken = 0
 
     def give(self, number: int, value: Value) -> None:
         """Sends answer `number`. Who cannot be sent one, since it reads none, is hung up on: it waits for no more."""
@@ -56,6 +61,16 @@ class Handover:
         head = number.to_bytes(NUMBER_BYTES, "little")
         if self.connection is None or not self._send(self.connection, head + data, file):
             self._end(self)
+
+    def taken(self) -> SharedFile | None:
+        """The next file that the client has sent; None where it sent none of that number. It is here before the request
+        that is about it, so nobody waits."""
+        self._taken += 1
+        with contextlib.suppress(OSError):
+            if self.connection is not None:
+                data, file = self._receive(self.connection)
+                return file if number_of(data) == self._taken else None
+        return None
 
     def close(self) -> None:
         """Hangs up on the client, who sees that no more come."""
@@ -89,13 +104,14 @@ class Handovers:
 
     def open(self) -> Handover:
         """For a further client."""
-        made = Handover(self._server.send, self._dismiss)
+        made = Handover(self._server.send, self._server.receive, self._dismiss)
         invited: Future[Invitation] = Future()
         self._loop.call_soon_threadsafe(lambda: invited.set_result(self._server.invite(made)))
         made.invitation = invited.result(_START_LIMIT_S)
         return made
 
     def _came(self, owner: Handover, connection: socket.socket) -> None:
+        self._server.pause(connection)  # what it sends is taken when a request is about it
         owner.connection = connection
 
     def _dismiss(self, owner: Handover) -> None:

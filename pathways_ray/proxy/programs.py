@@ -12,11 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
+from pathways_ray.errors import PathwaysError
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Regroup, Result, Transfer
 from pathways_ray.ir.tilings import axis_names
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
+from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.events import Signature
+from pathways_ray.proxy.putting import PUTTING, Piped
 from pathways_ray.proxy.reading import READING
 
 PROGRAM, OPTIONS = "xla::ifrt::XlaProgram", "xla::ifrt::XlaCompileOptions"
@@ -29,13 +34,15 @@ _LOOP = b"while"
 
 @dataclass(frozen=True)
 class Program:
-    """A module of the client, or a function in Python (one with a `host_limit_ms`), as a function of the runtime."""
+    """A module of the client, or a function in Python (one with a `host_limit_ms`), as a function of the runtime; or,
+    with `by_pipe`, what makes an array of bytes that the client writes to a pipe (`putting`)."""
 
     signature: Signature
     module: bytes
     digest: str
     blob: bytes
     host_limit_ms: int = 0
+    by_pipe: bool = False
 
     @property
     def place(self) -> Sharding:
@@ -52,6 +59,31 @@ HANDING_OVER = Program(Signature("hand_over", (), (), (), (), frozenset(), (0,),
 def hands_over(serialized: Any) -> bool:
     """Whether a program of the client is that one."""
     return bool(serialized.type_name == PLUGIN_PROGRAM and serialized.data.endswith(READING))
+
+
+def putting(serialized: Any, devices: int) -> Program | None:
+    """The program of a client that makes an array of what it writes to a pipe; None where it is another one.
+
+    Raises:
+        Refused: it cannot be read, or is for a device that the client has not.
+    """
+    _, found, said = bytes(serialized.data).partition(PUTTING)
+    if serialized.type_name != PLUGIN_PROGRAM or not found:
+        return None
+    try:
+        result = msgspec.json.decode(said, type=Piped)
+        kind = ArrayType(result.shape, result.dtype)
+        dtype_named(kind.dtype)
+        if min(kind.shape, default=0) < 0:
+            raise ValueError(f"a dimension of {min(kind.shape)}")
+    except (msgspec.MsgspecError, PathwaysError, TypeError, ValueError) as error:
+        raise Refused(Code.INVALID_ARGUMENT, f"the array that is to come by a pipe cannot be read: {error}") from None
+    if not 0 <= result.device < devices:
+        text = f"an array for device {result.device} is to come by a pipe; there are 0 to {devices - 1}"
+        raise Refused(Code.INVALID_ARGUMENT, text)
+    made = Sharding.on(result.device)
+    on = (result.device,)
+    return Program(Signature("put", (), (kind,), (), (made,), frozenset(), on, b""), b"", "", b"", by_pipe=True)
 
 
 Overrides = tuple[tuple[str, Any], ...]

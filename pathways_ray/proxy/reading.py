@@ -1,4 +1,5 @@
-"""Big and small values in the process of a proxy's client: by a local socket, where the proxy is on this machine.
+"""Big and small values in the process of a proxy's client: by a local socket, where the proxy is on this machine; and
+big arrays that are put (`putting`).
 
 jaxlib's client gets values by gRPC alone, copies them four times, and has each pass several of its threads. So the
 plugin has JAX ask here first for arrays from a size on, and for small ones. The array is the argument of a program that
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.proxy.handover import NUMBER_BYTES, number_of
+from pathways_ray.proxy.putting import PUT_BYTES, BigPuts
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal, received
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -59,14 +61,16 @@ class BigValues:
 
     def __init__(self, invitation: Invitation) -> None:
         self._socket = LocalSocket(invitation)
+        self.puts = BigPuts(self._socket)
         self._program: Any = None
         self._numbers = itertools.count(1)
         self._over = False
         self._lock = threading.Lock()
 
     def forget(self) -> None:
-        """Lets go of the program, which keeps the client alive."""
+        """Lets go of the programs, which keep the client alive."""
         self._program = None
+        self.puts.forget()
 
     def _reading(self, client: Any) -> Any:
         from jax.extend.ifrt_programs import ifrt_programs
@@ -144,6 +148,15 @@ class Readers:
         except Exception:  # JAX asks the same by itself, and says what is wrong
             return None
 
+    def put(self, array: np.ndarray[Any, Any], device: Any) -> Any:
+        """An array of JAX's with these values on a device; None where JAX is to put it."""
+        client = device.client
+        reader = self._of(client)
+        try:
+            return reader.puts.put(client, array, device) if reader is not None else None
+        except Exception:  # JAX asks the same by itself, and says what is wrong
+            return None
+
     def _of(self, client: Any) -> BigValues | None:
         with self._lock:
             if client not in self._found:
@@ -168,12 +181,13 @@ def _client(array: Any) -> Any:
 
 @functools.cache
 def install() -> None:
-    """Has JAX read big arrays of proxies here, and know nothing of the memory of their devices."""
+    """Has JAX read and put big arrays of proxies here, and know nothing of the memory of their devices."""
     from jax.extend.backend import register_backend_cache
 
-    from pathways_ray.jax_hooks import arrays_read_by, memory_of_others_unknown
+    from pathways_ray.jax_hooks import arrays_put_by, arrays_read_by, memory_of_others_unknown
 
     readers = Readers()
     register_backend_cache(readers, "the readers of pathways proxies")
     arrays_read_by(readers.takes, readers.value, READ_BYTES)
+    arrays_put_by(readers.put, PUT_BYTES)
     memory_of_others_unknown()

@@ -123,6 +123,14 @@ class LocalServer(Generic[Owner]):
                 return False
         return True
 
+    def receive(self, connection: socket.socket) -> tuple[bytes, SharedFile | None]:
+        """The next message that a paused connection has already, and the file with it, from any thread. Raises
+        `OSError` where it has none, or is closed."""
+        with self._sending:
+            if connection not in self._open:
+                raise OSError("the connection is closed")
+            return received(connection)
+
     def pause(self, connection: socket.socket) -> None:
         """Reads nothing more of a connection, until `resume`."""
         self._loop.remove_reader(connection)

@@ -15,6 +15,7 @@ import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
+from pathways_ray.client.array_pieces import Given
 from pathways_ray.client.buffer import DELETED, READY, Buffer, BufferRecord
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, PathwaysError, Unschedulable, from_failure
@@ -121,8 +122,9 @@ class LocalSession:
             record.fail(failure)
         return Array(Buffer(self, record), kind)  # type: ignore[arg-type]
 
-    def upload(self, array: np.ndarray[Any, Any], kind: ArgumentType) -> Array:
+    def upload(self, array: Given, kind: ArgumentType) -> Array:
         assert kind.slice is not None
+        array = array if isinstance(array, np.ndarray) else array.array()
         sharding = self.compiler.sharding(kind.slice.placed, kind.spec)
         stored = array.view(dtype_of(kind.array.dtype)) if array.size else array.astype(dtype_of(kind.array.dtype))
         number = next(self._numbers)

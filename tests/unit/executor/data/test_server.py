@@ -20,11 +20,11 @@ import pytest
 from pathways_ray import limits
 from pathways_ray.client import data as client_data
 from pathways_ray.client import data_link
-from pathways_ray.client.array_pieces import ArrayFile, Fetching, FetchPlan
+from pathways_ray.client.array_pieces import ArrayFile, ArrayPipe, Fetching, FetchPlan
 from pathways_ray.client.buffer import Upload as UploadOfClient
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.questions import Question, ask_whether_there, read
-from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
+from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed, WireError
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
@@ -770,6 +770,64 @@ def test_an_upload_ends_when_its_host_is_lost(host: Host, data: DataLinks, monke
     assert failed[0].kind == "HostLost"
 
 
+def away(_: Any) -> Any:
+    """A local socket for one that is on another machine."""
+    raise NotLocal("connection refused")
+
+
+@pytest.mark.parametrize("way", ["local", "away"])
+def test_an_array_that_somebody_else_writes_to_a_pipe(
+    way: str, host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host of the machine reads it itself. Elsewhere it is read here. A writer that hangs up before the end has
+    nothing stored."""
+    if way == "away":
+        monkeypatch.setattr(data_link, "LocalSocket", away)
+    failures: queue.SimpleQueue[Failure | None] = queue.SimpleQueue()
+
+    def put(number: int, value: np.ndarray[Any, Any]) -> None:
+        """A put of what has the bytes of `value`, and no more."""
+        pipe = Pipe()
+        assert pipe.other is not None
+        given = ArrayPipe(pipe.other, LARGE.shape, LARGE.dtype)
+        writer = threading.Thread(target=pipe.write, args=([value],), daemon=True)
+        writer.start()
+        tag = slice_tag(SECRET, SESSION, PLACED)
+        data.upload(number, given, LARGE_KIND, (("x",),), PLACED, tag, lambda *outcome: failures.put(outcome[-1]))
+        writer.join(LIMIT_S)
+
+    put(1, LARGE)
+    assert failures.get(timeout=LIMIT_S) is None
+    np.testing.assert_array_equal(host.store.get(SESSION, 1), LARGE)
+    if way == "away":
+        with pytest.raises(WireError, match="4 bytes of an array are missing"):
+            put(2, LARGE[:-1])
+        return
+    assert data._links[0].is_local
+    put(2, LARGE[:-1])
+    failure = failures.get(timeout=LIMIT_S)
+    assert failure is not None
+    assert "4 bytes of an array are missing" in failure.message
+    assert data._links[0].passed == {}
+
+
+def test_who_writes_to_a_pipe_of_another_hears_when_its_host_is_lost(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host holds its end, and never reads."""
+    monkeypatch.setattr(HostPipe, "read", lambda self, buffers: threading.Event().wait(LIMIT_S))
+    mine, theirs = socketlib.socketpair()
+    mine.settimeout(LIMIT_S)
+    given = ArrayPipe(SharedFile(theirs.detach()), LARGE.shape, LARGE.dtype)
+    data._link(0).takes_files(LARGE.nbytes)
+    tag, failed = slice_tag(SECRET, SESSION, PLACED), threading.Event()
+    data.upload(1, given, LARGE_KIND, (("x",),), PLACED, tag, lambda *_: failed.set())
+    data._links[0].end("its process was lost")
+    with mine:
+        assert mine.recv(1) == b""
+    assert failed.is_set()
+
+
 @pytest.mark.parametrize("end", ["client", "host"])
 def test_without_memory_for_files_arrays_go_in_parts(
     host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch, end: str
@@ -792,9 +850,6 @@ def test_without_memory_for_files_arrays_go_in_parts(
 
 
 def test_a_client_on_another_machine_sends_parts(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
-    def away(_: Any) -> Any:
-        raise NotLocal("connection refused")
-
     monkeypatch.setattr(data_link, "LocalSocket", away)
     host.put(1, LARGE)
     np.testing.assert_array_equal(data.fetch(1, whole(LARGE_KIND), lambda: None), LARGE)

@@ -1,0 +1,87 @@
+"""Big arrays that a proxy's client puts on one device, by pipes, where the proxy is on its machine.
+
+jaxlib's client writes each to a file, whose memory the system clears before, and that nobody reads until it is whole.
+So what runs beside that client (`reading`) makes them by a program that only the proxy understands: a call of it gives
+an array whose bytes come by a pipe (`transport.pipes`). The host's end of that has come by the local socket
+(`handover`) before the call, so calls and ends are counted, and nobody waits. The proxy passes the end on to the host:
+program and host copy at the same time, and nobody else does. What cannot go so is put as ever.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pathways_ray.proxy.handover import NUMBER_BYTES
+from pathways_ray.transport.local_sockets import LocalSocket
+from pathways_ray.transport.pipes import Pipe
+
+PUT_BYTES = 8 << 20
+"""Arrays from this size on go by pipes; for smaller ones the program, of which each type has its own, costs as much."""
+
+MAX_PROGRAMS = 64
+"""Types whose programs are kept; the oldest goes for a further one."""
+
+PUTTING = b"pathways: an array by a pipe "
+"""What the data of such a program has in front of its `Piped`."""
+
+
+class Piped(msgspec.Struct, frozen=True):
+    """What a call of such a program gives."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: int
+
+
+class BigPuts:
+    """Puts arrays of one client of JAX's.
+
+    Args:
+        socket: the client's end of the local socket.
+    """
+
+    def __init__(self, socket: LocalSocket) -> None:
+        self._socket = socket
+        self._programs: dict[Piped, Any] = {}
+        self._numbers = itertools.count(1)
+        self._over = False
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """Lets go of the programs, which keep the client alive."""
+        self._programs = {}
+
+    def _program(self, kind: Piped, client: Any) -> Any:
+        from jax.extend.ifrt_programs import ifrt_programs
+
+        programs = self._programs
+        if kind not in programs:
+            made = ifrt_programs.make_plugin_program(PUTTING + msgspec.json.encode(kind))
+            if len(programs) >= MAX_PROGRAMS:
+                programs.pop(next(iter(programs)), None)
+            programs[kind] = None  # for good, where the proxy refuses it
+            programs[kind] = client.compile_ifrt_program(made, ifrt_programs.make_plugin_compile_options())
+        return programs[kind]
+
+    def put(self, client: Any, array: np.ndarray[Any, Any], device: Any) -> Any:
+        """An array with these values on a device of the client; None where it cannot be had so. The values are read, or
+        copied, before this returns."""
+        with self._lock:
+            if self._over:
+                return None
+            program = self._program(Piped(array.shape, array.dtype.name, device.id), client)
+            if program is None:
+                return None
+            pipe = Pipe()
+            self._over = True  # unless all of this comes to its end, the proxy may count otherwise
+            if not self._socket.send(next(self._numbers).to_bytes(NUMBER_BYTES, "little"), pipe.other):
+                return None
+            made = program.execute_sharded([])
+            self._over = False
+        pipe.write([array])
+        return made.disassemble_into_single_device_arrays()[0][0]
