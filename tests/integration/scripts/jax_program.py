@@ -94,6 +94,12 @@ def placed() -> Any:
     return everything, [str(v.devices() == {DEVICES[3]}) for v in (back,)], host.sharding.memory_kind
 
 
+def big() -> Any:
+    value = np.arange(3 << 20, dtype=np.int32)
+    there, here = jax.device_put(value, DEVICES[3]), jax.device_put(value)
+    return there, here + 1, there.devices() == {DEVICES[3]}
+
+
 def donated() -> Any:
     step = jax.jit(lambda v: v * 1.01 + 1, donate_argnums=0)
     x = jax.device_put(np.ones(64, np.float32), ROWS)
@@ -149,6 +155,7 @@ PARTS: list[Callable[[], Any]] = [
     sharded,
     collectives,
     placed,
+    big,
     donated,
     wide,
     narrow,
