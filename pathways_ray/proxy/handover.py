@@ -45,7 +45,7 @@ class Handover:
 
     Args:
         send: sends an answer, with a file where there is one; False where that cannot be.
-        receive: the next message that has come; raises `OSError` where there is none.
+        receive: the next message that has come; raises `OSError` where none has.
         end: hangs up on the client.
     """
 

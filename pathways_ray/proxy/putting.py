@@ -27,11 +27,11 @@ MAX_PROGRAMS = 64
 """Types whose programs are kept; the oldest goes for a further one."""
 
 PUTTING = b"pathways: an array by a pipe "
-"""What the data of such a program has in front of its `Piped`."""
+"""The beginning of the data of such a program; a `Piped` follows."""
 
 
 class Piped(msgspec.Struct, frozen=True):
-    """What a call of such a program gives."""
+    """The array that a call of such a program gives."""
 
     shape: tuple[int, ...]
     dtype: str
