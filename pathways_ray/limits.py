@@ -156,6 +156,9 @@ MAX_PRIORITY = 100
 MAX_BACKLOG_CALLS = 8192
 """Calls of one session that wait at the controller; beyond them nothing more is read from it."""
 
+MAX_BACKLOG_BYTES = 256 << 20
+"""Values that these carry, for the same reason."""
+
 MAX_BACKLOG = 8192
 """Messages that wait for one client to read them; meanwhile nothing more is read from it."""
 
@@ -165,8 +168,12 @@ MAX_EARLY_BYTES = 1 << 20
 MAX_EARLY_TEMPORARY_BYTES = 64 << 20
 """What such a launch takes inside on each device, where one computes at a time."""
 
-MAX_INLINE_BYTES = 32 << 10
-"""Values that a launch carries: no more than the numbers of `MAX_NODES` arguments take, so launches are not longer."""
+MAX_INLINE_BYTES = 128 << 10
+"""Values that a launch carries, where its client hands it to its host: they need not be sent once the host has them."""
+
+MAX_SENT_INLINE_BYTES = 32 << 10
+"""Values that a client has other launches carry: no more than the numbers of `MAX_NODES` arguments take, so launches
+are not longer."""
 
 MAX_INLINE = 256
 """The same, as a number of values."""

@@ -34,13 +34,13 @@ def kinds_of(built: BuiltProgram) -> dict[int, Kind]:
 
 
 class Carrying:
-    """The values that one launch carries: `inline`. No more than `MAX_INLINE` of them, nor than `MAX_INLINE_BYTES` for
-    all hosts together."""
+    """The values that one launch carries: `inline`. No more than `MAX_INLINE` of them, nor than `room` bytes for all
+    hosts together."""
 
-    def __init__(self, kinds: dict[int, Kind]) -> None:
+    def __init__(self, kinds: dict[int, Kind], room: int = limits.MAX_SENT_INLINE_BYTES) -> None:
         self.inline: list[InlineArgument] = []
         self._kinds = kinds
-        self._room = limits.MAX_INLINE_BYTES
+        self._room = room
 
     def takes(self, number: int, value: Any, where: VirtualSlice) -> bool:
         """Whether the launch carries argument `number` to a slice; the other ones are uploaded."""

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from pathways_ray import limits
 from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.cancelling import Cancelling
@@ -99,6 +100,11 @@ class ClientCore(Cancelling):
     def under_way(self) -> int:
         """Launches without an outcome, but for those whose values have come."""
         return len(self.pending) - len(self.early.over)
+
+    def carries(self, program: int) -> int:
+        """Bytes of arguments that the next call of a program carries at most: more where its host gets it at once."""
+        handed = self.early.hosts and not self.queue and self.early.may_hand(program, self.under_way() + 1)
+        return limits.MAX_INLINE_BYTES if handed else limits.MAX_SENT_INLINE_BYTES
 
     def composed(self, messages: list[wire.Message]) -> list[wire.Message]:
         """The messages of a batch that leaves now, said in fewer, or shorter ones."""

@@ -67,12 +67,17 @@ class EarlyCalls:
         Args:
             under_way: launches of the session, this one among them.
         """
-        host, _ = self._programs.get(launch.program, (NO_HOST, 0))
-        if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
+        if not self.may_hand(launch.program, under_way):
             return NO_HOST
-        if under_way - self.awaited() > self.most:
-            return NO_HOST
+        host, _ = self._programs[launch.program]
         return host if all(record.state is READY or record.early for record in arguments) else NO_HOST
+
+    def may_hand(self, program: int, under_way: int) -> bool:
+        """Whether a call of a program is handed to its host, as far as one can say without its arguments."""
+        host, _ = self._programs.get(program, (NO_HOST, 0))
+        if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
+            return False
+        return under_way - self.awaited() <= self.most
 
     def hand(self, launch: Launch, results: Sequence[BufferRecord], host: int) -> EarlyLaunch:
         """The message that is sent of a call that is handed to a host."""

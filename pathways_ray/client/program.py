@@ -185,7 +185,7 @@ class LoweredProgram(RegisteredProgram):
         """One call: uploads what is still with the client and not small, sends the launch, returns handles."""
         session, built = self.session, self._built
         buffers: list[BufferRecord] = []
-        carrying = Carrying(self._carried)
+        carrying = Carrying(self._carried, session.carries(self._number))
         placed: dict[int, Array] = {}
         for k, source in enumerate(built.sources):
             value = leaves[source.leaf] if source.leaf >= 0 else living(self._held, k, source.held)

@@ -184,6 +184,10 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
             driver.wake_all()
         return arrays
 
+    def carries(self, program: int) -> int:
+        """Bytes of arguments that the next launch of a program carries at most."""
+        return self._core.carries(program)
+
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session."""
         if buffer.session is not self:

@@ -91,7 +91,7 @@ class Admission:
             return []
         commands = self._step(session, backlog, call)
         if commands is None:
-            backlog.waiting.append(call)
+            backlog.append(call)
             return []
         return commands
 
@@ -138,7 +138,7 @@ class Admission:
                 commands += done
             if backlog.stuck:
                 break
-        if backlog.full and len(backlog.waiting) <= limits.MAX_BACKLOG_CALLS // 2:
+        if backlog.full and not backlog.is_over(2):
             backlog.full = False
             self.relieved.append(session.id)
         return commands

@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session, Whole
@@ -28,6 +29,7 @@ from pathways_ray.transport.messages import (
     PrioritizedIslandLaunch,
     PrioritizedLaunch,
     Put,
+    inline_bytes,
 )
 
 MAX_DEFERRED_CALLS = 64
@@ -75,7 +77,7 @@ class Backlog:
     `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
     passed; `islands` and `numbers` (of buffers) are what they lay claim to. When it is `stuck`, the first deferred one
     has to wait, and all behind it; when it is `full`, nothing more is taken from the client until half of it is gone.
-    Some of those that wait may be `prioritized`.
+    Some of those that wait may be `prioritized`. `carried` are at least the bytes of arguments that these carry.
     """
 
     waiting: deque[Call] = field(default_factory=deque)
@@ -85,6 +87,7 @@ class Backlog:
     stuck: bool = False
     full: bool = False
     prioritized: bool = False
+    carried: int = 0
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.deferred)
@@ -103,6 +106,7 @@ class Backlog:
     def enter(self, call: Call, programs: Mapping[int, PlannedProgram]) -> None:
         """Has a call wait: behind the others, or, with its priority, before those that it passes."""
         self.prioritized = bool(self.waiting) and self.prioritized
+        self._count(call)
         if isinstance(call, WaitingLaunch) and (self.prioritized or priority_of(call.message)):
             self.prioritized = True
             own = _accesses_of(programs, call)
@@ -110,6 +114,25 @@ class Backlog:
                 place = place_of(own, self.waiting, functools.partial(_accesses_of, programs))
                 return self.waiting.insert(place, call)
         return self.waiting.append(call)
+
+    def append(self, call: Call) -> None:
+        """Has a call wait that has been looked at, and cannot be admitted."""
+        self._count(call)
+        self.waiting.append(call)
+
+    def _count(self, call: Call) -> None:
+        if isinstance(call, WaitingLaunch):
+            self.carried += inline_bytes(call.message)
+
+    def is_over(self, part: int = 1) -> bool:
+        """Whether more wait than a session may have wait here, or than one part in `part` of that."""
+        if len(self.waiting) >= limits.MAX_BACKLOG_CALLS // part + (part > 1):
+            return True
+        if self.carried <= limits.MAX_BACKLOG_BYTES // part:
+            return False
+        launches = (call for call in self.waiting if isinstance(call, WaitingLaunch))
+        self.carried = sum(inline_bytes(launch.message) for launch in launches)
+        return self.carried > limits.MAX_BACKLOG_BYTES // part
 
     def looks(self, launch: Launch) -> int:
         """The calls at most that a launch looks at to find its place here."""

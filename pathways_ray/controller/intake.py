@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import islice
 
-from pathways_ray import limits
 from pathways_ray.controller import events, quotas
 from pathways_ray.controller.channel import ChannelEvent
 from pathways_ray.controller.clients import Client, Clients
@@ -82,7 +81,7 @@ class Intake:
                     looks = backlog.looks(message) if isinstance(message, Launch) else 0
                     left -= work_of(message, program.result_count if program is not None else 0, looks)
                     commands += take(session, message)
-                    if len(backlog.waiting) >= limits.MAX_BACKLOG_CALLS:
+                    if backlog.is_over():
                         backlog.full = True
                         hold = Hold.BACKLOG
                 if left <= 0 or hold is not None:

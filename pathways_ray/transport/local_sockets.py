@@ -21,7 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pathways_ray.transport.shared_memory import SharedFile
 
-MAX_MESSAGE_BYTES = 1 << 17
+MAX_MESSAGE_BYTES = 205 << 10
 """A longer message goes over the link, and its array with it."""
 
 ANSWER_LIMIT_S = 2.0

@@ -10,8 +10,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.limits import MAX_INLINE_BYTES
+from pathways_ray.limits import MAX_INLINE_BYTES, MAX_SENT_INLINE_BYTES
 from tests.integration.test_early import taken, until_taken
+
+LIMITS = (MAX_SENT_INLINE_BYTES, MAX_INLINE_BYTES)
 
 
 @pytest.mark.parametrize("spec", [P("x"), P()], ids=str)
@@ -47,8 +49,8 @@ def test_a_stream_of_them_is_right_and_leaves_nothing(session: Any, slices: Any)
     np.testing.assert_array_equal(np.asarray(y), -0.5 * sum(range(300)))
 
 
-@pytest.mark.parametrize("size", [MAX_INLINE_BYTES // 4, MAX_INLINE_BYTES // 4 + 1])
-def test_both_sides_of_the_limit(session: Any, slices: Any, size: int) -> None:
+@pytest.mark.parametrize("size", [limit // 4 + more for limit in LIMITS for more in (0, 1)])
+def test_both_sides_of_the_limits(session: Any, slices: Any, size: int) -> None:
     double = pw.compiled(lambda v: v * 2, slice=slices.a1)
     value = np.arange(size, dtype=np.float32)
     until_taken(session, lambda: np.asarray(double(value)))

@@ -109,7 +109,7 @@ def attacks(raw: Raw, mesh: Any) -> list[bytes]:
         batch(wide, *[wire.Launch(k, 1, (), 10_000 * k) for k in range(4000)]),
         batch(*[wire.Free((k,) * 1000) for k in range(1000)]),
         batch(*[wire.Put(random.getrandbits(40), mesh.id, ArrayType((0,), "float32"), ()) for k in range(4000)]),
-        batch(*[wire.InlineLaunch(k, 9, (0,), k, ((0, bytes(limits.MAX_INLINE_BYTES)),)) for k in range(1, 200)]),
+        batch(*[wire.InlineLaunch(k, 9, (0,), k, ((0, bytes(limits.MAX_INLINE_BYTES)),)) for k in range(1, 50)]),
         batch(*[wire.InlineLaunch(k, 1, (0,) * 9, k, ((k, bytes(1 << 20)),) * 7) for k in range(1)]),
         batch(wire.Register(2, graph(mesh, 8000, 1, 20), {})),
         batch(wire.Register(2, graph(mesh, 8000, 1, 200_000), {})),

@@ -15,12 +15,12 @@ import pathways_ray as pw
 from pathways_ray.client import context
 from pathways_ray.client.buffer import INLINE, BufferRecord
 from pathways_ray.errors import InvalidArray
-from pathways_ray.limits import MAX_INLINE, MAX_INLINE_BYTES
+from pathways_ray.limits import MAX_INLINE, MAX_INLINE_BYTES, MAX_SENT_INLINE_BYTES
 from pathways_ray.transport.messages import InlineLaunch, Launch, PrioritizedLaunch
 from tests.unit.client.local import LocalSession
 from tests.unit.client.scripted import Script
 
-MOST = MAX_INLINE_BYTES // 4
+MOST = MAX_SENT_INLINE_BYTES // 4
 """Elements of float32."""
 
 
@@ -103,6 +103,17 @@ def test_a_launch_carries_no_more_than_the_limit(session: Counting, sizes: list[
     assert float(np.asarray(made)) == sum(value.sum() for value in values)
     assert session.carried == [4 * size for size in carried]
     assert len(session.uploaded) == len(sizes) - len(carried)
+
+
+@pytest.mark.parametrize(("more", "carried"), [(0, [MAX_INLINE_BYTES]), (1, [])])
+def test_a_launch_that_its_host_gets_at_once_carries_more(
+    session: Counting, monkeypatch: pytest.MonkeyPatch, more: int, carried: list[int]
+) -> None:
+    monkeypatch.setattr(session._core, "carries", lambda program: MAX_INLINE_BYTES)
+    value = np.arange(MAX_INLINE_BYTES // 4 + more, dtype=np.float32)
+    made = pw.compiled(lambda v: v + 1, slice=slice_of(session))(value)
+    np.testing.assert_array_equal(np.asarray(made), value + 1)
+    assert (session.carried, len(session.uploaded)) == (carried, more)
 
 
 def test_what_is_donated_captured_or_handed_back_is_an_array(session: Counting) -> None:

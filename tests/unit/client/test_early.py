@@ -17,6 +17,7 @@ from pathways_ray.client.events import Disconnected, Registered
 from pathways_ray.client.questions import await_early
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.executor.run.early import MAX_TAKEN
+from pathways_ray.limits import MAX_INLINE_BYTES, MAX_SENT_INLINE_BYTES
 from pathways_ray.transport.messages import Completed, EarlyLaunch, Free, Launch, LaunchEarly, LaunchFailed, Prepared
 from tests.unit.helpers import VECTOR, Sketch
 
@@ -55,6 +56,20 @@ def test_it_carries_the_same_values_both_ways() -> None:
     assert message == EarlyLaunch(1, 1, (0,), 1, inline)
     assert isinstance(message, EarlyLaunch)
     assert core.early.message(message) == (HOST, LaunchEarly(KEY, (0,), 1, inline))
+
+
+def test_a_call_may_carry_more_where_its_host_gets_it_at_once() -> None:
+    """Else its bytes would go by controller and scheduler."""
+    core = ClientCore(1, 1024)
+    core.handle(Prepared(1, KEY, HOST), 0.0)
+    assert core.carries(1) == MAX_SENT_INLINE_BYTES
+    core.early.allowed(HOST, True)
+    assert (core.carries(1), core.carries(2)) == (MAX_INLINE_BYTES, MAX_SENT_INLINE_BYTES)
+    for _ in range(MAX_UNDER_WAY):
+        assert core.carries(1) == MAX_INLINE_BYTES
+        assert is_early(core)
+    assert core.carries(1) == MAX_SENT_INLINE_BYTES
+    assert not is_early(core)
 
 
 def test_its_result_may_be_the_argument_of_another_one() -> None:

@@ -39,6 +39,7 @@ from pathways_ray.transport.messages import (
     Free,
     Holds,
     HostUp,
+    InlineLaunch,
     IslandLaunch,
     Launch,
     LaunchFailed,
@@ -189,6 +190,27 @@ def test_a_full_backlog_holds_its_session_back_and_nothing_is_refused(monkeypatc
     assert TakeTurn() in commands
     assert ResumeReading(1) in core.handle(Turn())
     assert [m for m in sent(commands) if isinstance(m, LaunchFailed)] == []
+
+
+def test_a_backlog_is_full_of_what_its_launches_carry_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. One launch may be in flight. Behind it wait others that carry as much as may: nothing more is taken.
+    2. It is not the sum of all that have ever waited, and half of it has to go before the session goes on."""
+    monkeypatch.setattr(limits, "MAX_BACKLOG_BYTES", 1000)
+    core = with_sessions()
+    core.core.launches.admission.max_in_flight = 1
+    carrying = [InlineLaunch(k, 1, (0,), 100 + k, ((0, bytes(VECTOR.nbytes)),)) for k in range(2, 40)]
+    assert VECTOR.nbytes == 64
+    assert PauseReading(1) not in say(core, 1, Launch(1, 1, (1,), 2), *carrying[:15])
+    assert core.core.launches.backlog(1) == 15
+    core.from_island(1, Done((1,)))
+    assert PauseReading(1) not in say(core, 1, carrying[15])
+    assert PauseReading(1) in say(core, 1, *carrying[16:20])
+    assert core.core.launches.backlog(1) == 16
+    for sequence in range(2, 10):
+        assert TakeTurn() not in core.from_island(1, Done((sequence,)))
+    assert core.core.launches.backlog(1) == 8
+    assert TakeTurn() in core.from_island(1, Done((10,)))
+    assert ResumeReading(1) in core.handle(Turn())
 
 
 # --- what may come ----------------------------------------------------------------------------------------------------
