@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -281,7 +281,13 @@ class SimulatedHost:
         """Devices of the simulator say themselves how long they take."""
 
     def watch(
-        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
+        self,
+        sequence: int,
+        values: list[Any],
+        program: PreparedProgram,
+        consumed: tuple[int, ...],
+        asked: bool,
+        later: Sequence[Callable[[], None]],
     ) -> None:
         key = program.plan.watched_with
         queue = self.watched.setdefault(key, deque())
@@ -359,7 +365,7 @@ class SimulatedHost:
     def fetch(self, session: int, buffer: int, answer: Callable[[dict[int, int] | Failure], None]) -> None:
         """A client asks for the shards of a buffer; it is answered once they are there."""
 
-        def present() -> None:
+        def present(_: Any) -> None:
             value = self.store.get(session, buffer)
             if value is None:
                 answer(Failure("BufferDeleted", f"buffer {buffer} was dropped", host=self.host))

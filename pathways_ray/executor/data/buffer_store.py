@@ -12,6 +12,12 @@ from pathways_ray.errors import Failure
 Value = Any
 """A `jax.Array` over the devices of a slice, or a `Failure`."""
 
+Later = list[Callable[[], None]]
+"""What is to be done once a value is computed, by the thread that waits for that anyway."""
+
+Waiter = Callable[[Later | None], None]
+"""Called when a buffer is in the store; with a list where there is a thread that waits for its value."""
+
 MAX_ENDED = 1 << 16
 """Ended sessions that are known as such. Late results and uploads of a session come within seconds of its end."""
 
@@ -25,7 +31,7 @@ class BufferStore:
     def __init__(self) -> None:
         self.sessions: dict[int, dict[int, Value]] = {}
         self._lock = threading.Lock()
-        self._waiters: dict[tuple[int, int], list[Callable[[], None]]] = {}
+        self._waiters: dict[tuple[int, int], list[Waiter]] = {}
         self._ended: dict[int, None] = {}
         self.on_end: Callable[[int], None] = lambda session: None
         """Called when a session has ended, with its number; must not wait."""
@@ -38,8 +44,9 @@ class BufferStore:
         """The buffers of all sessions, by number."""
         return {session: tuple(found) for session, found in list(self.sessions.items())}
 
-    def put(self, session: int, buffer: int, value: Value) -> bool:
-        """Keeps a value; one for a session that has ended is let go at once. Returns whether somebody had asked."""
+    def put(self, session: int, buffer: int, value: Value, later: Later | None = None) -> bool:
+        """Keeps a value; one for a session that has ended is let go at once. Returns whether somebody had asked; who
+        does puts into `later` what has to wait for the value."""
         found = self.sessions.get(session)
         if found is None:
             found = self.sessions.setdefault(session, {})
@@ -48,7 +55,7 @@ class BufferStore:
         if session in self._ended:
             self.sessions.pop(session, None)
         elif self._waiters:
-            return self._wake(session, buffer)
+            return self._wake(session, buffer, later)
         return False
 
     def add(self, session: int, buffer: int, value: Value) -> bool:
@@ -62,18 +69,18 @@ class BufferStore:
             self._wake(session, buffer)
         return True
 
-    def _wake(self, session: int, buffer: int) -> bool:
+    def _wake(self, session: int, buffer: int, later: Later | None = None) -> bool:
         with self._lock:
             callbacks = self._waiters.pop((session, buffer), [])
         for callback in callbacks:
-            callback()
+            callback(later)
         return bool(callbacks)
 
     def get(self, session: int, buffer: int) -> Value | None:
         found = self.sessions.get(session)
         return found.get(buffer) if found is not None else None
 
-    def when_present(self, session: int, buffer: int, callback: Callable[[], None]) -> None:
+    def when_present(self, session: int, buffer: int, callback: Waiter) -> None:
         """Calls back once the buffer is in the store (which says nothing of its data being computed)."""
         with self._lock:
             if self.get(session, buffer) is None:
@@ -85,9 +92,9 @@ class BufferStore:
                 waiting.pop()  # its own: `put` has seen the others, and calls them
                 if not waiting:
                     del self._waiters[session, buffer]
-        callback()
+        callback(None)
 
-    def forget(self, session: int, buffer: int, callback: Callable[[], None]) -> None:
+    def forget(self, session: int, buffer: int, callback: Waiter) -> None:
         """Does not call back any more; nothing if it has."""
         with self._lock:
             waiting = self._waiters.get((session, buffer), [])

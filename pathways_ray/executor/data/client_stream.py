@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from pathways_ray.errors import QuotaExceeded
+from pathways_ray.executor.data.buffer_store import Waiter
 from pathways_ray.executor.data.shard_reader import ShardReader
 from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
@@ -136,7 +137,7 @@ class FetchRequest:
     def __init__(
         self,
         message: wire.Fetch,
-        come: Callable[[], None],
+        come: Waiter,
         local: socket.socket | None = None,
         file: SharedFile | None = None,
     ) -> None:

@@ -15,6 +15,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -29,7 +30,7 @@ from pathways_ray.errors import (
     to_failure,
 )
 from pathways_ray.executor.compile.compiler import Compiler
-from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.data.buffer_store import BufferStore, Later
 from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream, FetchRequest
 from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.failure_texts import failure_in
@@ -302,7 +303,7 @@ class DataServer:
             text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
             stream.outbox.send(wire.DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
             return
-        fetching = FetchRequest(message, lambda: self._present(stream, fetching), local, file)
+        fetching = FetchRequest(message, lambda later: self._present(stream, fetching, later), local, file)
         stream.fetches[request] = fetching
         self.store.when_present(stream.session, message.buffer, fetching.come)
 
@@ -321,17 +322,20 @@ class DataServer:
             if fetching.task is not None:
                 fetching.task.cancel()
 
-    def _present(self, stream: ClientStream, fetching: FetchRequest) -> None:
-        """Reads at once what is small and computed; a worker of the stream waits for the rest.
+    def _present(self, stream: ClientStream, fetching: FetchRequest, later: Later | None) -> None:
+        """Reads at once what is small and computed, and `later` what is not; a worker of the stream waits for the rest.
 
-        At once is in the thread that dispatches for all tenants: a client with many fetches gets them from workers.
+        At once is in the thread that dispatches for all: a client with many fetches gets them from workers.
         """
         message = fetching.message
         value: Any = self.store.get(stream.session, message.buffer)
         few = len(stream.fetches) <= MAX_AT_ONCE and not message.also
         with contextlib.suppress(RuntimeError):  # the stream has ended
-            if few and hasattr(value, "is_ready") and self._is_small(value, fetching) and is_computed(value):
+            quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
+            if quick and is_computed(value):
                 self._read(stream, fetching)
+            elif quick and later is not None:
+                later.append(partial(self._read, stream, fetching))
             else:
                 stream.workers.submit(self._read, stream, fetching)
 

@@ -245,13 +245,15 @@ class Dispatcher:
         program: PreparedProgram,
         consumed: tuple[int, ...],
         asked: bool = False,
+        later: Sequence[Callable[[], None]] = (),
     ) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
-        watched = Watched(sequence, values, program, self._begun, consumed=consumed, asked=asked)
+        watched = Watched(sequence, values, program, self._begun, False, consumed, asked, later)
         self._begun = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
+            watched.answer()
             self._decide(watched)
             self.reports.done(sequence, self._taken(watched), self._behind, later=asked)
         else:
@@ -281,6 +283,7 @@ class Dispatcher:
             watched = self._next(watcher.queued)
             at, failure = self._first_failure(watched.values)
             taken = self._taken(watched)
+            watched.answer()  # first: somebody waits for it
             if watched.part:
                 pass  # the rest of the launch reports it
             elif failure is not None:

@@ -64,12 +64,19 @@ class HostIO(Protocol):
         """Counts the time until values are ready to that of their launch."""
 
     def watch(
-        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
+        self,
+        sequence: int,
+        values: list[Any],
+        program: PreparedProgram,
+        consumed: tuple[int, ...],
+        asked: bool,
+        later: Sequence[Callable[[], None]],
     ) -> None:
         """Reports a launch as done, or failed (with what it has consumed), once values are ready.
 
         Args:
             asked: whether its client gets all results from here, so that the report is not urgent.
+            later: is done before, whatever came of the values.
         """
 
     def kind_of(self, value: Any) -> Any:
@@ -290,7 +297,7 @@ class HostDriver:
     def _complete(self, complete: do.Complete) -> None:
         program, slots = self.running.pop(complete.sequence)
         values = program.finish(slots)
-        self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked)
+        self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked, slots.later)
 
     def _rejoin(self, rejoin: do.Rejoin) -> None:
         held = self.store.held()

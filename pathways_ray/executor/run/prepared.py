@@ -43,6 +43,7 @@ class PreparedProgram:
         self.transfer = transfer
         self.temporary_bytes = parts.temporary_bytes
         self.slots = len(plan.plan.slots)
+        self.is_one_gang = [type(step) for step in plan.whole.steps] == [Execute]
         self.number = self.given = 0
         self.kinds: list[Any] | None = None
         self.carried = Carried(plan, parts)
@@ -203,7 +204,8 @@ class PreparedProgram:
         if self.plan.handed_on:
             self._hand_on(slots)
         slots.asked = bool(self.plan.results)
+        later = slots.later if self.is_one_gang else None  # else a result may be there long before the launch is over
         for slot, number in self.plan.results:
-            slots.asked &= self.store.put(launch.session, launch.results + number, values[slot])
+            slots.asked &= self.store.put(launch.session, launch.results + number, values[slot], later)
         awaited = [slots.ends.get(slot, values[slot]) for slot in self.plan.awaited]
         return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited

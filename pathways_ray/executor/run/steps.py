@@ -10,7 +10,7 @@ asked.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
@@ -28,13 +28,14 @@ class Slots:
     `pulled` has, by bundle and sending host, the pieces that were asked for; `local` those that stay on this host;
     `failed_inputs`, by gang, the failure that came in place of what it was to receive; `ends` the ends of gangs, by the
     slots of their first outputs; `consumed` are the slots whose memory a computation has taken. `calls` has, by node,
-    the calls of host functions. `asked`: whether its client had asked for all results when they were stored. `aborted`
-    is set once the launch has ended elsewhere: nobody takes what it would send.
+    the calls of host functions. `asked`: whether its client had asked for all results when they were stored; `later` is
+    what is done for that once they are computed. `aborted` is set once the launch has ended elsewhere: nobody takes
+    what it would send.
     """
 
     __slots__ = (
         *("aborted", "asked", "calls", "consumed", "ends"),
-        *("failed_inputs", "launch", "local", "pulled", "values"),
+        *("failed_inputs", "later", "launch", "local", "pulled", "values"),
     )
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
@@ -45,6 +46,7 @@ class Slots:
         self.failed_inputs: dict[int, Failure] = {}
         self.aborted: Failure | None = None
         self.asked = False
+        self.later: list[Callable[[], None]] = []
         self.consumed: tuple[int, ...] = ()
         self.ends: dict[int, Any] = {}
         self.calls: dict[int, PendingCall | Failure] = {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pathways_ray.executor.run.prepared import PreparedProgram
@@ -11,7 +13,8 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 
 class Watched(NamedTuple):
     """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
-    enqueued before it stops at a barrier."""
+    enqueued before it stops at a barrier. `later` is what is done as soon as the values are there, or have failed: the
+    answers to those who have asked for results."""
 
     sequence: int
     values: list[Any]
@@ -20,6 +23,14 @@ class Watched(NamedTuple):
     part: bool = False
     consumed: tuple[int, ...] = ()
     asked: bool = False
+    later: Sequence[Callable[[], None]] = ()
+
+    def answer(self) -> None:
+        """Does what had to wait for the values. What goes wrong with one answer is that one's end, and not the
+        thread's."""
+        for answer in self.later:
+            with contextlib.suppress(Exception):
+                answer()
 
 
 class Watcher:

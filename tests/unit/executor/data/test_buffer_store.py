@@ -37,7 +37,7 @@ def test_nothing_is_kept_of_a_session_that_ends_between_the_steps_of_a_put() -> 
 
 def test_who_stores_a_value_learns_whether_somebody_had_asked_for_it() -> None:
     store, called = BufferStore(), list[str]()
-    store.when_present(7, 1, lambda: called.append("called"))
+    store.when_present(7, 1, lambda _: called.append("called"))
     assert [store.put(7, number, "an array") for number in (1, 2)] == [True, False]
     assert called == ["called"]
 
@@ -67,9 +67,9 @@ def test_all_who_ask_for_a_value_hear_of_it_where_it_is_stored_while_one_more_as
     store, called = BufferStore(), list[str]()
     found = StoresMeanwhile()
     store.sessions, found.store = found, store
-    store.when_present(7, 1, lambda: called.append("the first"))
+    store.when_present(7, 1, lambda _: called.append("the first"))
     found.looks = 0
-    store.when_present(7, 1, lambda: called.append("the second"))
+    store.when_present(7, 1, lambda _: called.append("the second"))
     found.puts.join()
     assert sorted(called) == ["the first", "the second"]
     assert (found.returned, store.waiting(), store._waiters) == (True, 0, {})

@@ -256,7 +256,13 @@ class Host:
         self.messages.append(message)
 
     def watch(
-        self, sequence: int, values: list[Any], program: PreparedProgram, consumed: tuple[int, ...], asked: bool
+        self,
+        sequence: int,
+        values: list[Any],
+        program: PreparedProgram,
+        consumed: tuple[int, ...],
+        asked: bool,
+        later: Sequence[Callable[[], None]],
     ) -> None:
         self.watched.append((sequence, values))
 

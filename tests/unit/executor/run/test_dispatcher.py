@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from jax import export
 
 from pathways_ray.controller.programs import plan_program
+from pathways_ray.errors import Failure
 from pathways_ray.executor.compile import compiler as compiler_module
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
@@ -173,12 +174,58 @@ def test_a_launch_whose_value_is_asked_for_is_reported_behind_its_answer(host: S
     2. Both are reported, in order, and the first also where no other follows."""
     answered = list[int]()
     for numbers in ((30, 31), (32,)):
-        host.store.when_present(1, numbers[0], lambda: answered.append(host.sent.qsize()))
+        host.store.when_present(1, numbers[0], lambda _: answered.append(host.sent.qsize()))
         for number in numbers:
             host.receive(IslandLaunch(number, 1, 1, (1,), number))
         assert host.ended(len(numbers)) == list(numbers)
     assert answered == [0, 0]
     host.receive(Drop(1, (30, 31, 32)))
+
+
+def test_who_asks_for_a_value_that_is_not_computed_is_answered_by_the_thread_that_waits_for_it(host: Served) -> None:
+    """1. Whoever waits for the launch does what was put off until it is over; also where the first of them fails.
+    2. It does so where the launch fails."""
+    host.receive(program(20, lambda x: (jax.lax.fori_loop(0, 3_000_000, lambda _, y: y * 3 + 1, x),), "slow"))
+    assert isinstance(host.next(), Ready)
+    answers: queue.SimpleQueue[tuple[str, bool]] = queue.SimpleQueue()
+
+    def ask(buffer: int) -> None:
+        def computed() -> None:
+            value = host.store.get(1, buffer)
+            answers.put((threading.current_thread().name, isinstance(value, Failure) or value.is_ready()))
+            raise RuntimeError("the stream has ended")
+
+        def present(later: list[Callable[[], None]] | None) -> None:
+            assert later is not None
+            later.extend((computed, computed))
+
+        host.store.when_present(1, buffer, present)
+
+    for number, argument in ((21, 1), (22, 999)):
+        ask(number)
+        host.receive(IslandLaunch(number, 1, 20, (argument,), number))
+        said = host.next()
+        assert isinstance(said, Done if argument == 1 else IslandLaunchFailed)
+        names, ready = zip(*(answers.get(timeout=LIMIT_S) for _ in range(2)), strict=True)
+        assert ready == (True, True)
+        assert "dispatch" not in names
+    host.receive(Drop(1, (21, 22)))
+
+
+def test_a_result_of_one_of_several_gangs_waits_for_no_other(host: Served) -> None:
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    first = sketch.call("f", sketch.argument(here, type=SCALAR), slice=here, outputs=(SCALAR,))
+    second = sketch.call("f", first, slice=here, outputs=(SCALAR,))
+    plan = sketch.planned(first, second).plans[0]
+    host.receive(Program(25, msgspec.msgpack.encode(plan), {"f": exported(lambda x: (x + 1,))}))
+    assert isinstance(host.next(), Ready)
+    given = list[object]()
+    host.store.when_present(1, 26, given.append)
+    host.receive(IslandLaunch(26, 1, 25, (1,), 26))
+    host.ended(1)
+    assert given == [None]
+    host.receive(Drop(1, (26, 27)))
 
 
 def test_a_value_that_decides_is_said_before_the_launch_is_done(host: Served) -> None:
