@@ -323,10 +323,8 @@ class DataServer:
                 fetching.task.cancel()
 
     def _present(self, stream: ClientStream, fetching: FetchRequest, later: Later | None) -> None:
-        """Reads at once what is small and computed, and `later` what is not; a worker of the stream waits for the rest.
-
-        At once is in the thread that dispatches for all: a client with many fetches gets them from workers.
-        """
+        """Reads at once what is small and computed, and `later` what is not; a worker of the stream waits for the rest,
+        and for all of a client with many fetches: at once is in the thread that dispatches for all tenants."""
         message = fetching.message
         value: Any = self.store.get(stream.session, message.buffer)
         few = len(stream.fetches) <= MAX_AT_ONCE and not message.also
