@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from pathways_ray.transport.local_sockets import MAX_MESSAGE_BYTES
+from pathways_ray.transport.local_sockets import MAX_ANSWER_BYTES
 
 Take = Callable[[bytes], None]
 
@@ -163,7 +163,7 @@ class LocalReader:
         """Reads a batch. `extend` calls `recv` and notes what came without a step in between."""
         try:
             connection, take = self._sockets[number]
-            came = map(connection.recv, (MAX_MESSAGE_BYTES,), (socket.MSG_DONTWAIT,))
+            came = map(connection.recv, (MAX_ANSWER_BYTES,), (socket.MSG_DONTWAIT,))
             self._received.extend(zip((connection,), (take,), came, strict=True))
         except BlockingIOError:
             return

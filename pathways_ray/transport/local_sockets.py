@@ -24,6 +24,9 @@ from pathways_ray.transport.shared_memory import SharedFile
 MAX_MESSAGE_BYTES = 205 << 10
 """A longer message goes over the link, and its array with it."""
 
+MAX_ANSWER_BYTES = 96 << 10
+"""A longer answer goes over the link: a client makes room for so much each time it reads."""
+
 ANSWER_LIMIT_S = 2.0
 """A client waits this long for a host's tag, or for a host that takes no messages."""
 
@@ -115,7 +118,7 @@ class LocalServer(Generic[Owner]):
     def send(self, connection: socket.socket, data: bytes, file: SharedFile | None = None) -> bool:
         """Sends a message, and a file, at once, from any thread; False where that cannot be."""
         with self._sending:  # lest the number of a connection that is closed meanwhile is another one's
-            if connection not in self._open:
+            if connection not in self._open or len(data) > MAX_ANSWER_BYTES:
                 return False
             try:
                 connection.sendmsg([data], _with(file), socket.MSG_DONTWAIT)

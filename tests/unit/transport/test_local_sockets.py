@@ -141,6 +141,15 @@ def test_several_files_or_too_long_a_message_end_the_connection_and_nothing_stay
     assert not server.took
 
 
+def test_an_answer_that_is_longer_than_its_reader_has_room_for_is_not_sent(server: Server) -> None:
+    ours = LocalSocket(server.invite("ours"))
+    assert ours.send(b"a")
+    assert server.next()[1] == b"a"
+    assert not server.run(lambda: server.server.send(server.last, bytes(local_sockets.MAX_ANSWER_BYTES + 1)))
+    assert server.run(lambda: server.server.send(server.last, bytes(local_sockets.MAX_ANSWER_BYTES)))
+    assert len(ours.connection.recv(local_sockets.MAX_MESSAGE_BYTES)) == local_sockets.MAX_ANSWER_BYTES
+
+
 def test_a_message_that_is_too_long_is_not_sent(server: Server) -> None:
     ours = LocalSocket(server.invite("ours"))
     assert not ours.send(bytes(local_sockets.MAX_MESSAGE_BYTES + 1))
