@@ -191,7 +191,7 @@ def test_who_asks_for_a_value_that_is_not_computed_is_answered_by_who_waits_for_
 
     def ask(buffer: int) -> None:
         def computed() -> None:
-            value = host.store.get(1, buffer)
+            value: Any = host.store.get(1, buffer)
             answers.put(isinstance(value, Failure) or value.is_ready())
             raise RuntimeError("the stream has ended")
 
