@@ -21,7 +21,7 @@ from pathways_ray.transport.tls import Trust
 MAX_DIRECT_MESSAGES = 16
 """Messages that a sender writes at a time: what the kernel does not take is copied."""
 
-LINGER_S = 0.015
+LINGER_S = 0.04
 """A message that is not urgent waits this long for one that is."""
 
 MAX_LINGERING = 48
