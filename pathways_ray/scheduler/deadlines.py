@@ -6,7 +6,8 @@ the operator's limit; and when hosts still sit in a gang that another one has fa
 What a launch waits for is not its fault, and does not count: hosts say which launches are first in the queues of all
 their devices that these use, and since when, and which are in the queues behind others. A launch runs from when the
 last of its hosts came to it, and not while it is in a queue behind others on one of them. Where a launch waits and no
-device of the island runs anything for twice the limit, the island restarts too, and nobody is blamed.
+device of the island runs anything for twice the limit, but what waits for others on another host, the island restarts
+too, and nobody is blamed.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class Deadlines:
                 return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence, program)
         first = first_in_line(outstanding)
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
-        return self._stranded(failed, hosts, now) or self._stuck(outstanding, bool(runs), hosts, now)
+        # Each behind another one: hosts have taken launches in different orders, and none of these will end.
+        moves = bool(runs.difference(*self.queued.values()))
+        return self._stranded(failed, hosts, now) or self._stuck(outstanding, moves, hosts, now)
 
     def _unknown(self, sequence: int, programs: Mapping[int, ProgramState]) -> str:
         """A launch that is not with the hosts, as far as this scheduler knows."""
@@ -141,8 +144,8 @@ class Deadlines:
     def _stuck(
         self, outstanding: Mapping[int, Outstanding], runs: bool, hosts: frozenset[int], now: float
     ) -> RestartIsland | None:
-        """The oldest launch waits for what never comes: no device of the island has run anything for the limit. A host
-        function has a limit of its own, and runs on none."""
+        """The oldest launch waits for what never comes: no device of the island has run anything for the limit, but for
+        launches that wait for each other. A host function has a limit of its own, and runs on none."""
         oldest = next(iter(outstanding), 0)
         runs = runs or any(record.program.calls for record in outstanding.values())
         if not oldest or runs or oldest != self.stuck_since[0]:

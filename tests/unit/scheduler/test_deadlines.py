@@ -91,6 +91,22 @@ def test_the_time_behind_others_in_a_device_queue_does_not_count() -> None:
     assert downs(commands)[0].candidates == (3,)
 
 
+def test_launches_that_wait_for_each_other_end_their_island_without_blame() -> None:
+    """Two hosts have taken two launches in different orders: each is at the head on one, and behind on the other."""
+    made = island(0, 1, one=("0.0", "1.0"), other=("0.0", "1.0"))
+    launch(made, 1, 1)
+    launch(made, 2, 2)
+    ends = 1.0 + STUCK_LIMITS * LIMIT_S
+    for now in (1.0, LIMIT_S + 2, ends, ends + 0.5):
+        beat(made, now, 0, {1: 0.0}, (2,))
+        beat(made, now, 1, {2: 0.0}, (1,))
+        commands = made._handle(Ticked())
+        assert bool(commands) == (now > ends)
+    down = downs(commands)[0]
+    assert (down.kind, down.candidates) == ("HostLost", ())
+    assert "has waited for" in down.reason
+
+
 def test_a_launch_that_has_failed_and_left_a_computation_on_a_device_is_blamed_for_it() -> None:
     made = island(0, two_outputs=("0.0",))
     launch(made, 1, 1)
