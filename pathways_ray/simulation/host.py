@@ -338,8 +338,7 @@ class SimulatedHost:
         return sum(map(len, self.watched.values()))
 
     def confirm(self, number: int, sequence: int) -> None:
-        report = self.early.sent(number, sequence)
-        if report is not None and sequence:
+        if (report := self.early.sent(number, sequence)) is not None and sequence:
             self.send(_numbered(report, sequence))
 
     def refuse_early(self, handed: Handed) -> None:
