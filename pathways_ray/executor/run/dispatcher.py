@@ -165,8 +165,7 @@ class Dispatcher:
 
     def hand(self, handed: Handed) -> bool:
         """Takes a call that a client hands over; false where too much is to be done already. For another thread, which
-        carries it out itself where the dispatcher has nothing to do: who waits for it waits for no change of threads.
-        """
+        carries it out itself where the dispatcher has nothing to do: who waits for it waits for no other thread."""
         if not self._at_work and self.inbox.empty() and self._turn.acquire(blocking=False):
             try:
                 ending_with_process(self._carry_out)([handed])
@@ -255,7 +254,7 @@ class Dispatcher:
         if watcher.is_idle and self._is_over(values):
             watched.answer()
             self._decide(watched)
-            self.reports.done(sequence, self._taken(watched), self._behind, later=asked)
+            self.reports.done(sequence, self._taken(watched, self._begun), self._behind, later=asked)
         else:
             watcher.add(watched)
 
@@ -282,8 +281,9 @@ class Dispatcher:
         while True:
             watched = self._next(watcher.queued)
             at, failure = self._first_failure(watched.values)
-            taken = self._taken(watched)
+            over = time.perf_counter()
             watched.answer()  # first: somebody waits for it
+            taken = self._taken(watched, over)
             if watched.part:
                 pass  # the rest of the launch reports it
             elif failure is not None:
@@ -304,13 +304,13 @@ class Dispatcher:
             self.followers.decided(watched.sequence, found[0])
             self.reports.decided(Decided(watched.sequence, tuple(found)))
 
-    def _taken(self, watched: Watched) -> int:
-        """The microseconds that a launch has taken on the devices, now that what is watched is complete.
+    def _taken(self, watched: Watched, now: float) -> int:
+        """The microseconds that a launch has taken on the devices, where what is watched was complete at `now`.
 
         The first launch in a device queue runs from when the dispatcher began with it, since devices work while the
         rest of a launch is enqueued, and the queues may be short; one behind it, from when that before it ended.
         """
-        now, busy = time.perf_counter(), self._busy_until
+        busy = self._busy_until
         start = watched.begun
         for device in watched.program.plan.own_devices:
             start = max(start, busy.get(device, 0.0))
