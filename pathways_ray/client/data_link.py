@@ -84,6 +84,8 @@ class DataLink:
         self.handed: set[int] = set()
         self.dead: Failure | None = None
         self._local: LocalSocket | None = None
+        self.is_local = False
+        """Whether questions go by the local socket. What was asked by it is answered there also once they do not."""
         self._settled = threading.Event()
         self._turns = threading.Condition()
         metadata = {"session": str(owner.session), "authorization": owner.token}
@@ -126,7 +128,7 @@ class DataLink:
                     with contextlib.suppress(NotLocal):
                         local = LocalSocket(Invitation(message.name, message.tag, message.answer))
                         self.owner.reader.add(local.connection, self._take_local)
-                        self._local = local
+                        self._local, self.is_local = local, True
                 self._settled.set()
                 if self.dead is not None:  # it ended meanwhile
                     self.end(self.dead)
@@ -176,7 +178,7 @@ class DataLink:
             pipe.end()
         with self._turns:
             self._turns.notify_all()
-        local, self._local = self._local, None
+        local, self._local, self.is_local = self._local, None, False
         if local is not None:
             self.owner.reader.remove(local.connection)
             local.close()
@@ -195,23 +197,18 @@ class DataLink:
         except PathwaysError as error:
             self.end(str(error))
 
-    @property
-    def is_local(self) -> bool:
-        """Whether questions go by the local socket."""
-        return self._local is not None
-
     def takes_files(self, size: int) -> bool:
         """Whether an array of `size` bytes goes in a file in memory: it is big, and the host is on this machine."""
         if size < SHARED_BYTES:
             return False
         self._settled.wait(DOOR_LIMIT_S)
-        return self._local is not None
+        return self.is_local
 
     def send_local(self, message: wire.Message, file: SharedFile | None = None) -> bool:
         """Hands a message and a file to the host; False where that cannot be, and will not be again."""
-        local = self._local
+        local = self._local if self.is_local else None
         if local is None or not local.send(wire.encode(message), file):
-            self._local = None
+            self.is_local = False
             return False
         return True
 

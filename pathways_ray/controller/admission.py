@@ -134,7 +134,9 @@ class Admission:
                     backlog.deferred += again or ()  # type: ignore[arg-type]
                     backlog.stuck = bool(again)
                     break
-                calls.popleft()
+                left = calls.popleft()
+                if calls is backlog.waiting:
+                    backlog.left(left)
                 commands += done
             if backlog.stuck:
                 break

@@ -77,7 +77,7 @@ class Backlog:
     `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
     passed; `islands` and `numbers` (of buffers) are what they lay claim to. When it is `stuck`, the first deferred one
     has to wait, and all behind it; when it is `full`, nothing more is taken from the client until half of it is gone.
-    Some of those that wait may be `prioritized`. `carried` are at least the bytes of arguments that these carry.
+    Some of those that wait may be `prioritized`. `carried` are the bytes of arguments that those that wait carry.
     """
 
     waiting: deque[Call] = field(default_factory=deque)
@@ -124,15 +124,15 @@ class Backlog:
         if isinstance(call, WaitingLaunch):
             self.carried += inline_bytes(call.message)
 
+    def left(self, call: Call) -> None:
+        """A call was taken out of `waiting`."""
+        if isinstance(call, WaitingLaunch):
+            self.carried -= inline_bytes(call.message)
+
     def is_over(self, part: int = 1) -> bool:
         """Whether more wait than a session may have wait here, or than one part in `part` of that."""
-        if len(self.waiting) >= limits.MAX_BACKLOG_CALLS // part + (part > 1):
-            return True
-        if self.carried <= limits.MAX_BACKLOG_BYTES // part:
-            return False
-        launches = (call for call in self.waiting if isinstance(call, WaitingLaunch))
-        self.carried = sum(inline_bytes(launch.message) for launch in launches)
-        return self.carried > limits.MAX_BACKLOG_BYTES // part
+        calls = len(self.waiting) >= limits.MAX_BACKLOG_CALLS // part + (part > 1)
+        return calls or self.carried > limits.MAX_BACKLOG_BYTES // part
 
     def looks(self, launch: Launch) -> int:
         """The calls at most that a launch looks at to find its place here."""

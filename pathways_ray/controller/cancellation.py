@@ -50,6 +50,8 @@ class Cancellation:
             for call in calls:
                 if isinstance(call, WaitingLaunch) and call.message.launch == number:
                     calls.remove(call)
+                    if calls is backlog.waiting:
+                        backlog.left(call)
                     return call
         return None
 

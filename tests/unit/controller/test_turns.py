@@ -34,6 +34,7 @@ from pathways_ray.ir.verify import verify
 from pathways_ray.transport.batcher import MAX_BATCH_BYTES, MAX_MESSAGES, batches
 from pathways_ray.transport.messages import (
     TO_CONTROLLER,
+    Cancel,
     Done,
     Drop,
     Free,
@@ -211,6 +212,11 @@ def test_a_backlog_is_full_of_what_its_launches_carry_too(monkeypatch: pytest.Mo
     assert core.core.launches.backlog(1) == 8
     assert TakeTurn() in core.from_island(1, Done((10,)))
     assert ResumeReading(1) in core.handle(Turn())
+    backlog = core.core.launches.admission.backlogs[1]
+    session = core.core.launches.sessions[1]
+    assert backlog.carried == 64 * len(backlog.waiting)
+    core.core.launches.cancellation.cancel(session, Cancel(19))
+    assert backlog.carried == 64 * len(backlog.waiting)
 
 
 # --- what may come ----------------------------------------------------------------------------------------------------

@@ -1017,7 +1017,7 @@ def test_a_host_says_when_a_value_is_there_with_no_thread_that_waits(host: Host,
     eventually(lambda: answers() == {2: True, 3: False})
     eventually(lambda: host.store.waiting() == 0)
     assert not data._links[0].fetches
-    data._links[0]._local = None
+    data._links[0].is_local = False
     assert ask_whether_there(data, 5, 0, lambda came: None) is None
 
 

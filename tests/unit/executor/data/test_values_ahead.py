@@ -51,7 +51,7 @@ def data(host: Host, request: pytest.FixtureRequest) -> Iterator[DataLinks]:
     np.testing.assert_array_equal(made.fetch(1, COVER, lambda: None), SMALL)
     eventually(lambda: made._links[0].is_local)
     if request.node.callspec.params.get("host") == "stream":
-        made._links[0]._local = None
+        made._links[0].is_local = False
     yield made
     made.close(OVER)
 
@@ -87,6 +87,18 @@ def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -
     np.testing.assert_array_equal(data.fetch(4, COVER, lambda: None), SMALL + 4)
     assert data.new_request() - before == 3  # this one, and those of two calls
     assert link.fetches == {}
+
+
+def test_the_value_comes_by_a_local_socket_that_takes_no_more_questions(host: Host, data: DataLinks) -> None:
+    """What it has to read is not lost with what it cannot send: here a message that is too long for it."""
+    link = called(data, 2)
+    assert not link.send_local(LaunchEarly(1, (), 9, ((0, bytes(1 << 20)),)))
+    assert not link.is_local
+    host.put(2, SMALL + 2)
+    looking = Asked(data, 2)
+    looking.end()
+    np.testing.assert_array_equal(looking.result, SMALL + 2)
+    np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
 
 
 def test_who_asks_without_a_thread_gets_it_too(host: Host, data: DataLinks) -> None:
