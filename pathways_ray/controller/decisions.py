@@ -141,7 +141,7 @@ class Decisions:
         if choice is None:
             return None
         segment = program.segments[choice.segment]
-        host = early.host_of(self.tables, segment) if len(segment.hosts) == 1 else early.NO_HOST
+        host = early.only_host_of(self.tables, segment)
         if host == early.NO_HOST:
             return None
         session.own_numbers -= len(segment.results)

@@ -58,9 +58,14 @@ class EarlyLaunches:
     """The early launches of a host whose scheduler has not sent them yet.
 
     `allowed` stands for the tenant whose clients may hand over calls; "" for none.
+
+    Args:
+        place: of this host among those of its island.
+        hosts: how many these are. The numbers that they give are different ones: the scheduler hears of both.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, place: int = 0, hosts: int = 1) -> None:
+        self.place, self.hosts = place, hosts
         self.allowed = ""
         self.taken: dict[tuple[int, int], IslandLaunch] = {}
         self.following: dict[int, tuple[Following | None, ...]] = {}
@@ -106,7 +111,8 @@ class EarlyLaunches:
             return None
         self.count += 1
         given = message.arguments, message.results
-        launch = IslandLaunch(-self.count, session, message.program, *given, inline=message.inline)
+        number = self.count * self.hosts + self.place
+        launch = IslandLaunch(-number, session, message.program, *given, inline=message.inline)
         self.taken[session, message.results] = launch
         self._note(launch.session, launch.results)
         return launch
