@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -90,11 +91,13 @@ def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -
 
 
 def test_the_value_comes_by_a_local_socket_that_takes_no_more_questions(host: Host, data: DataLinks) -> None:
-    """What it has to read is not lost with what it cannot send: here a message that is too long for it."""
+    """What has come by it is not lost with what cannot go: here a message that is too long for it."""
     link = called(data, 2)
+    host.put(2, SMALL + 2)
+    eventually(lambda: host.store.waiting() == 0)
+    time.sleep(0.1)  # the answer lies in the socket
     assert not link.send_local(LaunchEarly(1, (), 9, ((0, bytes(1 << 20)),)))
     assert not link.is_local
-    host.put(2, SMALL + 2)
     looking = Asked(data, 2)
     looking.end()
     np.testing.assert_array_equal(looking.result, SMALL + 2)
