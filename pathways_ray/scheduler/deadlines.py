@@ -39,7 +39,7 @@ class Deadlines:
     compilation took so far, `beats` when each host was heard last.
     `held` is when a launch on some devices was last seen in the `queued` of a host.
     `first_since` is when a launch that has failed somewhere was first seen first in line, `stuck_since` when the oldest
-    launch was last seen to get on.
+    launch, and those at the devices, were last seen to get on.
 
     Args:
         limit_s: seconds that a launch may keep its devices, unless its tenant has a limit of its own.
@@ -55,7 +55,7 @@ class Deadlines:
     beats: dict[int, float] = field(default_factory=dict)
     held: dict[int, float] = field(default_factory=dict)
     first_since: dict[int, float] = field(default_factory=dict)
-    stuck_since: tuple[int, float] = (0, 0.0)
+    stuck_since: tuple[int, frozenset[int], float] = (0, frozenset(), 0.0)
 
     def clear(self) -> None:
         """The hosts start again."""
@@ -113,8 +113,8 @@ class Deadlines:
         first = first_in_line(outstanding)
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         # Each behind another one: hosts have taken launches in different orders, and none of these will end.
-        moves = bool(runs.difference(*self.queued.values()))
-        return self._stranded(failed, hosts, now) or self._stuck(outstanding, moves, hosts, now)
+        waiting = None if runs.difference(*self.queued.values()) else frozenset(runs)
+        return self._stranded(failed, hosts, now) or self._stuck(outstanding, waiting, hosts, now)
 
     def _unknown(self, sequence: int, programs: Mapping[int, ProgramState]) -> str:
         """A launch that is not with the hosts, as far as this scheduler knows."""
@@ -144,16 +144,18 @@ class Deadlines:
         return None
 
     def _stuck(
-        self, outstanding: Mapping[int, Outstanding], runs: bool, hosts: frozenset[int], now: float
+        self, outstanding: Mapping[int, Outstanding], waiting: frozenset[int] | None, hosts: frozenset[int], now: float
     ) -> RestartIsland | None:
         """The oldest launch waits for what never comes: no device of the island has run anything for the limit, but for
-        launches that wait for each other. A host function has a limit of its own, and runs on none."""
+        the same launches, `waiting` for each other; None where another one runs. A host function has a limit of its
+        own, and runs on none."""
         oldest = next(iter(outstanding), 0)
-        runs = runs or any(record.program.calls for record in outstanding.values())
-        if not oldest or runs or oldest != self.stuck_since[0]:
-            self.stuck_since = oldest, now
-        waited = now - self.stuck_since[1]
-        if waited <= STUCK_LIMITS * self.limit_s:
+        moves = waiting is None or any(record.program.calls for record in outstanding.values())
+        if not oldest or moves or (oldest, waiting) != self.stuck_since[:2]:
+            self.stuck_since = oldest, waiting or frozenset(), now
+        waited = now - self.stuck_since[2]
+        own = (outstanding[one].usage.launch_limit_s for one in waiting or () if one in outstanding)
+        if waited <= STUCK_LIMITS * max(self.limit_s, *own, 0.0):
             return None
         reason = f"{_named(outstanding[oldest])} has waited for {waited:.0f} s while nothing ran"
         return RestartIsland(min(hosts), reason)

@@ -94,12 +94,13 @@ def test_the_time_behind_others_in_a_device_queue_does_not_count() -> None:
 def test_launches_that_wait_for_each_other_end_their_island_without_blame() -> None:
     """Two hosts have taken two launches in different orders: each is at the head on one, and behind on the other."""
     made = island(0, 1, one=("0.0", "1.0"), other=("0.0", "1.0"))
-    launch(made, 1, 1)
-    launch(made, 2, 2)
-    ends = 1.0 + STUCK_LIMITS * LIMIT_S
-    for now in (1.0, LIMIT_S + 2, ends, ends + 0.5):
-        beat(made, now, 0, {1: 0.0}, (2,))
-        beat(made, now, 1, {2: 0.0}, (1,))
+    for sequence in (1, 2, 3):
+        launch(made, sequence, min(sequence, 2))
+    ends = LIMIT_S + 2 + STUCK_LIMITS * LIMIT_S
+    for now in (1.0, LIMIT_S, LIMIT_S + 2, ends, ends + 0.5):
+        other = 3 if now <= LIMIT_S else 2  # one that ends: those get on
+        beat(made, now, 0, {1: 0.0}, (2, 3))
+        beat(made, now, 1, {other: 0.0}, (1,))
         commands = made._handle(Ticked())
         assert bool(commands) == (now > ends)
     down = downs(commands)[0]
