@@ -15,6 +15,10 @@ Value = Any
 Later = list[Callable[[], None]]
 """What is to be done once a value is computed, by the thread that waits for that anyway."""
 
+MAX_LATER = 2
+"""Answers, of a device each, that this thread gives: behind them it looks at the next launch, which is charged for the
+time, and may be another tenant's."""
+
 Waiter = Callable[[Later | None], None]
 """Called when a buffer is in the store; with a list where there is a thread that waits for its value."""
 

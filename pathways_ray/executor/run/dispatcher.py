@@ -96,6 +96,7 @@ class Dispatcher:
         self.calls = HostCalls(host, log)
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
+        self.driver.answers = lambda program: self._watcher(program).may_answer
         self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
         self.arrivals = Arrivals(self._inputs_arrived)
         transfer.on_arrival = self.calls.on_end = self.arrivals.look
@@ -266,11 +267,12 @@ class Dispatcher:
         """The watcher of a program's values."""
         devices = program.plan.watched_with
         watcher = self._watchers.get(devices)
-        if watcher is None:
-            if len(self._watchers) >= MAX_WATCHERS:
-                return list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
-            watcher = self._watchers[devices] = Watcher()
+        if watcher is None and len(self._watchers) < MAX_WATCHERS:
+            watcher = self._watchers[devices] = Watcher(is_shared=not devices)
             threading.Thread(target=ending_with_process(self._watch), args=(watcher,), daemon=True).start()
+        elif watcher is None:
+            watcher = list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
+            watcher.is_shared = True
         return watcher
 
     def _is_over(self, values: list[Any]) -> bool:
@@ -354,7 +356,7 @@ class Dispatcher:
         for one in under_way:
             devices = one.program.plan.own_devices
             sequence = self.reports.early.sequence_of(one.sequence)
-            if one.values and self._is_complete(one.values):
+            if one.values and one.is_complete:
                 # It waits to be reported, behind one on other devices; what follows on its own may run since now.
                 if one.sequence not in self._passed:
                     self._passed[one.sequence] = now
@@ -370,13 +372,6 @@ class Dispatcher:
             taken.update(devices)
         behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
         return Heartbeat(self.host, slowness, tuple(running.values()), behind, stopped(self.core))
-
-    def _is_complete(self, values: list[Any]) -> bool:
-        """Whether devices are through with values, whatever came of them."""
-        try:
-            return all(isinstance(value, Failure) or value.is_ready() for value in values)
-        except RuntimeError:  # of one that no gang made, a later launch has taken the memory
-            return True
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""

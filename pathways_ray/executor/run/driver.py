@@ -137,6 +137,8 @@ class HostDriver:
         """The functions that each program names, and how many name each; one that none names any more is let go of."""
         self.running: dict[int, tuple[PreparedProgram, Slots]] = {}
         self.observers: tuple[LaunchObserver, ...] = ()
+        self.answers: Callable[[PreparedProgram], bool] = lambda program: False
+        """Whether the thread that waits for a launch of a program answers fetches of its results."""
         self.enqueued: tuple[int, PreparedProgram] | None = None
         """The launch whose steps are on their way to the device queues."""
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
@@ -296,8 +298,10 @@ class HostDriver:
 
     def _complete(self, complete: do.Complete) -> None:
         program, slots = self.running.pop(complete.sequence)
+        # Where it is no gang alone, a result may be there long before the launch is over.
+        slots.later = [] if program.is_one_gang and self.answers(program) else None
         values = program.finish(slots)
-        self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked, slots.later)
+        self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked, slots.later or ())
 
     def _rejoin(self, rejoin: do.Rejoin) -> None:
         held = self.store.held()

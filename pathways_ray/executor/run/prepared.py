@@ -204,8 +204,7 @@ class PreparedProgram:
         if self.plan.handed_on:
             self._hand_on(slots)
         slots.asked = bool(self.plan.results)
-        later = slots.later if self.is_one_gang else None  # else a result may be there long before the launch is over
         for slot, number in self.plan.results:
-            slots.asked &= self.store.put(launch.session, launch.results + number, values[slot], later)
+            slots.asked &= self.store.put(launch.session, launch.results + number, values[slot], slots.later)
         awaited = [slots.ends.get(slot, values[slot]) for slot in self.plan.awaited]
         return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited

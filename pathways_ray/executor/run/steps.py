@@ -29,8 +29,8 @@ class Slots:
     `failed_inputs`, by gang, the failure that came in place of what it was to receive; `ends` the ends of gangs, by the
     slots of their first outputs; `consumed` are the slots whose memory a computation has taken. `calls` has, by node,
     the calls of host functions. `asked`: whether its client had asked for all results when they were stored; `later` is
-    what is done for that once they are computed. `aborted` is set once the launch has ended elsewhere: nobody takes
-    what it would send.
+    what the thread that waits for the launch does for that once they are computed, None where it does nothing.
+    `aborted` is set once the launch has ended elsewhere: nobody takes what it would send.
     """
 
     __slots__ = (
@@ -46,7 +46,7 @@ class Slots:
         self.failed_inputs: dict[int, Failure] = {}
         self.aborted: Failure | None = None
         self.asked = False
-        self.later: list[Callable[[], None]] = []
+        self.later: list[Callable[[], None]] | None = None
         self.consumed: tuple[int, ...] = ()
         self.ends: dict[int, Any] = {}
         self.calls: dict[int, PendingCall | Failure] = {}

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pathways_ray.errors import Failure
 from pathways_ray.executor.run.prepared import PreparedProgram
 
 
@@ -32,11 +33,20 @@ class Watched(NamedTuple):
             with contextlib.suppress(Exception):
                 answer()
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether devices are through with it, whatever came of it."""
+        try:
+            return all(isinstance(value, Failure) or value.is_ready() for value in self.values)
+        except RuntimeError:  # of one that no gang made, a later launch has taken the memory
+            return True
+
 
 class Watcher:
-    """The launches that a thread waits for, in order."""
+    """The launches that a thread waits for, in order. `is_shared`: they are on several sets of devices."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_shared: bool = False) -> None:
+        self.is_shared = is_shared
         self.queued: queue.SimpleQueue[Watched] = queue.SimpleQueue()
         self.added = 0  # by the dispatcher thread
         self.seen = 0  # by the watcher
@@ -64,3 +74,9 @@ class Watcher:
     def is_idle(self) -> bool:
         """Whether everything that was added is reported; for the thread that adds."""
         return self.added == self.seen
+
+    @property
+    def may_answer(self) -> bool:
+        """Whether a launch that is added now is waited for behind none on other devices, for which fetches of its
+        results would wait too."""
+        return self.is_idle or not self.is_shared

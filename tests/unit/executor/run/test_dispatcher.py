@@ -56,13 +56,13 @@ LIMIT_S = 60.0
 class Served:
     """A dispatcher with its scheduler. All hosts of these tests are on one device."""
 
-    def __init__(self, host: int = 0) -> None:
+    def __init__(self, host: int = 0, members: tuple[int, ...] = ()) -> None:
         self.sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
         devices = jax.local_devices()[:1]
         self.store = BufferStore()
         self.transfer = DeviceTransfer(host, devices[0].client, "127.0.0.1", "the link secret")
         compiler = Compiler(host, devices, {host: devices})
-        self.dispatcher = Dispatcher(host, compiler, self.store, self.transfer, self.sent.put, (host,))
+        self.dispatcher = Dispatcher(host, compiler, self.store, self.transfer, self.sent.put, members or (host,))
         self.dispatcher.start()
         self.store.put(1, 1, jax.device_put(np.uint64(1), devices[0]))
 
@@ -207,6 +207,58 @@ def test_who_asks_for_a_value_that_is_not_computed_is_answered_by_who_waits_for_
         assert isinstance(host.next(), report)
         assert [answers.get(timeout=LIMIT_S) for _ in range(2)] == [True, True]
     host.receive(Drop(1, (21, 22)), DropProgram(1, 20))
+
+
+class Gate:
+    """A value that is ready once it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.is_ready = self.opened.is_set
+
+    def block_until_ready(self) -> None:
+        assert self.opened.wait(LIMIT_S)
+
+
+@pytest.mark.parametrize(
+    ("members", "watchers", "before", "answered"),
+    [
+        ((0, 1), 64, (), False),
+        ((0,), 1, (Device(0, 7),), False),
+        ((0,), 64, (Device(0, 7),), True),
+        ((0,), 64, (Device(0, 0),), True),
+    ],
+    ids=["of several hosts", "shared thread", "own thread", "same device"],
+)
+def test_who_asks_for_a_value_waits_for_no_launch_on_other_devices(
+    members: tuple[int, ...],
+    watchers: int,
+    before: tuple[Device, ...],
+    answered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    wide_types: None,
+) -> None:
+    """
+    1. Nothing is under way: the thread that waits for a launch answers, on every island.
+    2. It waits for another launch: it answers only where that is on the same devices.
+    """
+    monkeypatch.setattr(dispatcher_module, "MAX_WATCHERS", watchers)
+    host, gate = Served(members=members), Gate()
+    host.receive(Peers(()), program(1, lambda x: (x + 1,)))
+    assert isinstance(host.next(), Ready)
+    given: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def is_answered(number: int) -> bool:
+        host.store.when_present(1, number, given.put)
+        host.receive(IslandLaunch(number, 1, 1, (1,), number))
+        return given.get(timeout=LIMIT_S) is not None
+
+    assert is_answered(8)
+    plan = SimpleNamespace(watched_with=before, own_devices=before, decides=())
+    host.dispatcher.watch(9, [gate], SimpleNamespace(plan=plan), ())  # type: ignore[arg-type]
+    assert is_answered(10) == answered
+    gate.opened.set()
+    assert sorted(host.ended(3)) == [8, 9, 10]
 
 
 def test_a_result_of_one_of_several_gangs_waits_for_no_other(host: Served) -> None:
