@@ -30,7 +30,8 @@ the thread wait that enqueues for all devices of its host: behind a loop without
 
 REFILLED_AT = MAX_DEVICE_COMPUTATIONS // 2
 """Where a tenant is alone, a queue that is full takes no more until so few are left: launches that left one by one, as
-others end, would each wake controller, scheduler and host."""
+others end, would each wake controller, scheduler and host. Not where one launch or less would be left, nor where what is
+there takes longer than `CONTENDED_WINDOW_S`: other devices would wait too, since launches of a tenant go in order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,11 @@ class DeviceGroup:
     computations: int = 0
     seconds: float = 0.0
     full: bool = False
+
+    @property
+    def gathers(self) -> bool:
+        """Whether it takes no launch of a tenant that is alone until more of it is over."""
+        return self.full and self.launches >= MIN_DEVICE_LAUNCHES and self.seconds <= CONTENDED_WINDOW_S
 
     @property
     def hosts(self) -> set[int]:
@@ -81,9 +87,9 @@ class DeviceSet:
         window = CONTENDED_WINDOW_S if contended else SINGLE_TENANT_WINDOW_S
         for group in self.groups:
             if group.launches and (
-                (group.full and not contended)
-                or group.computations + computations > MAX_DEVICE_COMPUTATIONS
+                group.computations + computations > MAX_DEVICE_COMPUTATIONS
                 or (group.launches >= MIN_DEVICE_LAUNCHES and group.seconds + length.estimate > window)
+                or (group.gathers and not contended)
             ):
                 return False
         return True

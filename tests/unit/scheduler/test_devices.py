@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.ir.plan import Device
-from pathways_ray.scheduler.devices import MAX_DEVICE_COMPUTATIONS, DeviceSet, DeviceTable
+from pathways_ray.scheduler.devices import MAX_DEVICE_COMPUTATIONS, REFILLED_AT, DeviceSet, DeviceTable
 from pathways_ray.scheduler.estimates import MovingAverage
 from tests.unit.scheduler.island import devices
 
@@ -70,3 +71,25 @@ def test_a_full_device_takes_launches_of_several_tenants_as_others_end() -> None
     assert not part.has_room(known, 1, contended=False)
     table.clear()
     assert part.has_room(known, 1, contended=False)
+
+
+def test_a_full_device_does_not_run_dry_behind_one_long_launch() -> None:
+    """The launch that is left has more computations than those at which a queue is filled again."""
+    known = MovingAverage(0.0001)
+    here = DeviceTable().set_of(devices("0.0"))
+    for computations in [1] * (REFILLED_AT - 1) + [REFILLED_AT + 1]:
+        here.add(0.0001, computations)
+    for _ in range(REFILLED_AT - 2):
+        here.remove(0.0001, 1)
+    assert not here.has_room(known, 1, contended=False)
+    here.remove(0.0001, 1)
+    assert here.has_room(known, 1, contended=False)
+
+
+@pytest.mark.parametrize(("seconds", "refilled"), [(0.0001, False), (0.007, True)])
+def test_a_full_device_gathers_room_only_for_short_launches(seconds: float, refilled: bool) -> None:
+    here = DeviceTable().set_of(devices("0.0"))
+    for _ in range(MAX_DEVICE_COMPUTATIONS):
+        here.add(seconds, 1)
+    here.remove(seconds, 1)
+    assert here.has_room(MovingAverage(seconds), 1, contended=False) is refilled

@@ -478,17 +478,20 @@ def test_no_more_computations_are_on_a_device_than_leave_its_host_free() -> None
 
 def test_a_full_device_is_refilled_with_many_launches_at_once() -> None:
     """
-    1. A stream of launches fills the device. As long as half of them are left no more follow, then as many as fit.
-    2. The rest ends, however far the device was refilled.
+    1. One launch shows that they are short.
+    2. A stream of them fills the device. As long as half of them are left no more follow, then as many as fit.
+    3. The rest ends, however far the device was refilled.
     """
     island = serving(0, window=128)
     island.from_controller(Program(1, b"", {}, "small", devices("0.0")))
-    for k in range(1, 101):
+    island.from_controller(run(1))
+    island.from_host(0, 1, Done((1,), (100,)))
+    for k in range(2, 102):
         island.from_controller(run(k))
-    assert list(island.order.outstanding) == list(range(1, 29))
-    for k in range(1, 14):
+    assert list(island.order.outstanding) == list(range(2, 30))
+    for k in range(2, 15):
         assert dispatched(island.from_host(0, 1, Done((k,)))) == []
-    assert dispatched(island.from_host(0, 1, Done((14,)))) == [run(k) for k in range(29, 43)]
+    assert dispatched(island.from_host(0, 1, Done((15,)))) == [run(k) for k in range(30, 44)]
     while island.order.outstanding:
         island.from_host(0, 1, Done((next(iter(island.order.outstanding)),)))
     assert not island.order.waiting
