@@ -19,10 +19,11 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import export
+from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
-from pathways_ray.client.jaxprs import constants_of, equations_of
+from pathways_ray.client.jaxprs import constants_of, equations_of, inner_jaxprs
 from pathways_ray.compat import module_of, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
 from pathways_ray.joint_exports import Joint, call_of
@@ -151,15 +152,32 @@ class Pending(NamedTuple):
     @property
     def is_line(self) -> bool:
         """Whether hosts will probably find it plain arithmetic on one array, 32 bits wide, as most such functions are.
-        They look for themselves; this says how many are worth one computation."""
+        They look for themselves, on CPUs; this says how many are worth one computation."""
         jaxpr = self.traced.jaxpr.jaxpr
         few = list(itertools.islice(equations_of(jaxpr), MAX_LINE_EQUATIONS + 1))
-        if not len(jaxpr.invars) == len(jaxpr.outvars) == 1 or len(few) > MAX_LINE_EQUATIONS:
+        if self.platforms != ("cpu",) or len(few) > MAX_LINE_EQUATIONS or not _is_straight(jaxpr):
             return False
         if not all(equation.primitive.name in _OF_LINES for equation in few):
             return False
         kinds = [value.aval for value in (*jaxpr.invars, *(made for equation in few for made in equation.outvars))]
         return all((kind.shape, kind.dtype.itemsize) == (kinds[0].shape, 4) for kind in kinds)
+
+
+def _is_straight(jaxpr: Any) -> bool:
+    """Whether a jaxpr takes one value, and each equation that of the one before, alone or with numbers."""
+    if not len(jaxpr.invars) == len(jaxpr.outvars) == 1:
+        return False
+    (value,) = jaxpr.invars
+    numbers = {constant for constant in jaxpr.constvars if not constant.aval.shape}
+    for equation in jaxpr.eqns:
+        taken = {one for one in equation.invars if not isinstance(one, jex_core.Literal)} - numbers
+        inner = (getattr(one, "jaxpr", one) for one in inner_jaxprs(equation))
+        if taken != {value} or len(equation.outvars) != 1 or not all(map(_is_straight, inner)):
+            return False
+        if equation.primitive.name == "integer_pow" and abs(equation.params["y"]).bit_count() != 1:
+            return False  # beside squares, it multiplies different powers
+        (value,) = equation.outvars
+    return bool(jaxpr.outvars[0] is value)
 
 
 @dataclass(frozen=True)

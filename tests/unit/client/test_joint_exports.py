@@ -18,6 +18,7 @@ import pathways_ray as pw
 from pathways_ray.client import codes
 from pathways_ray.errors import ProgramRefused, TraceError
 from pathways_ray.executor.compile.allowlist import check_function
+from pathways_ray.executor.compile.lines import lines_among
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.joint_exports import Joint, only_called
 from tests.unit.executor.compile.exports import from_text
@@ -78,7 +79,9 @@ def test_what_has_a_loop_says_so(session) -> None:
 
 
 def test_plain_arithmetic_on_one_array_is_a_line_also_where_it_is_exported_alone(session) -> None:
+    """As hosts find out for themselves."""
     where = session.virtual_slice((1,), ("x",))
+    row, number = jnp.arange(8.0), jnp.float32(3)
     written: list[tuple[Any, bool]] = [
         (lambda v: v * 2 + 1, True),
         (lambda v: jax.nn.relu(-v), True),
@@ -86,14 +89,25 @@ def test_plain_arithmetic_on_one_array_is_a_line_also_where_it_is_exported_alone
         (lambda v: v.astype(jnp.float16).astype(np.float32), False),
         (lambda v: v.sum() * v, False),
         (lambda v: functools.reduce(lambda v, k: v * k, range(2, 20), v), False),
+        (lambda v: v * v, True),
+        (lambda v: v + number, True),
+        (lambda v: jax.jit(lambda w: 1 - w)(v) / 3, True),
+        (lambda v: v * v + v, False),
+        (lambda v: v - 0.1 * v, False),
+        (lambda v: jax.jit(lambda w: w * (1 + w))(v), False),
+        (lambda v: v + row, False),
+        (lambda v: jnp.minimum(jax.jit(lambda a, b: a * b)(v, v), 1), False),
+        *((lambda v, k=k: jax.lax.integer_pow(v, k), k in (-2, 2, 4)) for k in (-3, -2, 2, 3, 4)),
     ]
     expected = [is_line for _, is_line in written]
     parts, others = ([pw.compiled(lambda v, f=f: f(v), slice=where) for f, _ in written] for _ in range(2))
     joint = functions(built(pw.program(lambda v: [part(v) for part in parts]), V))
     assert [part.is_line for part in joint] == expected
-    assert len({part.digest for part in joint}) == 1
-    alone = [functions(built(pw.program(lambda v, one=one: one(v)), V))[0] for one in others]
-    assert [part.is_line for part in alone] == expected
+    assert len({part.digest for part in joint}) == 3  # two have constants
+    programs = [built(pw.program(lambda v, one=one: one(v)), V) for one in others]
+    assert [functions(made)[0].is_line for made in programs] == expected
+    exports = [export.deserialize(bytearray(next(iter(made.functions.values())))) for made in programs]
+    assert [bool(lines_among({"f": one})) for one in exports] == expected
 
 
 def test_functions_that_give_what_they_take_or_capture_arrays_compute_the_same(session) -> None:
