@@ -65,18 +65,20 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 MAX_CONTEXT_USES = 64
-"""A context keeps all types and names that it has seen, so it is used for some exports only."""
+MAX_SHARED_BYTES = 512 << 10
+"""A context keeps all types, names and constants that it has seen, so it is used for some exports only, small ones."""
 
 
 @contextlib.contextmanager
-def shared_mlir_context() -> Iterator[None]:
-    """Has lowerings and exports of this thread, inside, share an MLIR context.
+def shared_mlir_context(size: int) -> Iterator[None]:
+    """Has lowerings and exports of this thread, inside, share an MLIR context, unless their code or constants have a
+    `size` of more than `MAX_SHARED_BYTES`.
 
     JAX makes two of them for each export, and one for each module that it lowers or reads, each with all dialects: half
     of the time that a small function takes. It has no setting for that.
     """
     _share_mlir_contexts()
-    before, _contexts.shared = _contexts.shared, True
+    before, _contexts.shared = _contexts.shared, size <= MAX_SHARED_BYTES
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
-from pathways_ray.client.jaxprs import constants_of, equations_of, inner_jaxprs
+from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of, inner_jaxprs
 from pathways_ray.compat import module_of, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
 from pathways_ray.joint_exports import Joint, call_of
@@ -130,7 +130,8 @@ class Pending(NamedTuple):
 
     def exported(self) -> tuple[export.Exported, bytes]:
         """Its export, and that as bytes. Raises `TraceError`."""
-        with _under(self.settings), tracing_for(self.name, self.mesh), shared_mlir_context():
+        size = constant_bytes(self.traced.jaxpr)
+        with _under(self.settings), tracing_for(self.name, self.mesh), shared_mlir_context(size):
             known: Any = _Known(self.traced)
             made = export.export(known, platforms=self.platforms, disabled_checks=self.disabled)()
             return made, bytes(made.serialize())
@@ -229,7 +230,7 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
     shardings = tuple(one.shardings for one in given)
     jitted = jax.jit(joint, in_shardings=shardings, keep_unused=True)
     try:
-        with _without_collections(), _under(like.settings), tracing_for("joint", like.mesh), shared_mlir_context():
+        with _without_collections(), _under(like.settings), tracing_for("joint", like.mesh), shared_mlir_context(0):
             traced = jitted.trace(*(one.avals for one in given))
             exported, blob = like._replace(name="joint", traced=traced).exported()
             module = module_of(exported.mlir_module_serialized)

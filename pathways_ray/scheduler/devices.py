@@ -30,8 +30,8 @@ the thread wait that enqueues for all devices of its host: behind a loop without
 
 REFILLED_AT = MAX_DEVICE_COMPUTATIONS // 2
 """Where a tenant is alone, a queue that is full takes no more until so few are left: launches that left one by one, as
-others end, would each wake controller, scheduler and host. Not where one launch or less would be left, nor where what is
-there takes longer than `CONTENDED_WINDOW_S`: other devices would wait too, since launches of a tenant go in order."""
+others end, would each wake controller, scheduler and host. Not where it has one launch, nor where what it has takes
+longer than `CONTENDED_WINDOW_S`: other devices would wait too, since launches of a tenant go in order."""
 
 
 @dataclass(slots=True, eq=False)

@@ -195,7 +195,7 @@ class Compiler:
             # Nothing of a function is read here before the sandbox has read it: malformed ones crash their reader.
             digests = [part.digest for part in parts]
             self.sandbox.check(name, digests, functions, trusted, placed.mesh.size)
-            with shared_mlir_context():
+            with shared_mlir_context(sum(len(functions[digest]) for digest in set(digests))):
                 calls = {part.function: self._function(part.function, functions) for part in parts}
                 check_types(executable, placed.mesh.size, calls)
                 return self._compile(executable, placed, calls)

@@ -15,6 +15,11 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray import compat
 from pathways_ray.client.operation import Operation
+from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.ir.graph import Part, Recipe, Ref
+from pathways_ray.ir.plan import Executable
+from pathways_ray.ir.types import ArrayType, Layout
+from tests.unit.helpers import placed, spec
 
 V = np.arange(8, dtype=np.float32)
 
@@ -129,7 +134,7 @@ def test_exports_of_a_thread_share_an_mlir_context_for_a_while() -> None:
     """The code is that of contexts of their own. Another thread has another one, and one is used for some exports."""
 
     def made(share: bool) -> list[bytes]:
-        with compat.shared_mlir_context() if share else contextlib.nullcontext():
+        with compat.shared_mlir_context(0) if share else contextlib.nullcontext():
             return [
                 bytes(jax.export.export(jax.jit(lambda v, k=k: v * k + 1), platforms=("cpu",))(V).serialize())
                 for k in range(4)
@@ -148,3 +153,23 @@ def test_exports_of_a_thread_share_an_mlir_context_for_a_while() -> None:
     compat._contexts.uses = compat.MAX_CONTEXT_USES
     made(True)
     assert compat._contexts.context is not shared
+
+
+@pytest.mark.parametrize(("bytes_", "shares"), [(32, True), (compat.MAX_SHARED_BYTES + 4, False)])
+def test_functions_with_large_constants_share_no_context(session, bytes_: int, shares: bool) -> None:
+    """It would keep them as long as its thread lives, which a host's threads for compiling do as long as the host."""
+    where = session.virtual_slice((1,), ("x",))
+    table = np.arange(bytes_ // 4, dtype=np.float32)
+    made = pw.compiled(lambda v: v + jnp.asarray(table), slice=where)
+    before = compat._contexts.context, compat._contexts.uses
+    ((digest, blob),) = pw.program(lambda v: made(v)).prepared((table,))._built.functions.items()
+    assert ((compat._contexts.context, compat._contexts.uses) != before) is shares
+
+    devices, kind, layout = jax.local_devices()[:1], ArrayType(table.shape, "float32"), Layout(1, spec(""))
+    recipe = Recipe((Part("add", digest, (Ref(-1, 0),)),), (Ref(0, 0),))
+    compiler = Compiler(0, devices, {0: devices})
+    compiler.sandbox._known[True, digest] = "", 1  # as if it had read it
+    before = compat._contexts.context, compat._contexts.uses
+    node = Executable(recipe, 1, (kind,), (layout,), (kind,), (layout,), ())
+    assert compiler.executable(node, placed(1, ["0.0"]), {digest: blob}, trusted=True) is not None
+    assert ((compat._contexts.context, compat._contexts.uses) != before) is shares
