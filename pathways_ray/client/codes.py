@@ -11,6 +11,7 @@ import gc
 import hashlib
 import itertools
 import math
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -243,17 +244,35 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
         code.set(Made(f"{digest}#{member}", blob, has_loop, one.is_line))
 
 
+class _Collections:
+    """Whether Python is kept from looking for cycles at the moment."""
+
+    kept_off = False
+
+    @classmethod
+    def let_on(cls) -> None:
+        """Ends that, also in a child forked meanwhile, which has none of the threads that would."""
+        if cls.kept_off:
+            cls.kept_off = False
+            gc.enable()
+
+
+os.register_at_fork(after_in_child=_Collections.let_on)
+
+
 @contextlib.contextmanager
 def _without_collections() -> Iterator[None]:
-    """Has Python look for no cycles inside, where many objects are made and few lie in cycles: a look at all objects of
-    a process with JAX takes 0.1 s, half as long as 100 functions do."""
-    before = gc.isenabled()
+    """Has Python look for no cycles meanwhile, in no thread: many objects are made and few lie in cycles, and a look at
+    all objects of a process with JAX takes 0.1 s, half as long as 100 functions do. Who holds `_making` calls it."""
+    if not gc.isenabled():
+        yield
+        return
+    _Collections.kept_off = True
     gc.disable()
     try:
         yield
     finally:
-        if before:
-            gc.enable()
+        _Collections.let_on()
 
 
 @contextlib.contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
+import os
 import threading
 from typing import Any
 
@@ -307,3 +309,12 @@ def test_what_is_compiled_depends_on_the_members_that_are_called_alone() -> None
     text = compiled_text(lambda v: (v * 2,))
     assert compiled_text(lambda v: (jnp.tanh(v) + 3,)) == text
     assert "stablehlo.sine" in text
+
+
+def test_a_child_forked_while_functions_are_exported_collects_garbage() -> None:
+    with codes._without_collections():
+        assert not gc.isenabled()
+        if not (child := os.fork()):
+            os._exit(gc.isenabled())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert gc.isenabled()
