@@ -56,7 +56,8 @@ class _Bell:
     def wait(self, left_s: float | None, items: Sequence[Any]) -> None:
         """Waits until it rings; `pw.progress()` shows why the first of the items is not there."""
         first = _first(items)
-        first.session.hurry()
+        for session in self.sessions:
+            session.hurry()
         if first.record is not self._shown:  # else that wait goes on
             self._showing.close()
             self._showing.enter_context(first.session.lasting(first.record))

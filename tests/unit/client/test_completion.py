@@ -133,6 +133,16 @@ def test_who_is_to_be_called_does_not_wait_for_others_to_leave_with(offline: Off
     assert hurried == [True]
 
 
+def test_who_waits_for_several_sessions_has_what_waits_in_each_leave(offline: Offline) -> None:
+    other, hurried = Offline(), list[str]()
+    for one, name in ((offline, "first"), (other, "second")):
+        one.controller.hurry = lambda name=name: hurried.append(name)  # type: ignore[method-assign, misc]
+        one.session._core.early.handed[1] = 3
+    arrays = [*launched(offline, 1), *launched(other, 1)]
+    assert pw.wait(arrays, count=1, timeout=0.01) == ([], arrays)
+    assert set(hurried) == {"first", "second"}
+
+
 def test_coroutines_await_arrays(offline: Offline) -> None:
     a, b = launched(offline, 2)
 
