@@ -101,9 +101,10 @@ class ClientCore(Cancelling):
         """Launches without an outcome, but for those whose values have come."""
         return len(self.pending) - len(self.early.over)
 
-    def carries(self, program: int) -> int:
+    def carries(self, program: int, priority: int = 0) -> int:
         """Bytes of arguments that the next call of a program carries at most: more where its host gets it at once."""
-        handed = self.early.hosts and not self.queue and self.early.may_hand(program, self.under_way() + 1)
+        direct = self.early.hosts and not self.queue and not priority
+        handed = direct and self.early.may_hand(program, self.under_way() + 1)
         return limits.MAX_INLINE_BYTES if handed else limits.MAX_SENT_INLINE_BYTES
 
     def composed(self, messages: list[wire.Message]) -> list[wire.Message]:

@@ -186,7 +186,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
 
     def carries(self, program: int) -> int:
         """Bytes of arguments that the next launch of a program carries at most."""
-        return self._core.carries(program)
+        return self._core.carries(program, PRIORITY.get())
 
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session."""

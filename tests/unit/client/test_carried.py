@@ -109,7 +109,7 @@ def test_a_launch_carries_no_more_than_the_limit(session: Counting, sizes: list[
 def test_a_launch_that_its_host_gets_at_once_carries_more(
     session: Counting, monkeypatch: pytest.MonkeyPatch, more: int, carried: list[int]
 ) -> None:
-    monkeypatch.setattr(session._core, "carries", lambda program: MAX_INLINE_BYTES)
+    monkeypatch.setattr(session._core, "carries", lambda program, priority: MAX_INLINE_BYTES)
     value = np.arange(MAX_INLINE_BYTES // 4 + more, dtype=np.float32)
     made = pw.compiled(lambda v: v + 1, slice=slice_of(session))(value)
     np.testing.assert_array_equal(np.asarray(made), value + 1)

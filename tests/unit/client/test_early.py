@@ -65,6 +65,7 @@ def test_a_call_may_carry_more_where_its_host_gets_it_at_once() -> None:
     assert core.carries(1) == MAX_SENT_INLINE_BYTES
     core.early.allowed(HOST, True)
     assert (core.carries(1), core.carries(2)) == (MAX_INLINE_BYTES, MAX_SENT_INLINE_BYTES)
+    assert core.carries(1, priority=3) == MAX_SENT_INLINE_BYTES
     for _ in range(MAX_UNDER_WAY):
         assert core.carries(1) == MAX_INLINE_BYTES
         assert is_early(core)

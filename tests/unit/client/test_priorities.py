@@ -8,7 +8,8 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client.priorities import PRIORITY
-from pathways_ray.transport.messages import Launch, PrioritizedLaunch
+from pathways_ray.limits import MAX_INLINE_BYTES, MAX_SENT_INLINE_BYTES
+from pathways_ray.transport.messages import Launch, Prepared, PrioritizedLaunch
 from tests.unit.client.offline import Background, Offline
 
 
@@ -50,3 +51,13 @@ def test_calls_in_a_block_say_their_priority_and_those_of_other_threads_do_not()
         (Launch, 0),
     ]
     assert [m.launch for m in sent] == [1, 2, 3, 4]
+
+
+def test_a_call_with_a_priority_carries_no_more_than_others_that_no_host_gets_at_once() -> None:
+    offline = Offline()
+    core = offline.session._core
+    core.handle(Prepared(1, 7, 0), 0.0)
+    core.early.allowed(0, True)
+    assert offline.session.carries(1) == MAX_INLINE_BYTES
+    with pw.priority(7):
+        assert offline.session.carries(1) == MAX_SENT_INLINE_BYTES
