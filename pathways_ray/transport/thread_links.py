@@ -45,6 +45,7 @@ class Outbox:
         compose: Callable[[list[Message]], list[Message]] | None = None,
     ) -> None:
         self._batcher = Batcher(depth, compose)
+        self._composes = compose is not None
         self._writing = threading.Lock()
         # Putting into a SimpleQueue cannot wait for this very thread, as setting an Event in a destructor could.
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -64,10 +65,13 @@ class Outbox:
             self._urgent = True
             self._call()
         else:
-            self._send()
+            self._send(len(messages))
 
-    def _send(self) -> None:
-        if self._direct and self._batcher.lone and self._writing.acquire(blocking=False):
+    def _send(self, count: int = 1) -> None:
+        """Sends the last `count` messages, or has the link's own thread do so: also where all that waits may be said in
+        fewer messages, or shorter ones."""
+        alone = self._batcher.lone and not (self._composes and len(self._batcher) > count)
+        if self._direct and alone and self._writing.acquire(blocking=False):
             try:
                 written = self._drain(wait=False)
             finally:

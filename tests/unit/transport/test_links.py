@@ -237,6 +237,31 @@ def test_who_may_not_wait_leaves_a_crowd_of_messages_to_the_thread_of_the_link()
     assert sum(taken) < 1000  # each byte of it is copied as often as something is put behind it
 
 
+def test_a_message_behind_one_that_may_be_said_shorter_leaves_with_it_by_the_thread_of_the_link() -> None:
+    """1. A lone message leaves at once, as it is. 2. One behind another leaves once both are composed."""
+    written: queue.SimpleQueue[list[Any]] = queue.SimpleQueue()
+
+    def write(data: bytes, wait: bool) -> bool:
+        if data:
+            written.put([message.launches for batch in Frames(1 << 20).feed(data) for message in decoded(batch)])
+        return True
+
+    decoded: Any = TO_CLIENT.decode_batch
+    outbox = thread_links.Outbox(compose=lambda messages: [Completed((100 + len(messages),))])
+    outbox.attach(write, direct=True)
+    outbox.send(Completed((1,)))
+    assert written.get_nowait() == [(1,)]
+    outbox.send_later(Completed((2,)))
+    outbox.send(Completed((3,)))
+    assert written.empty()
+    pump = threading.Thread(target=outbox.pump, daemon=True)
+    pump.start()
+    assert written.get(timeout=LIMIT_S) == [(102,)]
+    outbox.close()
+    pump.join(LIMIT_S)
+    assert not pump.is_alive()
+
+
 def test_many_messages_that_are_not_urgent_do_not_wait_for_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(thread_links, "LINGER_S", 3600.0)
     written: queue.SimpleQueue[bytes] = queue.SimpleQueue()
