@@ -17,8 +17,8 @@ from pathways_ray.transport import messages as wire
 from pathways_ray.transport.shared_memory import SharedFile
 
 SMALL_BYTES = 1 << 14
-"""A fetch of no more than this is answered as soon as a worker has copied it, however much the client has yet to
-read. A put of no more than this goes to the devices within the event loop."""
+"""A fetch of no more than this is answered as soon as it is copied, by a thread that has it at hand or by a worker,
+however much the client has yet to read. A put of no more than this goes to the devices within the event loop."""
 
 
 class ShardReader:
