@@ -36,6 +36,9 @@ MAX_AHEAD = 32
 MAX_FORESEEN = 8
 """Branches of which hosts are told: one of them is begun early, and the message has all."""
 
+MAX_FORESEEN_ARGUMENTS = 256
+"""Arguments of such a branch: their numbers go with each launch that decides, for each branch, and on to its host."""
+
 Started = tuple[list[Send], InFlight | Failure | LaunchEvent | None]
 """What is sent, and the launch on its islands, or why it is not there: a failure, or what it waits for."""
 
@@ -138,7 +141,7 @@ class Decisions:
         ]
 
     def _following(self, session: Session, program: PlannedProgram, choice: script.Launch | None) -> Following | None:
-        if choice is None:
+        if choice is None or len(choice.arguments) > MAX_FORESEEN_ARGUMENTS:
             return None
         segment = program.segments[choice.segment]
         host = early.only_host_of(self.tables, segment)

@@ -340,7 +340,10 @@ class NearTransfer:
     # --- launches -----------------------------------------------------------------------------------------------------
 
     def hand_over(self, peer: PeerKey, address: str, data: bytes) -> None:
-        """Tells a host of a launch that it may begin. One that cannot be told hears of it otherwise. For any thread."""
+        """Tells a host of a launch that it may begin. One that cannot be told, or not in one packet, hears of it
+        otherwise. For any thread."""
+        if len(_HAND) + _SEAL_BYTES + len(data) > MAX_PACKET_BYTES:  # who gets a longer one hangs up
+            return
         with contextlib.suppress(OSError, RuntimeError):
             self._connected(peer, address).send(_HAND + self._sealed(data) + data)
 

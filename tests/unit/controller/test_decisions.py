@@ -7,6 +7,7 @@ from typing import NamedTuple
 import pytest
 
 from pathways_ray import limits
+from pathways_ray.controller import decisions
 from pathways_ray.controller.cancellation import CANCELLED_LATE
 from pathways_ray.controller.inspection import launch_view
 from pathways_ray.controller.planning import PlanRequest, answer
@@ -110,6 +111,12 @@ def told(commands: list[Send]) -> tuple[Following | None, ...]:
     """What the host of the value is told of its branches."""
     (launch,) = sent(commands)
     return launch.message.follows
+
+
+def test_no_host_is_told_of_a_branch_with_many_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decisions, "MAX_FORESEEN_ARGUMENTS", 0)
+    front = Deciding(branching())
+    assert told(front.launch(1, (11, 12), 20)) == (None, None)
 
 
 def test_the_host_of_a_value_is_told_what_follows() -> None:

@@ -39,6 +39,18 @@ def test_a_host_that_is_gone_is_told_nothing_and_nothing_is_raised() -> None:
     assert pair.heard.get(timeout=LIMIT_S) == b"two"
 
 
+def test_what_is_longer_than_a_packet_is_not_told_and_the_connection_stays() -> None:
+    """Who gets a packet that is too long hangs up, and all that comes from the sender is lost with it."""
+    pair = Pair("long")
+    pair.telling.hand_over((0, 1), pair.address, b"one")
+    for size in (neighbours.MAX_PACKET_BYTES - 17, neighbours.MAX_PACKET_BYTES - 16, 1 << 18):
+        pair.telling.hand_over((0, 1), pair.address, bytes(size))
+    pair.telling.hand_over((0, 1), pair.address, b"two")
+    heard = [pair.heard.get(timeout=LIMIT_S) for _ in range(3)]
+    assert heard == [b"one", bytes(neighbours.MAX_PACKET_BYTES - 17), b"two"]
+    assert len(pair.telling._senders | pair.telling._receivers) == 1
+
+
 @pytest.mark.parametrize("message", [b"o", b"o" + bytes(16) + b"forged", b"o" + bytes(3)])
 def test_who_does_not_know_the_secret_is_not_heard(message: bytes) -> None:
     """Other processes of the user can connect; such a connection ends."""
