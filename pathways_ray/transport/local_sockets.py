@@ -226,7 +226,7 @@ class LocalSocket:
             return False
         try:
             with self._sending:
-                self.connection.sendmsg([message], _with(file))
+                self.connection.sendmsg([message], _with(file), socket.MSG_NOSIGNAL)
         except OSError:  # also when the host has taken nothing for some time
             return False
         return True

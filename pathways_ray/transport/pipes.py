@@ -91,6 +91,7 @@ class Pipe(_End):
     def __init__(self) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         super().__init__(mine)
+        mine.settimeout(None)  # whatever the program has set for its own sockets
         patience = struct.pack("ll", *divmod(round(PATIENCE_S * 1_000_000), 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self.other: SharedFile | None = SharedFile(theirs.detach())
@@ -137,7 +138,7 @@ class Pipe(_End):
         """Writes a part, and returns the rest of it once the host has taken nothing for a while."""
         with contextlib.suppress(BlockingIOError):
             while part:
-                part = part[self._socket.send(part) :]
+                part = part[self._socket.send(part, socket.MSG_NOSIGNAL) :]
         return part
 
     def _finish(self, copies: list[bytes], done: Callable[[], None]) -> None:
@@ -181,4 +182,4 @@ class HostPipe(_End):
             for array in arrays:
                 for part in contiguous_parts(array):
                     while part:
-                        part = part[self._socket.send(part) :]
+                        part = part[self._socket.send(part, socket.MSG_NOSIGNAL) :]

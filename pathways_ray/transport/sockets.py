@@ -53,9 +53,11 @@ class PlainSocket:
         if before := whole[sum(sent) :]:
             data = bytes(before) + data
         self._unsent = whole, sent = memoryview(data), []
+        # No signal: a program that has set SIGPIPE back would end with its connection.
+        flags = socket.MSG_NOSIGNAL if wait else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
         while rest := whole[sum(sent) :]:
             try:
-                sent.extend(map(self._connection.send, (rest,), (0 if wait else socket.MSG_DONTWAIT,)))
+                sent.extend(map(self._connection.send, (rest,), (flags,)))
             except BlockingIOError:
                 if wait:  # the other end took nothing for as long
                     hang_up(self._connection)
@@ -103,7 +105,7 @@ class EncryptedSocket:
 
     def _flush(self) -> None:
         if self._going.pending:
-            self._connection.sendall(self._going.read())
+            self._connection.sendall(self._going.read(), socket.MSG_NOSIGNAL)
 
     def read(self) -> bytes:
         while True:
@@ -141,7 +143,7 @@ class EncryptedSocket:
                     encrypted = self._going.read()
                 rest = memoryview(encrypted)
                 while rest:  # `sendall` would have to be through within the time that one step may take
-                    rest = rest[self._connection.send(rest) :]
+                    rest = rest[self._connection.send(rest, socket.MSG_NOSIGNAL) :]
         except OSError:
             hang_up(self._connection)
             return False

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -159,3 +162,54 @@ def test_without_descriptors_an_end_says_no_more_than_that(monkeypatch: pytest.M
         Pipe()
     with pytest.raises(OSError, match="too many"):
         HostPipe(client.other)
+
+
+def test_a_program_with_a_time_limit_for_its_own_sockets_writes_and_reads_as_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`socket.setdefaulttimeout` holds for each socket that is made in the process."""
+    socket.setdefaulttimeout(0.05)
+    try:
+        client, host = ends()
+        other, writing = ends()
+    finally:
+        socket.setdefaulttimeout(None)
+    monkeypatch.setattr(pipes, "MAX_COPIED_BYTES", 0)
+    buffer, back = np.empty(LARGE.nbytes, np.uint8), np.empty(LARGE.nbytes, np.uint8)
+    writer = beside(lambda: client.write([LARGE]))
+    time.sleep(0.3)
+    host.read([buffer])
+    assert ended(writer)
+    threading.Timer(0.3, lambda: writing.write([LARGE])).start()
+    other.read([back])
+    assert buffer.tobytes() == back.tobytes() == LARGE.tobytes()
+
+
+PROGRAM = """
+import signal, socket, sys
+import numpy as np
+from pathways_ray.transport.local_sockets import LocalSocket
+from pathways_ray.transport.pipes import Pipe
+from pathways_ray.transport.sockets import PlainSocket
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+pipe = Pipe()
+pipe.other = None
+pipe.write([np.zeros(1 << 20)])
+mine, theirs = socket.socketpair()
+theirs.close()
+assert not PlainSocket(mine).write(b"hello", True)
+local = LocalSocket.__new__(LocalSocket)
+import threading
+import time
+local._sending = threading.Lock()
+local.connection, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+other.close()
+assert not local.send(b"hello")
+print("lives")
+"""
+
+
+def test_a_program_that_has_set_sigpipe_back_does_not_end_with_the_other_end() -> None:
+    """As programs of the command line do, which would end without a word."""
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "lives\n"), ran.stderr
