@@ -28,8 +28,8 @@ def a_host_keeps_what_a_launch_carried_for_the_next_one(patch: Patch) -> None:
 
 @bug(faults=0, **ALONE | {"inline": 1.0})
 def what_an_early_launch_carried_gets_lost(patch: Patch) -> None:
-    def take(original: Original, self: EarlyLaunches, looked: Any) -> Any:
-        launch = original(self, looked)
+    def take(original: Original, self: EarlyLaunches, looked: Any, plan: Any) -> Any:
+        launch = original(self, looked, plan)
         return launch and msgspec.structs.replace(launch, inline=())
 
     wrapped(patch, EarlyLaunches, "take", take)

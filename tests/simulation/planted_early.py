@@ -91,8 +91,8 @@ def what_a_call_carries_is_left_out_before_its_host_has_it(patch: Patch) -> None
 def a_call_whose_bytes_were_left_out_counts_as_another_one(patch: Patch) -> None:
     def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch) -> Any:
         early = self.taken.get((launch.session, launch.results))
-        number, same = original(self, launch)
-        return number, same and (early is None or early.inline == launch.inline)
+        found, same = original(self, launch)
+        return found, same and (early is None or early.launch.inline == launch.inline)
 
     wrapped(patch, EarlyLaunches, "sent", sent)
 

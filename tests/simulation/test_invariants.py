@@ -19,6 +19,7 @@ from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Send
 from pathways_ray.controller.takeover import Takeover
 from pathways_ray.executor.run.early import EarlyLaunches
+from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import LookedAt
 from pathways_ray.simulation import faults
 from pathways_ray.simulation.__main__ import main
@@ -71,8 +72,8 @@ def test_launches_begin_early_on_one_host_of_an_island_of_two(faults: int, monke
     """Those that lie on it alone, between others that lie on both, whatever dies."""
     taken: list[bool] = []
 
-    def take(original: Any, self: EarlyLaunches, looked: LookedAt) -> Any:
-        launch = original(self, looked)
+    def take(original: Any, self: EarlyLaunches, looked: LookedAt, plan: HostPlan) -> Any:
+        launch = original(self, looked, plan)
         taken.append(launch is not None)
         return launch
 

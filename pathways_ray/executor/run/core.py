@@ -29,7 +29,7 @@ from pathways_ray.executor.run.active_launch import (
 )
 from pathways_ray.executor.run.barriers import InputBarrier
 from pathways_ray.executor.run.copies import copies_for
-from pathways_ray.executor.run.early import EarlyLaunches, never_sent, refusal
+from pathways_ray.executor.run.early import EarlyLaunches, refusal
 from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
 from pathways_ray.executor.run.journal import Journal
@@ -128,12 +128,12 @@ class HostCore:
             return self._advance(active) if active.phase is WAITING_FOR_GANG else []
         if launch.first:
             return []  # a later gang of a launch that has ended
-        early, taken = self.early.sent(launch)
-        if taken:
-            return [do.Confirm(early, sequence)]
+        early, same = self.early.sent(launch)
+        if early is not None and same:
+            return [do.Confirm(early.launch.sequence, sequence)]
         if launch.follows and (prepared := self.programs.get(launch.program)) and prepared.plan.decides:
             self.early.following[sequence] = launch.follows
-        return self._begin(launch) if not early else [*never_sent([early]), *self._begin(launch)]
+        return self._begin(launch) if early is None else [*early.forget(), *self._begin(launch)]
 
     def _begin(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
         sequence = launch.sequence
@@ -158,7 +158,7 @@ class HostCore:
         return made
 
     def _looked_at(self, looked: do.LookedAt) -> list[do.Instruction]:
-        launch = self.early.take(looked)
+        launch = self.early.take(looked, self.programs[looked.handed.message.program].plan)
         return refusal(looked.handed) if launch is None else self._begin(launch)
 
     def _lost(self, launch: wire.IslandLaunch) -> do.Instruction:

@@ -11,8 +11,8 @@ of its arguments are here, and none of its session's launches that were called l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Collection, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.active_launch import ActiveLaunch
@@ -54,6 +54,18 @@ class Passed:
                 self._all_from = min(self._all_from, first)
 
 
+class Taken(NamedTuple):
+    """An early launch, and the buffers that it has made here. Its scheduler knows of those that a launch makes which it
+    sends, of no others: when this one is forgotten, they go."""
+
+    launch: IslandLaunch
+    made: tuple[int, ...]
+
+    def forget(self) -> list[do.Instruction]:
+        """Has the host forget what became of it, and free what it made."""
+        return [do.Confirm(self.launch.sequence, 0), do.Free(self.launch.session, self.made)]
+
+
 class EarlyLaunches:
     """The early launches of a host whose scheduler has not sent them yet.
 
@@ -67,7 +79,7 @@ class EarlyLaunches:
     def __init__(self, place: int = 0, hosts: int = 1) -> None:
         self.place, self.hosts = place, hosts
         self.allowed = ""
-        self.taken: dict[tuple[int, int], IslandLaunch] = {}
+        self.taken: dict[tuple[int, int], Taken] = {}
         self.following: dict[int, tuple[Following | None, ...]] = {}
         """What follows launches that are under way by the values that they make."""
         self._newest: dict[int, int] = {}
@@ -104,8 +116,12 @@ class EarlyLaunches:
             and sum(session == handed.session for session, _ in self.taken) < MAX_TAKEN
         )
 
-    def take(self, looked: do.LookedAt) -> IslandLaunch | None:
-        """Takes a call under a number of this host's own, below 0; None where it does not fit."""
+    def take(self, looked: do.LookedAt, plan: HostPlan) -> IslandLaunch | None:
+        """Takes a call under a number of this host's own, below 0; None where it does not fit.
+
+        Args:
+            plan: that of its program.
+        """
         session, message = looked.handed.session, looked.handed.message
         if not looked.fits or looked.under_way > MAX_UNDER_WAY:
             return None
@@ -113,7 +129,8 @@ class EarlyLaunches:
         given = message.arguments, message.results
         number = self.count * self.hosts + self.place
         launch = IslandLaunch(-number, session, message.program, *given, inline=message.inline)
-        self.taken[session, message.results] = launch
+        made = tuple(message.results + result for _, result in plan.results)
+        self.taken[session, message.results] = Taken(launch, made)
         self._note(launch.session, launch.results)
         return launch
 
@@ -129,16 +146,17 @@ class EarlyLaunches:
         elif results > self._newest.get(session, 0):
             self._newest[session] = results
 
-    def sent(self, launch: IslandLaunch) -> tuple[int, bool]:
-        """A launch has come from the scheduler: the number under which it was taken early, 0 if it was not; and whether
-        that is what was sent, or is to be forgotten."""
+    def sent(self, launch: IslandLaunch) -> tuple[Taken | None, bool]:
+        """A launch has come from the scheduler: as what it was taken early, None if it was not; and whether that is
+        what was sent, or is to be forgotten."""
         self._note(launch.session, launch.results)
         early = self.taken.pop((launch.session, launch.results), None) if self.taken else None
         if early is None:
-            return 0, False
-        same = (early.program, early.arguments) == (launch.program, launch.arguments)
-        same &= not launch.inline or launch.inline == early.inline
-        return early.sequence, same and launch.cancelled is None
+            return None, False
+        begun = early.launch
+        same = (begun.program, begun.arguments) == (launch.program, launch.arguments)
+        same &= not launch.inline or launch.inline == begun.inline
+        return early, same and launch.cancelled is None
 
     def dropped(self, session: int, buffers: Collection[int]) -> list[do.Instruction]:
         """The results of launches are dropped: nobody sends those any more that were taken early, or will yet be handed
@@ -146,7 +164,7 @@ class EarlyLaunches:
         if (least := min(buffers, default=0)) < 0:
             self._note(session, least)
         found = [self.taken.pop((session, number), None) for number in buffers] if self.taken else []
-        return never_sent(launch.sequence for launch in found if launch is not None)
+        return [one for early in found if early is not None for one in early.forget()]
 
     def session_ended(self, session: int) -> list[do.Instruction]:
         """The same for all of a session."""
@@ -156,10 +174,10 @@ class EarlyLaunches:
 
     def controller_lost(self) -> list[do.Instruction]:
         """The same for all: clients take what the controller has not told them for failed."""
-        found = [launch.sequence for launch in self.taken.values()]
+        found = list(self.taken.values())
         self.taken.clear()
         self.following.clear()
-        return never_sent(found)
+        return [one for early in found for one in early.forget()]
 
     # --- what follows a value -----------------------------------------------------------------------------------------
 
@@ -177,11 +195,6 @@ class EarlyLaunches:
 def refusal(handed: do.Handed) -> list[do.Instruction]:
     """Tells a client that its call is left to the scheduler; a host that handed it over need not know."""
     return [] if handed.message.results < 0 else [do.RefuseEarly(handed)]
-
-
-def never_sent(numbers: Iterable[int]) -> list[do.Instruction]:
-    """Has the host forget what became of early launches."""
-    return [do.Confirm(number, 0) for number in numbers]
 
 
 class EarlyReports(Generic[T]):

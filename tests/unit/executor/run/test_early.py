@@ -16,6 +16,7 @@ from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     AllowEarly,
     Drop,
+    DropProgram,
     DropSession,
     Following,
     IslandLaunch,
@@ -257,6 +258,48 @@ def test_a_launch_that_is_sent_otherwise_than_it_was_handed_over_is_what_counts(
     assert host.confirmed == [(-1, 0)]
     assert [sequence for sequence, _ in host.watched] == [-1, 6]
     assert host.buffers()[600] != "f(x)"
+
+
+def with_two_results(host: Host, number: int, there: str = "0.0") -> None:
+    """A program of two calls of one argument, with a result each; known by a launch, which leaves nothing behind."""
+    sketch = Sketch()
+    here = sketch.slice(there)
+    x = sketch.argument(here)
+    host.program(number, sketch, sketch.call("g", x, slice=here), sketch.call("h", x, slice=here))
+    host.handle(run(5, 1, program=number), Drop(1, (500, 501)))
+    host.enqueued.clear()
+
+
+@pytest.mark.parametrize(
+    ("gone", "left"),
+    [
+        pytest.param((run(6, 1, results=600),), {600: "f(x)"}, id="another program is sent"),
+        pytest.param((DropProgram(1, 2), run(6, 1, results=600)), {600: "f(x)"}, id="its program is gone"),
+        pytest.param((Drop(1, (600,)),), dict[int, str](), id="fewer results are dropped"),
+        pytest.param((Recount(),), dict[int, str](), id="its scheduler has lost its controller"),
+    ],
+)
+def test_what_an_early_launch_made_goes_with_it(gone: tuple[Any, ...], left: dict[int, str]) -> None:
+    """The controller knows, and charges for, what those launches make that it sends: nothing else may stay."""
+    host = host_that_takes_calls()
+    with_two_results(host, 2)
+    host.handle(Drop(1, (500,)), AllowEarly(MARK), handed(600, 1, program=2))
+    assert host.buffers() == {1: "x", 600: "g(x)", 601: "h(x)"}
+    host.handle(*gone)
+    assert host.buffers() == {1: "x"} | left
+
+
+def test_what_an_early_launch_made_goes_where_the_one_that_is_sent_has_no_part() -> None:
+    """Program 1 lies on the other host of the island."""
+    host, sketch = Host(multi_host=True), Sketch()
+    there = sketch.slice("1.0")
+    host.program(1, sketch, sketch.call("f", sketch.argument(there), slice=there))
+    host.store.put(1, 1, "x")
+    with_two_results(host, 2)
+    host.handle(AllowEarly(MARK), handed(600, 1, program=2))
+    assert host.buffers() == {1: "x", 600: "g(x)", 601: "h(x)"}
+    host.handle(run(6, 1, results=600))
+    assert host.buffers() == {1: "x"}
 
 
 @pytest.mark.parametrize("gone", [Drop(1, (600,)), DropSession(1), Recount()])
