@@ -173,11 +173,12 @@ class EarlyLaunches:
         return self.dropped(session, [results for one, results in self.taken if one == session])
 
     def controller_lost(self) -> list[do.Instruction]:
-        """The same for all: clients take what the controller has not told them for failed."""
-        found = list(self.taken.values())
+        """Nobody sends any of them: clients take what the controller has not told them for failed. What they made
+        stays until its successor has heard of it, and drops it."""
+        found = [early.launch.sequence for early in self.taken.values()]
         self.taken.clear()
         self.following.clear()
-        return [one for early in found for one in early.forget()]
+        return [do.Confirm(number, 0) for number in found]
 
     # --- what follows a value -----------------------------------------------------------------------------------------
 

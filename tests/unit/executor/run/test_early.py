@@ -276,7 +276,6 @@ def with_two_results(host: Host, number: int, there: str = "0.0") -> None:
         pytest.param((run(6, 1, results=600),), {600: "f(x)"}, id="another program is sent"),
         pytest.param((DropProgram(1, 2), run(6, 1, results=600)), {600: "f(x)"}, id="its program is gone"),
         pytest.param((Drop(1, (600,)),), dict[int, str](), id="fewer results are dropped"),
-        pytest.param((Recount(),), dict[int, str](), id="its scheduler has lost its controller"),
     ],
 )
 def test_what_an_early_launch_made_goes_with_it(gone: tuple[Any, ...], left: dict[int, str]) -> None:
