@@ -167,17 +167,19 @@ class EarlyLaunches:
         return [one for early in found if early is not None for one in early.forget()]
 
     def session_ended(self, session: int) -> list[do.Instruction]:
-        """The same for all of a session."""
+        """The same for all of a session, of which nothing is kept."""
         self._newest.pop(session, None)
         self._passed.pop(session, None)
-        return self.dropped(session, [results for one, results in self.taken if one == session])
+        found = [self.taken.pop(key) for key in list(self.taken) if key[0] == session]
+        return [one for early in found for one in early.forget()]
 
     def controller_lost(self) -> list[do.Instruction]:
         """Nobody sends any of them: clients take what the controller has not told them for failed. What they made
-        stays until its successor has heard of it, and drops it."""
+        stays until its successor has heard of it, and drops it. The successor numbers its own launches anew."""
         found = [early.launch.sequence for early in self.taken.values()]
         self.taken.clear()
         self.following.clear()
+        self._passed.clear()
         return [do.Confirm(number, 0) for number in found]
 
     # --- what follows a value -----------------------------------------------------------------------------------------

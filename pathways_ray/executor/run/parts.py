@@ -71,6 +71,8 @@ class Store(Protocol):
 
     def drop_session(self, session: int) -> None: ...
 
+    def ended(self, session: int) -> bool: ...
+
 
 class Transfer(Protocol):
     """This host's connections to its peers."""

@@ -104,6 +104,8 @@ class PreparedProgram:
         arguments, buffers = message.arguments, self.store.of_session(session)
         if self.kinds is None or len(arguments) != self.given or self.temporary_bytes > MAX_EARLY_TEMPORARY_BYTES:
             return False
+        if self.store.ended(session):
+            return False
         if any(message.results + number in buffers for _, number in self.plan.plan.results):
             return False
         taken = zip(self.plan.taken, self.kinds, strict=True)

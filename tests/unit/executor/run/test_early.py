@@ -24,7 +24,7 @@ from pathways_ray.transport.messages import (
     Recount,
 )
 from tests.unit.executor.run.test_core import Host, host_with_call, run
-from tests.unit.helpers import Sketch
+from tests.unit.helpers import VECTOR, Sketch
 
 MARK = tenant_mark("")
 
@@ -307,6 +307,23 @@ def test_a_call_that_is_never_sent_is_not_reported(gone: Any) -> None:
     host.handle(handed(600, 1), gone)
     assert host.confirmed == [(-1, 0)]
     assert host.core.early.taken == {}
+
+
+@pytest.mark.parametrize("results", [600, -10])
+def test_nothing_is_kept_of_a_session_that_has_ended(results: int) -> None:
+    """Neither of what began before its end, nor of what comes behind it, with all that it takes."""
+    host = host_that_takes_calls()
+    late = Handed(1, MARK, LaunchEarly(1, (0,), results, ((0, bytes(VECTOR.nbytes)),)))
+    host.handle(handed(results, 1), DropSession(1), late)
+    early = host.core.early
+    assert (early.taken, early._newest, early._passed) == ({}, {}, {})
+
+
+def test_branches_begin_early_under_the_numbers_that_another_controller_gives_again() -> None:
+    host = host_that_takes_calls()
+    host.handle(handed(-10, 1, tenant=""), run(6, 1, results=-10), Drop(1, (-10,)), SchedulerFound(), Recount())
+    host.handle(AllowEarly(MARK), handed(-10, 1, tenant=""))
+    assert [sequence for sequence, _ in host.watched] == [-1, -2]
 
 
 def test_a_lost_scheduler_allows_nothing() -> None:
