@@ -22,6 +22,7 @@ from pathways_ray.transport.messages import (
     Free,
     IslandLaunch,
     Launch,
+    LaunchEarly,
     Message,
     encode,
 )
@@ -148,6 +149,17 @@ def test_what_is_no_message_is_refused(data: bytes) -> None:
         CODECS["TO_CONTROLLER"].decode(data)
     with pytest.raises(WireError):
         CODECS["TO_CONTROLLER"].decode_batch(b"\x91" + data)
+
+
+def test_a_client_hands_over_no_call_under_numbers_of_the_controller() -> None:
+    """A host takes calls under numbers below 0, which other hosts hand over, for no tenant in particular."""
+    codec, call = CODECS["TO_HOST_DATA"], LaunchEarly(1, (), 0)
+    assert codec.decode(encode(call)) == call
+    for number in (-1, -(2**40)):
+        with pytest.raises(WireError, match="refused"):
+            codec.decode(encode(LaunchEarly(1, (), number)))
+        with pytest.raises(WireError, match="refused"):
+            codec.decode(encode(LaunchEarly(1, (number,), 0)))
 
 
 @pytest.mark.parametrize("number", [0, 2**40, 2**62, 2**63, 2**64 - 2, 2**64 - 1])
