@@ -175,7 +175,7 @@ class EarlyLaunches:
 
     def controller_lost(self) -> list[do.Instruction]:
         """Nobody sends any of them: clients take what the controller has not told them for failed. What they made
-        stays until its successor has heard of it, and drops it. The successor numbers its own launches anew."""
+        stays until its successor has heard of it, and drops it. Its own numbers may come again."""
         found = [early.launch.sequence for early in self.taken.values()]
         self.taken.clear()
         self.following.clear()
