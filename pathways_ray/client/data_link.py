@@ -214,7 +214,8 @@ class DataLink:
 
     def hand(self, opening: wire.PutOpen, what: Pieces | SharedFile) -> bool:
         """Hands the host an upload with its bytes, when it is its turn; False where that cannot be. Those that go by a
-        pipe are there when this returns, or will not be, of which the host tells, or it has stopped taking them."""
+        pipe of this are there when this returns, or will not be, of which the host tells, or it has stopped taking
+        them; those by the pipe of somebody else come when he writes them."""
         with self._turns:
             if len(self.handed) >= MAX_PIPES and getattr(_thread, "reads", False):
                 return False  # nobody else would read that it is its turn

@@ -36,6 +36,15 @@ class UploadCalls:
         """Uploads an array of exactly the dtype of its type to the slice that the type names."""
         return Array(upload(cast(BufferOwner, self), self._core, self._driver, array, kind), kind)
 
+    def takes_pipes(self, kind: ArgumentType) -> bool:
+        """Whether the hosts of arrays of a type are on this machine, and so can read an `ArrayPipe`.
+
+        Raises:
+            HostLost: one is down and does not come back in time.
+        """
+        assert kind.slice is not None
+        return all(self._driver.data.is_near(host) for host in kind.slice.placed.hosts)
+
 
 def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, kind: ArgumentType) -> Buffer:
     """Begins an upload; the handle may be used at once.

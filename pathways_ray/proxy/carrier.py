@@ -17,11 +17,10 @@ import numpy as np
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.array_pieces import ArrayPipe
-from pathways_ray.client.buffer import DELETED, FAILED, PENDING
 from pathways_ray.client.questions import Question
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.errors import Failure, PathwaysError, to_failure
+from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.tilings import axis_names
@@ -31,7 +30,7 @@ from pathways_ray.proxy import colocated, programs
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer
-from pathways_ray.proxy.fetching import Fetcher
+from pathways_ray.proxy.fetching import Fetcher, outcome
 from pathways_ray.proxy.handover import Handover
 from pathways_ray.proxy.loaded import Loaded
 from pathways_ray.proxy.readers import Read, Readers
@@ -259,7 +258,7 @@ class Carrier:
         if failed := next((self.failed[buffer] for buffer in command.buffers if buffer in self.failed), None):
             return [do.Settled(command.ticket, failed)]
         arrays = tuple(self.buffers[buffer][0] for buffer in command.buffers if buffer in self.buffers)
-        found = _outcome(arrays)
+        found = outcome(arrays)
         if found is not None:
             return [do.Settled(command.ticket, found or None)]
         asked = [self.session.hasten(array) for array in arrays if array._buffer.record.early]
@@ -271,7 +270,7 @@ class Carrier:
         reason = self.session.closed_because
         events = self.fetcher.asked(bool(reason))
         for ticket, (arrays, _) in list(self.waiting.items()):
-            found = _outcome(arrays)
+            found = outcome(arrays)
             if found is None and reason:
                 found = Status(Code.UNAVAILABLE, f"the session ended: {reason}")
             if found is not None:
@@ -292,8 +291,15 @@ class Carrier:
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
-    def _compile(self, command: do.Compile) -> None:
-        self._compilers.submit(self._compiled, command)
+    def _compile(self, command: do.Compile) -> list[do.Event]:
+        if (program := programs.understood(command.program, len(self.origins))) is None:
+            self._compilers.submit(self._compiled, command)
+            return []
+        loaded = Loaded(program, self.slice_of(program.place))  # without a wait for programs that hosts compile
+        if program.by_pipe and not self.session.takes_pipes(loaded.results[0]):
+            raise Refused(Code.UNIMPLEMENTED, "an array is to come by a pipe, and its host is on another machine")
+        self.loaded[command.executable] = loaded
+        return [do.Compiled(command.executable, program.signature)]
 
     def _compiled(self, command: do.Compile) -> None:
         try:
@@ -313,11 +319,7 @@ class Carrier:
             Refused: it cannot be read, or is of another kind.
             PathwaysError: the cluster refuses it.
         """
-        if programs.hands_over(command.program):
-            program = programs.HANDING_OVER
-        elif piped := programs.putting(command.program, len(self.origins)):
-            program = piped
-        elif command.program.type_name == colocated.CUSTOM_CALL:
+        if command.program.type_name == colocated.CUSTOM_CALL:
             program = self._function(command.program)
         elif (kind := command.program.type_name) != programs.PROGRAM:
             raise Refused(Code.UNIMPLEMENTED, f"programs of type {kind!r} are not supported, {programs.PROGRAM!r} are")
@@ -329,7 +331,7 @@ class Carrier:
             asked = Read(bytes(command.program.data), devices, tuple(self.session.platforms), overrides)
             program = self.readers.read(asked)
         loaded = Loaded(program, self.slice_of(program.place))
-        if loaded.results and not program.by_pipe:
+        if loaded.results:
             number = self._registered(loaded, ())
             explained = self.session.explain(number, encode(loaded.graph(())))
             loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)
@@ -370,17 +372,6 @@ class Carrier:
 
 MEMORY_KINDS = ("device", "pinned_host", "unpinned_host")
 """The kinds that JAX knows of CPU devices, the default one first. Here all of them are the device's one memory."""
-
-
-def _outcome(arrays: Sequence[Array]) -> Status | tuple[()] | None:
-    """The failure of one of some arrays, () once all are there, None before."""
-    pending = False
-    for array in arrays:
-        record = array._buffer.record
-        if record.state is FAILED:
-            return status_of(record.failure or Failure("InternalError", "it failed"))
-        pending = pending or record.state is PENDING or (record.state is DELETED and record.donated is PENDING)
-    return None if pending else ()
 
 
 _CARRIED: dict[type, Callable[[Carrier, Any], list[do.Event] | None]] = {

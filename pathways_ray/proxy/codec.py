@@ -8,7 +8,7 @@ from typing import Any
 
 from pathways_ray.errors import GraphError
 from pathways_ray.ir.tilings import iota, refined, spec_of, tiles_of
-from pathways_ray.ir.types import ArrayType, item_bytes
+from pathways_ray.ir.types import MAX_ARRAY_DIMENSIONS, ArrayType, item_bytes
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.events import Reply, Signature
 
@@ -71,10 +71,13 @@ class Reader:
         self._known: dict[tuple[str, bytes, int], Sharding] = {}
 
     def array_type(self, dtype: Any, shape: Any) -> ArrayType:
-        """Raises `Refused` for an element type that arrays of the runtime cannot have."""
+        """Raises `Refused` for an element type or a shape that arrays of the runtime cannot have."""
         name = _DTYPES.get(dtype.kind)
         if name is None:
             raise Refused(Code.UNIMPLEMENTED, f"arrays of IFRT's element type {dtype.kind} are not supported")
+        if len(shape.dims) > MAX_ARRAY_DIMENSIONS:
+            text = f"an array has {len(shape.dims)} dimensions; {MAX_ARRAY_DIMENSIONS} are the limit"
+            raise Refused(Code.INVALID_ARGUMENT, text)
         if any(size < 0 for size in shape.dims):
             raise Refused(Code.INVALID_ARGUMENT, f"shape {list(shape.dims)} has a negative size")
         return ArrayType(tuple(shape.dims), name)

@@ -7,7 +7,7 @@ few threads, which also finds out why a value does not come.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import DELETED
+from pathways_ray.client.buffer import DELETED, FAILED, PENDING
 from pathways_ray.client.questions import Question
 from pathways_ray.client.session import Session
-from pathways_ray.errors import PathwaysError, to_failure
+from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.ir.regions import shard_shape
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy import events as do
@@ -155,3 +155,14 @@ class Fetcher:
         finally:
             self.handover.give(command.number, file)
             self.tell(do.Settled(command.ticket))
+
+
+def outcome(arrays: Sequence[Array]) -> Status | tuple[()] | None:
+    """The failure of one of some arrays, () once all are there, None before."""
+    pending = False
+    for array in arrays:
+        record = array._buffer.record
+        if record.state is FAILED:
+            return status_of(record.failure or Failure("InternalError", "it failed"))
+        pending = pending or record.state is PENDING or (record.state is DELETED and record.donated is PENDING)
+    return None if pending else ()

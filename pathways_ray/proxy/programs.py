@@ -17,8 +17,7 @@ import msgspec
 from pathways_ray.errors import PathwaysError
 from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Regroup, Result, Transfer
 from pathways_ray.ir.tilings import axis_names
-from pathways_ray.ir.types import ArrayType, Layout, SliceType
-from pathways_ray.jax_types import dtype_named
+from pathways_ray.ir.types import ArrayType, Layout, SliceType, item_bytes
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.events import Signature
 from pathways_ray.proxy.putting import PUTTING, Piped
@@ -56,9 +55,12 @@ HANDING_OVER = Program(Signature("hand_over", (), (), (), (), frozenset(), (0,),
 """The program that has the client get its argument in a file (`reading`)."""
 
 
-def hands_over(serialized: Any) -> bool:
-    """Whether a program of the client is that one."""
-    return bool(serialized.type_name == PLUGIN_PROGRAM and serialized.data.endswith(READING))
+def understood(serialized: Any, devices: int) -> Program | None:
+    """The program of a client that the proxy carries out itself, which nobody reads or compiles; None where it is
+    another one. Raises as `putting` does."""
+    if serialized.type_name == PLUGIN_PROGRAM and serialized.data.endswith(READING):
+        return HANDING_OVER
+    return putting(serialized, devices)
 
 
 def putting(serialized: Any, devices: int) -> Program | None:
@@ -73,7 +75,7 @@ def putting(serialized: Any, devices: int) -> Program | None:
     try:
         result = msgspec.json.decode(said, type=Piped)
         kind = ArrayType(result.shape, result.dtype)
-        dtype_named(kind.dtype)
+        item_bytes(kind.dtype)
         if min(kind.shape, default=0) < 0:
             raise ValueError(f"a dimension of {min(kind.shape)}")
     except (msgspec.MsgspecError, PathwaysError, TypeError, ValueError) as error:

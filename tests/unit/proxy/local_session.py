@@ -65,6 +65,7 @@ class LocalSession:
         self.store = BufferStore()
         self.broken = broken
         self.closed_because = ""
+        self.near = True
         self.places: dict[int, PlacedSlice] = {}
         self.prepared: dict[int, PreparedProgram] = {}
         self.donations: list[int] = []
@@ -121,6 +122,9 @@ class LocalSession:
         if failure is not None:
             record.fail(failure)
         return Array(Buffer(self, record), kind)  # type: ignore[arg-type]
+
+    def takes_pipes(self, kind: ArgumentType) -> bool:
+        return self.near
 
     def upload(self, array: Given, kind: ArgumentType) -> Array:
         assert kind.slice is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,19 @@ import pytest
 
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.proxy.arrays import Code, Refused
+from pathways_ray.proxy.codec import Reader
+from pathways_ray.proxy.descriptors import messages
 from pathways_ray.proxy.handover import NUMBER_BYTES, Handover, Handovers
 from pathways_ray.proxy.programs import PLUGIN_PROGRAM, putting
-from pathways_ray.proxy.putting import MAX_PROGRAMS, PUTTING, BigPuts
+from pathways_ray.proxy.putting import MAX_PROGRAMS, MAX_UNFINISHED, PUTTING, BigPuts
 from pathways_ray.proxy.reading import READING
+from pathways_ray.transport import pipes
 from pathways_ray.transport.local_sockets import LocalSocket
 from pathways_ray.transport.pipes import HostPipe, Pipe
 from pathways_ray.transport.shared_memory import SharedFile
 
 DEVICE: Any = SimpleNamespace(id=0)
+M = messages()
 VALUE = np.arange(8, dtype=np.uint8)
 
 
@@ -87,6 +92,62 @@ def test_a_type_that_the_proxy_refuses_is_asked_for_once(files: Handover) -> Non
     assert len(puts._programs) == MAX_PROGRAMS
 
 
+class Interrupting(Proxy):
+    """A proxy's client in whose calls another array is put, as by a signal handler."""
+
+    def __init__(self, files: Handover) -> None:
+        super().__init__(files)
+        self.puts = BigPuts(LocalSocket(files.invitation))
+        self.nested: list[Any] = []
+
+    def execute_sharded(self, arrays: Any) -> Any:
+        self.nested.append(self.puts.put(self, VALUE, DEVICE))
+        return super().execute_sharded(arrays)
+
+
+def test_a_put_in_the_midst_of_a_put_goes_as_ever(files: Handover) -> None:
+    proxy = Interrupting(files)
+    for _ in range(2):
+        assert proxy.puts.put(proxy, VALUE, DEVICE).tolist() == VALUE.tolist()
+    assert proxy.nested == [None, None]
+
+
+class Stalled(Proxy):
+    """A proxy that keeps the ends of pipes, and reads none."""
+
+    def __init__(self, files: Handover) -> None:
+        super().__init__(files)
+        self.ends: list[Any] = []
+
+    def execute_sharded(self, arrays: Any) -> Any:
+        self.ends.append(self.files.taken())
+        return self
+
+    def disassemble_into_single_device_arrays(self) -> Any:
+        return [["an array"]]
+
+
+def test_behind_a_proxy_that_reads_nothing_arrays_go_as_ever(files: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. As many as may be unfinished wait. 2. A further one goes as ever. 3. The ends go, and with them the rest."""
+    monkeypatch.setattr(pipes, "PATIENCE_S", 0.01)
+    proxy, value = Stalled(files), np.zeros(1 << 20, np.uint8)
+    puts = BigPuts(LocalSocket(files.invitation))
+    found = [puts.put(proxy, value, DEVICE) for _ in range(MAX_UNFINISHED + 1)]
+    assert found == ["an array"] * MAX_UNFINISHED + [None]
+    proxy.ends.clear()
+    deadline = time.monotonic() + 20
+    while puts.put(proxy, VALUE, DEVICE) is None:
+        assert time.monotonic() < deadline, "pipes whose other ends are gone are still counted"
+        time.sleep(0.01)
+
+
+def test_an_array_of_too_many_dimensions_is_refused() -> None:
+    shape = M.IfrtRequest().make_array_from_host_buffer_request.shape
+    shape.dims.extend([1 << 62] * 65)
+    with pytest.raises(Refused, match="an array has 65 dimensions; 64 are the limit"):
+        Reader(M).array_type(SimpleNamespace(kind=2), shape)
+
+
 def test_an_end_is_taken_by_its_number(files: Handover) -> None:
     """None has come; another one has; a message without one has."""
     client = LocalSocket(files.invitation)
@@ -123,7 +184,9 @@ def test_a_program_says_what_comes() -> None:
         ({"shape": [2], "dtype": "int8"}, "missing required field `device`"),
         ({"shape": [2.5], "dtype": "int8", "device": 0}, "Expected `int`, got `float`"),
         ({"shape": [3, -1], "dtype": "int8", "device": 0}, "a dimension of -1"),
+        ({"shape": [1 << 62] * 65, "dtype": "int8", "device": 0}, "length <= 64"),
         ({"shape": [2], "dtype": "no such", "device": 0}, "no such"),
+        ({"shape": [2], "dtype": "object", "device": 0}, "no dtype 'object'"),
         ({"shape": [2], "dtype": "int8", "device": 2}, "device 2 is to come by a pipe; there are 0 to 1"),
         ({"shape": [2], "dtype": "int8", "device": -1}, "device -1"),
     ],

@@ -19,12 +19,16 @@ import pytest
 
 from pathways_ray.errors import SessionClosed
 from pathways_ray.proxy import connection, server, wire
+from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Sharding
 from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE
+from pathways_ray.proxy.carrier import COMPILERS, Carrier
 from pathways_ray.proxy.codec import Writer
 from pathways_ray.proxy.descriptors import messages
 from pathways_ray.proxy.http2_frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
-from pathways_ray.proxy.programs import OPTIONS, PROGRAM
+from pathways_ray.proxy.programs import OPTIONS, PLUGIN_PROGRAM, PROGRAM
+from pathways_ray.proxy.putting import PUTTING
+from pathways_ray.proxy.reading import READING
 from pathways_ray.proxy.server import ProxyServer
 from tests.unit.proxy.local_session import LocalSession
 
@@ -283,6 +287,34 @@ def test_a_program_that_cannot_be_read_is_refused_and_its_client_goes_on(door: D
         assert "program" in status.message
     assert stream.ask("check_future_request", future_handle=3).response_metadata.status.code == 5
     stream.call.cancel()
+
+
+def plugin_program(data: bytes) -> Any:
+    """A program that the proxy carries out itself."""
+    return M.Serialized(type_name=PLUGIN_PROGRAM, data=data)
+
+
+def test_what_the_proxy_carries_out_itself_waits_for_no_compilation(tmp_path: Path) -> None:
+    """All threads that compile wait for hosts."""
+    goes_on = threading.Event()
+    data = PUTTING + b'{"shape": [2], "dtype": "int8", "device": 0}'
+    with patch.object(Carrier, "_loaded", lambda *_: goes_on.wait(ANSWER_LIMIT_S)):
+        door = Door(tmp_path)
+        stream = Stream(door)
+        stream.ask("init_request")
+        (client,) = door.server._attached.connections.values()
+        for k in range(2 * COMPILERS):
+            client.carrier.carry_out(do.Compile(1000 + k, M.Serialized(type_name=PROGRAM), None))
+        try:
+            for program in (plugin_program(READING), plugin_program(data)):
+                assert not stream.ask("compile_request", program=program).response_metadata.status.code
+            door.sessions[0].near = False
+            status = stream.ask("compile_request", program=plugin_program(data)).response_metadata.status
+            assert (status.code, "on another machine" in status.message) == (12, True)
+        finally:
+            goes_on.set()
+            door.channel.close()
+            door.server.stop()
 
 
 def test_a_client_that_dies_in_the_middle_of_anything_leaves_nothing(door: Door) -> None:
