@@ -144,7 +144,7 @@ class Decisions:
         if choice is None or len(choice.arguments) > MAX_FORESEEN_ARGUMENTS:
             return None
         segment = program.segments[choice.segment]
-        host = early.only_host_of(self.tables, segment)
+        host = early.host_of(self.tables, segment) if len(segment.hosts) == 1 else early.NO_HOST
         if host == early.NO_HOST:
             return None
         session.own_numbers -= len(segment.results)

@@ -14,29 +14,22 @@ from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Prepared
 NO_HOST = -1
 
 
-def host_of(program: PlannedProgram) -> int:
-    """The host that takes launches of a program from clients: the only one on which anything of it happens; `NO_HOST`
-    where no host does."""
-    parts = tuple(program.messages.values())
+def host_of(tables: Tables, program: PlannedProgram) -> int:
+    """The host that takes launches of a program from clients; `NO_HOST` where no host does."""
+    parts = list(program.messages.items())
     if len(parts) != 1 or program.script is not None or program.donated or not program.results:
         return NO_HOST
+    ((island, message),) = parts
+    hosts = [number for number, host in tables.hosts.items() if host.island == island]
     temporary = max(program.temporary_bytes.values(), default=0)
-    if parts[0].calls or len(program.hosts) != 1 or program.result_bytes > limits.MAX_EARLY_BYTES:
+    if message.calls or len(hosts) != 1 or program.result_bytes > limits.MAX_EARLY_BYTES:
         return NO_HOST
-    (host,) = program.hosts
-    return host if temporary <= limits.MAX_EARLY_TEMPORARY_BYTES else NO_HOST
+    return hosts[0] if temporary <= limits.MAX_EARLY_TEMPORARY_BYTES else NO_HOST
 
 
-def only_host_of(tables: Tables, program: PlannedProgram) -> int:
-    """The same, where its island has no other host."""
-    host = host_of(program)
-    there = [number for number, one in tables.hosts.items() if one.island in program.islands]
-    return host if there == [host] else NO_HOST
-
-
-def prepared(program: PlannedProgram) -> Prepared:
+def prepared(tables: Tables, program: PlannedProgram) -> Prepared:
     """The message that tells a client that a program is compiled, and whether its calls may be handed to a host."""
-    host = host_of(program)
+    host = host_of(tables, program)
     return Prepared(program.number) if host == NO_HOST else Prepared(program.number, program.key, host)
 
 

@@ -213,7 +213,7 @@ class Launches:
         commands: list[Send] = []
         if self.parallel and not program.announced and program.is_ready and program.failure is None:
             program.announced = True
-            commands.append(SendClient(session.id, early.prepared(program)))
+            commands.append(SendClient(session.id, early.prepared(self.tables, program)))
         return commands + self.admission.resume((session,))
 
     # --- launches and buffers -----------------------------------------------------------------------------------------

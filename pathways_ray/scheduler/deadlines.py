@@ -74,9 +74,7 @@ class Deadlines:
                 self.compiling[one, program] += ran
         self.running[host] = {entry.sequence: now - entry.ms / 1000 for entry in message.running}
         self.queued[host] = frozenset(message.queued)
-        runs = {sequence for running in self.running.values() for sequence in running}
-        self.early = {sequence: program for sequence, program in self.early.items() if sequence in runs}
-        self.early |= {entry.sequence: entry.program for entry in message.running if entry.program}
+        self.early = {entry.sequence: entry.program for entry in message.running if entry.program}
 
     def overdue(
         self,

@@ -1,8 +1,8 @@
-"""The right to hand launches to the hosts of an island, which its scheduler gives to the clients of a tenant. Pure.
+"""The right to hand launches to the host of an island, which its scheduler gives to the clients of a tenant. Pure.
 
 Early launches go round the order of the island. So they are allowed only where there is nothing to order: to the
-clients of one tenant, while nobody else has launches there; and hosts take those alone that lie on one of them. The
-launch of another tenant ends that before it goes to the hosts, which hear both in this order.
+clients of one tenant, on an island of one host, while nobody else has launches there. The launch of another one ends
+that before it goes to the host, which hears both in this order.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ turns, each message that allows and forbids would be for nothing."""
 
 
 class EarlyRight:
-    """The tenant that may hand over launches; "" while none may. `last` is the one whose launch came last. It is
-    `useful` where one of its launches since then lay on one host.
+    """The tenant that may hand over launches; "" while none may. `last` is the one whose launch came last.
 
     Args:
         alone_s: see `ALONE_S`.
@@ -28,22 +27,20 @@ class EarlyRight:
         self.alone_s = alone_s
         self.tenant = ""
         self.last = ""
-        self.useful = False
         self._since = 0.0
 
-    def entered(self, tenant: str, now: float, for_one: bool = True) -> list[Command]:
-        """A launch of a tenant has come, which lies on one host or several."""
+    def entered(self, tenant: str, now: float) -> list[Command]:
+        """A launch of a tenant has come."""
         if tenant == self.last:
-            self.useful |= for_one
             return []
-        self.last, self.useful, self._since = tenant, for_one, now
+        self.last, self._since = tenant, now
         return self.end()
 
     def tick(self, alone: bool, now: float) -> list[Command]:
-        """Time has passed; `alone` says whether the island serves one tenant."""
+        """Time has passed; `alone` says whether the island is one host that serves one tenant."""
         if not alone:
             return self.end()
-        if self.tenant or not self.last or not self.useful or now - self._since < self.alone_s:
+        if self.tenant or not self.last or now - self._since < self.alone_s:
             return []
         self.tenant = self.last
         return [ToHosts(AllowEarly(tenant_mark(self.tenant)))]

@@ -121,12 +121,11 @@ class IslandOrder:
         if launch.first:
             return []
         tenant = self.sessions[launch.session].usage.tenant
-        for_one = len(self.members.hosts) == 1 or self._program_of(launch).narrow
-        return [*self.early.entered(tenant, self.now, for_one), *self.advance()]
+        return [*self.early.entered(tenant, self.now), *self.advance()]
 
     def tick(self) -> list[Command]:
         """Time has passed."""
-        alone = self.members.complete and self.ledger.active <= 1
+        alone = self.members.complete and len(self.members.hosts) == 1 and self.ledger.active <= 1
         here = {one.usage.tenant for one in self.outstanding.values()}
         here |= {one.usage.tenant for one in self.waiting.values()}
         # The one that is alone now may have come before the last one, which is through.

@@ -35,7 +35,7 @@ Decision = Command | RestartIsland
 class ProgramState:
     """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices. One that `calls`
     host functions waits for them beside the devices. A launch has so many `results`, and may take the memory of the
-    `donated` arguments. One whose `islands` are 0 is not known. A `narrow` one lies on one host of the island."""
+    `donated` arguments. One whose `islands` are 0 is not known."""
 
     name: str = ""
     devices: DeviceSet = field(default_factory=DeviceSet)
@@ -46,15 +46,13 @@ class ProgramState:
     results: int = 0
     donated: tuple[int, ...] = ()
     islands: int = 0
-    narrow: bool = False
 
     @classmethod
     def of(cls, message: Program, devices: DeviceSet, known: ProgramState | None) -> ProgramState:
         """The program of a message; one that was `known` keeps the time that its launches have taken."""
         seconds = known.seconds if known is not None else MovingAverage()
         kind = message.cross_island, seconds, message.computations, message.calls
-        narrow = len({device.host for device in message.devices}) == 1
-        return cls(message.name, devices, *kind, message.results, message.donated, message.islands, narrow)
+        return cls(message.name, devices, *kind, message.results, message.donated, message.islands)
 
     @property
     def counts(self) -> bool:

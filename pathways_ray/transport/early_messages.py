@@ -37,7 +37,7 @@ class EarlyRefused(Message, tag=63):
 
 
 class AllowEarly(Message, tag=29):
-    """Scheduler to the hosts of its island: clients of one tenant may hand them calls. `tenant` stands for that one
+    """Scheduler to the only host of its island: clients of one tenant may hand it calls. `tenant` stands for that one
     as in data tokens (`capabilities.tenant_mark`); with "", nobody may."""
 
     tenant: str

@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.errors import BufferDeleted
-from tests.integration.conftest import Scripts
 
 LIMIT_S = 30.0
 
@@ -125,9 +124,3 @@ def test_a_deleted_result_is_no_argument(session: Any, slices: Any, step: Any) -
     with pytest.raises(BufferDeleted):
         jnp.add(gone, 1)
     np.testing.assert_array_equal(np.asarray(step(x)), np.ones(8, np.float32))
-
-
-@pytest.mark.timeout(180)
-def test_what_lies_on_one_of_two_hosts_goes_there_first_and_what_lies_on_both_keeps_one_order(python: Scripts) -> None:
-    """Values are right, and both hosts enqueue gangs in one order, with a second tenant and without."""
-    assert python.run("early_on_one_of_two_hosts", timeout=150) == "one order\n"

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from pathways_ray.client.early import EarlyCalls
-from pathways_ray.controller import early as controller_early
 from pathways_ray.controller import outcomes
-from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.early import EarlyLaunches, EarlyReports
-from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.scheduler.early import EarlyRight
 from pathways_ray.transport.messages import EarlyLaunch, IslandLaunch, Message
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
@@ -96,19 +91,3 @@ def a_call_whose_bytes_were_left_out_counts_as_another_one(patch: Patch) -> None
         return found, same and (early is None or early.launch.inline == launch.inline)
 
     wrapped(patch, EarlyLaunches, "sent", sent)
-
-
-@bug(faults=0, shown=9, **ALONE | {"islands": {0: [0, 1]}, "slices": 2})
-def a_gang_of_several_hosts_begins_early_on_one(patch: Patch) -> None:
-    """Others have it behind what was called before, and has not come to this one yet."""
-
-    def host_of(original: Original, program: PlannedProgram) -> int:
-        host: int = original(dataclasses.replace(program, hosts=frozenset({min(program.hosts)})))
-        return host
-
-    def entered(original: Original, self: EarlyRight, tenant: str, now: float, for_one: bool) -> Any:
-        return original(self, tenant, now, True)
-
-    patch.setattr(HostPlan, "lies_here", True)
-    wrapped(patch, controller_early, "host_of", host_of)
-    wrapped(patch, EarlyRight, "entered", entered)

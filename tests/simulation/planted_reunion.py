@@ -59,7 +59,7 @@ def reports_that_died_with_a_scheduler_are_not_made_again(patch: Patch) -> None:
     patch.setattr(Said, "note", lambda self, message: None)
 
 
-@bug(faults=0, seeds=300, shown=217, **DYING)
+@bug(faults=0, **DYING)
 def a_launch_that_waited_on_one_host_enters_where_it_failed_on_another(patch: Patch) -> None:
     def found(original: Original, self: Rejoining, now: float) -> Any:
         for active in self.active.values():

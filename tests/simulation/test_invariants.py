@@ -18,9 +18,6 @@ from pathways_ray.controller.hosts import Hosts
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Send
 from pathways_ray.controller.takeover import Takeover
-from pathways_ray.executor.run.early import EarlyLaunches
-from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.instructions import LookedAt
 from pathways_ray.simulation import faults
 from pathways_ray.simulation.__main__ import main
 from pathways_ray.simulation.network import Process
@@ -29,8 +26,7 @@ from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World, simulate
 from pathways_ray.transport.messages import BuffersLost, HeldSlices, Holds, HostUp
 from tests.drawn import drawn
-from tests.simulation.planted import BUGS, wrapped
-from tests.simulation.planted_early import ALONE
+from tests.simulation.planted import BUGS
 
 FAULTS = 5
 
@@ -65,23 +61,6 @@ def test_nobody_alive_is_ended_while_the_machine_is_slow() -> None:
         result = World(seed, settings).run()
         assert result.violations == [], f"seed {seed}"
         assert result.launches > 0
-
-
-@pytest.mark.parametrize("faults", [0, FAULTS])
-def test_launches_begin_early_on_one_host_of_an_island_of_two(faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that lie on it alone, between others that lie on both, whatever dies."""
-    taken: list[bool] = []
-
-    def take(original: Any, self: EarlyLaunches, looked: LookedAt, plan: HostPlan) -> Any:
-        launch = original(self, looked, plan)
-        taken.append(launch is not None)
-        return launch
-
-    wrapped(monkeypatch, EarlyLaunches, "take", take)
-    for seed in range(drawn(30)):
-        settings = replace(Settings.drawn(seed, faults, ""), **ALONE | {"islands": {0: [0, 1]}})
-        assert World(seed, settings).run().violations == [], f"seed {seed}"
-    assert any(taken)
 
 
 @pytest.mark.parametrize("faults", [0, FAULTS])

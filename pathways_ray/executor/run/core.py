@@ -63,7 +63,7 @@ class HostCore:
         self.active: dict[int, ActiveLaunch] = {}
         self.peers: dict[int, wire.Peer] = {}
         self.producers = Producers()
-        self.early = EarlyLaunches(members.index(host), len(members))
+        self.early = EarlyLaunches()
         self.journal = Journal()
         self.rejoining = Rejoining(
             host, self.multi_host, self.active, self.preparation, self.journal, self.early, self.story

@@ -70,14 +70,9 @@ class EarlyLaunches:
     """The early launches of a host whose scheduler has not sent them yet.
 
     `allowed` stands for the tenant whose clients may hand over calls; "" for none.
-
-    Args:
-        place: of this host among those of its island.
-        hosts: how many these are. The numbers that they give are different ones: the scheduler hears of both.
     """
 
-    def __init__(self, place: int = 0, hosts: int = 1) -> None:
-        self.place, self.hosts = place, hosts
+    def __init__(self) -> None:
         self.allowed = ""
         self.taken: dict[tuple[int, int], Taken] = {}
         self.following: dict[int, tuple[Following | None, ...]] = {}
@@ -127,8 +122,7 @@ class EarlyLaunches:
             return None
         self.count += 1
         given = message.arguments, message.results
-        number = self.count * self.hosts + self.place
-        launch = IslandLaunch(-number, session, message.program, *given, inline=message.inline)
+        launch = IslandLaunch(-self.count, session, message.program, *given, inline=message.inline)
         made = tuple(message.results + result for _, result in plan.results)
         self.taken[session, message.results] = Taken(launch, made)
         self._note(launch.session, launch.results)

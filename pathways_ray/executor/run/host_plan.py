@@ -71,11 +71,6 @@ class HostPlan:
         return has_part(self.plan, self.host)
 
     @functools.cached_property
-    def lies_here(self) -> bool:
-        """Whether all slices lie on this host, so that there is no order to keep with others."""
-        return all(set(placed.hosts) == {self.host} for placed in self.plan.slices)
-
-    @functools.cached_property
     def whole(self) -> Route:
         """The way of a launch that is dispatched as a whole."""
         return Route.along(with_barriers(self.plan.steps, self.plan, self.host, self.multi_host))
@@ -105,7 +100,7 @@ class HostPlan:
         the memory of nothing, and make something that they are told by, which is small. Clients know that as well, but
         nobody has looked at what one hands over."""
         computes = all(isinstance(step, Execute | Regroup | Reshard) for step in self.plan.steps)
-        alone = self.lies_here and self.is_unobstructed and computes
+        alone = not self.multi_host and self.is_unobstructed and computes
         small = bool(self.plan.results) and self._result_bytes <= limits.MAX_EARLY_BYTES
         return alone and not self.overwritten and not self.decides and small
 

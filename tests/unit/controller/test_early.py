@@ -8,7 +8,7 @@ import pytest
 
 from pathways_ray.controller.early import NO_HOST, host_of, withdrawn
 from pathways_ray.controller.programs import BufferType, PlannedProgram
-from pathways_ray.controller.state import SendIsland
+from pathways_ray.controller.state import HostState, SendIsland, Tables
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_EARLY_BYTES, MAX_EARLY_TEMPORARY_BYTES
 from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Program
@@ -20,12 +20,19 @@ HOST = 7
 def program(message: Program | None = None, **options: Any) -> PlannedProgram:
     """One with a part on island 3."""
     given: dict[str, Any] = {"results": (BufferType(ArrayType((2,), "float32"), 1, (), 8),), "messages": {}}
-    given |= {"messages": {3: message or Program(1, b"", {})}, "hosts": frozenset({HOST})}
+    given["messages"] = {3: message or Program(1, b"", {})}
     return PlannedProgram(1, 1, "p", **given | options)
 
 
-def test_the_only_host_of_a_program_takes_calls() -> None:
-    assert host_of(program()) == HOST
+def tables(*hosts: int) -> Tables:
+    found = Tables()
+    for host in hosts:
+        found.hosts[host] = HostState(host, 3, 1, "transfer", "data", 1, 100)
+    return found
+
+
+def test_the_only_host_of_an_island_takes_calls() -> None:
+    assert host_of(tables(HOST), program()) == HOST
 
 
 @pytest.mark.parametrize(
@@ -37,11 +44,14 @@ def test_the_only_host_of_a_program_takes_calls() -> None:
         pytest.param(program(temporary_bytes={HOST: MAX_EARLY_TEMPORARY_BYTES + 1}), id="takes much inside"),
         pytest.param(program(Program(1, b"", {}, calls=True)), id="calls host functions"),
         pytest.param(program(messages={3: Program(1, b"", {}), 4: Program(1, b"", {})}), id="on two islands"),
-        pytest.param(program(hosts=frozenset({HOST, HOST + 1})), id="on two hosts"),
     ],
 )
 def test_calls_of_other_programs_are_only_sent(other: PlannedProgram) -> None:
-    assert host_of(other) == NO_HOST
+    assert host_of(tables(HOST), other) == NO_HOST
+
+
+def test_islands_of_several_hosts_take_none() -> None:
+    assert host_of(tables(HOST, HOST + 1), program()) == NO_HOST
 
 
 def test_a_launch_that_is_refused_leaves_nothing_where_it_was_handed_to() -> None:

@@ -269,7 +269,7 @@ def test_a_launch_that_fails_at_once_does_not_wait_for_room() -> None:
 
 
 def registered(front: Harness) -> PlannedProgram:
-    """Program 9 on one host of two, so that calls of it may be handed to that."""
+    """Program 9 over two hosts."""
     program = program_over(1, key=9)
     front.launches.register(1, 9, program)
     return program
@@ -280,7 +280,7 @@ def test_a_client_hears_once_when_a_program_is_compiled_on_all_hosts() -> None:
     program = registered(front)
     hosts = sorted(program.hosts)
     said = [to_client(front.ready(program, host)) for host in (*hosts, *hosts)]
-    assert said == [[]] * (len(hosts) - 1) + [[Prepared(9, 9, *hosts)]] + [[]] * len(hosts)
+    assert said == [[]] * (len(hosts) - 1) + [[Prepared(9)]] + [[]] * len(hosts)
 
 
 def test_a_client_does_not_hear_of_compiled_programs_where_every_gang_is_sent_by_itself() -> None:

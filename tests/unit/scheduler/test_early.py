@@ -32,13 +32,3 @@ def test_an_island_that_is_not_whole_or_serves_several_ends_it() -> None:
     right.tick(True, ALONE_S)
     assert right.tick(False, 1.0) == [ToHosts(AllowEarly(""))]
     assert right.tick(False, 1.1) == []
-
-
-def test_it_is_of_use_once_a_launch_lies_on_one_host() -> None:
-    right = EarlyRight()
-    right.entered("a", 0.0, False)
-    assert right.tick(True, 1.0) == []
-    right.entered("a", 1.0, True)
-    assert right.tick(True, 2.0) == [ToHosts(AllowEarly(tenant_mark("a")))]
-    right.entered("b", 3.0, False)
-    assert right.tick(True, 4.0) == []

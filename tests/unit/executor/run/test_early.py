@@ -223,23 +223,8 @@ def test_only_programs_of_small_results_begin_early(size: int, specs: str, small
     assert host.refused == ([] if small else [600])
 
 
-@pytest.mark.parametrize("members", [(0, 1), (1, 0, 2)])
-def test_a_host_of_several_takes_what_lies_on_it_alone(members: tuple[int, ...]) -> None:
-    """Under a number that no other of them gives: their scheduler hears of all."""
+def test_hosts_of_an_island_of_several_take_nothing() -> None:
     host = host_with_call(multi_host=True)
-    host.core.early = EarlyLaunches(members.index(0), len(members))
-    host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1), handed(700, 1), run(6, 1))
-    numbers = [-len(members) * k - members.index(0) for k in (1, 2)]
-    assert [sequence for sequence, _ in host.watched] == [5, *numbers]
-    assert (host.refused, host.confirmed) == ([], [(numbers[0], 6)])
-
-
-def test_a_host_of_several_takes_nothing_that_others_have_a_part_in() -> None:
-    """They would enqueue it between others."""
-    host, sketch = Host(multi_host=True), Sketch()
-    both = sketch.slice("0.0", "1.0")
-    host.program(1, sketch, sketch.call("f", sketch.argument(both), slice=both))
-    host.store.put(1, 1, "x")
     host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
     assert host.refused == [600]
 
@@ -286,19 +271,6 @@ def test_what_an_early_launch_made_goes_with_it(gone: tuple[Any, ...], left: dic
     assert host.buffers() == {1: "x", 600: "g(x)", 601: "h(x)"}
     host.handle(*gone)
     assert host.buffers() == {1: "x"} | left
-
-
-def test_what_an_early_launch_made_goes_where_the_one_that_is_sent_has_no_part() -> None:
-    """Program 1 lies on the other host of the island."""
-    host, sketch = Host(multi_host=True), Sketch()
-    there = sketch.slice("1.0")
-    host.program(1, sketch, sketch.call("f", sketch.argument(there), slice=there))
-    host.store.put(1, 1, "x")
-    with_two_results(host, 2)
-    host.handle(AllowEarly(MARK), handed(600, 1, program=2))
-    assert host.buffers() == {1: "x", 600: "g(x)", 601: "h(x)"}
-    host.handle(run(6, 1, results=600))
-    assert host.buffers() == {1: "x"}
 
 
 @pytest.mark.parametrize("gone", [Drop(1, (600,)), DropSession(1), Recount()])
