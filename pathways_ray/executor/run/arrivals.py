@@ -30,7 +30,7 @@ CALLS = 1 << 14
 
 
 class _Waiting(NamedTuple):
-    """A launch at a barrier. The last of those that are `left` was not there at the last look."""
+    """A launch at a barrier. `left` are the values that were not there at the last look."""
 
     barrier: int
     values: list[Any]
@@ -97,11 +97,7 @@ class Arrivals:
     def _pause(self) -> float:
         """Seconds until the next look."""
         with self._changing:
-            silent = [
-                one.since
-                for one in self._waiting.values()
-                if not all(looks_called(value) or is_there(value) for value in one.left)
-            ]
+            silent = [one.since for one in self._waiting.values() if not all(map(looks_called, one.left))]
         if not silent:
             return slice_s()
         return min(max(PAUSE_SHARE * (time.perf_counter() - max(silent)), SHORTEST_PAUSE_S), LONGEST_PAUSE_S)
