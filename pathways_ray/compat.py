@@ -71,8 +71,8 @@ MAX_SHARED_BYTES = 512 << 10
 
 @contextlib.contextmanager
 def shared_mlir_context(size: int) -> Iterator[None]:
-    """Has lowerings and exports of this thread, inside, share an MLIR context, unless their code or constants have a
-    `size` of more than `MAX_SHARED_BYTES`.
+    """Has lowerings and exports of this thread, inside, share an MLIR context, unless their constants, or on hosts
+    their code, have a `size` of more than `MAX_SHARED_BYTES`.
 
     JAX makes two of them for each export, and one for each module that it lowers or reads, each with all dialects: half
     of the time that a small function takes. It has no setting for that.

@@ -253,8 +253,8 @@ class _Collections:
     def let_on(cls) -> None:
         """Ends that, also in a child forked meanwhile, which has none of the threads that would."""
         if cls.kept_off:
+            gc.enable()  # first: a child forked in between has it, or comes here itself
             cls.kept_off = False
-            gc.enable()
 
 
 os.register_at_fork(after_in_child=_Collections.let_on)
@@ -267,9 +267,9 @@ def _without_collections() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    _Collections.kept_off = True
-    gc.disable()
     try:
+        _Collections.kept_off = True
+        gc.disable()
         yield
     finally:
         _Collections.let_on()

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pathways_ray.client.ahead import Ahead, Asked
 from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces, plan_of
 from pathways_ray.client.buffer import BufferRecord, Upload
-from pathways_ray.client.data_link import SHARED_BYTES, Acknowledge, DataLink, EarlyListener, Sent
+from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
 from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -111,8 +111,8 @@ class DataLinks:
         return link if link is not None and link.dead is None else None
 
     def is_near(self, host: int) -> bool:
-        """Whether a host takes files and ends of pipes. Raises `HostLost` where it is down and stays so."""
-        return self._link(host).takes_files(SHARED_BYTES)
+        """Whether a host takes files and ends of pipes. Raises `HostLost` where it is down, or has not said so yet."""
+        return self._link(host).takes_pipes()
 
     def new_request(self) -> int:
         """The number of a further question or upload."""

@@ -15,7 +15,7 @@ from pathways_ray import limits
 from pathways_ray.client.array_pieces import Fetching, Pieces
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.local_reader import LocalReader
-from pathways_ray.errors import Failure, PathwaysError
+from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
@@ -196,6 +196,13 @@ class DataLink:
                 self._on_message(message)
         except PathwaysError as error:
             self.end(str(error))
+
+    def takes_pipes(self) -> bool:
+        """Whether the host is on this machine, and reads ends of pipes. Raises `HostLost` where it is slow to say."""
+        if not self._settled.wait(DOOR_LIMIT_S):
+            text = f"host {self.host} has not said in {DOOR_LIMIT_S:.0f} s whether it is on this machine; try again"
+            raise from_failure(Failure("HostLost", text, host=self.host))
+        return self.is_local
 
     def takes_files(self, size: int) -> bool:
         """Whether an array of `size` bytes goes in a file in memory: it is big, and the host is on this machine."""

@@ -32,6 +32,7 @@ MAX_UNFINISHED = 16
 """Pipes to which something is yet to be written: each that nobody reads has a thread and a copy."""
 
 PUTTING = b"pathways: an array by a pipe "
+UNAVAILABLE = "UNAVAILABLE:"
 """The beginning of the data of such a program; a `Piped` follows."""
 
 
@@ -70,8 +71,13 @@ class BigPuts:
             made = ifrt_programs.make_plugin_program(PUTTING + msgspec.json.encode(kind))
             if len(programs) >= MAX_PROGRAMS:
                 programs.pop(next(iter(programs)), None)
-            programs[kind] = None  # for good, where the proxy refuses it
-            programs[kind] = client.compile_ifrt_program(made, ifrt_programs.make_plugin_compile_options())
+            programs[kind] = None  # for good, where the proxy refuses it; not where a host is away
+            try:
+                programs[kind] = client.compile_ifrt_program(made, ifrt_programs.make_plugin_compile_options())
+            except Exception as error:
+                if str(error).startswith(UNAVAILABLE):
+                    programs.pop(kind, None)
+                raise
         return programs.get(kind)
 
     def put(self, client: Any, array: np.ndarray[Any, Any], device: Any) -> Any:

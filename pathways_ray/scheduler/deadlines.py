@@ -6,8 +6,8 @@ the operator's limit; and when hosts still sit in a gang that another one has fa
 What a launch waits for is not its fault, and does not count: hosts say which launches are first in the queues of all
 their devices that these use, and since when, and which are in the queues behind others. A launch runs from when the
 last of its hosts came to it, and not while it is in a queue behind others on one of them. Where a launch waits and no
-device of the island runs anything for twice the limit, but what waits for others on another host, the island restarts
-too, and nobody is blamed.
+device of the island runs anything for twice the longest limit, but what waits for others on another host, the island
+restarts too, and nobody is blamed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ LONGEST_BEAT_S = 2.0
 """Time between two heartbeats of a host that counts as spent compiling: in a longer one the host did not run."""
 
 STUCK_LIMITS = 2
-"""Where nothing runs, another island may run what is waited for; if that is over its limit, it is ended first."""
+"""Where launches wait for each other, or for nothing that one can see, for so many of the longest limits."""
+
+STUCK_BEHIND_OTHERS_LIMITS = 10
+"""The same of a launch that other islands take part in: its part there may be behind several that are within theirs."""
 
 
 @dataclass
@@ -82,12 +85,14 @@ class Deadlines:
         programs: Mapping[int, ProgramState],
         hosts: frozenset[int],
         now: float,
+        longest_s: float = 0.0,
     ) -> RestartIsland | None:
         """The reason to restart the island, if there is one.
 
         Args:
             outstanding: launches with the hosts, in the order in which they were sent.
             hosts: those of the island.
+            longest_s: the longest limit that a tenant has of its own, here or on other islands.
         """
         for (host, program), seconds in self.compiling.items():
             if seconds > self.compile_limit_s:
@@ -112,7 +117,7 @@ class Deadlines:
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         # Each behind another one: hosts have taken launches in different orders, and none of these will end.
         waiting = None if runs.difference(*self.queued.values()) else frozenset(runs)
-        return self._stranded(failed, hosts, now) or self._stuck(outstanding, waiting, hosts, now)
+        return self._stranded(failed, hosts, now) or self._stuck(outstanding, waiting, hosts, now, longest_s)
 
     def _unknown(self, sequence: int, programs: Mapping[int, ProgramState]) -> str:
         """A launch that is not with the hosts, as far as this scheduler knows."""
@@ -142,18 +147,24 @@ class Deadlines:
         return None
 
     def _stuck(
-        self, outstanding: Mapping[int, Outstanding], waiting: frozenset[int] | None, hosts: frozenset[int], now: float
+        self,
+        outstanding: Mapping[int, Outstanding],
+        waiting: frozenset[int] | None,
+        hosts: frozenset[int],
+        now: float,
+        longest_s: float,
     ) -> RestartIsland | None:
-        """The oldest launch waits for what never comes: no device of the island has run anything for the limit, but for
-        the same launches, `waiting` for each other; None where another one runs. A host function has a limit of its
-        own, and runs on none."""
+        """The oldest launch waits for what never comes: no device of the island has run anything for twice the longest
+        limit, but for the same launches, `waiting` for each other; None where another one runs. A host function has a
+        limit of its own, and runs on none. What another island computes for it may be anybody's, and behind others."""
         oldest = next(iter(outstanding), 0)
         moves = waiting is None or any(record.program.calls for record in outstanding.values())
         if not oldest or moves or (oldest, waiting) != self.stuck_since[:2]:
             self.stuck_since = oldest, waiting or frozenset(), now
         waited = now - self.stuck_since[2]
-        own = (outstanding[one].usage.launch_limit_s for one in waiting or () if one in outstanding)
-        if waited <= STUCK_LIMITS * max(self.limit_s, *own, 0.0):
+        elsewhere = not waiting and bool(oldest) and outstanding[oldest].program.cross_island
+        limits = STUCK_BEHIND_OTHERS_LIMITS if elsewhere else STUCK_LIMITS
+        if waited <= limits * max(self.limit_s, longest_s):
             return None
         reason = f"{_named(outstanding[oldest])} has waited for {waited:.0f} s while nothing ran"
         return RestartIsland(min(hosts), reason)

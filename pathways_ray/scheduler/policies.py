@@ -121,6 +121,11 @@ class Ledger:
     active: int = 0
     operators_s: float = 0.0
 
+    @property
+    def longest_limit_s(self) -> float:
+        """The longest limit that a tenant with sessions has of its own, in seconds; 0 where none has."""
+        return max((one.launch_limit_s for one in self.usages.values() if one.sessions), default=0.0)
+
     def open(
         self, session: int, tenant: str, weight: float = 1.0, priority: int = 0, launch_limit_s: float = 0.0
     ) -> None:

@@ -210,7 +210,7 @@ class LocalSocket:
         try:
             self.connection.settimeout(ANSWER_LIMIT_S)
             self.connection.connect(f"\0{invitation.name}")
-            self.connection.send(invitation.tag)
+            self.connection.send(invitation.tag, socket.MSG_NOSIGNAL)
             if not hmac.compare_digest(self.connection.recv(len(invitation.answer) + 1), invitation.answer):
                 raise NotLocal("another process answers at the host's local socket")
             self.connection.settimeout(None)

@@ -20,6 +20,9 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import Following, IslandLaunch
 
+MAX_ENDED = 4096
+"""Sessions that have ended and are remembered."""
+
 MAX_TAKEN = 96
 """Early launches of a session that its scheduler has not sent yet. A client sends them within milliseconds, and hands
 over no more while 64 have no outcome."""
@@ -79,6 +82,8 @@ class EarlyLaunches:
         """What follows launches that are under way by the values that they make."""
         self._newest: dict[int, int] = {}
         self._passed: dict[int, Passed] = {}
+        self._ended: dict[int, None] = {}
+        """Sessions that have ended; launches of theirs over several islands yet come, cancelled."""
         self.count = 0
         """All that were taken."""
 
@@ -129,12 +134,16 @@ class EarlyLaunches:
         return launch
 
     def _is_new(self, session: int, results: int) -> bool:
+        if session in self._ended:
+            return False
         if results < 0:
             return session not in self._passed or results not in self._passed[session]
         return results > self._newest.get(session, 0)
 
     def _note(self, session: int, results: int) -> None:
         """This is not taken any more, and of a client nothing that it called before."""
+        if session in self._ended:
+            return
         if results < 0:
             self._passed.setdefault(session, Passed()).add(results)
         elif results > self._newest.get(session, 0):
@@ -164,6 +173,9 @@ class EarlyLaunches:
         """The same for all of a session, of which nothing is kept."""
         self._newest.pop(session, None)
         self._passed.pop(session, None)
+        self._ended[session] = None
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         found = [self.taken.pop(key) for key in list(self.taken) if key[0] == session]
         return [one for early in found for one in early.forget()]
 

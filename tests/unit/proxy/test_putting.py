@@ -92,6 +92,16 @@ def test_a_type_that_the_proxy_refuses_is_asked_for_once(files: Handover) -> Non
     assert len(puts._programs) == MAX_PROGRAMS
 
 
+def test_a_host_that_is_away_is_asked_again(files: Handover) -> None:
+    proxy = Proxy(files)
+    puts = BigPuts(LocalSocket(files.invitation))
+    proxy.error = "UNAVAILABLE: HostLost: host 0 is down"
+    with pytest.raises(RuntimeError, match="is down"):
+        puts.put(proxy, VALUE, DEVICE)
+    proxy.error = ""
+    assert puts.put(proxy, VALUE, DEVICE).tolist() == VALUE.tolist()
+
+
 class Interrupting(Proxy):
     """A proxy's client in whose calls another array is put, as by a signal handler."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pathways_ray.errors import Failure
-from pathways_ray.scheduler.deadlines import LONGEST_BEAT_S, STUCK_LIMITS
+from pathways_ray.scheduler.deadlines import LONGEST_BEAT_S, STUCK_BEHIND_OTHERS_LIMITS, STUCK_LIMITS
 from pathways_ray.scheduler.devices import MIN_DEVICE_LAUNCHES
 from pathways_ray.scheduler.events import Command, HostMessage, Kill, Ticked, ToController, ToHosts
 from pathways_ray.scheduler.policies import fifo, share
@@ -125,6 +125,23 @@ def test_a_launch_that_is_at_no_device_ends_its_island_without_blame() -> None:
     (down,) = downs(made.tick(STUCK_LIMITS * LIMIT_S + 1.5))
     assert (down.kind, down.candidates, down.compiling) == ("HostLost", (), ())
     assert "has waited for" in down.reason
+
+
+def test_an_island_waits_for_what_another_one_may_yet_compute() -> None:
+    """1. A tenant has a longer limit of its own, which a launch of it on another island may take. 2. A launch over
+    several islands may be behind others there, each within its limit."""
+    made = island(0, waiting=("0.0",))
+    made.from_controller(Account(7, "slow", 1.0, 0, 3 * LIMIT_S))
+    launch(made, 1, 1)
+    assert [downs(made.tick(float(now))) for now in range(1, int(STUCK_LIMITS * 3 * LIMIT_S) + 1)] == [[]] * 60
+    assert len(downs(made.tick(STUCK_LIMITS * 3 * LIMIT_S + 1.5))) == 1
+    made = island(0)
+    made.from_controller(Account(1, "over two", 1.0, 0))
+    made.from_controller(Program(1, b"", {}, "over two", devices("0.0"), cross_island=True))
+    launch(made, 1, 1)
+    ends = STUCK_BEHIND_OTHERS_LIMITS * LIMIT_S
+    assert [downs(made.tick(float(now))) for now in range(1, int(ends) + 1)] == [[]] * int(ends)
+    assert len(downs(made.tick(ends + 1.5))) == 1
 
 
 def test_a_compilation_has_a_limit_and_who_is_over_it_is_blamed_alone() -> None:

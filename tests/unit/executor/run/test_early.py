@@ -286,7 +286,8 @@ def test_nothing_is_kept_of_a_session_that_has_ended(results: int) -> None:
     """Neither of what began before its end, nor of what comes behind it, with all that it takes."""
     host = host_that_takes_calls()
     late = Handed(1, MARK, LaunchEarly(1, (0,), results, ((0, bytes(VECTOR.nbytes)),)))
-    host.handle(handed(results, 1), DropSession(1), late)
+    launch = IslandLaunch(6, 1, 1, (1,), results - 1, cancelled=Failure("Cancelled", "its session has ended"))
+    host.handle(handed(results, 1), DropSession(1), late, launch)
     early = host.core.early
     assert (early.taken, early._newest, early._passed) == ({}, {}, {})
 
