@@ -80,7 +80,7 @@ class PeerProcess:
 
     def __init__(self, python: Path | str, module: Sequence[str], environment: Mapping[str, str | None]) -> None:
         # A short path: Ray's sockets lie below it, and the names of sockets are short.
-        self._folder = Path(tempfile.mkdtemp(prefix="pwb"))
+        self._folder = Path(tempfile.mkdtemp(prefix="pwb", dir=os.environ.get("RAY_TMPDIR")))
         self._log = (self._folder / "output").open("w+b")
         self._pipe, theirs = multiprocessing.Pipe()
         usual = {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "PYTHONHOME": None, CONNECTION: str(theirs.fileno())}
