@@ -91,7 +91,7 @@ def read_program(
             data = serialized_module(module)
         name, meshes, inputs, outputs, donated = _interface(module)
         asked = memory_layouts(_main(module))
-    given, made = _shardings(data, devices, meshes, inputs, outputs)
+    given, made, taken = _shardings(data, devices, meshes, inputs, outputs, frozenset(donated))
     given = tuple(replace(one, order=orders[k]) if k in orders else one for k, one in enumerate(given))
     layouts: tuple[Orders, Orders] = (), ()
     if overrides or any(one != "default" for listed in asked for one in listed):
@@ -101,7 +101,7 @@ def read_program(
     blob = bytes(exported.serialize())
     digest = hashlib.sha256(blob).hexdigest()
     fingerprint = hashlib.sha256(data).digest()
-    signature = Signature(name, inputs, outputs, given, made, frozenset(donated), devices, fingerprint, *layouts)
+    signature = Signature(name, inputs, outputs, given, made, taken, devices, fingerprint, *layouts)
     if tokens:
         signature = replace(signature, tokens=tokens)
     return Program(signature, data, digest, blob)
@@ -168,13 +168,16 @@ def _shardings(
     meshes: Sequence[tuple[int, ...]],
     inputs: tuple[ArrayType, ...],
     outputs: tuple[ArrayType, ...],
-) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+    donated: frozenset[int],
+) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...], frozenset[int]]:
+    """The shardings of arguments and results, and the donated arguments that are taken: over several devices JAX leaves
+    it to XLA which."""
     if len(devices) == 1:
         alone = Sharding.on(devices[0])
-        return (alone,) * len(inputs), (alone,) * len(outputs)
+        return (alone,) * len(inputs), (alone,) * len(outputs), donated
     if not outputs:  # it is never run
         copies = Sharding.copies(devices)
-        return (copies,) * len(inputs), ()
+        return (copies,) * len(inputs), (), donated
     # With an end, as hosts compile it: without one XLA forgets the sharding of an only result that is empty.
     compiled = compiled_here(module, len(devices), with_end=True)
     found = [
@@ -194,11 +197,18 @@ def _shardings(
                 tuple(laid_out(op, devices, len(kind.shape), mesh=mesh) for op, kind in zip(ops, kinds, strict=True))
                 for ops, kinds in zip(found, (inputs, outputs), strict=True)
             )
-            return given, made
+            return given, made, donated and donated & _used(compiled)
         except Refused as error:
             refusal = error
     assert refusal is not None
     raise refusal
+
+
+def _used(compiled: Any) -> frozenset[int]:
+    """The arguments of a compiled module in whose memory results lie."""
+    (module,) = compiled.hlo_modules()
+    head = module.to_string().partition("\n")[0]
+    return frozenset(int(number) for number in re.findall(r"\((\d+), \{[^}]*\}, (?:may|must)-alias\)", head))
 
 
 def _typed(kinds: Sequence[ArrayType]) -> list[jax.ShapeDtypeStruct]:
