@@ -3,9 +3,10 @@
     python -m tests.jax_suite --files array_test pjit_test --output results/jax_suite
 
 fetches the tests of the installed version from JAX's repository (or takes them from a checkout: `--source`), runs each
-on plain CPU devices, and those that pass through a proxy to a cluster that it starts. `OUTPUT.json` has the outcome of
-every test, `OUTPUT.md` a table of them with the reasons of those that do not pass. What is in the JSON already is not
-run again: so it can be run in parts (`--budget`). Of large files a sample of tests is run (`--sample`, drawn by
+through a proxy to a cluster that it starts, and those that do not pass on plain CPU devices: what fails, or is skipped,
+there as well says nothing, and is not counted. `OUTPUT.json` has the outcome of every test, `OUTPUT.md` a table of them
+with the reasons of those that do not pass. What is in the JSON already is not run again: so it can be run in parts
+(`--budget`), several processes at a time (`--workers`). Of large files a sample of tests is run (`--sample`, drawn by
 `--seed`).
 """
 
@@ -19,8 +20,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +41,8 @@ FILES = (
     *("custom_partitioning_test", "debug_nans_test", "mutable_array_test", "state_test", "nn_test", "fft_test"),
 )
 
-SHARD = 100  # tests that a process runs, first on plain CPU and then through the proxy
-TEST_LIMIT_S = 60
+SHARD = 200  # tests that a process runs
+TEST_LIMIT_S = 240  # on the wall; tests of some seconds take a minute where others use the processors
 START_LIMIT_S = 120
 
 
@@ -61,6 +64,7 @@ class Suite:
 
     def __init__(self, source: Path, devices: int, folder: Path, ends: float) -> None:
         self.source, self.folder, self.ends = source, folder, ends
+        self._running: set[subprocess.Popen[bytes]] = set()
         clean = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")}
         self.plain = clean | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
         self.plain |= {
@@ -69,20 +73,20 @@ class Suite:
         }
         self.proxied = {key: value for key, value in self.plain.items() if key != "JAX_NUM_CPU_DEVICES"}
 
-    def chosen(self, name: str, choice: dict[str, Any], file: dict[str, Any]) -> bool:
-        """Chooses tests of a file and runs them on plain CPU, as many as there is time for; whether they are chosen."""
-        lines = self._lines(name, choice, self.plain)[0]
+    def chosen(self, name: str, choice: dict[str, Any], file: dict[str, Any]) -> str:
+        """Chooses tests of a file; returns the worker's last lines where it could not."""
+        lines, _, tail = self._lines(name, choice, self.plain)
         chosen = [test for test, outcome in lines if outcome == CHOSEN]
-        if chosen:
-            file |= {"tests": int(chosen[0]), "selected": chosen[1:]}
-        file["plain"] |= {test: outcome for test, outcome in lines if outcome not in (CHOSEN, STARTED)}
-        return bool(chosen)
+        if not chosen:
+            return tail or "there was no time"
+        file |= {"tests": int(chosen[0]), "selected": chosen[1:]}
+        return ""
 
     def outcomes(self, name: str, tests: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
         """The outcome of each test, of as many as there was time for. A process that ends early is replaced."""
         found: dict[str, str] = {}
         while (left := [test for test in tests if test not in found]) and time.monotonic() < self.ends:
-            lines, ended = self._lines(name, left, environment)
+            lines, ended, tail = self._lines(name, left, environment)
             new = dict(lines)
             for test in [test for test, outcome in new.items() if outcome == STARTED]:
                 if ended is None:
@@ -90,41 +94,48 @@ class Suite:
                 else:
                     new[test] = f"the process ended with {ended}, or the test took longer than {TEST_LIMIT_S} s"
             if not new and ended is not None:
-                raise SystemExit(f"{name}: nothing ran, status {ended}; the last lines:\n{self.tail()}")
+                raise SystemExit(f"{name}: nothing ran, status {ended}; the last lines:\n{tail}")
             found |= new
         return found
 
-    def _lines(self, name: str, wanted: Any, environment: dict[str, str]) -> tuple[list[tuple[str, str]], int | None]:
-        """Tests and what was noted of them, the last word last; and the status of the worker."""
-        target, asked = self.folder / "outcomes", self.folder / "wanted"
-        target.unlink(missing_ok=True)
-        asked.write_text(json.dumps(wanted))
-        ended = self._work(name, target, str(asked), environment)
-        noted = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+    def _lines(
+        self, name: str, wanted: Any, environment: dict[str, str]
+    ) -> tuple[list[tuple[str, str]], int | None, str]:
+        """Tests and what was noted of them, the last word last; the status of the worker, and its last lines."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            target, asked, log = (Path(folder) / name for name in ("outcomes", "wanted", "log"))
+            asked.write_text(json.dumps(wanted))
+            ended = self._work(name, target, str(asked), environment, log)
+            noted = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
         order: dict[str, str] = {}
         chosen = [(test, outcome) for test, outcome, _ in noted if outcome == CHOSEN]
         for test, outcome, _ in noted:
             if outcome != CHOSEN and (outcome != STARTED or test not in order):
                 order[test] = outcome
-        return [*chosen, *order.items()], ended
+        return [*chosen, *order.items()], ended, tail
 
-    def _work(self, name: str, target: Path, wanted: str, environment: dict[str, str]) -> int | None:
+    def _work(self, name: str, target: Path, wanted: str, environment: dict[str, str], log: Path) -> int | None:
         """Runs a worker; its status, or None if it ran out of time."""
         file = self.source / "tests" / f"{name}.py"
         command = [sys.executable, "-m", "tests.jax_suite.worker", str(file), str(target), wanted, str(TEST_LIMIT_S)]
-        with (self.folder / "log").open("w") as log:
+        with log.open("w") as said:
+            process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT, cwd=ROOT)
+            self._running.add(process)
             try:
-                left = max(1.0, self.ends - time.monotonic())
-                done = subprocess.run(
-                    command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=left, cwd=ROOT
-                )
+                return process.wait(max(1.0, self.ends - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return None
-        return done.returncode
+            finally:
+                process.kill()
+                process.wait()
+                self._running.discard(process)
 
-    def tail(self) -> str:
-        """The last lines of the last worker."""
-        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-20:])
+    def stop(self) -> None:
+        """Has no test begin any more, and ends those that run."""
+        self.ends = 0.0
+        for process in list(self._running):
+            process.kill()
 
 
 @contextlib.contextmanager
@@ -147,30 +158,40 @@ def proxy(asked: argparse.Namespace, folder: Path) -> Iterator[dict[str, str]]:
 
 def compare(suite: Suite, asked: argparse.Namespace, result: dict[str, Any]) -> bool:
     """Runs what is not in the result yet; returns whether there was time for all of it."""
-    for name in asked.files:
-        file = result["files"].setdefault(name, {"tests": 0, "plain": {}, "proxy": {}})
-        choice = {"select": asked.select, "sample": asked.sample, "seed": asked.seed}
-        if not file.get("selected") and not suite.chosen(name, choice, file):
-            if time.monotonic() > suite.ends:
-                return False
-            print(f"{name}: not run, see below\n{suite.tail()}", flush=True)
-            continue
-        save(asked.output, result)
-        wanted = file["selected"]
-        for k in range(0, len(wanted), SHARD):
-            shard = wanted[k : k + SHARD]
-            for side, environment in (("plain", suite.plain), ("proxy", suite.proxied)):
-                of_side = shard if side == "plain" else [test for test in shard if file["plain"].get(test) == PASSED]
-                missing = [test for test in of_side if test not in file[side]]
-                if missing:
-                    file[side] |= suite.outcomes(name, missing, environment)
-                    save(asked.output, result)
-            if time.monotonic() > suite.ends:
-                return False
+    choice = {"select": asked.select, "sample": asked.sample, "seed": asked.seed}
+    lock = threading.Lock()
+
+    def run(name: str, shard: Sequence[str]) -> None:
+        """Runs some tests of a file through the proxy, and those that do not pass there on plain CPU."""
+        file = result["files"][name]
+        for side, environment in (("proxy", suite.proxied), ("plain", suite.plain)):
+            of_side = [test for test in shard if side == "proxy" or file["proxy"].get(test, PASSED) != PASSED]
+            missing = [test for test in of_side if test not in file[side]]
+            found = suite.outcomes(name, missing, environment) if missing else {}
+            with lock:
+                file[side] |= found
+                save(asked.output, result)
+        with lock:
             found = compared(file)
             passed = sum(outcome == PASSED for outcome in found.values())
-            print(f"{name}: {k + len(shard)} of {len(wanted)} tests, {passed} of {len(found)} pass", flush=True)
-    return True
+            print(f"{name}: {len(file['proxy'])} of {file['tests']} tests, {passed} of {len(found)} pass", flush=True)
+
+    with ThreadPoolExecutor(asked.workers) as workers:
+        begun = []
+        for name in asked.files:
+            file = result["files"].setdefault(name, {"tests": 0, "plain": {}, "proxy": {}})
+            if not file.get("selected") and (why := suite.chosen(name, choice, file)):
+                print(f"{name}: not run, see below\n{why}", flush=True)
+            wanted = file.get("selected", ())
+            begun += [workers.submit(run, name, wanted[k : k + SHARD]) for k in range(0, len(wanted), SHARD)]
+        try:
+            for each in begun:
+                each.result()
+        except BaseException:
+            workers.shutdown(wait=False, cancel_futures=True)
+            suite.stop()
+            raise
+    return time.monotonic() < suite.ends
 
 
 def save(output: Path, result: dict[str, Any]) -> None:
@@ -189,6 +210,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--devices", type=int, default=8, help="as many as the tests ask for on CPU")
     parser.add_argument("--hosts", type=int, default=1, help="of the island that has the devices")
+    parser.add_argument("--workers", type=int, default=1, help="processes that run tests at a time, each of some")
     parser.add_argument("--budget", type=float, default=1e6, help="seconds, after which it stops; run it again then")
     parser.add_argument("--local", action="store_true", help="the executor's parts in one process for a cluster")
     parser.add_argument("--again", action="store_true", help="run those again that did not pass through the proxy")
