@@ -14,13 +14,16 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from pathways_ray.cli.status import cluster_meant, of_cluster
 from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathways_ray.proxy.server import ProxyServer
 
 SHORT_TEMPORARY = "/tmp"
 """Where sockets go when the user's own folder for temporary files does not do: JAX writes targets in small letters, and
@@ -66,7 +69,7 @@ def command(
     if bool(program) != executed:
         raise UsageError("--exec and the command to run come together: pathways proxy --exec -- python train.py")
     given = dict(os.environ)  # this process's own changes, JAX's among them, are not meant for the command
-    with _serving(url, token, ca, _size(devices, shape), port, name) as variables:
+    with _serving(url, token, ca, _size(devices, shape), port, name) as (variables, server):
         if executed:
             sys.exit(_run(program, given, variables))
         if as_json:
@@ -79,6 +82,8 @@ def command(
             if until_eof:
                 while sys.stdin.read(1):
                     pass
+                if as_json:
+                    click.echo(json.dumps(server.account))
             else:
                 signal.signal(signal.SIGTERM, _interrupt)
                 signal.pause()
@@ -107,8 +112,8 @@ def _size(devices: int, shape: str) -> int:
 @contextlib.contextmanager
 def _serving(
     url: str | None, token: str | None, ca: str | None, devices: int, port: int | None, name: str
-) -> Iterator[dict[str, str]]:
-    """A proxy that serves, as the variables of its clients."""
+) -> Iterator[tuple[dict[str, str], ProxyServer]]:
+    """The variables of clients of a proxy that serves, and the proxy."""
     # Set before JAX is loaded, which computes nothing here.
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["JAX_ENABLE_X64"] = "1"
@@ -137,7 +142,7 @@ def _serving(
         server.start()
         if port is not None:
             address = f"127.0.0.1:{server.port}"
-        yield plugin.environment(f"grpc://{address}", secret)
+        yield plugin.environment(f"grpc://{address}", secret), server
 
 
 def _embedded(stack: contextlib.ExitStack, devices: int) -> tuple[str, str, str]:

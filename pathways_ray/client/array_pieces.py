@@ -17,7 +17,8 @@ from pathways_ray.ir.regions import Box, box_shape, place_of, shard_boxes, shard
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.pipes import HostPipe, Pipe
+from pathways_ray.transport.local_sockets import NotLocal
+from pathways_ray.transport.pipes import Pipe
 from pathways_ray.transport.shared_memory import SharedFile, aligned, offsets
 
 if TYPE_CHECKING:
@@ -198,18 +199,12 @@ class ArrayFile(NamedTuple):
 
 
 class ArrayPipe(NamedTuple):
-    """An array in C order whose bytes somebody else writes to a pipe, of which this is the host's end. It can be read
-    once."""
+    """An array in C order whose bytes somebody else writes to a pipe, of which this is the host's end. It is not read
+    here, where it might be waited for: its uploader does that, if no host takes it."""
 
     end: SharedFile
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-
-    def array(self) -> np.ndarray[Any, Any]:
-        """The array. Raises `WireError` where its writer hangs up before, or is silent for long."""
-        whole = aligned(math.prod(self.shape) * self.dtype.itemsize)
-        HostPipe(self.end).read([whole])
-        return whole.view(self.dtype).reshape(self.shape)
 
 
 Kept = np.ndarray[Any, Any] | ArrayFile
@@ -222,7 +217,7 @@ Given = Kept | ArrayPipe
 class Copies:
     """Copies of the boxes of an array, so that the caller may change it. Each is made once, however many take it. An
     array that is a file in memory changes no more: where its boxes lie in it as an upload has them, it goes itself. Of
-    one that comes by a pipe the host gets the end."""
+    one that comes by a pipe the host gets the end; all else that is asked of it raises `NotLocal`."""
 
     def __init__(self, array: Given) -> None:
         self._source = array
@@ -235,6 +230,8 @@ class Copies:
 
     @functools.cached_property
     def _array(self) -> np.ndarray[Any, Any]:
+        if isinstance(self._source, ArrayPipe):
+            raise NotLocal("an array comes by a pipe, which its host does not take")
         return self._source if isinstance(self._source, np.ndarray) else self._source.array()
 
     def file(self, boxes: tuple[Box, ...]) -> SharedFile | None:

@@ -203,13 +203,14 @@ class DataLinks:
         begun: Callable[[Upload], None] = lambda upload: None,
     ) -> Upload:
         """Starts an upload. The bytes are copied before it returns, so the caller may change the array. One that comes
-        by a pipe the host reads, or, where that is on another machine, this.
+        by a pipe the host reads.
 
         Args:
             begun: called before the first byte leaves: what goes by a pipe of this is there when this returns.
 
         Raises:
             HostLost: a host of the slice is down and does not come back in time.
+            NotLocal: the array comes by a pipe, of which nothing was read, and the host does not take it.
         """
         boxes = shard_boxes(kind, spec, placed.mesh)
         copies = Copies(array)

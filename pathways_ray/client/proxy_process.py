@@ -28,6 +28,8 @@ class ProxyProcess:
     Attributes:
         target: what `JAX_BACKEND_TARGET` is to be.
         env: the variables that a program needs, to be added to its environment.
+        account: once it has stopped: how many big arrays its clients have put by pipes whose ends went on to hosts
+            (`passed_on`), and how many of such the proxy had to read itself (`read_here`).
     """
 
     def __init__(self, url: str, token: str, ca: str, devices: int, name: str) -> None:
@@ -35,6 +37,7 @@ class ProxyProcess:
         command += ["--devices", str(devices)]
         given = {"PATHWAYS_URL": url, "PATHWAYS_TOKEN": token} | ({"PATHWAYS_CA": ca} if ca else {})
         # Not by the command line, which everybody on the machine can read.
+        self.account: dict[str, int] = {}
         self._process = subprocess.Popen(
             command, env=os.environ | given, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -65,8 +68,11 @@ class ProxyProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        out = self._process.stdout
+        if out is not None and not out.closed:
+            if said := out.read():
+                self.account = json.loads(said)
+            out.close()
 
     def __enter__(self) -> Self:
         return self

@@ -33,7 +33,8 @@ class UploadCalls:
         return self.upload(array, kind)
 
     def upload(self, array: Given, kind: ArgumentType) -> Array:
-        """Uploads an array of exactly the dtype of its type to the slice that the type names."""
+        """Uploads an array of exactly the dtype of its type to the slice that the type names. Raises as the function
+        `upload` does."""
         return Array(upload(cast(BufferOwner, self), self._core, self._driver, array, kind), kind)
 
     def takes_pipes(self, kind: ArgumentType) -> bool:
@@ -52,6 +53,7 @@ def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, k
     Raises:
         HostLost: a host of the slice is down and does not come back in time; or the slice moved while an array was on
             its way by a pipe, which cannot be read again.
+        NotLocal: the array comes by a pipe, of which nothing was read, and its host does not take it.
         SessionSuspended: the session is suspended, or was while the array was on its way.
     """
     where, spec = kind.slice, kind.spec

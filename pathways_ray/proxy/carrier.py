@@ -16,7 +16,6 @@ import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
-from pathways_ray.client.array_pieces import ArrayPipe
 from pathways_ray.client.questions import Question
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
@@ -25,7 +24,6 @@ from pathways_ray.ir.graph import Graph
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.tilings import axis_names
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy import colocated, programs
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
@@ -33,11 +31,11 @@ from pathways_ray.proxy.codec import Reader, Writer
 from pathways_ray.proxy.fetching import Fetcher, outcome
 from pathways_ray.proxy.handover import Handover
 from pathways_ray.proxy.loaded import Loaded
+from pathways_ray.proxy.piped_puts import PipedPuts
 from pathways_ray.proxy.readers import Read, Readers
 from pathways_ray.proxy.statuses import status_of
 from pathways_ray.proxy.strides import viewed
 from pathways_ray.transport.messages import encode
-from pathways_ray.transport.pipes import is_pipe
 
 _log = logging.getLogger(__name__)
 
@@ -55,6 +53,7 @@ class Carrier:
         handover: takes files for the client.
         tell: takes an event to the core; called by threads of the carrier's own.
         look: has somebody call `settled` soon; called by any thread.
+        resume: calls `resumed`; called by a thread of the carrier's own.
     """
 
     def __init__(
@@ -67,6 +66,7 @@ class Carrier:
         handover: Handover,
         tell: Callable[[do.Event], None],
         look: Callable[[], None],
+        resume: Callable[[], None],
     ) -> None:
         self.session = session
         self.messages = messages
@@ -82,12 +82,14 @@ class Carrier:
         self.graphs: dict[Any, int] = {}
         self.waiting: dict[int, tuple[tuple[Array, ...], list[Question]]] = {}
         self.fetcher = Fetcher(session, host_buffers, handover, tell, look)
+        self.pipes = PipedPuts(session, host_buffers, handover, resume)
         self._slicing = threading.Lock()
         self._compilers = ThreadPoolExecutor(COMPILERS, "pathways-proxy-compile")
 
     def close(self) -> None:
         """Ends the session, which frees everything, and the threads once they see it."""
         self.session.close()
+        self.pipes.close()
         self.fetcher.close()
         self._compilers.shutdown(wait=False, cancel_futures=True)
         self.buffers.clear()
@@ -96,7 +98,15 @@ class Carrier:
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def carry_out(self, command: do.Command) -> list[do.Event]:
-        """Carries out a command; the events that follow at once: failures, and what needed no wait."""
+        """Carries out a command; the events that follow at once: failures, and what needed no wait. Behind an array
+        that is read here it is carried out later."""
+        return [] if self.pipes.holds(command) else self._carried(command)
+
+    def resumed(self) -> list[do.Event]:
+        """Carries out what stood behind an array that has been read here; the events that follow."""
+        return self.pipes.resumed(self._carried)
+
+    def _carried(self, command: do.Command) -> list[do.Event]:
         try:
             return _CARRIED[type(command)](self, command) or []
         except PathwaysError as error:
@@ -215,7 +225,9 @@ class Carrier:
     def _execute(self, command: do.Execute) -> None:
         loaded = self.loaded[command.executable]
         if loaded.program.by_pipe:
-            return self._upload_by_pipe(loaded, command.results[0])
+            if (came := self.pipes.put(loaded, command)) is not None:
+                self.buffers[command.results[0]] = came, loaded.program.signature.output_shardings[0]
+            return
         number = self._registered(loaded, command.donated)
         records = [self._made(buffer)[0]._buffer.record for buffer in command.arguments]
         donated = [records[k] for k in command.donated]
@@ -224,15 +236,6 @@ class Carrier:
         shardings = loaded.program.signature.output_shardings
         for buffer, array, sharding in zip(command.results, made, shardings, strict=True):
             self.buffers[buffer] = array, sharding
-
-    def _upload_by_pipe(self, loaded: Loaded, buffer: int) -> None:
-        """Makes an array of the bytes that the client writes to the pipe whose end it has sent before."""
-        end = self.fetcher.handover.taken()
-        if end is None or not is_pipe(end):
-            raise Refused(Code.INVALID_ARGUMENT, "no pipe came for an array whose bytes were to come by one")
-        (kind,), (sharding,) = loaded.results, loaded.program.signature.output_shardings
-        array = ArrayPipe(end, kind.array.shape, dtype_named(kind.array.dtype))
-        self.buffers[buffer] = self.session.upload(array, kind), sharding
 
     def _registered(self, loaded: Loaded, donated: tuple[int, ...]) -> int:
         if donated not in loaded.registered:

@@ -63,9 +63,8 @@ class Connection:
         self.host_buffers = HostBuffers()
         self.handover = handover
         self.folder: Path | None = None
-        self.carrier = Carrier(
-            session, wholes, self.messages, readers, self.host_buffers, handover, self.handle, self._changed
-        )
+        told = self.handle, self._changed, self._resume
+        self.carrier = Carrier(session, wholes, self.messages, readers, self.host_buffers, handover, *told)
         islands = {number: wholes.index(whole) for number, (whole, _) in enumerate(self.carrier.origins)}
         self.core = ProxyCore(Reader(self.messages), islands)
         self._write, self._write_later, self._leave, self._end = write, write_later, leave, end
@@ -182,6 +181,13 @@ class Connection:
                 self._settle()
             finally:
                 self._lock.release()
+
+    def _resume(self) -> None:
+        """Carries out what stood behind an array that the proxy has read. It may wait, in a thread of its own."""
+        with self._lock:
+            for event in self.carrier.resumed():
+                self._carry_out(event)
+        self._sweep()
 
     def _settle(self) -> None:
         self._look = False

@@ -47,12 +47,16 @@ class Handover:
         send: sends an answer, with a file where there is one; False where that cannot be.
         receive: the next message that has come; raises `OSError` where none has.
         end: hangs up on the client.
+        count_pipe: notes an array that came by a pipe, whose end went on to a host (`passed_on`) or was read here.
     """
 
-    def __init__(self, send: Send, receive: Receive, end: Callable[[Handover], None]) -> None:
+    def __init__(
+        self, send: Send, receive: Receive, end: Callable[[Handover], None], count_pipe: Callable[[bool], None]
+    ) -> None:
         self.invitation = Invitation("", b"", b"")
         self.connection: socket.socket | None = None
         self._send, self._receive, self._end = send, receive, end
+        self.count_pipe = count_pipe
         self._taken = 0
 
     def give(self, number: int, value: Value) -> None:
@@ -78,9 +82,15 @@ class Handover:
 
 
 class Handovers:
-    """The local socket of a proxy, on an event loop in a thread of its own."""
+    """The local socket of a proxy, on an event loop in a thread of its own.
+
+    Attributes:
+        pipes: arrays that came by pipes which went on to hosts, and by those that were read here.
+    """
 
     def __init__(self) -> None:
+        self.pipes = {True: 0, False: 0}
+        self._counting = threading.Lock()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="pathways-proxy-files", daemon=True)
@@ -104,11 +114,15 @@ class Handovers:
 
     def open(self) -> Handover:
         """For a further client."""
-        made = Handover(self._server.send, self._server.receive, self._dismiss)
+        made = Handover(self._server.send, self._server.receive, self._dismiss, self._count_pipe)
         invited: Future[Invitation] = Future()
         self._loop.call_soon_threadsafe(lambda: invited.set_result(self._server.invite(made)))
         made.invitation = invited.result(_START_LIMIT_S)
         return made
+
+    def _count_pipe(self, passed_on: bool) -> None:
+        with self._counting:
+            self.pipes[passed_on] += 1
 
     def _came(self, owner: Handover, connection: socket.socket) -> None:
         self._server.pause(connection)  # what it sends is taken when a request is about it

@@ -75,6 +75,13 @@ class ProxyServer:
         """Clients that are attached."""
         return len(self._attached.connections)
 
+    @property
+    def account(self) -> dict[str, int]:
+        """Big arrays that clients have put by pipes: those whose ends the proxy has passed on to hosts, and those that
+        it has read itself."""
+        pipes = self._attached.handovers.pipes
+        return {"passed_on": pipes[True], "read_here": pipes[False]}
+
     def _accept(self) -> None:
         """Takes connections, and looks out for those that hang up: their readers may wait for something else."""
         listener = self._listener.fileno()

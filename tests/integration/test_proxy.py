@@ -19,6 +19,9 @@ import pytest
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
 from pathways_ray.client.proxy_process import ProxyProcess
+from pathways_ray.proxy.devices import open_session
+from pathways_ray.proxy.plugin import environment
+from pathways_ray.proxy.server import ProxyServer
 
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +32,13 @@ def run(env: dict[str, str], *command: str) -> subprocess.Popen[str]:
     """A program in a process of its own, without the settings of JAX that this process has."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     return subprocess.Popen(
-        [sys.executable, *command], env=clean | env, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, *command],
+        env=clean | env,
+        cwd=ROOT,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 
@@ -175,6 +184,58 @@ def test_a_command_has_the_settings_that_it_is_given_and_no_warnings(
         [*command, sys.executable, "-c", ORDINARY], env=clean | given, cwd=ROOT, capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{dtype}\n", "")
+
+
+PUTS = """
+import json, sys
+import jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+def right(value, *where):
+    return bool((np.asarray(jax.device_put(value, *where)) == value).all())
+
+big = np.arange(2 << 20, dtype=np.float32).reshape(4, -1)
+rows = NamedSharding(Mesh(np.array(jax.devices()), "x"), P("x"))
+"""
+
+MANY = """
+print(json.dumps([right(big), right(big, jax.devices()[1]), right(big.T), right(big[:3]), right(big, rows)]))
+"""
+
+CUT_OFF = """
+found = [right(big)]
+print("put", flush=True)
+sys.stdin.readline()
+print(json.dumps(found + [right(big + 1), right(big + 2), right(big.astype(np.int32))]))
+"""
+
+
+def test_big_arrays_for_one_device_go_on_to_their_host_by_pipes_and_others_as_ever(cluster: ClusterSession) -> None:
+    with cluster.proxy(devices=4) as started:
+        assert printed(run(started.env, "-c", PUTS + MANY)) == [True] * 5
+    assert started.account == {"passed_on": 2, "read_here": 0}
+
+
+def test_where_hosts_take_pipes_no_longer_the_proxy_reads_them_and_refuses_further_types(
+    session: ClusterSession, tmp_path: Path
+) -> None:
+    """1. An array goes to its host by a pipe. 2. The local socket to the host breaks. 3. The proxy reads arrays of that
+    type; one of another type the program puts as ever."""
+    opened = open_session(session.url, session.token, "", 4, "proxy")
+    server = ProxyServer(lambda: opened, f"unix:{tmp_path}/s")
+    server.start()
+    try:
+        process = run(environment(f"grpc://unix:{tmp_path}/s"), "-c", PUTS + CUT_OFF)
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == "put\n"
+        for link in opened[0]._driver.data._links.values():
+            link.is_local = False
+        process.stdin.write("\n")
+        assert printed(process) == [True] * 4
+        assert server.account == {"passed_on": 1, "read_here": 2}
+    finally:
+        server.stop()
 
 
 # --- an island of two hosts -------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ So a proxy can be tested with JAX's own client and no Ray: everything but the co
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
-from pathways_ray.client.array_pieces import Given
+from pathways_ray.client.array_pieces import ArrayPipe, Given
 from pathways_ray.client.buffer import DELETED, READY, Buffer, BufferRecord
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, PathwaysError, Unschedulable, from_failure
@@ -30,8 +31,10 @@ from pathways_ray.ir.passes import lower
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
+from pathways_ray.transport.local_sockets import NotLocal
 from pathways_ray.transport.messages import Explained, IslandLaunch
-from pathways_ray.transport.shared_memory import SharedFile
+from pathways_ray.transport.pipes import HostPipe
+from pathways_ray.transport.shared_memory import SharedFile, aligned
 
 SESSION = 1
 
@@ -128,6 +131,12 @@ class LocalSession:
 
     def upload(self, array: Given, kind: ArgumentType) -> Array:
         assert kind.slice is not None
+        if isinstance(array, ArrayPipe):
+            if not self.near:
+                raise NotLocal("the host is on another machine")
+            whole = aligned(math.prod(array.shape) * array.dtype.itemsize)
+            HostPipe(array.end).read([whole])
+            array = whole.view(array.dtype).reshape(array.shape)
         array = array if isinstance(array, np.ndarray) else array.array()
         sharding = self.compiler.sharding(kind.slice.placed, kind.spec)
         stored = array.view(dtype_of(kind.array.dtype)) if array.size else array.astype(dtype_of(kind.array.dtype))
