@@ -57,11 +57,12 @@ class Frames:
         """Of a frame that is not all there: each byte is copied once, to its place."""
         self._filled = 0
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Batches that are whole now. Raises `LinkLost` for a frame that is longer than it may be."""
+    def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
+        """Batches that are whole now, none of which is a view of `data`. Raises `LinkLost` for a frame that is longer
+        than it may be."""
         begun = self._header or self._body is not None
         if not begun and len(data) > 4 and int.from_bytes(data[:4], "big") == len(data) - 4 <= self.limit:
-            yield data[4:]  # one frame, whole: nearly always
+            yield bytes(data[4:])  # one frame, whole: nearly always
             return
         coming, at = memoryview(data), 0
         while at < len(coming):

@@ -28,6 +28,8 @@ from pathways_ray.machine_load import slowness
 from pathways_ray.transport.endpoints import Tls, joined
 from pathways_ray.transport.frames import CLOSE_REASON, HANDSHAKE, PING, Frames, Handshake, LinkLost, framed
 from pathways_ray.transport.messages import encode
+from pathways_ray.transport.rooms import Room
+from pathways_ray.transport.sockets import READ_BYTES
 from pathways_ray.transport.tls import Trust, client_context, server_context
 
 PING_S = 5.0
@@ -42,6 +44,7 @@ def silence_of(limit_s: float) -> float:
 
 
 _PEER = "the other end"
+_room = Room(READ_BYTES)
 HANDSHAKE_LIMIT_S = 10.0
 MAX_HANDSHAKE_BYTES = 4096
 MAX_UNAUTHENTICATED = 256
@@ -67,7 +70,7 @@ def keep_alive(connection: socket.socket) -> None:
 # --- on an event loop -------------------------------------------------------------------------------------------------
 
 
-class AsyncLink(asyncio.Protocol):
+class AsyncLink(asyncio.BufferedProtocol):
     """One end of a link on an event loop.
 
     A handler reads batches until there are no more, puts batches while the link is not full, and closes or refuses it.
@@ -92,6 +95,7 @@ class AsyncLink(asyncio.Protocol):
         self._reader: asyncio.Future[None] | None = None
         self._room: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
+        self._space = _room.space
         self._paused = self._over = self._closed = False
         self.given_up = False
         """Whether the other end was given up for its silence: its process may be there, and stopped."""
@@ -126,7 +130,14 @@ class AsyncLink(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()  # not when the other end has read that: it may never do so
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._space
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(self._space[:nbytes])
+
+    def data_received(self, data: bytes | memoryview) -> None:
+        """Takes bytes, which the caller may overwrite afterwards."""
         self._heard = self._loop.time()
         try:
             for batch in self._frames.feed(data):

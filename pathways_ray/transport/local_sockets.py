@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from pathways_ray.transport.rooms import Room
 from pathways_ray.transport.shared_memory import SharedFile
 
 MAX_MESSAGE_BYTES = 205 << 10
@@ -34,6 +35,10 @@ MAX_STRANGERS = 64
 """Connections that have not shown a tag; a further one takes the place of the oldest."""
 
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
+
+_CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # to join flags takes longer than to read a message
+
+_room = Room(MAX_MESSAGE_BYTES)
 
 Owner = TypeVar("Owner")
 
@@ -52,16 +57,17 @@ class Invitation(NamedTuple):
 
 def received(connection: socket.socket) -> tuple[bytes, SharedFile | None]:
     """The next message and the file that came with it; b"" at the end. Raises `OSError`."""
-    data, others, flags, _ = connection.recvmsg(MAX_MESSAGE_BYTES, _DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC)
+    space = _room.space
+    size, others, flags, _ = connection.recvmsg_into((space,), _DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC)
     found: list[SharedFile] = []
     for level, kind, body in others:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             numbers = array.array("i")
             numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
             found += [SharedFile(number) for number in numbers]
-    if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(found) > 1:
+    if flags & _CUT or len(found) > 1:
         raise OSError("a message that is too long, or more files than one, came")
-    return data, found[0] if found else None
+    return bytes(space[:size]), found[0] if found else None
 
 
 def _with(file: SharedFile | None) -> list[tuple[int, int, Any]]:

@@ -13,6 +13,7 @@ from pathways_ray.machine_load import slowness
 from pathways_ray.transport.tls import Trust, client_context
 
 READ_BYTES = 1 << 18
+"""The most that is read at a time, into memory that stays (see `rooms`)."""
 
 RECORD_BYTES = 1 << 14
 """The most that one record of TLS carries, and one call of OpenSSL gives."""
@@ -26,6 +27,7 @@ class PlainSocket:
         self._silence = 0.0
         self._connection = connection
         self._unsent: tuple[memoryview, list[int]] = memoryview(b""), []
+        self._room = memoryview(bytearray(READ_BYTES))
 
     def limit(self, silence: float) -> None:
         """Sets the seconds that a read or a write may wait. The kernel counts them, at no call beside each."""
@@ -34,11 +36,11 @@ class PlainSocket:
             seconds = struct.pack("ll", int(silence), int(silence % 1 * 1e6))
             self._connection.setsockopt(socket.SOL_SOCKET, option, seconds)
 
-    def read(self) -> bytes:
-        """The bytes that have come; b"" at the end. Raises `OSError` after too long a silence."""
+    def read(self) -> memoryview:
+        """The bytes that have come, until the next read; none at the end. Raises `OSError` after too long a silence."""
         for _ in silences():
             with contextlib.suppress(BlockingIOError):
-                return self._connection.recv(READ_BYTES)
+                return self._room[: self._connection.recv_into(self._room)]
         raise OSError(f"it was silent for {self._silence:.0f} s")
 
     def write(self, data: bytes, wait: bool) -> bool:
