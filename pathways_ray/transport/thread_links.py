@@ -136,20 +136,25 @@ class Outbox:
             self._write = None
 
     def pump(self) -> None:
-        """Writes the messages that `send` did not, and pings, until closed. Run it in a thread."""
+        """Writes the messages that `send` did not, and pings, until closed. Run it in a thread.
+
+        Where some are to leave it looks again after `LINGER_S`, called or not: to wake it for each message that is not
+        urgent would hold up who sends that.
+        """
         while True:
             try:
-                self._calls.get(timeout=PING_S)
+                if not self._lingering:
+                    self._calls.get(timeout=PING_S)
             except queue.Empty:
                 with self._writing:
                     if self._write is not None:
                         self._write(PING, True)
-            # Each flag is taken back before what it stands for is looked at, so that a later setter calls again.
             if not self._urgent:
                 self._lingering = True
                 with contextlib.suppress(queue.Empty):
                     self._calls.get(timeout=LINGER_S)
-            self._urgent = self._lingering = False
+            # Each flag is taken back before what it stands for is looked at, so that a later setter calls again.
+            self._urgent, self._lingering = False, bool(self._batcher)
             with self._writing:
                 self._drain(wait=True)
                 if self._closed:

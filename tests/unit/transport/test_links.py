@@ -9,6 +9,7 @@ import gc
 import queue
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,31 @@ def test_many_messages_that_are_not_urgent_do_not_wait_for_one_that_is(monkeypat
     for number in range(thread_links.MAX_LINGERING + 1):
         outbox.send_later(Completed((number,)))
     assert written.get(timeout=LIMIT_S)
+    outbox.close()
+    pump.join(LIMIT_S)
+    assert not pump.is_alive()
+
+
+def test_each_message_that_is_not_urgent_leaves_whether_those_before_it_have_just_left_or_long_ago(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(thread_links, "LINGER_S", 0.001)
+    monkeypatch.setattr(thread_links, "PING_S", 3600.0)  # or this would wake the thread of the link
+    written: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def write(data: bytes, wait: bool) -> bool:
+        if data:
+            written.put(data)
+        return True
+
+    outbox = thread_links.Outbox()
+    outbox.attach(write, direct=True)
+    pump = threading.Thread(target=outbox.pump, daemon=True)
+    pump.start()
+    for number in range(300):
+        outbox.send_later(Completed((number,)))
+        assert written.get(timeout=LIMIT_S)
+        time.sleep(number % 30 * 1e-4)  # it lingers still, stops just now, or has stopped
     outbox.close()
     pump.join(LIMIT_S)
     assert not pump.is_alive()
