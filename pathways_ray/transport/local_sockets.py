@@ -232,7 +232,10 @@ class LocalSocket:
             return False
         try:
             with self._sending:
-                self.connection.sendmsg([message], _with(file), socket.MSG_NOSIGNAL)
+                if file is None:
+                    self.connection.send(message, socket.MSG_NOSIGNAL)
+                else:
+                    self.connection.sendmsg([message], _with(file), socket.MSG_NOSIGNAL)
         except OSError:  # also when the host has taken nothing for some time
             return False
         return True

@@ -41,6 +41,7 @@ class ClientStream:
 
     def __init__(self, link: links.AsyncLink, grant: Grant, quota: UploadQuota) -> None:
         self.grant = grant
+        self.session = grant.session
         self.quota = quota
         self.outbox = outboxes.AsyncOutbox()
         self.uploads: dict[int, Upload] = {}
@@ -71,10 +72,6 @@ class ClientStream:
         self.storing.shutdown(wait=False)  # what waits there fails, and says so
         if self._resuming is not None:
             self._resuming.cancel()
-
-    @property
-    def session(self) -> int:
-        return self.grant.session
 
     @property
     def files(self) -> int:

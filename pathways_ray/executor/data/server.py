@@ -331,18 +331,18 @@ class DataServer:
         with contextlib.suppress(RuntimeError):  # the stream has ended
             quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
             if quick and is_computed(value):
-                self._read(stream, fetching)
+                self._read(stream, fetching, small=True)
             elif quick and later is not None and len(later) < MAX_LATER and len(message.devices) <= 1:
-                later.append(partial(self._read, stream, fetching))
+                later.append(partial(self._read, stream, fetching, small=True))
             else:
                 stream.workers.submit(self._read, stream, fetching)
 
-    def _read(self, stream: ClientStream, fetching: FetchRequest) -> None:
-        """Waits for a value that is small, and copies it; a big one has to wait for its turn."""
+    def _read(self, stream: ClientStream, fetching: FetchRequest, small: bool = False) -> None:
+        """Waits for a value that is `small`, or is found to be, and copies it; a big one has to wait for its turn."""
         message = fetching.message
         try:
             value = self.reader.value(stream.session, message.buffer)
-            if self._is_small(value, fetching):
+            if small or self._is_small(value, fetching):
                 found = self.reader.parts(message.request, value, message.devices)
                 answer = [*self.reader.siblings(stream.session, message), *found]
                 self._reply(stream, fetching, answer)

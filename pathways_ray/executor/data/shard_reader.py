@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from pathways_ray.compat import shards_of
+from pathways_ray.compat import devices_of, shards_of
 from pathways_ray.errors import Failure, GraphError, from_failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.transport import messages as wire
@@ -46,8 +46,12 @@ class ShardReader:
         if not devices:
             value.block_until_ready()
             return [wire.FetchDone(request)]
-        found = [(device, bytes(self.bytes(value, device))) for device in devices]
-        return [wire.FetchPart(request, device, 0, len(data), data) for device, data in found]
+        shards = dict(zip(devices_of(value), shards_of(value), strict=True))
+        found = []
+        for device in devices:
+            data = self._elements(self._on(shards, device)).tobytes()
+            found.append(wire.FetchPart(request, device, 0, len(data), data))
+        return found
 
     def siblings(self, session: int, message: wire.Fetch) -> Sequence[wire.FetchPart | wire.FetchDone]:
         """The small results that come along with the answer to a question."""
@@ -83,24 +87,27 @@ class ShardReader:
 
     def bytes(self, value: Any, device: int) -> memoryview[int]:
         """Waits for the shard on a device of this host and copies it to host memory, in C order."""
-        array = np.ascontiguousarray(self._elements(self._on(value, device)))
+        array = np.ascontiguousarray(self._elements(self._shard_on(value, device)))
         return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")
 
     def _shard(self, value: Any, device: int) -> tuple[tuple[slice, ...], np.ndarray[Any, Any]]:
         """Waits for the shard on a device of this host; its place in the array, and its elements."""
-        data = self._on(value, device)
+        data = self._shard_on(value, device)
         index = next(shard.index for shard in value.addressable_shards if shard.device == self.devices[device])
         return index, self._elements(data)
 
-    def _on(self, value: Any, device: int) -> jax.Array:
+    def _shard_on(self, value: Any, device: int) -> jax.Array:
         """The shard on a device of this host."""
+        return self._on(dict(zip(devices_of(value), shards_of(value), strict=True)), device)
+
+    def _on(self, shards: Mapping[jax.Device, jax.Array], device: int) -> jax.Array:
+        """That of the shards here which is on a device."""
         if not 0 <= device < len(self.devices):
             raise GraphError(f"host {self.host} has {len(self.devices)} devices, no number {device}")
-        wanted = self.devices[device]
-        for data in shards_of(value):
-            if data.device == wanted:
-                return data
-        raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
+        found = shards.get(self.devices[device])
+        if found is None:
+            raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
+        return found
 
     def _elements(self, data: jax.Array) -> np.ndarray[Any, Any]:
         data.block_until_ready()  # raises for one that failed; NumPy would end the process over it

@@ -36,6 +36,8 @@ class Carried:
 
     def fits(self, message: LaunchEarly) -> bool:
         """Whether a call that a client hands over carries what is missing among its arguments, and no more."""
+        if not message.inline:
+            return 0 not in message.arguments
         missing = [place for place, buffer in enumerate(message.arguments) if not buffer]
         if [place for place, _ in message.inline] != missing:
             return False

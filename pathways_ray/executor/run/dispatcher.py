@@ -106,6 +106,7 @@ class Dispatcher:
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
         self._queueing, self._turn = threading.Lock(), threading.Lock()
+        self._carry_out_here = ending_with_process(self._carry_out)
         self._at_work = False
         self._begun = 0.0
         self._behind = 0
@@ -121,7 +122,7 @@ class Dispatcher:
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
         watchers = list(self._watchers.values())  # other threads call this while the dispatcher adds a watcher
-        return sum(watcher.queued.qsize() for watcher in watchers)
+        return sum([watcher.queued.qsize() for watcher in watchers])
 
     def observe(self, observer: LaunchObserver) -> None:
         """Has an observer see the launches that come from now on."""
@@ -169,7 +170,7 @@ class Dispatcher:
         carries it out itself where the dispatcher has nothing to do: who waits for it waits for no other thread."""
         if not self._at_work and self.inbox.empty() and self._turn.acquire(blocking=False):
             try:
-                ending_with_process(self._carry_out)([handed])
+                self._carry_out_here([handed])
             finally:
                 self._turn.release()
             return True

@@ -113,8 +113,13 @@ class EarlyLaunches:
             and self.allowed == tenant_mark(tenant)
             and plan.may_be_early
             and self._is_new(handed.session, results)
-            and sum(session == handed.session for session, _ in self.taken) < MAX_TAKEN
+            and self._has_room(handed.session)
         )
+
+    def _has_room(self, session: int) -> bool:
+        if len(self.taken) < MAX_TAKEN:
+            return True
+        return sum(other == session for other, _ in self.taken) < MAX_TAKEN
 
     def take(self, looked: do.LookedAt, plan: HostPlan) -> IslandLaunch | None:
         """Takes a call under a number of this host's own, below 0; None where it does not fit.
@@ -128,7 +133,7 @@ class EarlyLaunches:
         self.count += 1
         given = message.arguments, message.results
         launch = IslandLaunch(-self.count, session, message.program, *given, inline=message.inline)
-        made = tuple(message.results + result for _, result in plan.results)
+        made = tuple([message.results + result for _, result in plan.results])
         self.taken[session, message.results] = Taken(launch, made)
         self._note(launch.session, launch.results)
         return launch

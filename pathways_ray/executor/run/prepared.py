@@ -106,11 +106,15 @@ class PreparedProgram:
             return False
         if self.store.ended(session):
             return False
-        if any(message.results + number in buffers for _, number in self.plan.plan.results):
-            return False
-        taken = zip(self.plan.taken, self.kinds, strict=True)
-        given = ((buffers.get(arguments[number]), kind) for (_, number), kind in taken if arguments[number])
-        return all(value is not None and kind_of(value) == kind for value, kind in given) and self.carried.fits(message)
+        for _, number in self.plan.plan.results:  # no generators here: the client waits for each step
+            if message.results + number in buffers:
+                return False
+        for (_, number), kind in zip(self.plan.taken, self.kinds, strict=True):
+            if arguments[number]:
+                value = buffers.get(arguments[number])
+                if value is None or kind_of(value) != kind:
+                    return False
+        return self.carried.fits(message)
 
     # --- launches -----------------------------------------------------------------------------------------------------
 
