@@ -132,21 +132,6 @@ def shards_of(array: jax.Array) -> Sequence[jax.Array]:
     return shards
 
 
-def setting(name: str) -> Any:
-    """The holder of a setting of JAX, whose `value` is that of this thread. `jax.config` has it as an attribute, at the
-    cost of a call of Python each time."""
-    import jax
-
-    return jax.config._value_holders[name]
-
-
-def devices_of(array: jax.Array) -> Sequence[jax.Device]:
-    """The devices of this process that an array is on, in the order of `shards_of`. To ask each of these for its device
-    takes as long as to read it."""
-    devices: Sequence[jax.Device] = array.sharding._addressable_device_assignment
-    return devices
-
-
 def array_of(
     shape: tuple[int, ...],
     sharding: NamedSharding,

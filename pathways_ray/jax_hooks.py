@@ -162,6 +162,14 @@ def outside_of_traces() -> Callable[[], bool]:
     return core.trace_state_clean
 
 
+def setting(name: str) -> Any:
+    """The holder of a setting of JAX, whose `value` is that of this thread. `jax.config` has it as an attribute, at the
+    cost of a call of Python each time."""
+    import jax
+
+    return jax.config._value_holders[name]
+
+
 def transform_like_jit(primitive: Any, parameters: Callable[..., dict[str, Any]]) -> None:
     """Has JAX differentiate and batch a primitive as it does a call of a jitted function, with these parameters."""
     from jax._src import config

@@ -75,6 +75,7 @@ class FetchPlan:
 
     def __init__(self, kind: ArrayType, shards: list[tuple[Box, Device]]) -> None:
         self.shape, self.dtype, self.shards = kind.shape, dtype_named(kind.dtype), shards
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
         by_host: dict[int, list[int]] = {}
         for _, device in self.shards:
             by_host.setdefault(device.host, []).append(device.index)
@@ -85,10 +86,6 @@ class FetchPlan:
         start, run, _ = place_of(box, self.shape)
         size = math.prod(box_shape(box))
         return Place(box, start * self.dtype.itemsize if run == size else -1, size * self.dtype.itemsize)
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def goes_by_pipe(self) -> bool:

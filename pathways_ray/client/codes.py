@@ -27,9 +27,11 @@ from pathways_ray.client import debugging, source_info
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of, inner_jaxprs
 from pathways_ray.compat import module_of, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
+from pathways_ray.jax_hooks import setting
 from pathways_ray.joint_exports import Joint, call_of
 
-_CONFIG: Any = jax.config  # its attributes are made at run time, which types do not show
+_WIDE, _PRECISION = setting("jax_enable_x64"), setting("jax_default_matmul_precision")
+_PARTITIONABLE, _GENERATOR = setting("jax_threefry_partitionable"), setting("jax_default_prng_impl")
 
 _LOOP = b"while"
 """The operation in the code of a function that has loops."""
@@ -295,10 +297,10 @@ def jax_settings() -> tuple[Any, ...]:
     """The settings of JAX that a trace depends on beside its arguments; they may differ with each call
     (`jax.enable_x64`, `jax.default_matmul_precision`, `jax.threefry_partitionable`, `jax.default_prng_impl`)."""
     return (
-        _CONFIG.jax_enable_x64,
-        _CONFIG.jax_default_matmul_precision,
-        _CONFIG.jax_threefry_partitionable,
-        _CONFIG.jax_default_prng_impl,
+        _WIDE.value,
+        _PRECISION.value,
+        _PARTITIONABLE.value,
+        _GENERATOR.value,
         debugging.checks_asked(),
     )
 

@@ -22,6 +22,7 @@ from pathways_ray.client.jaxprs import body_of, equations_of, inner_equations
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import TraceError
+from pathways_ray.jax_hooks import setting
 
 CALLS = ("debug_print", "debug_callback")
 """The primitives of debug calls. Other callbacks return values, which a function would have to wait for."""
@@ -31,7 +32,7 @@ ROUNDS = 32
 
 _INLINED = ("pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call")
 
-_CONFIG: Any = jax.config
+_NANS, _INFS = setting("jax_debug_nans"), setting("jax_debug_infs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +112,9 @@ class Reported:
 
 def checks_asked() -> str:
     """The values that JAX is set to look for: "nan", "inf", or both; "" for neither."""
-    if _CONFIG.jax_debug_nans:  # as attributes, and without a list: each call looks here
-        return "nan or inf" if _CONFIG.jax_debug_infs else "nan"
-    return "inf" if _CONFIG.jax_debug_infs else ""
+    if _NANS.value:  # without a list: each call looks here
+        return "nan or inf" if _INFS.value else "nan"
+    return "inf" if _INFS.value else ""
 
 
 def reports(closed: Any) -> bool:

@@ -24,14 +24,7 @@ from pathways_ray.client.reading import Reading
 from pathways_ray.client.siblings import Siblings
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspension import Suspension
-from pathways_ray.errors import (
-    BufferDeleted,
-    Failure,
-    SessionClosed,
-    SessionSuspended,
-    WaitTimeout,
-    from_failure,
-)
+from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, SessionSuspended, WaitTimeout, from_failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.transport.messages import EarlyLaunch, Free, Message, Put
 from pathways_ray.waits import slice_s
@@ -66,8 +59,8 @@ class Driver:
 
     def __init__(self, core: ClientCore, connection: Connection, data: DataLinks) -> None:
         self.core, self.connection, self.data = core, connection, data
-        self.sending = threading.Lock()
-        self.changed = threading.Condition()
+        self.sending, self._changing = threading.Lock(), threading.RLock()
+        self.changed = threading.Condition(self._changing)
         self.arrivals: list[Arrival] = []
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
@@ -248,12 +241,13 @@ class Driver:
 
     def wait_to_read(self) -> None:
         """Has arrays stay where they are until `end_read`, once they are not exchanged."""
-        with self.changed:
-            while (self.held or self.gives_way) and self.core.ended is None:
-                self.changed.wait(WAIT_SLICE_S)
-            if self.gives_way:
-                self.check_open()
-            self.check_not_suspended_by_user()
+        with self._changing:  # the lock of `changed`, without its calls: each value is read through here
+            if self.held or self.suspension is not None:
+                while (self.held or self.gives_way) and self.core.ended is None:
+                    self.changed.wait(WAIT_SLICE_S)
+                if self.gives_way:
+                    self.check_open()
+                self.check_not_suspended_by_user()
             self.readers += 1
 
     def begin_read(self) -> bool:
@@ -266,7 +260,7 @@ class Driver:
 
     def end_read(self) -> None:
         """Ends what `begin_read` began."""
-        with self.changed:
+        with self._changing:
             self.readers -= 1
             if self.held:
                 self.changed.notify_all()
@@ -352,7 +346,8 @@ class Driver:
             raise from_failure(record.failure)
         if record.state is DELETED:
             raise BufferDeleted(f"the array was deleted while it was fetched: {record.why_deleted}")
-        self.check_not_ended()
+        if self.core.ended is not None:
+            self.check_not_ended()
 
     def wait_until(self, condition: Callable[[], object], limit_s: float) -> None:
         """Waits for a condition, the end of the session or the limit, whichever comes first."""

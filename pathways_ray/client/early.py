@@ -70,7 +70,10 @@ class EarlyCalls:
         if not self.may_hand(launch.program, under_way):
             return NO_HOST
         host, _ = self._programs[launch.program]
-        return host if all(record.state is READY or record.early for record in arguments) else NO_HOST
+        for record in arguments:
+            if record.state is not READY and not record.early:
+                return NO_HOST
+        return host
 
     def may_hand(self, program: int, under_way: int) -> bool:
         """Whether a call of a program is handed to its host, as far as one can say without its arguments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +107,7 @@ class Fetches:
 
     def _fetch(self, record: BufferRecord, plan: FetchPlan, *along: Any) -> np.ndarray[Any, Any]:
         try:
-            found = self._data.fetch(record.id, plan, lambda: self._driver.check_fetch(record), *along)
+            found = self._data.fetch(record.id, plan, partial(self._driver.check_fetch, record), *along)
             if record.early:
                 self._core.early.came(record)
             return found

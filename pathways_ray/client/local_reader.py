@@ -32,8 +32,10 @@ class Sleeper:
 
     def wake(self) -> None:
         """Ends its sleep, or the next one. Any thread may call this, any number of times."""
-        with contextlib.suppress(RuntimeError):  # it is awake, and knows
+        try:  # noqa: SIM105  # a context would take longer than all of this
             self._lock.release()
+        except RuntimeError:  # it is awake, and knows
+            pass
 
     def sleep(self, limit_s: float) -> None:
         """Sleeps until it is woken, at most for `limit_s` seconds."""
@@ -85,11 +87,12 @@ class LocalReader:
         Args:
             slice_s: seconds after which it looks again, whether woken or not.
         """
+        over = False
         try:
-            while not is_over():
+            while not over and not is_over():
                 if self.leading.acquire(blocking=False):
                     try:
-                        self.lead(is_over, slice_s)
+                        over = self.lead(is_over, slice_s)
                     finally:
                         self.leading.release()
                     continue
@@ -106,8 +109,9 @@ class LocalReader:
                 with contextlib.suppress(KeyError):
                     self._asleep.popitem()[0].wake()
 
-    def lead(self, is_over: Callable[[], object], limit_s: float) -> None:
-        """Reads until something is over, or was woken, or `limit_s` seconds have passed. The caller has `leading`.
+    def lead(self, is_over: Callable[[], object], limit_s: float) -> bool:
+        """Reads until something is over, or was woken, or `limit_s` seconds have passed; whether it is over. The caller
+        has `leading`.
 
         Ctrl-C may end this at any step. What has been read is not lost: the next leader takes it first.
         """
@@ -119,9 +123,9 @@ class LocalReader:
             while True:
                 self._take_received()
                 if is_over():
-                    return
+                    return True
                 if not self._receive(limit_s):
-                    return
+                    return False
         finally:
             self._leader = 0
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from html import escape
 from types import MethodType
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -134,8 +134,10 @@ class Program:
         return self.lower(*args, **kwargs).out_info
 
     def _session(self) -> Session:
-        if self.slice is not None and not self.slice.session.closed_because:
-            return cast(Session, self.slice.session)  # a slice knows a part of it only
+        if self.slice is not None:
+            session: Any = self.slice.session  # a slice knows a part of it only
+            if not session.closed_because:
+                return session
         return current_session()
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool = False) -> LoweredProgram:
@@ -185,11 +187,12 @@ class LoweredProgram(RegisteredProgram):
         """One call: uploads what is still with the client and not small, sends the launch, returns handles."""
         session, built = self.session, self._built
         buffers: list[BufferRecord] = []
-        carrying = Carrying(self._carried, session.carries(self._number))
+        carrying: Carrying | None = None
         placed: dict[int, Array] = {}
         for k, source in enumerate(built.sources):
             value = leaves[source.leaf] if source.leaf >= 0 else living(self._held, k, source.held)
             if type(value) is not Array:
+                carrying = carrying or Carrying(self._carried, session.carries(self._number))
                 if carrying.takes(k, value, source.slice):
                     buffers.append(INLINE)
                     continue
@@ -203,7 +206,8 @@ class LoweredProgram(RegisteredProgram):
             if record.state is DELETED or buffer.session is not session:
                 session.check_mine(buffer)
             buffers.append(record)
-        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(carrying.inline) - 1):
+        inline = carrying.inline if carrying is not None else ()
+        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
             self._check_donated(leaves, buffers)
         results: list[Array] = []
         if built.result_kinds:
@@ -211,7 +215,7 @@ class LoweredProgram(RegisteredProgram):
                 self.register()
             donated = [buffers[k] for k in self._donated]
             why = f"it was donated to {built.graph.name}" if donated else ""
-            results = session.launch(self._number, buffers, built.result_kinds, donated, why, carrying.inline)
+            results = session.launch(self._number, buffers, built.result_kinds, donated, why, inline)
             if built.reported:
                 session.debug_calls.made(built.reported, results)
         outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)

@@ -141,8 +141,10 @@ class SessionQuestions:
     def _before_fetch(self) -> None:
         """Hosts answer when the value is there. So nobody waits here for the queue: what is in it may be that of other
         threads, whose uploads follow each other without end."""
-        self._driver.check_not_ended()
-        self._driver.sweep()
+        if self._core.ended is not None:
+            self._driver.check_not_ended()
+        if self._core.queue:
+            self._driver.sweep()
 
     def ask_for_shard(self, array: Array, place: int, done: Done) -> Question | None:
         """Asks for the shard of an array on device number `place` of its slice: `done` gets it, from the thread that

@@ -45,6 +45,9 @@ class EarlyLaunch(InlineLaunch, tag=7):
     everything about it; a host that has it already says then what became of it."""
 
 
+_CARRYING = InlineLaunch, PrioritizedLaunch
+
+
 def launch_of(
     launch: int,
     program: int,
@@ -63,7 +66,7 @@ def launch_of(
 
 def inline_of(launch: Launch) -> tuple[InlineArgument, ...]:
     """The arguments that a call carries."""
-    return launch.inline if isinstance(launch, InlineLaunch | PrioritizedLaunch) else ()
+    return launch.inline if isinstance(launch, _CARRYING) else ()
 
 
 def inline_bytes(launch: Launch) -> int:

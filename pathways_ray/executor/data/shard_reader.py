@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_ray.compat import devices_of, shards_of
+from pathways_ray.compat import shards_of
 from pathways_ray.errors import Failure, GraphError, from_failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.transport import messages as wire
@@ -46,7 +46,7 @@ class ShardReader:
         if not devices:
             value.block_until_ready()
             return [wire.FetchDone(request)]
-        shards = dict(zip(devices_of(value), shards_of(value), strict=True))
+        shards = {data.device: data for data in shards_of(value)}
         found = []
         for device in devices:
             data = self._elements(self._on(shards, device)).tobytes()
@@ -98,7 +98,7 @@ class ShardReader:
 
     def _shard_on(self, value: Any, device: int) -> jax.Array:
         """The shard on a device of this host."""
-        return self._on(dict(zip(devices_of(value), shards_of(value), strict=True)), device)
+        return self._on({data.device: data for data in shards_of(value)}, device)
 
     def _on(self, shards: Mapping[jax.Device, jax.Array], device: int) -> jax.Array:
         """That of the shards here which is on a device."""
