@@ -347,25 +347,26 @@ def is_laid_out_as(op_sharding: Any, sharding: NamedSharding, dimensions: int) -
 def exported_module(
     name: str,
     module: bytes,
-    inputs: Sequence[jax.ShapeDtypeStruct],
-    outputs: Sequence[jax.ShapeDtypeStruct],
+    inputs: Any,
+    outputs: Any,
     devices: int,
     platforms: tuple[str, ...],
 ) -> Any:
-    """An export that has a module as its code, for a main function that takes and gives these types.
+    """An export that has a module as its code, for a main function that takes and gives these types: trees of them.
 
     `jax.export` makes exports of functions; there is no public way to make one of a module.
     """
     from jax import export, tree_util
     from jax.core import ShapedArray
 
-    given, made = (tuple(ShapedArray(t.shape, t.dtype) for t in kinds) for kinds in (inputs, outputs))
+    (given, in_tree), (made, out_tree) = map(tree_util.tree_flatten, ((tuple(inputs), {}), tuple(outputs)))
+    given, made = (tuple(ShapedArray(t.shape, t.dtype) for t in kinds) for kinds in (given, made))
     nothing = (None,)
     return export.Exported(
         fun_name=name,
-        in_tree=tree_util.tree_structure((given, {})),
+        in_tree=in_tree,
         in_avals=given,
-        out_tree=tree_util.tree_structure(made),
+        out_tree=out_tree,
         out_avals=made,
         _has_named_shardings=True,
         _in_named_shardings=nothing * len(given),

@@ -10,8 +10,10 @@ traced.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -56,6 +58,25 @@ class Member(NamedTuple):
         return tuple(_member_p().bind(*values, joint=self.joint, number=self.number))
 
 
+class _Reads(threading.local):
+    """The modules that this thread has read since `read_once` began; None outside of it."""
+
+    modules: dict[Joint, Any] | None = None
+
+
+_reads = _Reads()
+
+
+@contextlib.contextmanager
+def read_once() -> Iterator[None]:
+    """Has this thread, inside, read the module of a joint export once, and keep it: to be looked at, not changed."""
+    before, _reads.modules = _reads.modules, {}
+    try:
+        yield
+    finally:
+        _reads.modules = before
+
+
 class Joint:
     """An export whose main function only calls others.
 
@@ -73,8 +94,17 @@ class Joint:
         self.arguments, self.results = _groups(arguments), _groups(results)
         if named or len(self.arguments) != len(self.results):
             raise ProgramRefused(f"a joint export has {len(self.arguments)} members and {len(self.results)} results")
-        read = module if module is not None else module_of(exported.mlir_module_serialized)
+        read = module if module is not None else self.module()
         self.names = _called(_main_of(read), self.arguments, self.results)
+
+    def module(self) -> Any:
+        """Its module, to be looked at."""
+        found = _reads.modules.get(self) if _reads.modules is not None else None
+        if found is None:
+            found = module_of(self.exported.mlir_module_serialized)
+            if _reads.modules is not None:
+                _reads.modules[self] = found
+        return found
 
     def member(self, number: str) -> Member:
         """A member, by the end of its name. Raises `ProgramRefused` for a number that it does not have."""
@@ -88,7 +118,9 @@ class Joint:
         for op in (entry.operation for entry in module.body):
             if op.name == "func.func":
                 name = op.attributes["sym_name"].value
-                texts[name] = op.get_asm(enable_debug_info=False, use_local_scope=True).replace(f"@{name}(", "@(", 1)
+                texts[name] = op.get_asm(
+                    enable_debug_info=False, use_local_scope=True, assume_verified=True
+                ).replace(f"@{name}(", "@(", 1)
         loops = {name: _LOOP in text for name, text in texts.items()}
         somewhere = any(loops.values())
         first: dict[str, int] = {}
@@ -106,6 +138,29 @@ def call_of(traced: Any, *values: Any) -> tuple[jax.Array, ...]:
     from jax._src.pjit import jit_p
 
     return tuple(jit_p.bind(*traced._consts, *values, **traced._params))
+
+
+def lowered_for_export(traced: Any, platforms: tuple[str, ...]) -> tuple[Any, int]:
+    """The module of a `jax.stages.Traced`, as `jax.export` has it lowered, and the number of its devices.
+
+    `jax.export` copies it, checks it, and reads the layouts of all arguments and results, which takes as long again.
+
+    Raises:
+        NotImplementedError: it calls back to this process.
+    """
+    from jax._src import config
+    from jax._src.interpreters import mlir
+
+    parameters = mlir.LoweringParameters(
+        for_export=True,
+        hoist_constants_as_args=False,
+        export_ignore_forward_compatibility=config.export_ignore_forward_compatibility.value,
+    )
+    lowered = traced.lower(lowering_platforms=platforms, _private_parameters=parameters)
+    said = lowered._lowering.compile_args
+    if any(said[name] for name in ("host_callbacks", "keepalive", "ordered_effects", "unordered_effects")):
+        raise NotImplementedError("it calls back to the process that exports it")
+    return lowered.compiler_ir("stablehlo"), said["num_devices"]
 
 
 def only_called(lowered: Any) -> Any:
@@ -173,29 +228,43 @@ def _member_p() -> Any:
 
 
 def _lowered(ctx: Any, *values: Any, joint: Joint, number: int) -> Sequence[Any]:
+    return emitted_call(ctx.module_context, joint.member(str(number)), values)
+
+
+def emitted_call(context: Any, member: Member, values: Sequence[Any]) -> list[Any]:
+    """The results of a call of a member that is put into a module, whose `ModuleContext` is given, where JAX puts
+    operations at the moment."""
     from jaxlib.mlir import ir
     from jaxlib.mlir.dialects import func
 
-    context = ctx.module_context
-    key = (_lowered, joint)
-    names = context.cached_primitive_lowerings.get(key)
-    if names is None:
-        names = context.cached_primitive_lowerings[key] = _merged(context, joint.exported)
-    kind = ir.FunctionType(ir.TypeAttr(context.symbol_table[names[number]].attributes["function_type"]).value)
-    made: Sequence[Any] = func.CallOp(kind.results, ir.FlatSymbolRefAttr.get(names[number]), values).results
-    return list(made)
+    key = (emitted_call, member.joint)
+    functions = context.cached_primitive_lowerings.get(key)
+    if functions is None:
+        names = _merged(context, member.joint)
+        kinds = [ir.TypeAttr(context.symbol_table[name].attributes["function_type"]).value for name in names]
+        functions = [
+            (ir.FlatSymbolRefAttr.get(name), ir.FunctionType(kind).results)
+            for name, kind in zip(names, kinds, strict=True)
+        ]
+        context.cached_primitive_lowerings[key] = functions
+    name, results = functions[member.number]
+    return list(func.CallOp(results, name, values).results)
 
 
-def _merged(context: Any, exported: export.Exported) -> list[str]:
+def _merged(context: Any, joint: Joint) -> list[str]:
     """Puts the functions of a joint export into a module that is being made; their names there."""
     from jax._src.export import _export
     from jax._src.interpreters import mlir
     from jaxlib import _jax
     from jaxlib.mlir import passmanager
 
-    _export._ensure_backends_initialized(exported.platforms)
-    with context.module.context:
-        module = _jax.mlir.deserialize_portable_artifact(exported.mlir_module_serialized)
+    _export._ensure_backends_initialized(joint.exported.platforms)
+    with context.module.context as here:
+        module = joint.module()
+        if module.context is here:
+            module = module.operation.clone(ip=False)
+        else:
+            module = _jax.mlir.deserialize_portable_artifact(joint.exported.mlir_module_serialized)
         passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)").run(module.operation)
     name = mlir.merge_mlir_modules(context.module, "joint", module, dst_symtab=context.symbol_table)
     main = context.symbol_table[name]

@@ -15,7 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +25,10 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of, inner_jaxprs
-from pathways_ray.compat import module_of, shared_mlir_context
+from pathways_ray.compat import exported_module, serialized_module, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
 from pathways_ray.jax_hooks import setting
-from pathways_ray.joint_exports import Joint, call_of
+from pathways_ray.joint_exports import Joint, call_of, lowered_for_export
 
 _WIDE, _PRECISION = setting("jax_enable_x64"), setting("jax_default_matmul_precision")
 _PARTITIONABLE, _GENERATOR = setting("jax_threefry_partitionable"), setting("jax_default_prng_impl")
@@ -231,13 +231,15 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
 
     like = given[0]
     shardings = tuple(one.shardings for one in given)
-    jitted = jax.jit(joint, in_shardings=shardings, keep_unused=True)
     try:
-        with _without_collections(), _under(like.settings), tracing_for("joint", like.mesh), shared_mlir_context(0):
-            traced = jitted.trace(*(one.avals for one in given))
-            exported, blob = like._replace(name="joint", traced=traced).exported()
-            module = module_of(exported.mlir_module_serialized)
+        with _under(like.settings), tracing_for("joint", like.mesh), shared_mlir_context(0):
+            traced = jitted(joint, shardings, like.mesh).trace(*(one.avals for one in given))
+            module, devices = lowered_for_export(traced, like.platforms)
+            outputs = [tuple(one.traced.jaxpr.out_avals) for one in given]
+            exported = exported_module("joint", b"", [one.avals for one in given], outputs, devices, like.platforms)
             kinds = Joint(exported, module).kinds(module)
+            code = serialized_module(module)
+            blob = bytes(replace(exported, mlir_module_serialized=code).serialize())
     except PathwaysError:
         return
     digest = hashlib.sha256(blob).hexdigest()
@@ -247,34 +249,59 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
 
 
 class _Collections:
-    """Whether Python is kept from looking for cycles at the moment."""
+    """The number of blocks of `few_collections` that are open in this process, and the thresholds before the first."""
 
-    kept_off = False
+    lock = threading.Lock()
+    open = 0
+    before = gc.get_threshold()
 
     @classmethod
-    def let_on(cls) -> None:
-        """Ends that, also in a child forked meanwhile, which has none of the threads that would."""
-        if cls.kept_off:
-            gc.enable()  # first: a child forked in between has it, or comes here itself
-            cls.kept_off = False
+    def opened(cls) -> None:
+        with cls.lock:
+            if not cls.open:
+                cls.before = gc.get_threshold()
+                if cls.before[0]:
+                    gc.set_threshold(max(cls.before[0], _YOUNG), cls.before[1], _NEVER)
+            cls.open += 1
+
+    @classmethod
+    def closed(cls) -> None:
+        with cls.lock:
+            cls.open = max(0, cls.open - 1)
+            if not cls.open and gc.get_threshold()[2] == _NEVER:  # else the user has set others
+                gc.set_threshold(*cls.before)
+
+    @classmethod
+    def forked(cls) -> None:
+        """Closes all, in a child: it has none of the other threads, of which one may have had the lock."""
+        cls.lock, cls.open = threading.Lock(), 0
+        cls.closed()
 
 
-os.register_at_fork(after_in_child=_Collections.let_on)
+_YOUNG, _NEVER = 200_000, 1 << 30
+"""Objects made since the last look, some 20 MB of them, after which Python looks among them for cycles; and a number
+of looks that is never reached, after which it would look at all objects."""
+
+os.register_at_fork(after_in_child=_Collections.forked)
 
 
 @contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """Has Python look for no cycles meanwhile, in no thread: many objects are made and few lie in cycles, and a look at
-    all objects of a process with JAX takes 0.1 s, half as long as 100 functions do. Who holds `_making` calls it."""
-    if not gc.isenabled():
-        yield
-        return
+def few_collections() -> Iterator[None]:
+    """Has Python look less often for cycles meanwhile, and at new objects alone: tracing makes many of them, and a look
+    at all objects of a process with JAX takes 0.1 s, as long as 100 functions do."""
+    _Collections.opened()
     try:
-        _Collections.kept_off = True
-        gc.disable()
         yield
     finally:
-        _Collections.let_on()
+        _Collections.closed()
+
+
+def jitted(fun: Any, shardings: Sequence[Any], mesh: AbstractMesh) -> Any:
+    """The function, to be traced for arguments with these shardings. On one device nothing is said of them: JAX writes
+    it down for each argument, and every reader looks at it."""
+    if mesh.size == 1:
+        return jax.jit(fun, keep_unused=True)
+    return jax.jit(fun, in_shardings=tuple(shardings), keep_unused=True)
 
 
 @contextlib.contextmanager

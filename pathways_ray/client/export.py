@@ -5,6 +5,7 @@ The result is StableHLO, named by its content, with the types, layouts and costs
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
 from pathways_ray.client import debugging, estimates, prng, source_info
-from pathways_ray.client.codes import Code, Pending, jax_settings, tracing_for
+from pathways_ray.client.codes import Code, Pending, jax_settings, jitted, tracing_for
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
@@ -37,6 +38,8 @@ _MAX_ELEMENTS = 1 << 58
 
 _ANY_CUSTOM_CALL = export.DisabledSafetyCheck.custom_call("ALL")
 """Sessions that the operator trusts export whatever JAX can; others, what it promises to understand later."""
+
+_LEAVES = inspect.Signature([inspect.Parameter("leaves", inspect.Parameter.VAR_POSITIONAL)])
 
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
@@ -192,14 +195,13 @@ def _traced(
     to the results."""
     disabled = (_ANY_CUSTOM_CALL,) if where.session.trusted else ()
     mesh = where.mesh.abstract_mesh
+    run.__signature__ = _LEAVES  # type: ignore[attr-defined]  # which JAX takes long to find out
     with tracing_for(name, mesh):
-        jitted = jax.jit(run, in_shardings=shardings, keep_unused=True)
-        traced = jitted.trace(*avals)
+        traced = jitted(run, shardings, mesh).trace(*avals)
         effects = frozenset(traced.jaxpr.effects)
         if debugging.reports(traced.jaxpr):
             rewritten = debugging.reporting(traced.jaxpr, reports)
-            jitted = jax.jit(rewritten, in_shardings=shardings, keep_unused=True)
-            traced = jitted.trace(*avals)
+            traced = jitted(rewritten, shardings, mesh).trace(*avals)
         _check_shippable(name, traced.jaxpr)
     return effects, Pending(name, traced, shardings, tuple(avals), mesh, platforms, disabled, jax_settings())
 

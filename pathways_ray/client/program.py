@@ -16,7 +16,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node, has_control
 from pathways_ray.client.buffer import DELETED, INLINE, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
-from pathways_ray.client.codes import export_together, jax_settings
+from pathways_ray.client.codes import export_together, few_collections, jax_settings
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
@@ -146,16 +146,17 @@ class Program:
         session.check_open()
         key = (session, tree, *jax_settings(), *(kind.aval for kind in kinds))
         found = self._traced.get(key)
-        if found is None or not found.is_current:
-            if noted:
-                self._traces.note(kinds, stacklevel=5)
-            found = self._traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
-        later: list[Exported] = []
-        built = self._built(session, found, kinds, None if has_control(found.closed) else later)
-        if later:  # it is known what they are: their code is made together
-            export_together(one.code for one in later)
-            built = self._built(session, found, kinds, None)
-        return LoweredProgram(session, built, found.output_tree)
+        with few_collections():
+            if found is None or not found.is_current:
+                if noted:
+                    self._traces.note(kinds, stacklevel=5)
+                found = self._traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
+            later: list[Exported] = []
+            built = self._built(session, found, kinds, None if has_control(found.closed) else later)
+            if later:  # it is known what they are: their code is made together
+                export_together(one.code for one in later)
+                built = self._built(session, found, kinds, None)
+            return LoweredProgram(session, built, found.output_tree)
 
     def _built(
         self, session: Session, found: Trace, kinds: list[ArgumentType], later: list[Exported] | None

@@ -28,7 +28,7 @@ from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
-from pathways_ray.joint_exports import Joint, Member, only_called
+from pathways_ray.joint_exports import Joint, Member, only_called, read_once
 from pathways_ray.transport.messages import encode
 
 MAX_CACHED = 1024
@@ -195,7 +195,7 @@ class Compiler:
             # Nothing of a function is read here before the sandbox has read it: malformed ones crash their reader.
             digests = [part.digest for part in parts]
             self.sandbox.check(name, digests, functions, trusted, placed.mesh.size)
-            with shared_mlir_context(sum(len(functions[digest]) for digest in set(digests))):
+            with shared_mlir_context(sum(len(functions[digest]) for digest in set(digests))), read_once():
                 calls = {part.function: self._function(part.function, functions) for part in parts}
                 check_types(executable, placed.mesh.size, calls)
                 return self._compile(executable, placed, calls)

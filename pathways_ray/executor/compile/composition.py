@@ -12,6 +12,7 @@ it from both, between the rounds of loops as well:
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,9 +20,13 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export
+from jax.extend import core as jex_core
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
 
 from pathways_ray.ir.graph import Loop, Part, Ref
-from pathways_ray.joint_exports import Member
+from pathways_ray.joint_exports import Member, emitted_call
 
 Calls = Mapping[str, export.Exported | Member]
 """The functions of a recipe by name."""
@@ -39,35 +44,117 @@ def composed(
     Args:
         lines: functions between which a seal is enough.
     """
-    zero = jax.lax.optimization_barrier(np.uint32(0)) if lines else None
-    values = _Run(calls, lines, zero).values(parts, outputs, inputs)
-    return [values[ref] for ref in outputs]
+    given = _Chain(parts, outputs, calls, lines)
+    if len(parts) > 1 and all(isinstance(part, Part) and isinstance(calls[part.function], Member) for part in parts):
+        return list(_chain_p().bind(*inputs, chain=given))
+    return given.run(_Traced(lines), inputs)
 
 
-class _Run:
-    """One way through a recipe, while it is traced; `zero` is the number of its seals."""
+class _Traced:
+    """The steps of a recipe, for JAX to trace them."""
 
-    def __init__(self, calls: Calls, lines: frozenset[str], zero: Any) -> None:
-        self.calls = calls
-        self.lines = lines
-        self.zero = zero
+    def __init__(self, lines: frozenset[str]) -> None:
+        self.zero = jax.lax.optimization_barrier(np.uint32(0)) if lines else None
 
-    def values(
-        self, parts: Sequence[Part | Loop], outputs: Sequence[Ref], inputs: Sequence[jax.Array], inside: bool = False
-    ) -> dict[Ref, jax.Array]:
+    def call(self, function: Any, values: Sequence[Any]) -> Sequence[Any]:
+        return function.call(*values)
+
+    def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
+        return jax.lax.optimization_barrier(values)
+
+    def sealed(self, value: Any) -> Any:
+        bits = jax.lax.bitcast_convert_type(value, np.uint32) ^ self.zero
+        return jax.lax.bitcast_convert_type(bits, value.dtype)
+
+
+class _Emitted:
+    """The same as operations of the module that JAX makes at the moment, of values of it: to trace and lower 100
+    functions takes 80 ms, to write down 400 operations 6. Only calls members."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.zeros: dict[tuple[int, ...], Any] = {}
+
+    def call(self, function: Member, values: Sequence[Any]) -> Sequence[Any]:
+        return emitted_call(self.context, function, values)
+
+    def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
+        return list(stablehlo.OptimizationBarrierOp(values).results)
+
+    def sealed(self, value: Any) -> Any:
+        kind = ir.RankedTensorType(value.type)
+        bits = ir.RankedTensorType.get(kind.shape, ir.IntegerType.get_unsigned(32))
+        sealed = stablehlo.xor(stablehlo.bitcast_convert(bits, value), self._zero(bits))
+        return stablehlo.bitcast_convert(kind, sealed)
+
+    def _zero(self, kind: Any) -> Any:
+        shape = tuple(kind.shape)
+        if shape not in self.zeros:
+            number = ir.DenseElementsAttr.get(np.zeros((), np.uint32), type=kind.element_type)
+            (zero,) = self.barrier([stablehlo.constant(number)])
+            self.zeros[shape] = stablehlo.broadcast_in_dim(kind, zero, ir.DenseI64ArrayAttr.get([]))
+        return self.zeros[shape]
+
+
+@functools.cache
+def _chain_p() -> Any:
+    """The primitive that a recipe is which only calls members; its lowering has what stands in it."""
+    made = jex_core.Primitive("pathways_chain")
+    made.multiple_results = True
+
+    @made.def_abstract_eval
+    def types(*given: Any, chain: _Chain) -> list[Any]:
+        return [
+            given[ref.output] if ref.node < 0 else jax.core.ShapedArray(kind.shape, kind.dtype)
+            for ref, kind in zip(chain.outputs, map(chain.type_of, chain.outputs), strict=True)
+        ]
+
+    def lowered(ctx: Any, *values: Any, chain: _Chain) -> list[Any]:
+        return chain.run(_Emitted(ctx.module_context), values)
+
+    mlir.register_lowering(made, lowered, cacheable=False)
+    return made
+
+
+class _Chain:
+    """The parts of a recipe, and the functions of them that are `lines`."""
+
+    def __init__(
+        self, parts: Sequence[Part | Loop], outputs: Sequence[Ref], calls: Calls, lines: frozenset[str]
+    ) -> None:
+        self.parts, self.outputs, self.calls, self.lines = parts, outputs, calls, lines
+
+    def type_of(self, ref: Ref) -> Any:
+        """The type of a value that a part makes; None of an input."""
+        part = self.parts[ref.node]
+        return self.calls[part.function].out_avals[ref.output] if ref.node >= 0 and isinstance(part, Part) else None
+
+    def run(self, ops: Any, inputs: Sequence[Any]) -> list[Any]:
+        """The outputs, as `ops` makes them."""
+        values = self._values(ops, self.parts, self.outputs, inputs)
+        return [values[ref] for ref in self.outputs]
+
+    def _values(
+        self,
+        ops: Any,
+        parts: Sequence[Part | Loop],
+        outputs: Sequence[Ref],
+        inputs: Sequence[Any],
+        inside: bool = False,
+    ) -> dict[Ref, Any]:
         """The values of the parts of a recipe, or of the body of a loop (`inside`)."""
         values = {Ref(-1, k): value for k, value in enumerate(inputs)}
         uses = Counter([*outputs, *(ref for part in parts for ref in part.inputs)])
         for number, part in enumerate(parts):
             arguments = [values[ref] for ref in part.inputs]
             if isinstance(part, Loop):
-                results: Sequence[jax.Array] = self._loop(part, arguments)
+                results = self._loop(ops, part, arguments)
             else:
                 if self._is_sealed(parts, part, uses):
-                    arguments = [self._sealed(value) for value in arguments]
+                    arguments = [ops.sealed(value) for value in arguments]
                 elif (number or inside) and arguments:
-                    arguments = jax.lax.optimization_barrier(arguments)
-                results = self.calls[part.function].call(*arguments)
+                    arguments = ops.barrier(arguments)
+                results = ops.call(self.calls[part.function], arguments)
             values.update((Ref(number, k), value) for k, value in enumerate(results))
         return values
 
@@ -80,11 +167,7 @@ class _Run:
         both = isinstance(before, Part) and {before.function, part.function} <= self.lines
         return both and uses[ref] == 1
 
-    def _sealed(self, value: jax.Array) -> jax.Array:
-        bits = jax.lax.bitcast_convert_type(value, np.uint32) ^ self.zero
-        return jax.lax.bitcast_convert_type(bits, value.dtype)
-
-    def _loop(self, loop: Loop, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+    def _loop(self, ops: Any, loop: Loop, arguments: Sequence[jax.Array]) -> list[jax.Array]:
         """The outputs of the last round. Where one of them is not carried, it is made by a first round before the loop,
         so that XLA's loop has a value of its type to begin with."""
         places = [place for place, _ in loop.carried]
@@ -95,7 +178,7 @@ class _Run:
             taken = list(arguments)
             for place, value in zip(places, given, strict=False):
                 taken[place] = value
-            values = self.values(loop.body, [*fed, *also], taken, inside=True)
+            values = self._values(ops, loop.body, [*fed, *also], taken, inside=True)
             return tuple(values[ref] for ref in [*fed, *also])
 
         start: Sequence[jax.Array] = [arguments[place] for place in places]

@@ -44,18 +44,17 @@ def lines_among(calls: Mapping[str, export.Exported | Member]) -> frozenset[str]
 
 def _is_line(call: export.Exported | Member) -> bool:
     if not isinstance(call, Member):
-        module = call.mlir_module_serialized
-        return len(module) <= MAX_BYTES and bool(_lines_of(module, ["main"]))
+        code = call.mlir_module_serialized
+        return len(code) <= MAX_BYTES and bool(_lines_of(module_of(code), ["main"]))
     found = _in_joints.get(call.joint)
     if found is None:
         joint = call.joint
-        found = _in_joints[joint] = _lines_of(joint.exported.mlir_module_serialized, joint.names)
+        found = _in_joints[joint] = _lines_of(joint.module(), joint.names)
     return call.joint.names[call.number] in found
 
 
-def _lines_of(data: bytes, names: Sequence[str]) -> frozenset[str]:
+def _lines_of(module: Any, names: Sequence[str]) -> frozenset[str]:
     """Those functions of a module that are lines."""
-    module = module_of(data)  # keeps its operations alive
     entries = [entry.operation for entry in module.body if entry.operation.name == "func.func"]
     functions = {ir.StringAttr(op.attributes["sym_name"]).value: op for op in entries}
     return frozenset(name for name in names if _Look(functions).is_line(name))

@@ -311,10 +311,40 @@ def test_what_is_compiled_depends_on_the_members_that_are_called_alone() -> None
     assert "stablehlo.sine" in text
 
 
-def test_a_child_forked_while_functions_are_exported_collects_garbage() -> None:
-    with codes._without_collections():
-        assert not gc.isenabled()
+def thresholds(test: Any) -> Any:
+    """Has what a test sets of Python's collections be as before at its end."""
+
+    @functools.wraps(test)
+    def run() -> None:
+        before = gc.get_threshold()
+        try:
+            test()
+        finally:
+            gc.set_threshold(*before)
+
+    return run
+
+
+@thresholds
+def test_a_child_forked_while_a_program_is_traced_collects_garbage_as_before() -> None:
+    before = gc.get_threshold()
+    with codes.few_collections(), codes.few_collections():
+        assert gc.get_threshold()[2] > before[2]
         if not (child := os.fork()):
-            os._exit(gc.isenabled())
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
-    assert gc.isenabled()
+            with codes.few_collections():
+                pass
+            os._exit(gc.get_threshold() != before)
+        assert gc.get_threshold()[2] > before[2]
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert gc.get_threshold() == before
+
+
+@thresholds
+def test_what_the_user_says_about_collections_while_a_program_is_traced_stays() -> None:
+    with codes.few_collections():
+        gc.set_threshold(10, 20, 30)
+    assert gc.get_threshold() == (10, 20, 30)
+    gc.set_threshold(0)
+    with codes.few_collections():
+        assert gc.get_threshold()[0] == 0
+    assert gc.get_threshold()[0] == 0
