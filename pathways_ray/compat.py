@@ -359,8 +359,8 @@ def exported_module(
     from jax import export, tree_util
     from jax.core import ShapedArray
 
-    (given, in_tree), (made, out_tree) = map(tree_util.tree_flatten, ((tuple(inputs), {}), tuple(outputs)))
-    given, made = (tuple(ShapedArray(t.shape, t.dtype) for t in kinds) for kinds in (given, made))
+    (taken, in_tree), (results, out_tree) = map(tree_util.tree_flatten, ((tuple(inputs), {}), tuple(outputs)))
+    given, made = (tuple(ShapedArray(t.shape, t.dtype) for t in kinds) for kinds in (taken, results))
     nothing = (None,)
     return export.Exported(
         fun_name=name,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -112,15 +112,9 @@ class Joint:
             raise ProgramRefused(f"a joint export of {len(self.names)} functions has no number {number[:20]!r}")
         return Member(self, int(number))
 
-    def kinds(self, module: Any) -> list[tuple[int, bool]]:
-        """For each member the first one with its code, and whether it may have a loop; by what was read of it."""
-        texts: dict[str, str] = {}
-        for op in (entry.operation for entry in module.body):
-            if op.name == "func.func":
-                name = op.attributes["sym_name"].value
-                texts[name] = op.get_asm(
-                    enable_debug_info=False, use_local_scope=True, assume_verified=True
-                ).replace(f"@{name}(", "@(", 1)
+    def kinds(self, texts: Mapping[str, str]) -> list[tuple[int, bool]]:
+        """For each member the first one with its code, and whether it may have a loop; by the text of each function."""
+        texts = {name: text.replace(f"@{name}(", "@(", 1) for name, text in texts.items()}
         loops = {name: _LOOP in text for name, text in texts.items()}
         somewhere = any(loops.values())
         first: dict[str, int] = {}
@@ -128,6 +122,26 @@ class Joint:
             (first.setdefault(texts[name], number), loops[name] or (somewhere and _CALL in texts[name]))
             for number, name in enumerate(self.names)
         ]
+
+
+def texts_of(module: Any) -> dict[str, str]:
+    """The functions of a module, each as text without lines of source."""
+    return {
+        op.attributes["sym_name"].value: op.get_asm(enable_debug_info=False, use_local_scope=True, assume_verified=True)
+        for op in (entry.operation for entry in module.body)
+        if op.name == "func.func"
+    }
+
+
+def serialized_plainly(module: Any) -> bytes:
+    """A module of StableHLO's own operations as `compat.serialized_module` gives it, but for the order of constants;
+    the module is of no use afterwards. JAX's way, which tidies and takes other operations, takes three times as long.
+    """
+    from jaxlib.mlir.dialects import stablehlo
+
+    version = stablehlo.get_version_from_compatibility_requirement(stablehlo.StablehloCompatibilityRequirement.WEEK_4)
+    with module.context:
+        return bytes(stablehlo.serialize_portable_artifact(module, version))
 
 
 def call_of(traced: Any, *values: Any) -> tuple[jax.Array, ...]:

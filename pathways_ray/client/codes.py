@@ -28,7 +28,7 @@ from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_o
 from pathways_ray.compat import exported_module, serialized_module, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
 from pathways_ray.jax_hooks import setting
-from pathways_ray.joint_exports import Joint, call_of, lowered_for_export
+from pathways_ray.joint_exports import Joint, call_of, lowered_for_export, serialized_plainly, texts_of
 
 _WIDE, _PRECISION = setting("jax_enable_x64"), setting("jax_default_matmul_precision")
 _PARTITIONABLE, _GENERATOR = setting("jax_threefry_partitionable"), setting("jax_default_prng_impl")
@@ -63,6 +63,9 @@ while xor
 """)
 """The operations of functions that are exported with others. A host refuses an export as a whole, so that none of them
 may be a reason to: no collectives, and nothing that becomes a custom call."""
+
+_OTHER_DIALECTS = ("chlo.", "sdy.")
+"""What stands in the text of functions that have operations beside those of StableHLO."""
 
 _OF_LINES = _names("""
 abs add and closed_call convert_element_type custom_jvp_call div integer_pow jit max min mul neg not or
@@ -225,6 +228,7 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
     if len(codes) < 2:
         return
     given = [one for _, one in codes]
+    lines = [one.is_line for one in given]
 
     def joint(*groups: Any) -> tuple[Any, ...]:
         return tuple(call_of(one.traced, *group) for one, group in zip(given, groups, strict=True))
@@ -237,15 +241,18 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
             module, devices = lowered_for_export(traced, like.platforms)
             outputs = [tuple(one.traced.jaxpr.out_avals) for one in given]
             exported = exported_module("joint", b"", [one.avals for one in given], outputs, devices, like.platforms)
-            kinds = Joint(exported, module).kinds(module)
-            code = serialized_module(module)
-            blob = bytes(replace(exported, mlir_module_serialized=code).serialize())
+            texts = texts_of(module)
+            kinds = Joint(exported, module).kinds(texts)
+            is_plain = all(lines) and not any(name in text for text in texts.values() for name in _OTHER_DIALECTS)
+            serialized = serialized_plainly if is_plain else serialized_module
+            exported = replace(exported, mlir_module_serialized=serialized(module))
+            blob = bytes(exported.serialize())
     except PathwaysError:
         return
     digest = hashlib.sha256(blob).hexdigest()
     assert len(kinds) == len(codes), "a joint export has a member for each function"
-    for (code, one), (member, has_loop) in zip(codes, kinds, strict=True):
-        code.set(Made(f"{digest}#{member}", blob, has_loop, one.is_line))
+    for (code, _), (member, has_loop), is_line in zip(codes, kinds, lines, strict=True):
+        code.set(Made(f"{digest}#{member}", blob, has_loop, is_line))
 
 
 class _Collections:

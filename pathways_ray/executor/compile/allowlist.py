@@ -138,11 +138,12 @@ def _context() -> ir.Context:
 
 
 def _check_module(module: ir.Module, exported: export.Exported, trusted: bool) -> int:
+    types: set[ir.Type] = set()
     functions: dict[str, ir.Operation] = {}
     meshes: dict[str, ir.Attribute] = {}
     looked: dict[str, _Look] = {}
     for op in (entry.operation for entry in module.body):
-        look = _Look(trusted)
+        look = _Look(trusted, types)
         if op.name == "func.func":
             name = ir.StringAttr(op.attributes["sym_name"]).value
             functions[name], looked[name] = op, look
@@ -165,12 +166,20 @@ class _Look:
     """The findings in one function: operations, bytes of constants, whether it has one that `uniformity` must see, and
     the functions it calls, once for each call."""
 
-    def __init__(self, trusted: bool) -> None:
+    def __init__(self, trusted: bool, types: set[ir.Type]) -> None:
         self.trusted = trusted
+        self.types = types
+        """Those that are right, of all functions."""
         self.operations = 0
         self.constants = 0
         self.watched = False
         self.calls: list[str] = []
+
+    def check(self, kind: ir.Type, name: str) -> None:
+        """Raises for a type of a value that an operation may not have."""
+        if kind not in self.types:
+            _check_type(kind, name)
+            self.types.add(kind)
 
 
 def _look(op: ir.Operation, look: _Look, depth: int) -> None:
@@ -183,7 +192,7 @@ def _look(op: ir.Operation, look: _Look, depth: int) -> None:
     if look.operations > limits.MAX_OPERATIONS:
         raise ProgramRefused(f"it has more than {limits.MAX_OPERATIONS} operations")
     for value in op.results:
-        _check_type(value.type, name)
+        look.check(value.type, name)
     look.watched |= name in _WATCHED
     if not look.trusted:
         _check_attributes(op)
@@ -197,7 +206,7 @@ def _look(op: ir.Operation, look: _Look, depth: int) -> None:
     for region in op.regions:
         for block in region:
             for argument in block.arguments:
-                _check_type(argument.type, name)
+                look.check(argument.type, name)
             for inner in block:
                 _look(inner.operation, look, depth + 1)
 

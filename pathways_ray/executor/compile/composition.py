@@ -54,7 +54,7 @@ class _Traced:
     """The steps of a recipe, for JAX to trace them."""
 
     def __init__(self, lines: frozenset[str]) -> None:
-        self.zero = jax.lax.optimization_barrier(np.uint32(0)) if lines else None
+        self.zero: Any = jax.lax.optimization_barrier(np.uint32(0)) if lines else None
 
     def call(self, function: Any, values: Sequence[Any]) -> Sequence[Any]:
         return function.call(*values)
@@ -90,7 +90,7 @@ class _Emitted:
     def _zero(self, kind: Any) -> Any:
         shape = tuple(kind.shape)
         if shape not in self.zeros:
-            number = ir.DenseElementsAttr.get(np.zeros((), np.uint32), type=kind.element_type)
+            number = ir.DenseElementsAttr.get(np.zeros((), np.uint32).data, type=kind.element_type)
             (zero,) = self.barrier([stablehlo.constant(number)])
             self.zeros[shape] = stablehlo.broadcast_in_dim(kind, zero, ir.DenseI64ArrayAttr.get([]))
         return self.zeros[shape]

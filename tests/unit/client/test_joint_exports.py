@@ -112,6 +112,24 @@ def test_plain_arithmetic_on_one_array_is_a_line_also_where_it_is_exported_alone
     assert [bool(lines_among({"f": one})) for one in exports] == expected
 
 
+def test_what_is_small_and_plain_is_the_same_function_however_it_is_written(session, monkeypatch) -> None:
+    """Lines are written without JAX's tidying up."""
+    where = session.virtual_slice((1,), ("x",))
+    functions = [lambda v, k=k: jax.nn.relu(v * (1 + k / 7) - 0.3) / 3 for k in range(3)]
+    plainly: list[int] = []
+    by = codes.serialized_plainly
+    monkeypatch.setattr(codes, "serialized_plainly", lambda module: (plainly.append(1), by(module))[1])
+    parts = [pw.compiled(one, slice=where) for one in functions]
+    f = pw.program(lambda v: parts[2](parts[1](parts[0](v))))
+    found, wanted = np.asarray(f(V)), V
+    for one in functions:
+        wanted = jax.jit(one)(wanted)
+    assert found.tobytes() == np.asarray(wanted).tobytes()
+    (blob,) = built(f, V).functions.values()
+    assert check_function(blob) == 0
+    assert plainly == [1]
+
+
 def test_functions_that_give_what_they_take_or_capture_arrays_compute_the_same(session) -> None:
     where = session.virtual_slice((1,), ("x",))
     table = np.arange(8, dtype=np.float32) ** 2

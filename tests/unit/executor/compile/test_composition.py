@@ -206,12 +206,13 @@ def added(v: Any) -> Any:
     return v + np.float32(0.1)
 
 
-def test_a_multiplication_and_an_addition_are_not_rounded_as_one() -> None:
+@pytest.mark.parametrize("joint", [False, True])
+def test_a_multiplication_and_an_addition_are_not_rounded_as_one(joint: bool) -> None:
     """As they are where nothing lies between them: so a border that XLA sees through would not pass."""
     value = values(1000, 1)
     alone = one_by_one([multiplied, added], value)
     assert np.asarray(jax.jit(lambda v: added(multiplied(v)))(value)).tobytes() != alone.tobytes()
-    calls = calls_of([multiplied, added], jax.ShapeDtypeStruct(value.shape, value.dtype))
+    calls = calls_of([multiplied, added], jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
     made = compiled(chain(2), [Ref(1, 0)], calls, value)
     assert kernels(made) == 1
     assert np.asarray(made(value)[0]).tobytes() == alone.tobytes()
@@ -225,12 +226,13 @@ def test_constants_of_two_lines_are_not_put_together() -> None:
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions, value).tobytes()
 
 
-def test_values_that_two_parts_take_or_that_are_results_lie_behind_barriers() -> None:
+@pytest.mark.parametrize("joint", [False, True])
+def test_values_that_two_parts_take_or_that_are_results_lie_behind_barriers(joint: bool) -> None:
     """`multiplied` may become one with either `added`, or with both, where it would be rounded with neither."""
     functions: list[Function] = [multiplied, added, lambda v: v + np.float32(0.7), lambda a, b: a * b]
     value = values(512, 2)
     one, two = jax.ShapeDtypeStruct(value.shape, value.dtype), [jax.ShapeDtypeStruct(value.shape, value.dtype)] * 2
-    calls = {**calls_of(functions[:3], one), "3": calls_of(functions[3:], *two)["0"]}
+    calls = {**calls_of(functions[:3], one, joint=joint), "3": calls_of(functions[3:], *two, joint=joint)["0"]}
     taken = [(Ref(-1, 0),), (Ref(0, 0),), (Ref(0, 0),), (Ref(1, 0), Ref(2, 0))]
     parts = [Part(str(k), str(k), refs) for k, refs in enumerate(taken)]
     made = compiled(parts, [Ref(3, 0), Ref(0, 0), Ref(1, 0)], calls, value)
@@ -249,20 +251,22 @@ def test_lines_between_other_functions_have_the_bits_of_each_alone() -> None:
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions, value).tobytes()
 
 
+@pytest.mark.parametrize("joint", [False, True])
 @pytest.mark.parametrize("times", [1, 2, 7])
-def test_bodies_of_loops_have_the_bits_of_each_function_alone(times: int) -> None:
+def test_bodies_of_loops_have_the_bits_of_each_function_alone(times: int, joint: bool) -> None:
     functions = [multiplied, added, lambda v: v / 3, lambda v: 1 - v]
     value = values(1000, 3)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype))
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
     loop = Loop(chain(4), times, (Ref(-1, 0),), ((0, Ref(3, 0)),), (Ref(3, 0),))
     made = compiled([loop], [Ref(0, 0)], calls, value)
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions * times, value).tobytes()
 
 
-def test_chains_over_several_devices_have_the_bits_of_each_function_alone() -> None:
+@pytest.mark.parametrize("joint", [False, True])
+def test_chains_over_several_devices_have_the_bits_of_each_function_alone(joint: bool) -> None:
     functions = [multiplied, added, lambda v: v / 3, jax.nn.relu]
     value = values(4096, 4)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype))
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
     made = compiled(chain(4), [Ref(3, 0)], calls, value, devices=4)
     assert kernels(made) == 1
     placed_value = jax.device_put(value, made.input_shardings[0][0])
@@ -281,9 +285,25 @@ def test_lines_on_small_arrays_are_not_given_to_other_threads() -> None:
     assert "outer_dimension_partitions" in made.as_text()
 
 
-def test_whole_numbers_keep_their_bits() -> None:
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32])
+@pytest.mark.parametrize("joint", [False, True])
+def test_whole_numbers_keep_their_bits(joint: bool, dtype: Any) -> None:
     functions = [lambda v: v * 1_000_003, lambda v: v + 7, lambda v: ~v, lambda v: v // 1 ^ 0x55, lambda v: v * v]
-    value = np.random.default_rng(5).integers(-(2**31), 2**31, 777, dtype=np.int32)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype))
+    value = np.random.default_rng(5).integers(-(2**31), 2**31, 777).astype(dtype)
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
     made = compiled(chain(5), [Ref(4, 0)], calls, value)
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions, value).tobytes()
+
+
+def test_members_may_give_several_values_and_what_they_take() -> None:
+    """Members are written down without JAX, which knows the types of what they give."""
+    value = np.linspace(-3, 3, 333, dtype=np.float32)
+    members = [jax.jit(lambda v: (v, v * 2)), jax.jit(lambda v: (v + 1, v))]
+    whole = jax.jit(lambda *given: tuple(one(*group) for one, group in zip(members, given, strict=True)))
+    joint = Joint(export.export(whole, platforms=("cpu",))((value,), (value,)))
+    calls = {str(k): joint.member(str(k)) for k in range(2)}
+    parts = [Part("0", "0", (Ref(-1, 0),)), Part("1", "1", (Ref(0, 1),)), Part("1", "1", (Ref(1, 1),))]
+    outputs = [Ref(2, 0), Ref(0, 0), Ref(1, 0), Ref(-1, 0)]
+    made = compiled(parts, outputs, calls, value)
+    expected = [value * 2 + 1, value, value * 2 + 1, value]
+    assert [np.asarray(one).tobytes() for one in made(value)[:4]] == [one.tobytes() for one in expected]
