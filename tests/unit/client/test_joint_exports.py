@@ -22,7 +22,7 @@ from pathways_ray.errors import ProgramRefused, TraceError
 from pathways_ray.executor.compile.allowlist import check_function
 from pathways_ray.executor.compile.lines import lines_among
 from pathways_ray.ir.graph import functions_in
-from pathways_ray.joint_exports import Joint, only_called
+from pathways_ray.joint_exports import Joint, only_called, serialized_plainly
 from tests.unit.executor.compile.exports import from_text
 
 V = np.arange(8, dtype=np.float32)
@@ -117,7 +117,7 @@ def test_what_is_small_and_plain_is_the_same_function_however_it_is_written(sess
     where = session.virtual_slice((1,), ("x",))
     functions = [lambda v, k=k: jax.nn.relu(v * (1 + k / 7) - 0.3) / 3 for k in range(3)]
     plainly: list[int] = []
-    by = codes.serialized_plainly
+    by = serialized_plainly
     monkeypatch.setattr(codes, "serialized_plainly", lambda module: (plainly.append(1), by(module))[1])
     parts = [pw.compiled(one, slice=where) for one in functions]
     f = pw.program(lambda v: parts[2](parts[1](parts[0](v))))
