@@ -57,6 +57,14 @@ class Backend(Protocol):
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         """The computation as it is to be called, on `devices` devices of this host: as it is, or built again."""
 
+    def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
+        """A compiled computation of one device as it is to be called, which only moves what others have made: where its
+        arguments are there it need not wait for computations that were enqueued before it.
+
+        Args:
+            is_busy: whether there may be some.
+        """
+
 
 def adopt_environment() -> None:
     """Has JAX go by the variables of this moment. It reads them when it is imported, which the process that forked this
@@ -99,3 +107,7 @@ class AcceleratorBackend:
 
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         return compiled
+
+    def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
+        """Their devices have one queue for computations."""
+        return moves

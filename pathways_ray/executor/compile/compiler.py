@@ -148,6 +148,7 @@ class Compiler:
         self.devices = list(devices)
         self.island = island
         self.backend = backend_of(devices[0].platform)
+        self.is_busy: Callable[[], bool] = lambda: False
         self.sandbox = Sandbox(host)
         self._exported: OrderedDict[str, tuple[export.Exported | Joint, int]] = OrderedDict()
         self._exported_bytes = 0
@@ -338,7 +339,8 @@ class Compiler:
 
             plain = build(run)
             made = self.backend.prepare(plain, 1, lambda change: build(change(run)))
-            return made if made is plain else lambda *given: made(*given)[:-1]
+            moves: Function = made if made is plain else lambda *given: made(*given)[:-1]
+            return self.backend.beside(moves, lambda: self.is_busy())
 
         compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
         return compiled

@@ -10,6 +10,8 @@
   is enqueued: four slices of one device would take turns. So these get operations to count that never run, and then
   have a thread of XLA's to themselves. A computation that is short as well as cheap stays as it is; handing it to
   another thread takes longer than the computation.
+- *Order.* It has the computations that one thread enqueues on single devices run one after the other. So what only
+  moves data that is there would wait for whatever another tenant computes; it is enqueued by other threads (`Lanes`).
 
 JAX is imported in functions, since this file is read before the variables are set that JAX reads at its import.
 """
@@ -18,7 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +52,9 @@ FEW_ELEMENTS = 1 << 20
 long on a busy machine."""
 
 
+MAX_LANES = 4
+"""Threads that enqueue beside the dispatcher. One is enough unless several tenants move much at once."""
+
 CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 USABLE_PART = 0.8
@@ -58,6 +66,9 @@ class CpuBackend:
 
     shares_memory = True
     seals = True
+
+    def __init__(self) -> None:
+        self._lanes = Lanes()
 
     def configure(self, devices: int) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -115,6 +126,16 @@ class CpuBackend:
             return rebuild(with_async_cost_hint)
         return compiled
 
+    def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
+        lanes = self._lanes
+
+        def moved(*given: Any) -> Sequence[Any]:
+            if is_busy() and all(value.is_ready() for value in given):
+                return lanes.call(moves, given)
+            return moves(*given)
+
+        return moved
+
 
 # --- threads ----------------------------------------------------------------------------------------------------------
 
@@ -158,6 +179,62 @@ def pinned(core: int | None) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+class Lanes:
+    """Threads that call computations for another one, which waits for the calls and not for the computations. For one
+    caller at a time. A lane whose last computation is under way would have the next wait for that."""
+
+    def __init__(self) -> None:
+        self._lanes: list[_Lane] = []
+
+    def call(self, run: Function, given: Sequence[Any]) -> Sequence[Any]:
+        """Calls `run` with these in a lane, or in this thread where none is free, and returns what it returns."""
+        lane = next((lane for lane in self._lanes if lane.is_free), None)
+        if lane is None and len(self._lanes) < MAX_LANES:
+            with contextlib.suppress(RuntimeError):  # the process can have no further thread
+                lane = _Lane()
+                self._lanes.append(lane)
+        return lane.call(run, given) if lane is not None else run(*given)
+
+
+class _Lane:
+    """A thread that calls what it is given."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[Any]] = []  # or it would keep their memory
+        self._calls: queue.SimpleQueue[tuple[Function, Sequence[Any]]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Sequence[Any], BaseException | None]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="lane", daemon=True).start()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the computation that it called last is over."""
+        made = [value for value in (known() for known in self._made) if value is not None]
+        return all(value.is_deleted() or value.is_ready() for value in made)
+
+    def call(self, run: Function, given: Sequence[Any]) -> Sequence[Any]:
+        self._calls.put((run, given))
+        made, error = self._answers.get()
+        if error is not None:
+            raise error
+        self._made = [weakref.ref(value) for value in made if not value.is_ready()]
+        return made
+
+    def _run(self) -> None:
+        while True:
+            run, given = self._calls.get()
+            answer: tuple[Sequence[Any], BaseException | None]
+            try:
+                answer = run(*given), None
+            except BaseException as error:  # the caller's
+                answer = (), error
+            del run, given
+            self._answers.put(answer)
+            del answer
 
 
 # --- inline execution -------------------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ class Dispatcher:
         self.multi_host = len(members) > 1
         self.host = host
         self.compiler = compiler
+        compiler.is_busy = lambda: any(watcher.takes_long for watcher in self._watchers.values())
         self.store = store
         self.transfer = transfer
         self.send = send
@@ -333,6 +334,7 @@ class Dispatcher:
             return 0
         if self._spent:
             seconds += self._spent.pop(watched.sequence, 0.0)
+        watched.program.seconds = seconds
         return round(seconds * 1e6)
 
     def heartbeat(self, slowness: float = 1.0) -> Heartbeat:
@@ -358,10 +360,11 @@ class Dispatcher:
             devices = one.program.plan.own_devices
             sequence = self.reports.early.sequence_of(one.sequence)
             if one.values and one.is_complete:
-                # It waits to be reported, behind one on other devices; what follows on its own may run since now.
+                # It waits to be reported, behind one on other devices; what follows on its own may run since now. One
+                # that only moved data may be over before what has its device, and then that has it on.
                 if one.sequence not in self._passed:
                     self._passed[one.sequence] = now
-                    self._free_since.update(dict.fromkeys(devices, now))
+                    self._free_since.update(dict.fromkeys(set(devices) - taken, now))
                 continue
             since = max(one.begun, *(self._busy_until.get(d, 0.0) for d in devices), 0.0)
             since = max(since, *(self._free_since.get(d, 0.0) for d in devices), 0.0)

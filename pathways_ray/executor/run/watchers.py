@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.prepared import PreparedProgram
 
+LONG_S = 0.001
+"""What only moves data does not wait for a launch whose program took as long the last time. To hand it to another
+thread takes some 30 us of the one that enqueues, which a stream of short launches would notice."""
+
 
 class Watched(NamedTuple):
     """A launch, the values that complete it, and when the dispatcher began to enqueue it; or the `part` of it that is
@@ -74,6 +78,11 @@ class Watcher:
     def is_idle(self) -> bool:
         """Whether everything that was added is reported; for the thread that adds."""
         return self.added == self.seen
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether one of them is expected to have its devices for `LONG_S` or more."""
+        return any(watched.program.seconds >= LONG_S for watched in self.snapshot())
 
     @property
     def may_answer(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,9 @@ from pathways_ray.errors import CompileError
 from pathways_ray.executor.compile.backend import AcceleratorBackend
 from pathways_ray.executor.compile.cpu_backend import (
     FEW_ELEMENTS,
+    MAX_LANES,
     CpuBackend,
+    Lanes,
     core_of,
     pinned,
     pool_threads,
@@ -148,6 +151,107 @@ def test_a_computation_on_several_devices_stays_as_it_is() -> None:
 
 def test_several_devices_have_threads_to_spare() -> None:
     assert [pool_threads(devices) for devices in (1, 2, 4, 8)] == [0, 8, 8, 16]
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+MANY_TURNS = np.int32(1 << 25)
+"""Some seconds, which are over before a test ends: nothing can stop a computation."""
+
+
+class Value:
+    """An array, as far as its state goes."""
+
+    def __init__(self, ready: bool) -> None:
+        self.ready = ready
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def is_deleted(self) -> bool:
+        return False
+
+
+def test_what_moves_data_that_is_there_waits_for_no_other_computation() -> None:
+    """1. A computation runs for long. 2. Data moves meanwhile; by the thread that enqueued the first it would wait."""
+    long = compiled(with_async_cost_hint(turns), MANY_TURNS, SMALL)
+    move, x = compiled(transposed, SMALL), jnp.asarray(SMALL)
+    beside = CpuBackend().beside(move, lambda: True)
+    running = long(MANY_TURNS, SMALL)
+    behind, (moved,) = move(x)[0], beside(x)
+    moved.block_until_ready()
+    assert not behind.is_ready()
+    assert not running[0].is_ready()
+    assert np.asarray(moved).tobytes() == np.asarray(behind).tobytes() == SMALL.T.tobytes()
+
+
+@pytest.mark.parametrize(("busy", "ready", "apart"), [(True, True, True), (False, True, False), (True, False, False)])
+def test_another_thread_enqueues_what_would_wait_otherwise(busy: bool, ready: bool, apart: bool) -> None:
+    found: list[Any] = []
+
+    def move(*given: Any) -> Any:
+        found.append(threading.current_thread())
+        return given
+
+    given = Value(ready)
+    assert CpuBackend().beside(move, lambda: busy)(given) == (given,)
+    assert (found[0] is not threading.current_thread()) is apart
+
+
+def test_what_a_call_in_another_thread_raises_comes_to_its_caller() -> None:
+    lanes = Lanes()
+
+    def wrong(*given: Any) -> Any:
+        raise SystemExit("no")
+
+    for _ in range(2):
+        with pytest.raises(SystemExit, match="no"):
+            lanes.call(wrong, ())
+    value = Value(True)
+    assert lanes.call(lambda x: (x,), (value,)) == (value,)
+
+
+def test_a_thread_whose_last_computation_is_under_way_gets_no_other() -> None:
+    lanes, made = Lanes(), [Value(False) for _ in range(MAX_LANES)]
+    threads: list[int] = []
+
+    def call(value: Any) -> Any:
+        threads.append(threading.get_ident())
+        return (value,)
+
+    for value in made:
+        lanes.call(call, (value,))
+    assert len({*threads, threading.get_ident()}) == MAX_LANES + 1
+    lanes.call(call, (Value(True),))
+    assert threads[-1] == threading.get_ident()
+    made[1].ready = True
+    lanes.call(call, (Value(True),))
+    assert threads[-1] == threads[1]
+
+
+def test_what_another_thread_made_is_kept_by_nobody_else() -> None:
+    lanes = Lanes()
+    made = weakref.ref(lanes.call(lambda ready: (Value(ready),), (False,))[0])
+    assert made() is None
+
+
+def test_memory_that_is_read_in_another_thread_is_not_overwritten_before() -> None:
+    """The copy is long, so that it only begins within the call; a computation that takes the memory is called next."""
+    x = jnp.asarray(np.arange(BIG.size, dtype=np.float32).reshape(BIG.shape))
+    wanted = np.asarray(x).T.tobytes()
+    move = compiled(with_async_cost_hint(transposed), BIG)
+    taking = jax.jit(lambda x: x * 0, donate_argnums=0).lower(jax.ShapeDtypeStruct(BIG.shape, BIG.dtype)).compile()
+    lanes = Lanes()
+    moved = lanes.call(move, (x,))[0]
+    taken = taking(x)
+    assert not np.asarray(taken).any()
+    assert np.asarray(moved).tobytes() == wanted
+
+
+def test_devices_that_have_one_queue_have_no_other_threads() -> None:
+    move = compiled(transposed, SMALL)
+    assert AcceleratorBackend().beside(move, lambda: True) is move
 
 
 # --- cores ------------------------------------------------------------------------------------------------------------

@@ -90,6 +90,12 @@ def exported(function: Any) -> bytes:
     return bytes(export.export(jax.jit(function))(jax.ShapeDtypeStruct((), np.uint64)).serialize())
 
 
+def exported_sum() -> bytes:
+    """The sum of two scalars, as a function."""
+    kind = jax.ShapeDtypeStruct((), np.uint64)
+    return bytes(export.export(jax.jit(lambda x, y: (x + y,)))(kind, kind).serialize())
+
+
 def program(number: int, function: Any, digest: str = "f", donated: tuple[int, ...] = ()) -> Program:
     """A call of a function on device 0.0."""
     sketch = Sketch()
@@ -435,6 +441,25 @@ def test_a_launch_that_is_complete_and_waits_to_be_reported_keeps_no_device(host
     assert beat.queued == ()
 
 
+def test_what_is_over_behind_a_launch_that_keeps_its_device_frees_nothing(host: Served) -> None:
+    """Or who moves data again and again would keep a device for ever: each would count as its release."""
+
+    class Value:
+        def __init__(self, ready: bool) -> None:
+            self.is_ready = lambda: ready
+
+    dispatcher, watcher = host.dispatcher, Watcher()
+    program: Any = SimpleNamespace(plan=SimpleNamespace(own_devices=(Device(0, 97),)))
+    long_ago = time.perf_counter() - 100.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatcher, "_watchers", {(): watcher})
+        for sequence in range(1, 4):
+            watcher._incomplete.append(Watched(sequence, [Value(sequence > 1)], program, long_ago + sequence))
+            beat = dispatcher.heartbeat()
+            assert [entry.sequence for entry in beat.running] == [1]
+            assert beat.running[0].ms > 90_000
+
+
 @pytest.fixture(scope="module")
 def pair(wide_types: None) -> tuple[Served, Served]:
     """Hosts 0 and 1, each an island, with program 1 from `programs_of_two_islands`."""
@@ -455,6 +480,38 @@ def test_launches_wait_at_a_barrier_for_the_data_of_another_host(pair: tuple[Ser
     assert sorted(receiver.ended(10)) == list(range(10, 20))
     assert sorted(sender.ended(10)) == list(range(10, 20))
     assert [int(np.asarray(receiver.store.get(1, k))) for k in (10, 19)] == [3, 3]
+
+
+def test_what_only_moves_passes_what_keeps_the_device(pair: tuple[Served, Served]) -> None:
+    """
+    1. A launch of one session, whose program is known to take long, keeps the device of host 0; two arrays of another
+       session lie there, and move together.
+    2. They are on host 1 while the first launch runs on.
+    """
+    sender, receiver = pair
+    sketch = Sketch()
+    here, there = sketch.slice("0.0", island=0), sketch.slice("1.0", island=1)
+    x, y = (sketch.argument(here, type=SCALAR) for _ in range(2))
+    plans = sketch.planned(sketch.call("add", x, y, slice=there, outputs=(SCALAR,))).plans
+    for island, one in enumerate(pair):
+        one.receive(Program(4, msgspec.msgpack.encode(plans[island]), {"add": exported_sum()}))
+        assert one.next() == Ready(island, 4, 0)
+    sender.receive(program(5, lambda x: (jax.lax.fori_loop(x - x, x << 24, lambda i, c: c * 3 + x, x),), digest="long"))
+    assert isinstance(sender.next(), Ready)
+    for session, number, value in ((1, 2, 32), (2, 2, 20), (2, 3, 3)):
+        sender.store.put(session, number, jax.device_put(np.uint64(value), jax.local_devices()[0]))
+    sender.receive(IslandLaunch(59, 1, 5, (1,), 59))
+    assert sender.ended(1) == [59]
+    sender.receive(IslandLaunch(60, 1, 5, (2,), 60))
+    for one in pair:
+        one.receive(IslandLaunch(61, 2, 4, (2, 3), 61))
+    assert receiver.ended(1) == [61]
+    assert int(np.asarray(receiver.store.get(2, 61))) == 23
+    assert sender.sent.empty()
+    assert sender.ended(2) == [60, 61]
+    for one in pair:
+        one.receive(DropProgram(1, 4), DropSession(2))
+    sender.receive(DropProgram(1, 5), Drop(1, (2, 59, 60)))
 
 
 def test_a_failure_reaches_the_launch_that_waits_for_it_on_another_host(pair: tuple[Served, Served]) -> None:
