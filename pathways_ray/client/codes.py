@@ -140,6 +140,7 @@ class Pending(NamedTuple):
         with _under(self.settings), tracing_for(self.name, self.mesh), shared_mlir_context(size):
             known: Any = _Known(self.traced)
             made = export.export(known, platforms=self.platforms, disabled_checks=self.disabled)()
+            _check_devices(made.nr_devices, self.mesh)
             return made, bytes(made.serialize())
 
     def size(self) -> int:
@@ -239,6 +240,7 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
         with _under(like.settings), tracing_for("joint", like.mesh), shared_mlir_context(0):
             traced = jitted(joint, shardings, like.mesh).trace(*(one.avals for one in given))
             module, devices = lowered_for_export(traced, like.platforms)
+            _check_devices(devices, like.mesh)
             outputs = [tuple(one.traced.jaxpr.out_avals) for one in given]
             exported = exported_module("joint", b"", [one.avals for one in given], outputs, devices, like.platforms)
             texts = texts_of(module)
@@ -255,27 +257,40 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
         code.set(Made(f"{digest}#{member}", blob, has_loop, is_line))
 
 
+def _check_devices(devices: int, mesh: AbstractMesh) -> None:
+    """Raises `ValueError` where a function for one device was lowered for more: `jitted` says nothing of that one."""
+    if mesh.size == 1 and devices > 1:
+        raise ValueError(
+            f"a sharding inside is over {devices} devices of another mesh, and the slice has 1; name its axes "
+            "(jax.P), or take a slice of more devices"
+        )
+
+
 class _Collections:
     """The number of blocks of `few_collections` that are open in this process, and the thresholds before the first."""
 
     lock = threading.Lock()
     open = 0
     before = gc.get_threshold()
+    meanwhile: tuple[int, ...] | None = None
+    """What was set; None where nothing was."""
 
     @classmethod
     def opened(cls) -> None:
         with cls.lock:
-            if not cls.open:
-                cls.before = gc.get_threshold()
-                if cls.before[0]:
-                    gc.set_threshold(max(cls.before[0], _YOUNG), cls.before[1], _NEVER)
             cls.open += 1
+            found = gc.get_threshold()
+            if cls.open > 1 or not found[0] or found == cls.meanwhile:
+                return
+            cls.before = found
+            gc.set_threshold(max(found[0], _YOUNG), found[1], _NEVER)
+            cls.meanwhile = gc.get_threshold()  # not all Pythons keep the last one
 
     @classmethod
     def closed(cls) -> None:
         with cls.lock:
             cls.open = max(0, cls.open - 1)
-            if not cls.open and gc.get_threshold()[2] == _NEVER:  # else the user has set others
+            if not cls.open and gc.get_threshold() == cls.meanwhile:  # else the user has set others
                 gc.set_threshold(*cls.before)
 
     @classmethod
@@ -296,8 +311,8 @@ os.register_at_fork(after_in_child=_Collections.forked)
 def few_collections() -> Iterator[None]:
     """Has Python look less often for cycles meanwhile, and at new objects alone: tracing makes many of them, and a look
     at all objects of a process with JAX takes 0.1 s, as long as 100 functions do."""
-    _Collections.opened()
     try:
+        _Collections.opened()
         yield
     finally:
         _Collections.closed()

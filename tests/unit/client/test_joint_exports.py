@@ -189,6 +189,25 @@ def _tree(of: Any) -> Any:
     return jax.tree.structure(of)
 
 
+def test_a_sharding_over_other_devices_is_said_of_its_function_alone(session) -> None:
+    """On one device JAX is told nothing of shardings, and would take those of any mesh."""
+    where = session.virtual_slice((1,), ("x",))
+    other = jax.sharding.NamedSharding(jax.sharding.Mesh(np.array(jax.devices()[:2]), ("d",)), P("d"))
+    parts = [pw.compiled(lambda v, k=k: v * k, slice=where) for k in range(3)]
+
+    def elsewhere(v: Any) -> Any:
+        return jax.lax.with_sharding_constraint(v + 1, other)
+
+    guilty = pw.compiled(elsewhere, slice=where)
+    with pytest.raises(TraceError, match=r"elsewhere.* 2 devices"):
+        pw.program(lambda v: guilty(parts[2](parts[1](v))))(V)
+    with pytest.raises(TraceError, match=r"elsewhere.* 2 devices"):
+        guilty(V)
+    for value in (found := pw.program(lambda v: (parts[1](v), parts[2](v)))(V)):
+        assert value.shape == V.shape
+    np.testing.assert_array_equal(np.asarray(found[1]), V * 2)
+
+
 def test_an_ordinary_export_has_no_members() -> None:
     plain = export.export(jax.jit(lambda v: v + 1), platforms=("cpu",))(jnp.asarray(V))
     with pytest.raises(ProgramRefused, match="a tuple for each member"):
