@@ -28,7 +28,7 @@ from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.tracer import is_outside
 from pathways_ray.errors import UsageError
-from pathways_ray.ir.routing import Progress, Send, Start, rounded
+from pathways_ray.ir.routing import Progress, Send, Start, hops_of, rounded
 from pathways_ray.ir.types import Spec
 from pathways_ray.jax_types import partition_spec
 
@@ -218,38 +218,30 @@ class _Routing:
         rows = np.array([max(self.progress.admitted(k)[number], 0) for k in range(len(self.slices))])
         return np.clip(rows - (np.cumsum(counts, 0) - counts), 0, counts)
 
-    def _is_whole(self) -> bool:
-        """Whether the one piece of each destination is its part."""
-        return len(self.sources) == 1 and self.sources[0].shards == 1
-
     def _send(self, send: Send) -> None:
         source, k = self.sources[send.source], send.destination
-        admitted = self._admitted(send.source)[:, k]
-        layout: Spec = self.specs[k]
-        parts = _multiple(self.slices[k], layout)
-        if self._is_whole():
-            rows = self.capacity or rounded(send.rows, parts)
-        elif source.shards % parts == 0:  # the piece of a shard goes to one device, and is one parcel
-            rows = rounded(int(admitted.max()))
-            layout = (layout[0], (), *layout[1:]) if layout else ()
-        else:
-            rows = rounded(int(admitted.max()), parts)
-            layout = ((), *layout) if layout else ()
-        move = _mover(source, self.slices[k], layout, rows, self._is_whole(), k)
-        if (admitted == source.counts[:, k]).all():
-            self.pieces[send.source, k] = move(source.x, source.order, source.said)
-        else:
-            self.pieces[send.source, k] = move(source.x, source.order, source.said, admitted.astype(np.int32))
+        given = self._admitted(send.source)[:, k]
+        limits = np.cumsum([0, *given]).astype(np.int32)
+        rows = self._size(k, send.rows, len(self.sources) == 1)
+        move = _mover(source, self.slices[k], self.specs[k], k, rows, hops_of(given.tolist(), rows))
+        self.pieces[send.source, k] = move(source.x, source.order, source.said, limits)
+
+    def _size(self, k: int, rows: int, is_part: bool = True) -> int:
+        """The size of a part, or of a piece of it, that has some rows."""
+        if self.capacity is not None and is_part:
+            return self.capacity
+        return rounded(rows, _multiple(self.slices[k], self.specs[k]))
 
     def _start(self, start: Start) -> Part:
+        """A destination that has all: the one piece is its part, of several it is put together there."""
         k = start.destination
-        if self._is_whole():
+        if len(self.sources) == 1:
             return Part(self.pieces.pop((0, k)), start.rows)
         came = [number for number in range(len(self.sources)) if (number, k) in self.pieces]
         pieces = [self.pieces.pop((number, k)) for number in came]
-        limits = np.cumsum([0, *(rows for number in came for rows in self._admitted(number)[:, k])]).astype(np.int32)
-        size = self.capacity or rounded(start.rows, _multiple(self.slices[k], self.specs[k]))
-        return Part(_joiner(self.slices[k], self.specs[k], size)(limits, *pieces), start.rows)
+        limits = np.cumsum([0, *(self.progress.admitted(k)[number] for number in came)]).astype(np.int32)
+        join = _joiner(self.slices[k], self.specs[k], self._size(k, start.rows))
+        return Part(join(limits, *pieces), start.rows)
 
 
 def combine(parts: Sequence[Any], handle: Routed | RoutedInside) -> Any:
@@ -331,33 +323,40 @@ def _sorted(x: Any, destination: Any, count: int) -> _Source:
     return _Source(x, where, axes, shards, order, bins, rank, said)
 
 
-def _mover(source: _Source, target: VirtualSlice, layout: Spec, rows: int, whole: bool, number: int) -> Any:
-    """Cuts pieces of `rows` rows for destination `number`, one from each shard, and takes them to its slice; `whole`:
-    the one piece by itself. The function takes the admitted rows of each shard where they are not all."""
-    where, axes, spec = source.where, source.axes, source.x._type.spec
-    key = ("route cut", spec, target, layout, rows, whole, number)
-    if key not in where.functions:
-
-        def cut(x: Any, order: Any, said: Any, *admitted: Any) -> Any:
-            pieces = routed_rows.cut(x, order, said, admitted[0] if admitted else said[:, number], number, rows)
-            return pieces[0] if whole else pieces
-
-        left = spec[1:]
-        made: Spec = ((), *left) if whole else (axes, (), *left)
+def _mover(
+    source: _Source, target: VirtualSlice, layout: Spec, number: int, rows: int, hops: tuple[int, int]
+) -> Any:
+    """Cuts a piece of `rows` rows for destination `number`, and takes it to its slice, in the layout of a part. The
+    function also takes where the rows of each shard begin in it, and where the last ones end. What was made for some
+    hops serves for fewer."""
+    where, axes, spec, shards = source.where, source.axes, source.x._type.spec, source.shards
+    key = ("route cut", spec, target, layout, number, rows)
+    (least, most), move = where.functions.get(key, (hops, None))
+    hops = min(least, hops[0]), max(most, hops[1])
+    if move is None or hops != (least, most):
         by_row = partition_spec((axes,) if axes else ())
-        here = [
-            compiled(
-                cut, slice=where, in_specs=(partition_spec(spec), by_row, by_row, *more), out_specs=partition_spec(made)
-            )
-            for more in ((), (None,))
-        ]
+        taken = (partition_spec(spec), by_row, by_row, partition_spec(()))
+
+        def cut_shards(*given: Any) -> Any:
+            return routed_rows.compacted(*given, number, rows, hops, axes)
+
+        def cut(x: Any, order: Any, said: Any, limits: Any) -> Any:
+            if shards == 1:
+                return routed_rows.cut(x, order, said, limits[1:], number, rows)[0]
+            made = partition_spec((axes, *spec[1:]))
+            run = jax.shard_map(cut_shards, mesh=where.mesh, in_specs=taken, out_specs=made)
+            return run(x, order, said, limits)[:rows]
+
+        made = partition_spec((axes if rows % shards == 0 else (), *spec[1:]))
+        here = compiled(cut, slice=where, in_specs=taken, out_specs=made)
         to = partition_spec(layout)
-        where.functions[key] = program(lambda *given: reshard(here[len(given) - 3](*given), target, to), name="route")
-    return where.functions[key]
+        move = program(lambda *given: reshard(here(*given), target, to), name="route")
+        where.functions[key] = hops, move
+    return move
 
 
 def _joiner(where: VirtualSlice, spec: Spec, size: int) -> Any:
-    """Puts pieces together as one part: what came of each shard, without what padded it."""
+    """Puts pieces together as one part: what came of each source, without what padded it."""
     key = ("route join", spec, size)
     if key not in where.functions:
 

@@ -129,7 +129,7 @@ def _part(where: VirtualSlice, spec: Spec, capacity: int, pieces: Sequence[tuple
 
         def route_join(pieces: Any) -> Any:
             limits = jnp.cumsum(jnp.stack([jnp.int32(0), *(count for _, count in pieces)]))
-            return routed_rows.joined(limits, [piece[None] for piece, _ in pieces], capacity), limits[-1]
+            return routed_rows.joined(limits, [piece for piece, _ in pieces], capacity), limits[-1]
 
         where.functions[key] = compiled(route_join, slice=where, out_specs=(layout, partition_spec(())))
     return Part(*where.functions[key](list(pieces)))

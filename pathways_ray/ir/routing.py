@@ -131,8 +131,21 @@ class Progress:
 
 
 def rounded(rows: int, multiple: int = 1) -> int:
-    """The size of a piece of `rows` rows, a multiple of `multiple`: at most a half, and the multiple, larger."""
+    """The size of a piece of `rows` rows, a multiple of `multiple`: at most a quarter, and the multiple, larger."""
     size = MIN_ROWS
-    while size < rows:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size // 3 * 4
-    return -(-size // multiple) * multiple
+    while 2 * size < rows:
+        size *= 2
+    quarters = 4 if rows <= size else -(-4 * rows // size)
+    return -(-quarters * size // 4 // multiple) * multiple
+
+
+def hops_of(given: Sequence[int], rows: int) -> tuple[int, int]:
+    """How far rows go within their source, whose shards give some each, where these lie one shard's behind the other's
+    in a piece of `rows` rows that is partitioned as the source: at least and at most so many shards down."""
+    mine = -(-rows // len(given))
+    hops, start = {0}, 0
+    for shard, count in enumerate(given):
+        if count:
+            hops |= {shard - start // mine, shard - (start + count - 1) // mine}
+        start += count
+    return min(hops), max(hops)
