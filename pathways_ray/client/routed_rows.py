@@ -88,17 +88,29 @@ def cut(x: Any, order: Any, said: Any, admitted: Any, number: int, rows: int) ->
 
 
 def compacted(
-    x: Any, order: Any, said: Any, limits: Any, number: int, rows: int, hops: tuple[int, int], axes: tuple[str, ...]
+    x: Any,
+    order: Any,
+    said: Any,
+    limits: Any,
+    number: int,
+    rows: int,
+    hops: tuple[int, int],
+    axes: tuple[str, ...],
+    lying: Sequence[int],
 ) -> Any:
     """This shard's part of a piece of `rows` rows for destination `number`, in which the rows of all shards lie one
-    behind the other: a function for `jax.shard_map` over `axes`. Who lies there already is copied once.
+    behind the other: a function for `jax.shard_map`. What lies there already is copied once.
 
     Args:
         limits: [shards + 1]: where the rows of each shard begin in the piece, and where the last ones end.
         hops: rows come from shards so far on at least, and at most.
+        axes: those that the rows are partitioned along, in the order of the mesh: so `jax.lax.ppermute` counts devices.
+        lying: the shard that lies at each of their places.
     """
-    shards, size = limits.shape[0] - 1, -(-rows // (limits.shape[0] - 1))
-    me, first = jax.lax.axis_index(axes), said[0, :number].sum(dtype=jnp.int32)
+    shards = len(lying)
+    size, place_of = -(-rows // shards), np.argsort(lying)
+    me = jnp.asarray(lying, jnp.int32)[jax.lax.axis_index(axes)]
+    first = said[0, :number].sum(dtype=jnp.int32)
     row = jnp.arange(size, dtype=jnp.int32)
 
     def own(begin: Any) -> Any:
@@ -112,7 +124,8 @@ def compacted(
     for hop in range(hops[0], hops[1] + 1):
         if not hop:
             continue
-        ways = [(shard, shard - hop) for shard in range(max(hop, 0), min(shards + hop, shards))]
+        givers = range(max(hop, 0), min(shards + hop, shards))
+        ways = [(int(place_of[shard]), int(place_of[shard - hop])) for shard in givers]
         came = jax.lax.ppermute(own(jnp.maximum(limits[me], here - hop * size)), axes, ways)
         giver = jnp.clip(me + hop, 0, shards - 1)
         begin = jnp.maximum(limits[giver], here)

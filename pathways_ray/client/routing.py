@@ -336,9 +336,12 @@ def _mover(
     if move is None or hops != (least, most):
         by_row = partition_spec((axes,) if axes else ())
         taken = (partition_spec(spec), by_row, by_row, partition_spec(()))
+        in_mesh = tuple(axis for axis in where.axes if axis in axes)
+        sizes = [where.type.axis_size(axis) for axis in axes]
+        lying = np.arange(shards).reshape(sizes).transpose([axes.index(axis) for axis in in_mesh]).ravel().tolist()
 
         def cut_shards(*given: Any) -> Any:
-            return routed_rows.compacted(*given, number, rows, hops, axes)
+            return routed_rows.compacted(*given, number, rows, hops, in_mesh, lying)
 
         def cut(x: Any, order: Any, said: Any, limits: Any) -> Any:
             if shards == 1:

@@ -73,7 +73,7 @@ def test_rows_may_be_of_any_type_and_rank(session: LocalSession, dtype: str, tai
 def test_columns_and_rows_may_both_be_partitioned(session: LocalSession) -> None:
     here, there = session.virtual_slice((2, 2), ("x", "y")), session.virtual_slice((4,), ("z",))
     x = np.arange(160, dtype=np.float32).reshape(40, 4)
-    for spec in (P("x", "y"), P(("y", "x")), P(None, "x")):
+    for spec in (P("x", "y"), P(("x", "y")), P(("y", "x")), P(None, "x")):
         check([x], [chosen("even", 40, 1)], [pw.put(x, here, spec)], [there], spec=P(None, "z"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from pathways_ray.errors import GraphError
 from pathways_ray.ir import routing
-from pathways_ray.ir.routing import Progress, Send, Start, rounded
+from pathways_ray.ir.routing import Progress, Send, Start, hops_of, rounded
 
 
 def exchange(seed: int) -> None:
@@ -140,8 +140,21 @@ def test_events_that_cannot_be_are_refused() -> None:
     assert progress.announce(1, [0, 0]) == [Start(0, 3)]
 
 
-def test_sizes_are_few_and_at_most_a_half_too_large() -> None:
+def test_sizes_are_few_and_at_most_a_quarter_too_large() -> None:
     sizes = [rounded(rows) for rows in range(1, 100_000)]
-    assert all(rows <= size <= max(rows * 3 / 2, routing.MIN_ROWS) for rows, size in enumerate(sizes, 1))
-    assert len(set(sizes)) < 30
-    assert rounded(9, 5) == 15
+    assert all(rows <= size <= max(rows * 5 / 4, routing.MIN_ROWS) for rows, size in enumerate(sizes, 1))
+    assert len(set(sizes)) < 60
+    assert rounded(9, 5) == 10
+    assert rounded(8, 5) == 10
+
+
+def test_hops_are_those_of_every_row() -> None:
+    """Row by row, for random counts of up to six shards."""
+    choose = random.Random(5)
+    for _ in range(300):
+        given = [choose.choice([0, 0, 1, 5, 30]) for _ in range(choose.randint(1, 6))]
+        rows = rounded(sum(given)) + choose.randint(0, 9)
+        mine = -(-rows // len(given))
+        owners = [shard for shard, count in enumerate(given) for _ in range(count)]
+        hops = [0, *(shard - place // mine for place, shard in enumerate(owners))]
+        assert hops_of(given, rows) == (min(hops), max(hops))
