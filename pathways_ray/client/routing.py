@@ -323,9 +323,7 @@ def _sorted(x: Any, destination: Any, count: int) -> _Source:
     return _Source(x, where, axes, shards, order, bins, rank, said)
 
 
-def _mover(
-    source: _Source, target: VirtualSlice, layout: Spec, number: int, rows: int, hops: tuple[int, int]
-) -> Any:
+def _mover(source: _Source, target: VirtualSlice, layout: Spec, number: int, rows: int, hops: tuple[int, int]) -> Any:
     """Cuts a piece of `rows` rows for destination `number`, and takes it to its slice, in the layout of a part. The
     function also takes where the rows of each shard begin in it, and where the last ones end. What was made for some
     hops serves for fewer."""
@@ -340,8 +338,8 @@ def _mover(
         sizes = [where.type.axis_size(axis) for axis in axes]
         lying = np.arange(shards).reshape(sizes).transpose([axes.index(axis) for axis in in_mesh]).ravel().tolist()
 
-        def cut_shards(*given: Any) -> Any:
-            return routed_rows.compacted(*given, number, rows, hops, in_mesh, lying)
+        def cut_shards(x: Any, order: Any, said: Any, limits: Any) -> Any:
+            return routed_rows.compacted(x, order, said, limits, number, rows, hops, in_mesh, lying)
 
         def cut(x: Any, order: Any, said: Any, limits: Any) -> Any:
             if shards == 1:
