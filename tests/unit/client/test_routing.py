@@ -50,8 +50,9 @@ def check(xs: list[Any], tos: list[Any], given: list[pw.Array], places: list[pw.
     return handle
 
 
-@pytest.mark.parametrize("capacity", [None, 7, 12])
-@pytest.mark.parametrize("kind", ["even", "few", "one", "none", "sorted"])
+@pytest.mark.parametrize(
+    ("kind", "capacity"), [("even", 7), ("even", 12), ("few", None), ("one", None), ("none", 7), ("sorted", None)]
+)
 def test_rows_of_shards_lie_one_behind_the_other(session: LocalSession, kind: str, capacity: int | None) -> None:
     """Seven rows do not divide into the shards of the source, and twelve do."""
     here, places = session.virtual_slice((4,), ("x",)), [session.virtual_slice((1,), ("y",)) for _ in range(3)]
@@ -61,8 +62,9 @@ def test_rows_of_shards_lie_one_behind_the_other(session: LocalSession, kind: st
         assert handle.sizes == [capacity * bool(count) for count in handle.counts[0]]
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "int4", "bool", "complex64"])
-@pytest.mark.parametrize("tail", [(), (2, 3), (0,)], ids=["rank 1", "rank 3", "no elements"])
+@pytest.mark.parametrize(
+    ("dtype", "tail"), [("bfloat16", (2, 3)), ("int4", ()), ("bool", (3,)), ("complex64", ()), ("float32", (0,))]
+)
 def test_rows_may_be_of_any_type_and_rank(session: LocalSession, dtype: str, tail: tuple[int, ...]) -> None:
     here, there = session.virtual_slice((2,), ("x",)), session.virtual_slice((2,), ("y",))
     kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
