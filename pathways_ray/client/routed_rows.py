@@ -22,8 +22,11 @@ from pathways_ray.errors import RoutingError
 NOWHERE = -1
 """The destination of a row that goes to no slice."""
 
-BLOCK = 256
+BLOCK = 64
 """Places that are summed up in one loop."""
+
+FEW_ROWS = 4096
+"""Rows of which the sums take no time to speak of; their code is compiled sooner in XLA's own way."""
 
 
 def narrowed(destination: Any) -> Any:
@@ -67,6 +70,8 @@ def _running_sums(which: Any) -> Any:
     """How many are true up to each place of the last axis, as int32. XLA's own way on CPU takes three times as long: it
     halves and interleaves the whole axis again and again; within blocks sums of shifted ones are one loop."""
     length = which.shape[-1]
+    if length <= FEW_ROWS:
+        return jnp.cumsum(which.astype(jnp.int32), -1)
     room = [(0, 0)] * (which.ndim - 1)
     sums = jnp.pad(which, [*room, (0, -length % BLOCK)]).reshape(*which.shape[:-1], -1, BLOCK).astype(jnp.int32)
     shift = 1

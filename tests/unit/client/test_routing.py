@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import context
+from pathways_ray.client import context, routed_rows
 from tests.unit.client.local import LocalSession
 
 
@@ -71,6 +71,19 @@ def test_rows_may_be_of_any_type_and_rank(session: LocalSession, dtype: str, tai
     x = np.random.default_rng(1).integers(0, 2, (24, *tail)).astype(kind)
     spec, part_spec = (P("x"), P("y")) if x.size else (P(), P())  # JAX itself partitions no array without elements
     check([x], [chosen("even", 24, 1)], [pw.put(x, here, spec)], [there], spec=part_spec)
+
+
+@pytest.mark.parametrize("count", [routed_rows.FEW_ROWS, routed_rows.FEW_ROWS + 1000])
+def test_the_order_of_many_rows_is_that_of_few(count: int) -> None:
+    to = np.random.default_rng(3).integers(-1, 4, 2 * count).astype(np.int32)  # 3 is no slice
+    order, bins, rank, said = (np.asarray(one) for one in routed_rows.ordered(to, 2, 3))
+    for shard, mine in enumerate(to.reshape(2, -1)):
+        places = [np.flatnonzero(mine == k) for k in range(3)]
+        flat = np.concatenate(places)
+        np.testing.assert_array_equal(order[shard, : len(flat)], flat)
+        np.testing.assert_array_equal(bins[shard], np.where((mine < 0) | (mine == 3), 3, mine))
+        np.testing.assert_array_equal(rank[shard, flat], np.concatenate([np.arange(len(one)) for one in places]))
+        assert said[shard].tolist() == [*map(len, places), (mine == -1).sum(), (mine == 3).sum(), 3]
 
 
 def test_columns_and_rows_may_both_be_partitioned(session: LocalSession) -> None:
