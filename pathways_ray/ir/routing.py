@@ -140,7 +140,7 @@ def rounded(rows: int, multiple: int = 1) -> int:
 
 
 def hops_of(given: Sequence[int], rows: int) -> tuple[int, int]:
-    """How far rows go within their source, whose shards give some each, where these lie one shard's behind the other's
+    """The way of rows within their source, whose shards give some each, where these lie one shard's behind the other's
     in a piece of `rows` rows that is partitioned as the source: at least and at most so many shards down."""
     mine = -(-rows // len(given))
     hops, start = {0}, 0
