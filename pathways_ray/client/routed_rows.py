@@ -67,7 +67,7 @@ def ordered(destination: Any, shards: int, count: int) -> tuple[Any, Any, Any, A
 
 
 def _running_sums(which: Any) -> Any:
-    """Counts of what is true up to each place of the last axis, as int32. XLA's own way on CPU takes three times as long: it
+    """Counts of what is true up to each place of the last axis, as int32. XLA's own way on CPU takes twice as long: it
     halves and interleaves the whole axis again and again; within blocks sums of shifted ones are one loop."""
     length = which.shape[-1]
     if length <= FEW_ROWS:
