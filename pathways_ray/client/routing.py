@@ -91,8 +91,8 @@ def route(
         y = pw.combine(made, handle)
 
     Only rows move, and only slices that get some take part. The sizes of parts follow from how many rows there are, up
-    to a half more, of a few sizes; so the call waits until it knows that: one small value from each source. It does not
-    wait for the rows.
+    to a quarter more (8 at least), of a few sizes; so the call waits until it knows that: one small value from each
+    source. It does not wait for the rows.
 
     In a `pw.program` it takes a capacity, waits for nothing, and all slices take part: each gets `capacity` rows, zeros
     behind those that came. Counts are values of the program then (`part.count`, `handle.counts`, `handle.dropped`), so

@@ -141,11 +141,14 @@ def rounded(rows: int, multiple: int = 1) -> int:
 
 def hops_of(given: Sequence[int], rows: int) -> tuple[int, int]:
     """The way of rows within their source, whose shards give some each, where these lie one shard's behind the other's
-    in a piece of `rows` rows that is partitioned as the source: at least and at most so many shards down."""
+    in a piece of `rows` rows that is partitioned as the source: the fewest and most shards down. In each direction
+    that is 0, 1, or as far as there is: for each range the way is compiled."""
     mine = -(-rows // len(given))
     hops, start = {0}, 0
     for shard, count in enumerate(given):
         if count:
             hops |= {shard - start // mine, shard - (start + count - 1) // mine}
         start += count
-    return min(hops), max(hops)
+    farthest = len(given) - 1
+    least, most = min(hops), max(hops)
+    return least if least >= -1 else -farthest, most if most <= 1 else farthest
