@@ -9,6 +9,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from pathways_ray.module_functions import DONATING, LAYOUT, add_end, forget, is_laid_out
+
 if TYPE_CHECKING:
     import jax
     import numpy as np
@@ -212,6 +214,7 @@ def compiled_module(
     with_end: bool = False,
     in_memory: bool = False,
     overrides: Sequence[tuple[str, Any]] = (),
+    donated: Sequence[int] | None = None,
 ) -> Any:
     """A module that brings its own shardings, compiled for devices in the order in which it counts them.
 
@@ -219,6 +222,7 @@ def compiled_module(
         with_end: adds a last result, a scalar that depends on nothing, which stands for the computation's end.
         in_memory: has arguments and results lie in memory as the module says; else all lie in C order.
         overrides: options of the compiler, by name.
+        donated: the arguments whose memory it may take, of those that the module donates; None: all of them.
 
     `jax.jit` compiles functions, and would put the module into one of its own. XLA may choose the layouts of those
     arguments and results of which the module says none.
@@ -230,14 +234,21 @@ def compiled_module(
 
     read = module_of(module)
     with read.context:
-        main = next(op for op in read.body.operations if _symbol(op) == "main")
+        main = next(
+            op
+            for op in read.body.operations
+            if "sym_name" in op.attributes and op.attributes["sym_name"].value == "main"
+        )
         if with_end:
-            _add_end(main)
+            add_end(main)
         if not in_memory:
-            _in_c_order(main)
+            forget(main, "arg_attrs", {LAYOUT})
+            forget(main, "res_attrs", {LAYOUT})
+        if donated is not None:
+            forget(main, "arg_attrs", DONATING, donated)
         kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
         free = [
-            [not _is_laid_out(main, name, k) for k in range(len(types))]
+            [not is_laid_out(main, name, k) for k in range(len(types))]
             for name, types in (("arg_attrs", kind.inputs), ("res_attrs", kind.results))
         ]
         grid = np.empty((1, len(devices)), dtype=object)
@@ -250,59 +261,6 @@ def compiled_module(
             options.env_option_overrides = list(overrides)
         together = xla_client.DeviceList(tuple(devices))
         return compiler.backend_compile_and_load(devices[0].client, read, together, options, [])
-
-
-def _add_end(main: Any) -> None:
-    """Has a function return a further scalar."""
-    import numpy as np
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import func, stablehlo
-
-    *_, last = main.regions[0].blocks[0].operations
-    kind = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-    with ir.Location.unknown(), ir.InsertionPoint(last):
-        end = stablehlo.constant(ir.DenseElementsAttr.get(np.zeros((), np.float32).data))
-        func.ReturnOp([*last.operands, end])
-        made = ir.FunctionType.get(kind.inputs, [*kind.results, end.type])
-    last.operation.erase()
-    main.attributes["function_type"] = ir.TypeAttr.get(made)
-    if "res_attrs" in main.attributes:
-        main.attributes["res_attrs"] = ir.ArrayAttr.get([*main.attributes["res_attrs"], ir.DictAttr.get({})])
-
-
-_LAYOUT = "mhlo.layout_mode"
-
-
-def _in_c_order(main: Any) -> None:
-    """Takes away what a function says of how arguments and results lie in memory."""
-    from jaxlib.mlir import ir
-
-    for name in ("arg_attrs", "res_attrs"):
-        if name in main.attributes and any(_LAYOUT in said for said in main.attributes[name]):
-            kept = [{one.name: one.attr for one in said if one.name != _LAYOUT} for said in main.attributes[name]]
-            main.attributes[name] = ir.ArrayAttr.get([ir.DictAttr.get(said) for said in kept])
-
-
-def memory_layouts(main: Any) -> tuple[list[str], list[str]]:
-    """The words of a function on how its arguments and its results lie in memory: "default", "auto", or a layout."""
-    return tuple(  # type: ignore[return-value]
-        [said[_LAYOUT].value if _LAYOUT in said else "default" for said in main.attributes[name]]
-        if name in main.attributes
-        else []
-        for name in ("arg_attrs", "res_attrs")
-    )
-
-
-def _symbol(op: Any) -> str:
-    return op.attributes["sym_name"].value if "sym_name" in op.attributes else ""
-
-
-def _is_laid_out(main: Any, name: str, number: int) -> bool:
-    """Whether a function says how an argument or result of it is laid out over devices."""
-    if name not in main.attributes:
-        return False
-    said = main.attributes[name][number]
-    return "sdy.sharding" in said or "mhlo.sharding" in said
 
 
 def results_made(outputs: Sequence[tuple[jax.ShapeDtypeStruct, NamedSharding]]) -> Callable[[Any], Sequence[Any]]:

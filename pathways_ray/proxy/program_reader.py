@@ -19,10 +19,11 @@ import msgspec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from pathways_ray.compat import compiled_module, exported_module, memory_layouts, module_of, serialized_module
+from pathways_ray.compat import compiled_module, exported_module, module_of, serialized_module
 from pathways_ray.ir.tilings import refined
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.jax_types import dtype_named
+from pathways_ray.module_functions import DONATING, memory_layouts
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.codec import laid_out, mlir_dtype
 from pathways_ray.proxy.descriptors import messages
@@ -151,7 +152,7 @@ def _interface(
     donated = []
     if "arg_attrs" in main.attributes:
         for k, said in enumerate(main.attributes["arg_attrs"]):
-            if "jax.buffer_donor" in said or "tf.aliasing_output" in said:
+            if any(one in said for one in DONATING):
                 donated.append(k)
     return name, meshes, tuple(map(_type, kind.inputs)), tuple(map(_type, kind.results)), donated
 

@@ -113,6 +113,7 @@ SHELLS = {
 # The floors of each package, from the ground up. A folder, or a module beside folders, imports from lower floors only.
 FLOORS = {
     "pathways_ray": [
+        {"module_functions"},
         {"compat", "errors", "jax_hooks", "limits", "liveness", "machine_load", "story", "waits"},
         {"error_page", "ir", "names", "observe", "os_process", "process_log", "worker"},
         {"jax_types", "joint_exports", "transport"},

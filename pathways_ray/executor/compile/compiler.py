@@ -284,6 +284,7 @@ class Compiler:
         compiled = WholeModule(
             self.backend.rewritten(calls[part.function].mlir_module_serialized, len(self.island)),
             list(mesh.devices.flat),
+            executable.donated,
             typed(executable.inputs, executable.input_layouts),
             typed(executable.outputs, executable.output_layouts),
         )

@@ -26,6 +26,8 @@ class WholeModule:
     Args:
         module: serialised StableHLO, with Shardy's attributes.
         devices: of all hosts, in the order in which the module counts them.
+        donated: the arguments whose memory it may take, of those that the module donates. The others live on: callers
+            may have them elsewhere.
         inputs, outputs: the type and the sharding of each argument and result. A scalar comes behind the results, which
             stands for the computation's end, as behind those of any other.
 
@@ -34,9 +36,14 @@ class WholeModule:
     """
 
     def __init__(
-        self, module: bytes, devices: Sequence[jax.Device], inputs: Sequence[Typed], outputs: Sequence[Typed]
+        self,
+        module: bytes,
+        devices: Sequence[jax.Device],
+        donated: Sequence[int],
+        inputs: Sequence[Typed],
+        outputs: Sequence[Typed],
     ) -> None:
-        self._compiled = compiled_module(module, devices, with_end=True)
+        self._compiled = compiled_module(module, devices, with_end=True, donated=donated)
         self._check("argument", self._compiled.get_parameter_shardings(), inputs)
         self._check("result", (self._compiled.get_output_shardings() or [])[:-1], outputs)
         end = jax.ShapeDtypeStruct((), np.float32), NamedSharding(outputs[0][1].mesh, PartitionSpec())

@@ -35,6 +35,10 @@ found["moved"] = np.asarray(jax.device_put(parts[0], jax.devices()[3])).tolist()
 kept = x.addressable_shards[0].data
 y = jax.jit(lambda v: v + 1, donate_argnums=0)(x)
 found["donated"] = [x.is_deleted(), np.asarray(kept).tolist(), float(y[7])]
+fresh = jax.device_put(np.arange(8.0, dtype=np.float32) + 1, y.sharding)
+part = fresh.addressable_shards[0].data
+taken = jax.jit(lambda v: v + 1, donate_argnums=0)(fresh)
+found["kept"] = [fresh.is_deleted(), float(taken[0]), np.asarray(part).tolist()]
 unused = jax.device_put(np.arange(16.0).reshape(8, 2), x.sharding)
 outer = jax.jit(lambda v: v @ v.T, donate_argnums=0)(unused)
 found["unused"] = [unused.is_deleted(), float(unused.sum()), float(outer[7, 7])]
@@ -375,6 +379,7 @@ def test_shards_are_named_put_together_moved_and_given_away(env: dict[str, str])
         "joined": [2.0 * (k + 1) for k in range(8)],
         "moved": [1.0, 2.0],
         "donated": [True, [0.0, 1.0], 8.0],
+        "kept": [True, 2.0, [1.0, 2.0]],
         "unused": [False, 120.0, 421.0],
         "orders": [[True, True, True]] * 3,
         "empty": [[4, 0], "P(None, 'x')"],
