@@ -29,6 +29,18 @@ from pathways_ray.transport.local_sockets import NotLocal
 from pathways_ray.transport.pipes import HostPipe, is_pipe
 from pathways_ray.transport.shared_memory import aligned
 
+MAX_BEHIND_BYTES = 256 << 20
+"""About what a client may have kept behind an array that is read here, beyond which its array is read no further."""
+
+_COMMAND_BYTES = 500
+"""Of a command, without what it names."""
+
+
+def _kept_bytes(command: do.Command) -> int:
+    """About how many bytes of memory a command takes."""
+    names = sum(len(part) for part in command if isinstance(part, tuple))
+    return _COMMAND_BYTES + 50 * names + (len(command.program.data) if isinstance(command, do.Compile) else 0)
+
 
 class _Reading:
     """An array on its way.
@@ -37,7 +49,7 @@ class _Reading:
         over: called by the thread that reads, once nothing more comes.
 
     Raises:
-        Refused: there is no room for it.
+        Refused: there is no room for it, or no thread.
     """
 
     def __init__(self, pipe: ArrayPipe, host_buffers: HostBuffers, over: Callable[[], None]) -> None:
@@ -45,8 +57,14 @@ class _Reading:
         self._kind, self._host_buffers = (pipe.shape, pipe.dtype), host_buffers
         self._size = math.prod(pipe.shape) * pipe.dtype.itemsize
         self._found: np.ndarray[Any, Any] | Status = Status(Code.CANCELLED, "nobody reads it any more")
+        self._refused: Status | None = None
         host_buffers.reserve(self._size)
-        threading.Thread(target=self._read, name="pathways-proxy-put", daemon=True).start()
+        try:
+            threading.Thread(target=self._read, name="pathways-proxy-put", daemon=True).start()
+        except RuntimeError as error:
+            host_buffers.release(self._size)
+            text = f"no thread can be started to read an array of {self._size} bytes: {error}"
+            raise Refused(Code.RESOURCE_EXHAUSTED, text) from None
 
     def _read(self) -> None:
         try:
@@ -65,11 +83,12 @@ class _Reading:
         """The array, once nothing more comes, which counts no longer then. Raises `Refused` where it did not come."""
         self._host_buffers.release(self._size)
         if isinstance(self._found, Status):
-            raise Refused(*self._found)
+            raise Refused(*(self._refused or self._found))
         return self._found
 
-    def end(self) -> None:
-        """Has the thread stop."""
+    def end(self, why: Status | None = None) -> None:
+        """Has the thread stop; `why` is the status of an array that has not come by then."""
+        self._refused = why
         self._end.end()
 
 
@@ -89,13 +108,20 @@ class PipedPuts:
         self._reading: _Reading | None = None
         self._read: _Reading | None = None
         self._behind: deque[do.Command] = deque()
+        self._behind_bytes = 0
         self._closed = False
 
     def holds(self, command: do.Command) -> bool:
-        """Whether a command stands behind an array on its way, and is kept here."""
-        if self._reading is not None:
-            self._behind.append(command)
-        return self._reading is not None
+        """Whether a command stands behind an array on its way, and is kept here. Where many do, the array has failed,
+        so that they need wait no longer."""
+        if self._reading is None:
+            return False
+        self._behind.append(command)
+        self._behind_bytes += _kept_bytes(command)
+        if self._behind_bytes > MAX_BEHIND_BYTES:
+            text = f"more than {MAX_BEHIND_BYTES} bytes of requests stand behind an array that comes too slowly"
+            self._reading.end(Status(Code.RESOURCE_EXHAUSTED, text))
+        return True
 
     def put(self, loaded: Loaded, command: do.Execute) -> Array | None:
         """The array of a call, whose bytes the client writes to a pipe; None where it is read here: the call is carried
@@ -118,6 +144,7 @@ class PipedPuts:
             except NotLocal:  # the host took such ends when the program was compiled
                 self._reading = _Reading(pipe, self._host_buffers, self._resume)
                 self._behind.appendleft(command)
+                self._behind_bytes += _kept_bytes(command)
                 if self._closed:
                     self._reading.end()
                 return None
@@ -130,7 +157,9 @@ class PipedPuts:
         events: list[do.Event] = []
         self._read, self._reading = self._reading, None
         while self._behind and self._reading is None and not self._closed:
-            events += carry(self._behind.popleft())
+            command = self._behind.popleft()
+            self._behind_bytes -= _kept_bytes(command)
+            events += carry(command)
         return events
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from pathways_ray.proxy import events as do
-from pathways_ray.proxy import host_buffers
+from pathways_ray.proxy import host_buffers, piped_puts
 from pathways_ray.proxy.arrays import Code
 from pathways_ray.proxy.handover import NUMBER_BYTES
 from pathways_ray.proxy.programs import PLUGIN_PROGRAM
@@ -149,3 +149,38 @@ def test_a_host_on_this_machine_gets_the_end(client: Client) -> None:
     writer.join(WITHIN_S)
     assert client.value(1) == VALUE.tolist()
     assert client.door.server.account == {"passed_on": 1, "read_here": 0}
+
+
+def test_not_everything_may_stand_behind_an_array_that_does_not_come(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program counts with its module. Beyond the limit the array has failed, and what is behind it goes on."""
+    monkeypatch.setattr(piped_puts, "MAX_BEHIND_BYTES", 1 << 20)
+    pipe, _ = client.put(1)
+    for buffer in range(100, 200):
+        assert client.carry(do.Free((buffer,))) == []
+    assert client.carrier.failed == {}
+    client.carry(do.Compile(2, SimpleNamespace(type_name="none", data=bytes(1 << 20)), None))
+    eventually(lambda: 1 in client.carrier.failed)
+    assert client.carrier.failed[1].code == Code.RESOURCE_EXHAUSTED
+    assert "comes too slowly" in client.carrier.failed[1].message
+    eventually(lambda: client.connection.host_buffers._bytes == 0)
+    whole, _ = client.put(2)
+    whole.write([VALUE])
+    eventually(lambda: 2 in client.carrier.buffers)
+    assert client.carrier.pipes._behind_bytes == 0
+    del pipe
+
+
+def test_an_array_that_no_thread_can_read_is_refused(client: Client) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pipe = Pipe()
+    assert client._socket.send((1).to_bytes(NUMBER_BYTES, "little"), pipe.other)
+    with client.connection._lock, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        (broken,) = client.carrier.carry_out(do.Execute(PROGRAM, (), (1,), ()))
+    assert isinstance(broken, do.Broken)
+    assert broken.failure.code == Code.RESOURCE_EXHAUSTED
+    assert client.connection.host_buffers._bytes == 0
