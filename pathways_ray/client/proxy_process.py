@@ -6,6 +6,7 @@ started with is the command line `pathways proxy`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -60,19 +61,21 @@ class ProxyProcess:
         return json.loads(line)
 
     def stop(self) -> None:
-        """Ends the proxy, and the sessions of its clients."""
+        """Ends the proxy, and the sessions of its clients. One that does not end in time is killed, and leaves no
+        account."""
         if self._process.stdin is not None:
             self._process.stdin.close()
+        out = self._process.stdout
+        assert out is not None
         try:
             self._process.wait(STOP_LIMIT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        out = self._process.stdout
-        if out is not None and not out.closed:
-            if said := out.read():
-                self.account = json.loads(said)
-            out.close()
+            out.close()  # unread: a child that lives on may have the other end
+        if not out.closed:
+            with out, contextlib.suppress(ValueError):  # it may have ended in the midst of a line
+                self.account = json.loads(out.read())
 
     def __enter__(self) -> Self:
         return self
