@@ -73,14 +73,13 @@ class Suite:
         }
         self.proxied = {key: value for key, value in self.plain.items() if key != "JAX_NUM_CPU_DEVICES"}
 
-    def chosen(self, name: str, choice: dict[str, Any], file: dict[str, Any]) -> str:
-        """Chooses tests of a file; returns the worker's last lines where it could not."""
+    def chosen(self, name: str, choice: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        """Chooses tests of a file; the worker's last lines where it could not."""
         lines, _, tail = self._lines(name, choice, self.plain)
         chosen = [test for test, outcome in lines if outcome == CHOSEN]
         if not chosen:
-            return tail or "there was no time"
-        file |= {"tests": int(chosen[0]), "selected": chosen[1:]}
-        return ""
+            return {}, tail or "there was no time"
+        return {"tests": int(chosen[0]), "selected": chosen[1:]}, ""
 
     def outcomes(self, name: str, tests: Sequence[str], environment: dict[str, str]) -> dict[str, str]:
         """The outcome of each test, of as many as there was time for. A process that ends early is replaced."""
@@ -179,9 +178,14 @@ def compare(suite: Suite, asked: argparse.Namespace, result: dict[str, Any]) -> 
     with ThreadPoolExecutor(asked.workers) as workers:
         begun = []
         for name in asked.files:
-            file = result["files"].setdefault(name, {"tests": 0, "plain": {}, "proxy": {}})
-            if not file.get("selected") and (why := suite.chosen(name, choice, file)):
-                print(f"{name}: not run, see below\n{why}", flush=True)
+            with lock:  # workers save the result
+                file = result["files"].setdefault(name, {"tests": 0, "plain": {}, "proxy": {}})
+            if not file.get("selected"):
+                found, why = suite.chosen(name, choice)
+                with lock:
+                    file |= found
+                if why:
+                    print(f"{name}: not run, see below\n{why}", flush=True)
             wanted = file.get("selected", ())
             begun += [workers.submit(run, name, wanted[k : k + SHARD]) for k in range(0, len(wanted), SHARD)]
         try:

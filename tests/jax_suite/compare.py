@@ -81,6 +81,14 @@ def compared(file: Mapping[str, Any]) -> dict[str, str]:
     return {test: said for test, said in file["proxy"].items() if PASSED in (said, plain.get(test))}
 
 
+_UNKNOWN = Reason("not known yet", "does not pass through the proxy; plain CPU has not run it")
+
+
+def unknown(file: Mapping[str, Any]) -> list[str]:
+    """A file's tests that do not pass through the proxy and that plain CPU has not run: there was no time."""
+    return [test for test, said in file["proxy"].items() if said != PASSED and test not in file["plain"]]
+
+
 def table(result: Mapping[str, Any]) -> str:
     """Markdown: passes by file, reasons of what does not pass, and every such test."""
     lines = ["| file | tests | run | pass on plain CPU or here | through the proxy | |", "|---|---|---|---|---|---|"]
@@ -98,6 +106,8 @@ def table(result: Mapping[str, Any]) -> str:
                 reason = reason_of(test, outcome)
                 reasons[reason] += 1
                 failed.append((name, test, reason))
+        reasons.update([_UNKNOWN] * len(unknown(file)))
+        failed += [(name, test, _UNKNOWN) for test in unknown(file)]
     share = f"{total[1] / total[0]:.1%}" if total[0] else ""
     lines += [f"| all | | | {total[0]} | {total[1]} | {share} |", "", "| whose | reason | tests |", "|---|---|---|"]
     lines += [f"| {reason.whose} | {reason.text} | {count} |" for reason, count in reasons.most_common()]
