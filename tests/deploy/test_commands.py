@@ -156,7 +156,8 @@ def test_the_head_of_kuberay_starts_the_runtime_and_starts_it_again(python, mach
     start = (
         f"ray start --head --block --port={machine['RAY_PORT']} --node-ip-address=127.0.0.1 --include-dashboard=false"
     )
-    pod = {**machine, "POD_IP": "127.0.0.1", "KUBERAY_GEN_RAY_START_CMD": start}
+    said = {one["name"]: one["value"] for one in container["env"] if "value" in one}
+    pod = {**machine, **said, "POD_IP": "127.0.0.1", "KUBERAY_GEN_RAY_START_CMD": start}
     url = f"grpcs://127.0.0.1:{machine['PATHWAYS_PORT']}"
     for _ in range(2):
         head = shell(python, pod, "-c", line)
