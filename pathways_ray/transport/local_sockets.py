@@ -57,8 +57,9 @@ class Invitation(NamedTuple):
 
 def received(connection: socket.socket) -> tuple[bytes, SharedFile | None]:
     """The next message and the file that came with it; b"" at the end. Raises `OSError`."""
-    space = _room.space
+    space = _room.space  # that of all sockets of the thread
     size, others, flags, _ = connection.recvmsg_into((space,), _DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC)
+    message = bytes(space[:size])
     found: list[SharedFile] = []
     for level, kind, body in others:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -67,7 +68,7 @@ def received(connection: socket.socket) -> tuple[bytes, SharedFile | None]:
             found += [SharedFile(number) for number in numbers]
     if flags & _CUT or len(found) > 1:
         raise OSError("a message that is too long, or more files than one, came")
-    return bytes(space[:size]), found[0] if found else None
+    return message, found[0] if found else None
 
 
 def _with(file: SharedFile | None) -> list[tuple[int, int, Any]]:

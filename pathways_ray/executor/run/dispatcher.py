@@ -38,7 +38,7 @@ from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
-from pathways_ray.executor.run.watchers import Watched, Watcher
+from pathways_ray.executor.run.watchers import Watched, Watcher, kept_by_earlier
 from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
@@ -112,6 +112,7 @@ class Dispatcher:
         self._begun = 0.0
         self._behind = 0
         self._busy_until: dict[Device, float] = {}
+        self._passing_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
         self._early_ran: dict[int, tuple[float, float]] = {}
         self._passed: dict[int, float] = {}
@@ -122,8 +123,7 @@ class Dispatcher:
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
-        watchers = list(self._watchers.values())  # other threads call this while the dispatcher adds a watcher
-        return sum([watcher.queued.qsize() for watcher in watchers])
+        return sum([watcher.queued.qsize() for watcher in list(self._watchers.values())])  # a list: others add to them
 
     def observe(self, observer: LaunchObserver) -> None:
         """Has an observer see the launches that come from now on."""
@@ -312,13 +312,14 @@ class Dispatcher:
         """The microseconds that a launch has taken on the devices, where what is watched was complete at `now`.
 
         The first launch in a device queue runs from when the dispatcher began with it, since devices work while the
-        rest of a launch is enqueued, and the queues may be short; one behind it, from when that before it ended.
+        rest is enqueued, and queues may be short; one behind it, from when that before it ended. One that passes what
+        keeps a device releases nothing; such launches take turns among themselves.
         """
-        busy = self._busy_until
-        start = watched.begun
+        start, kept = watched.begun, kept_by_earlier(watched, self._watchers)
         for device in watched.program.plan.own_devices:
-            start = max(start, busy.get(device, 0.0))
-            busy[device] = now
+            until = self._passing_until if device in kept else self._busy_until
+            start = max(start, until.get(device, 0.0))
+            until[device] = now
         seconds = now - start
         if watched.sequence >= 0:
             self.ran.add(watched.sequence, start, now)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import queue
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.ir.plan import Device
 
 LONG_S = 0.001
 """What only moves data does not wait for a launch whose program took as long the last time. To hand it to another
@@ -82,10 +83,35 @@ class Watcher:
     @property
     def takes_long(self) -> bool:
         """Whether one of them is expected to have its devices for `LONG_S` or more."""
-        return any(watched.program.seconds >= LONG_S for watched in self.snapshot())
+        while not self.is_idle:
+            try:
+                return any(watched.program.seconds >= LONG_S for watched in self._incomplete)
+            except RuntimeError:  # it changed meanwhile
+                continue
+        return False
 
     @property
     def may_answer(self) -> bool:
         """Whether a launch that is added now is waited for behind none on other devices, for which fetches of its
         results would wait too."""
         return self.is_idle or not self.is_shared
+
+
+def kept_by_earlier(watched: Watched, watchers: Mapping[Any, Watcher]) -> set[Device]:
+    """The devices that launches before this one still have on, of those that share some with it: it has passed them
+    there, as what only moves data does. Within a watcher none passes another."""
+    kept: set[Device] = set()
+    if len(watchers) < 2:
+        return kept
+    plan = watched.program.plan
+    for devices, watcher in list(watchers.items()):
+        if watcher.is_idle or devices == plan.watched_with:
+            continue
+        if not watcher.is_shared and set(devices).isdisjoint(plan.own_devices):
+            continue
+        for one in watcher.snapshot():
+            if one.begun >= watched.begun:
+                break
+            if one.sequence != watched.sequence and not one.is_complete:
+                kept.update(one.program.plan.own_devices)
+    return kept

@@ -460,6 +460,35 @@ def test_what_is_over_behind_a_launch_that_keeps_its_device_frees_nothing(host: 
             assert beat.running[0].ms > 90_000
 
 
+def test_what_passes_a_launch_on_some_of_its_devices_frees_none_of_them(host: Served) -> None:
+    """
+    1. A launch keeps device 0. Others of devices 0 and 1, which another thread watches, pass it one after the other.
+    2. The limit of the first goes on, and it is charged from its beginning. The others are charged once for their time.
+    """
+    ready = [False]
+    value: Any = SimpleNamespace(is_ready=lambda: ready[0])
+    one, both = (Device(0, 98),), (Device(0, 98), Device(0, 99))
+
+    def watched(sequence: int, devices: tuple[Device, ...], begun: float, values: list[Any]) -> Watched:
+        program: Any = SimpleNamespace(plan=SimpleNamespace(own_devices=devices, watched_with=devices))
+        return Watched(sequence, values, program, begun)
+
+    dispatcher, watchers = host.dispatcher, {one: Watcher(), both: Watcher()}
+    now = time.perf_counter()
+    long = watched(901, one, now - 100, [value])
+    watchers[one].add(long)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dispatcher, "_watchers", watchers)
+        charged = [dispatcher._taken(watched(902 + k, both, now - 50 + k, []), now - 40 + k) for k in range(3)]
+        assert charged == pytest.approx([10e6, 1e6, 1e6])
+        beat = dispatcher.heartbeat()
+        assert [entry.sequence for entry in beat.running] == [901]
+        assert beat.running[0].ms >= 100_000
+        ready[0] = True
+        assert dispatcher._taken(long, now) == pytest.approx(100e6)
+        assert dispatcher._taken(watched(905, both, now - 10, []), now + 1) == pytest.approx(1e6)
+
+
 @pytest.fixture(scope="module")
 def pair(wide_types: None) -> tuple[Served, Served]:
     """Hosts 0 and 1, each an island, with program 1 from `programs_of_two_islands`."""
