@@ -320,7 +320,7 @@ class Dispatcher:
             until = self._passing_until if device in kept else self._busy_until
             start = max(start, until.get(device, 0.0))
             until[device] = now
-        seconds = now - start
+        seconds = max(now - start, 0.0)
         if watched.sequence >= 0:
             self.ran.add(watched.sequence, start, now)
         else:
