@@ -263,8 +263,9 @@ def test_a_message_behind_one_that_may_be_said_shorter_leaves_with_it_by_the_thr
     assert not pump.is_alive()
 
 
-def test_many_messages_that_are_not_urgent_do_not_wait_for_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_links, "LINGER_S", 3600.0)
+@contextlib.contextmanager
+def pumped() -> Iterator[tuple[thread_links.Outbox, queue.SimpleQueue[bytes]]]:
+    """An outbox with the thread of a link, which has ended at the end, and what is written."""
     written: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def write(data: bytes, wait: bool) -> bool:
@@ -276,12 +277,18 @@ def test_many_messages_that_are_not_urgent_do_not_wait_for_one_that_is(monkeypat
     outbox.attach(write, direct=True)
     pump = threading.Thread(target=outbox.pump, daemon=True)
     pump.start()
-    for number in range(thread_links.MAX_LINGERING + 1):
-        outbox.send_later(Completed((number,)))
-    assert written.get(timeout=LIMIT_S)
+    yield outbox, written
     outbox.close()
     pump.join(LIMIT_S)
     assert not pump.is_alive()
+
+
+def test_many_messages_that_are_not_urgent_do_not_wait_for_one_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_links, "LINGER_S", 3600.0)
+    with pumped() as (outbox, written):
+        for number in range(thread_links.MAX_LINGERING + 1):
+            outbox.send_later(Completed((number,)))
+        assert written.get(timeout=LIMIT_S)
 
 
 def test_each_message_that_is_not_urgent_leaves_whether_those_before_it_have_just_left_or_long_ago(
@@ -289,24 +296,11 @@ def test_each_message_that_is_not_urgent_leaves_whether_those_before_it_have_jus
 ) -> None:
     monkeypatch.setattr(thread_links, "LINGER_S", 0.001)
     monkeypatch.setattr(thread_links, "PING_S", 3600.0)  # or this would wake the thread of the link
-    written: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-
-    def write(data: bytes, wait: bool) -> bool:
-        if data:
-            written.put(data)
-        return True
-
-    outbox = thread_links.Outbox()
-    outbox.attach(write, direct=True)
-    pump = threading.Thread(target=outbox.pump, daemon=True)
-    pump.start()
-    for number in range(300):
-        outbox.send_later(Completed((number,)))
-        assert written.get(timeout=LIMIT_S)
-        time.sleep(number % 30 * 1e-4)  # it lingers still, stops just now, or has stopped
-    outbox.close()
-    pump.join(LIMIT_S)
-    assert not pump.is_alive()
+    with pumped() as (outbox, written):
+        for number in range(300):
+            outbox.send_later(Completed((number,)))
+            assert written.get(timeout=LIMIT_S)
+            time.sleep(number % 30 * 1e-4)  # it lingers still, stops just now, or has stopped
 
 
 def test_who_speaks_before_it_has_shown_that_it_is_the_right_one_is_not_listened_to_for_long() -> None:
