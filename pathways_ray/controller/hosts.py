@@ -82,29 +82,41 @@ class Hosts:
         the program that was the cause."""
         tables = self.tables
         host = tables.hosts.get(message.host)
+        if host is not None and not host.epoch:
+            # Nothing is there but launches of before: once it is up, nobody else would tell their end.
+            _, others, overdue = self._failures(host, message)
+            return Settled(self.outcomes.inherited.island_lost(host.island, others, overdue), [])
         if host is None or host.epoch != message.epoch or host.down_since is not None:
             return Settled([], [])
         commands = self._away(host, "host lost", message.kind, message.reason)
         commands += [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in tables.sessions]
-        members = [h.host for h in tables.hosts.values() if h.island == host.island]
-        seen = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=frozenset(members))
-        text = f"host {host.host} was lost: {message.reason}"
-        failure = lost = Failure("HostLost", text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
-        if message.kind != "HostLost":  # its scheduler ended it, for what launches did
-            text = f"{message.reason}. The hosts of island {host.island} start again"
-            failure = msgspec.structs.replace(lost, kind=message.kind, message=text)
+        failure, others, overdue = self._failures(host, message)
         not_compiled = self.preparation.host_down(message, failure)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        if message.kind == "LaunchTimeout":
-            settled = self._fail_launches(host.island, lost, dict.fromkeys(message.candidates, failure))
-        else:
-            settled = self._fail_launches(host.island, failure)
+        settled = self._fail_launches(host.island, others, overdue)
         commands += settled.commands
         text = f"the buffer was on host {host.host}, which is gone: {message.reason}"
         for session in tables.sessions.values():
             commands += self._lose_buffers(session, host, text)
         waiting = [s for p in not_compiled if (s := tables.sessions.get(p.session)) is not None]
         return Settled(commands, [*settled.sessions, *waiting])
+
+    def _failures(self, host: HostState, message: HostDown) -> tuple[Failure, Failure, dict[int, Failure]]:
+        """The failure that a host ended with, that of launches on its island, and those of launches that were over a
+        limit."""
+        tables = self.tables
+        members = frozenset(h.host for h in tables.hosts.values() if h.island == host.island)
+        seen = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=members)
+        text = f"host {host.host} was lost: {message.reason}"
+        lost = Failure("HostLost", text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
+        if message.kind == "HostLost":
+            return lost, lost, {}
+        # Its scheduler ended it, for what launches did.
+        text = f"{message.reason}. The hosts of island {host.island} start again"
+        failure = msgspec.structs.replace(lost, kind=message.kind, message=text)
+        if message.kind == "LaunchTimeout":
+            return failure, lost, dict.fromkeys(message.candidates, failure)
+        return failure, failure, {}
 
     def _away(self, host: HostState, event: str, kind: str, reason: str) -> list[Send]:
         """A host can be used no more, or not for now."""

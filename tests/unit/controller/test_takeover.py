@@ -100,6 +100,15 @@ class Successor(CoreHarness):
             commands += self.comes(host, Holds({SESSION: tuple(held.get(f"h{host}", ()))}, (3,)))
         return commands
 
+    def wait_until(self, time: float) -> list[Command]:
+        """Time passes, and all schedulers that have come are heard of; the commands of the last tick."""
+        commands: list[Command] = []
+        while self.now < time:
+            for island in list(self.core.islands.links):
+                self.from_island(island)
+            commands = self.tick(min(self.now + 1.0, time))
+        return commands
+
     def ask(
         self,
         *kept: KeptBuffers,
@@ -238,15 +247,58 @@ def test_a_launch_of_before_fails_where_a_host_of_its_island_stays_away() -> Non
         front.comes(host, Holds({SESSION: ()}, ()))
     front.connect(ISLAND_OF_HOST[3])
     front.from_island(ISLAND_OF_HOST[3], IslandOutcomes((outcome(1, runs=True),)))
-    front.from_island(ISLAND_OF_HOST[3], HostDown(3, 5, "it is gone"))
-    front.tick(1.0 + GATHER_LIMIT_S)
+    front.wait_until(1.0 + GATHER_LIMIT_S)
     found = reply(front.ask(unanswered=(Unanswered(1, (21,), (kept(21),)),)))
     assert isinstance(found, SessionResumed)
     assert found.running == (1,)
-    commands = front.tick(1.5 + HOST_ABSENCE_LIMIT_S)
+    commands = front.wait_until(1.5 + HOST_ABSENCE_LIMIT_S)
     (failed,) = [m for m in sent(commands) if isinstance(m, LaunchFailed)]
     assert (failed.launch, failed.failure.kind) == (1, "HostLost")
     assert "host 3 has been down for" in failed.failure.message
+
+
+@pytest.mark.parametrize("kind", ["HostLost", "LaunchTimeout"])
+def test_launches_of_before_fail_with_a_host_that_this_controller_has_not_heard_of(kind: str) -> None:
+    """
+    1. Host 0 says nothing to this controller, as it is stopped; host 1 of its island does. Two launches run there.
+    2. Host 0 is lost, and a new process comes for it. The client hears of both at once: the one that was over its limit
+       has that failure.
+    3. The loss is told once more, with the other host's: nobody hears of anything, and the new process stays.
+    """
+    front = Successor()
+    front.tick(1.0)
+    for host in (1, 2, 3):
+        front.comes(host, Holds({SESSION: ()}, ()))
+    island = ISLAND_OF_HOST[0]
+    assert ISLAND_OF_HOST[1] == island
+    front.from_island(island, IslandOutcomes((outcome(1, runs=True), outcome(2, runs=True))))
+    front.wait_until(1.0 + GATHER_LIMIT_S)
+    found = reply(front.ask(unanswered=tuple(Unanswered(n, (20 + n,), (kept(20 + n),)) for n in (1, 2))))
+    assert isinstance(found, SessionResumed)
+    assert found.running == (1, 2)
+    gone = HostDown(0, 5, "it did not answer", kind, (1001,))
+    commands = front.from_island(island, gone, HostUp(0, 6, "t0", "d0", 2, 200))
+    failed = {m.launch: m.failure.kind for m in sent(commands) if isinstance(m, LaunchFailed)}
+    assert failed == {1: kind, 2: "HostLost"}
+    assert not front.core.launches.sessions[SESSION].lives(21)
+    commands = front.from_island(island, HostDown(1, 5, "its island"), gone)
+    assert not [m for m in sent(commands) if isinstance(m, LaunchFailed)]
+    assert front.core.launches.hosts[0].down_since is None
+
+
+def test_a_launch_of_before_fails_with_its_scheduler_where_its_host_has_not_come() -> None:
+    """The host joins another scheduler, which knows nothing of the launch: it could tell nobody how it ended."""
+    front = Successor()
+    for host in (0, 1, 2):
+        front.comes(host, Holds({SESSION: ()}, ()))
+    island = ISLAND_OF_HOST[3]
+    front.connect(island)
+    front.from_island(island, IslandOutcomes((outcome(1, runs=True),)))
+    front.handle(IslandDisconnected(island, island, "its scheduler"))
+    front.comes(3, Holds({SESSION: ()}, ()))
+    found = reply(front.ask(unanswered=(Unanswered(1, (21,), (kept(21),)),)))
+    assert isinstance(found, SessionResumed)
+    assert [(launch, failure.kind) for launch, failure in found.failed] == [(1, "HostLost")]
 
 
 def test_what_schedulers_know_is_forgotten_once_nobody_can_come_for_it() -> None:
