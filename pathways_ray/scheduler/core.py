@@ -139,7 +139,9 @@ class SchedulerCore:
             case wire.Ready():
                 self.deadlines.compiling.pop((host, message.program), None)
                 return [events.ToController(message)]
-            case wire.Enqueued() | wire.Stored() | wire.Decided() | wire.Examined():
+            case wire.Enqueued():
+                return list(self.order.enqueued(host, message))
+            case wire.Stored() | wire.Decided() | wire.Examined():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._carry_out(self.check.compare(self.order.outstanding, self.members.hosts, host, message))

@@ -209,6 +209,17 @@ class IslandOrder:
         self.story.note_launch(Entry(self.now, f"barrier {release.barrier}", failure, "", 0, release.sequence))
         return [ToHosts(release)]
 
+    def enqueued(self, host: int, message: wire.Enqueued) -> list[Command]:
+        """Passes on that a gang is enqueued once every host says so: those without a part in it say so at once."""
+        record = self.outstanding.get(message.sequence)
+        if record is not None:
+            said = record.enqueued.setdefault(message.first, set())
+            said.add(host)
+            if not record.hosts <= said:
+                return []
+            del record.enqueued[message.first]
+        return [ToController(message)]
+
     def done(self, host: int, message: wire.Done) -> list[Decision]:
         """Notes that `host` completed launches, and reports those that every host has completed.
 

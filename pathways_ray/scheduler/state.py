@@ -123,7 +123,8 @@ class PartialFailure:
 class Outstanding:
     """A launch with the hosts, which got it at time `at`; its tenant was charged already with `charge` device seconds.
     `hosts` have yet to complete it; `device_us` is the longest time on the devices of one of the others, and
-    `succeeded` says whether one of them completed it without failure."""
+    `succeeded` says whether one of them completed it without failure. `enqueued` has, by gang, the hosts that have it
+    on their device queues, where gangs come one at a time."""
 
     hosts: set[int]
     launch: IslandLaunch
@@ -136,3 +137,4 @@ class Outstanding:
     succeeded: bool = False
     failed: PartialFailure | None = None
     barriers: dict[int, InputBarrier] = field(default_factory=dict)
+    enqueued: dict[int, set[int]] = field(default_factory=dict)

@@ -233,6 +233,18 @@ def test_hosts_that_disagree_restart_their_island(first_to_speak: str) -> None:
     assert sorted(command.host for command in commands if isinstance(command, Kill)) == [0, 1]
 
 
+def test_a_gang_is_enqueued_when_all_hosts_say_so() -> None:
+    """Sequential dispatch: a host without a part in a gang says at once that it has enqueued it, and the next one may
+    not begin before those that have one say so."""
+    island = serving(0, 1, 2)
+    island.from_controller(run(1, 0, 1))
+    for host in (2, 0):
+        assert told(island.from_host(host, 1, Enqueued(1, 0))) == []
+    assert told(island.from_host(1, 1, Enqueued(1, 0))) == [Enqueued(1, 0)]
+    island.from_controller(run(1, 1, 1))
+    assert told(island.from_host(1, 1, Enqueued(1, 1))) == []
+
+
 def test_news_of_hosts_are_passed_on() -> None:
     island = serving(0, 1)
     assert told(island.from_host(0, 1, Ready(0, 7, 100))) == [Ready(0, 7, 100)]
