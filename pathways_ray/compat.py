@@ -27,7 +27,34 @@ def gloo_listens_at(address: str) -> None:
     from jaxlib import _jax
 
     made_by_jax = _jax.make_gloo_tcp_collectives
-    _jax.make_gloo_tcp_collectives = functools.partial(made_by_jax, hostname=address.strip("[]"))
+
+    def make(**given: Any) -> Any:
+        with interrupting_nobody():
+            return made_by_jax(**given, hostname=address.strip("[]"))
+
+    _jax.make_gloo_tcp_collectives = make
+
+
+@contextlib.contextmanager
+def interrupting_nobody() -> Iterator[None]:
+    """Has threads that are made inside take no core from another one when they wake: they wait for a free core, or for
+    the end of a turn (`SCHED_BATCH`).
+
+    That is for the thread in which gloo reads its sockets. It is woken by what other hosts send, often while a thread
+    of this one is in a call that has the lock of the same connection. Had it taken the core of that one, it would try
+    the lock again and again until its turn ends, some milliseconds later, and so keep the other from giving it back:
+    `Pair::handleEvents` of `gloo/transport/tcp` goes back where it does not get the lock, and is called again at once.
+    """
+    before: tuple[int, os.sched_param] | None = None
+    with contextlib.suppress(OSError):  # a sandbox may not allow any of these; then it is as before, and slower
+        before = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    try:
+        yield
+    finally:
+        if before is not None:
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(0, *before)
 
 
 def compile_once_for_alike_devices() -> None:
@@ -145,11 +172,22 @@ def array_of(
     The public way is a `jax.device_put` for each shard and an array of the results, at four times the cost or more (116
     us for a scalar).
     """
+    return array_maker(shape, shards[0].dtype, sharding, devices)(shards)
+
+
+def array_maker(
+    shape: tuple[int, ...], dtype: np.dtype[Any], sharding: NamedSharding, devices: Sequence[jax.Device]
+) -> Callable[[Sequence[np.ndarray[Any, Any]]], jax.Array]:
+    """Makes what makes such arrays of their shards, as `array_of` does: of many the type is found out once."""
     import jax
     from jaxlib import _jax
 
-    kind = jax.core.ShapedArray(shape, shards[0].dtype)
-    made: jax.Array = _jax.batched_device_put(kind, sharding, list(shards), list(devices), True, enable_x64=True)
+    kind, where, put = jax.core.ShapedArray(shape, dtype), list(devices), _jax.batched_device_put
+
+    def made(shards: Sequence[np.ndarray[Any, Any]]) -> jax.Array:
+        array: jax.Array = put(kind, sharding, list(shards), where, True, enable_x64=True)
+        return array
+
     return made
 
 

@@ -228,7 +228,7 @@ class HostExecutor(Inspectable):
                 try:
                     for data in link:
                         alone_since = 0.0
-                        self.dispatcher.inbox.put(TO_HOST.decode_batch(data))
+                        self.dispatcher.take(TO_HOST.decode_batch(data))
                 except Exception as error:
                     print(f"host {self.host}: the scheduler's stream ended: {error}", flush=True)
                 alone_since = alone_since or time.monotonic()
@@ -252,7 +252,7 @@ class HostExecutor(Inspectable):
             except (ray.exceptions.RayError, LinkLost):
                 continue
             self.found = outbox
-            self.dispatcher.inbox.put([SchedulerFound()])
+            self.dispatcher.take([SchedulerFound()])
             return link
         return None
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.calls.limit import Limit
 from pathways_ray.executor.calls.printed import Printed
 from pathways_ray.executor.calls.reaper import END_LIMIT_S
 from pathways_ray.transport.host_calls import ANSWER, Ended, HostCall, Local, receive, receive_array, send
@@ -57,6 +58,7 @@ class FunctionProcess:
         self._calls: IO[bytes] | None = None
         self._answers: IO[bytes] | None = None
         self._known: set[str] = set()
+        self._limit = Limit(self.kill)
 
     @property
     def pid(self) -> int:
@@ -78,38 +80,28 @@ class FunctionProcess:
             CallFailed: it raised, gave something else than `outputs` say, ended its process, or took longer than
                 `limit_s`; then its process is killed, and the next call starts another one.
         """
-        late = threading.Event()
         if self._process is not None and self._process.poll() is not None:
             self.close()  # what an earlier call has left in it has ended it
         starts = self._process is None
-
-        def end() -> None:
-            late.set()
-            self.kill()
-
-        timer = threading.Timer(limit_s + (START_LIMIT_S if starts else 0.0), end)
-        timer.daemon = True
-        timer.start()
-        try:
-            if starts:
-                self._start()
-            assert self._calls is not None
-            assert self._answers is not None
-            kinds = tuple((array.dtype.name, array.shape) for array in inputs)
-            code = b"" if digest in self._known else function
-            send(self._calls, HostCall(name, digest, code, kinds, tuple(outputs)), inputs)
-            answer = ANSWER.decode(receive(self._answers, MAX_ANSWER_BYTES))
-            if answer.ends:
-                self.close()
-            if answer.error:
-                story = tuple(answer.traceback.rstrip().split("\n"))
-                raise CallFailed(Failure("HostFunctionError", answer.error, story=story))
-            self._known.add(digest)
-            return [receive_array(self._answers, kind) for kind in outputs]
-        except (Ended, OSError, ValueError) as error:
-            raise CallFailed(self._ended(name, limit_s if late.is_set() else 0.0, error)) from None
-        finally:
-            timer.cancel()
+        with self._limit.of(limit_s + (START_LIMIT_S if starts else 0.0)):
+            try:
+                if starts:
+                    self._start()
+                assert self._calls is not None
+                assert self._answers is not None
+                kinds = tuple((array.dtype.name, array.shape) for array in inputs)
+                code = b"" if digest in self._known else function
+                send(self._calls, HostCall(name, digest, code, kinds, tuple(outputs)), inputs)
+                answer = ANSWER.decode(receive(self._answers, MAX_ANSWER_BYTES))
+                if answer.ends:
+                    self.close()
+                if answer.error:
+                    story = tuple(answer.traceback.rstrip().split("\n"))
+                    raise CallFailed(Failure("HostFunctionError", answer.error, story=story))
+                self._known.add(digest)
+                return [receive_array(self._answers, kind) for kind in outputs]
+            except (Ended, OSError, ValueError) as error:
+                raise CallFailed(self._ended(name, limit_s if self._limit.is_over else 0.0, error)) from None
 
     def _ended(self, name: str, limit_s: float, error: Exception) -> Failure:
         """The reason for which a call has no answer, after which the process is gone."""
@@ -178,6 +170,7 @@ class FunctionProcess:
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._calls = self._answers = None
+        self._limit.close()
 
 
 def _shown(status: int) -> str:

@@ -2,7 +2,8 @@
 
 - *Threads.* A collective holds one thread per device until all have arrived (`pool_threads`). On a small machine,
   device threads can be kept on chosen cores (`core_of`, `pinned`).
-- *Collectives between hosts* are gloo's. It listens where JAX does not say, and has a wrong reduce-scatter.
+- *Collectives between hosts* are gloo's. It listens where JAX does not say, its thread must interrupt no other
+  (`compat.interrupting_nobody`), and it has a wrong reduce-scatter.
 - *Barriers* between fused functions must survive until loops are fused, or bits would depend on what was fused.
 - *Inline execution.* XLA's CPU client runs a computation that it takes for cheap within the call that should only
   enqueue it: fewer than 1,000 floating point operations by its count. It counts a loop of unknown length as one turn,

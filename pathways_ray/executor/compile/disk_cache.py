@@ -12,10 +12,13 @@ that belong to one tenant neither read nor write it.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 import threading
 from pathlib import Path
+
+_LOG = logging.getLogger(__name__)
 
 VARIABLE = "PATHWAYS_COMPILATION_CACHE"
 JAX_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
@@ -30,13 +33,13 @@ def folder() -> Path | None:
     chosen = os.environ.get(VARIABLE, "")
     if chosen == "off" or os.environ.get(JAX_VARIABLE):
         return None
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    found = Path(chosen) if chosen else base / "pathways" / "compiled"
     try:
+        base = chosen or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        found = Path(chosen) if chosen else Path(base) / "pathways" / "compiled"
         found.mkdir(mode=0o700, parents=True, exist_ok=True)
         seen = found.stat()
-    except OSError:
-        return None  # a home that cannot be written to
+    except (OSError, RuntimeError):
+        return None  # a home that cannot be written to, or none at all
     is_own = seen.st_uid == os.getuid() and not seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     return found if is_own else None
 
@@ -52,7 +55,8 @@ def prune(found: Path, max_bytes: int = MAX_BYTES) -> None:
     for _, size, path in sorted(entries, reverse=True):
         kept += size
         if kept > max_bytes:
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # a folder of that name, or one that may be read only
+                path.unlink()
 
 
 def write(name: str, data: bytes) -> None:
@@ -65,19 +69,28 @@ def write(name: str, data: bytes) -> None:
 
 
 def use(tenant: str = "", alike: bool = True) -> None:
-    """Has JAX, in this process, read and write the cache.
+    """Has JAX, in this process, read and write the cache; goes on without it where that cannot be.
 
     Args:
         tenant: whose host process this is; empty where tenants share it.
         alike: whether code that was compiled for some devices is as good on others of their kind.
     """
+    if tenant:
+        import jax
+
+        jax.config.update("jax_enable_compilation_cache", False)
+        return
+    try:
+        _use(alike)
+    except Exception:
+        _LOG.exception("the cache of compiled programs is not used")
+
+
+def _use(alike: bool) -> None:
     import jax
 
     from pathways_ray.compat import compile_once_for_alike_devices, write_cache_entries_whole
 
-    if tenant:
-        jax.config.update("jax_enable_compilation_cache", False)
-        return
     found = folder()
     if found is None:
         return

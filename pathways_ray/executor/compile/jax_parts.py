@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_ray.compat import array_of, copier, shards_of
+from pathways_ray.compat import array_maker, copier, shards_of
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
@@ -18,7 +18,7 @@ from pathways_ray.executor.run.parts import Computation as RunComputation
 from pathways_ray.executor.run.parts import HostFunction
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
-from pathways_ray.ir.regions import shard_boxes
+from pathways_ray.ir.regions import box_shape, shard_boxes
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.observe.computations import Computation
 
@@ -90,12 +90,15 @@ class CompiledParts:
         here = [(box, d.index) for box, d in zip(boxes, placed.devices, strict=True) if d.host == self.compiler.host]
         cuts = [tuple(slice(start, stop) for start, stop in box) for box, _ in here]
         devices = [self.compiler.devices[index] for _, index in here]
-        sharding, dtype = self.compiler.sharding(placed, layout.spec), dtype_of(kind.dtype)
+        dtype = dtype_of(kind.dtype)
+        make = array_maker(kind.shape, dtype, self.compiler.sharding(placed, layout.spec), devices)
+        is_cut = any(box_shape(box) != kind.shape for box, _ in here)
 
         def made(data: bytes) -> jax.Array:
             whole = np.ndarray(kind.shape, dtype, data)
-            shards = [np.ascontiguousarray(whole[cut]).reshape(whole[cut].shape) for cut in cuts]
-            return array_of(kind.shape, sharding, shards, devices)
+            if not is_cut:
+                return make([whole] * len(devices))
+            return make([np.ascontiguousarray(whole[cut]).reshape(whole[cut].shape) for cut in cuts])
 
         return made
 

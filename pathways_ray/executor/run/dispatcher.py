@@ -1,9 +1,10 @@
 """The threads of a host: one takes the island's messages in order and enqueues, others compile and watch completions.
 
 The *dispatcher* thread carries out the instructions of `HostCore`. It enqueues computations, so the device queues see
-gangs in the scheduler's order; while it has nothing to do, a call that a client hands over takes its turn in the thread
-that reads it. Two *compilers* prepare programs in the background. *Arrivals* looks for data of other hosts. *Watchers*
-wait for results to be ready and report outcomes; they alone wait for devices.
+gangs in the scheduler's order; while it has nothing to do, a lone message of the scheduler, and a call that a client
+hands over, are handled in the thread that reads them (`inbox`). Two *compilers* prepare programs in the background.
+*Arrivals* looks for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait
+for devices.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
 from pathways_ray.executor.run.following import Followers
 from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.executor.run.inbox import Inbox
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
@@ -98,7 +100,7 @@ class Dispatcher:
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
         self.driver.answers = lambda program: self._watcher(program).may_answer
-        self.inbox: queue.SimpleQueue[Sequence[Event]] = queue.SimpleQueue()
+        self.inbox = Inbox(self._carry_out)
         self.arrivals = Arrivals(self._inputs_arrived)
         transfer.on_arrival = self.calls.on_end = self.arrivals.look
         self.followers = Followers(host, self.core.early, transfer, store.ended, self.hand)
@@ -106,9 +108,7 @@ class Dispatcher:
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
-        self._queueing, self._turn = threading.Lock(), threading.Lock()
-        self._carry_out_here = ending_with_process(self._carry_out)
-        self._at_work = False
+        self._queueing = threading.Lock()
         self._begun = 0.0
         self._behind = 0
         self._busy_until: dict[Device, float] = {}
@@ -141,11 +141,12 @@ class Dispatcher:
 
     def _dispatch(self) -> None:
         while True:
-            batch = self._next(self.inbox)
-            self._at_work = True  # from here on it has the next turn, however many calls are handed over
-            with self._turn:
-                self._carry_out(batch)
-            self._at_work = False
+            self.inbox.handle(self._next(self.inbox))
+
+    def take(self, batch: Sequence[Event]) -> None:
+        """Takes messages of the scheduler, from the thread that reads them."""
+        if self.inbox.read(batch) and self.reports.left_s() is not None:
+            self.inbox.put(())  # the dispatcher looks at the time
 
     def _carry_out(self, batch: Sequence[Event]) -> None:
         """Handles events. The caller has the turn, without which nobody touches the core or enqueues."""
@@ -169,11 +170,7 @@ class Dispatcher:
     def hand(self, handed: Handed) -> bool:
         """Takes a call that a client hands over; false where too much is to be done already. For another thread, which
         carries it out itself where the dispatcher has nothing to do: who waits for it waits for no other thread."""
-        if not self._at_work and self.inbox.empty() and self._turn.acquire(blocking=False):
-            try:
-                self._carry_out_here([handed])
-            finally:
-                self._turn.release()
+        if self.inbox.handles_here([handed]):
             return True
         if self.inbox.qsize() >= MAX_HANDED:
             return False

@@ -99,7 +99,8 @@ class Reports:
         if report is None or not sequence:
             return
         if isinstance(report, int):
-            self.done(sequence, report, behind)
+            # who carries out the rest of a batch flushes behind it
+            self.done(sequence, report, behind, later=behind > 0)
         else:
             self.failed(msgspec.structs.replace(report, sequence=sequence))
 

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -232,3 +233,13 @@ def test_secrets_of_the_host_are_not_in_the_environment(called: Called, monkeypa
         return v * 0 + sum(name in os.environ for name in ("RAY_AUTH_TOKEN", "XLA_FLAGS"))
 
     np.testing.assert_array_equal(called.call(found, V), 0 * V)
+
+
+def test_a_closed_process_leaves_no_thread_that_watches_it() -> None:
+    """The first call has an hour, which its watch would sleep through, for each session that a host had."""
+    called, before = Called(), set(threading.enumerate())
+    np.testing.assert_array_equal(called.call(lambda v: v + 1, V, limit_s=3600.0), V + 1)
+    (watch,) = (thread for thread in set(threading.enumerate()) - before if thread.name == "limit")
+    called.process.close()
+    watch.join(LIMIT_S)
+    assert not watch.is_alive()

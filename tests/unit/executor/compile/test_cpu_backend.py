@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pathways_ray.compat import interrupting_nobody
 from pathways_ray.errors import CompileError
 from pathways_ray.executor.compile.backend import AcceleratorBackend
 from pathways_ray.executor.compile.cpu_backend import (
@@ -287,6 +288,17 @@ def test_threads_made_inside_stay_there() -> None:
     go.set()
     thread.join(10)
     assert seen == [{core}]
+
+
+def test_threads_made_inside_interrupt_nobody() -> None:
+    before = os.sched_getscheduler(0)
+    seen: list[int] = []
+    with interrupting_nobody():
+        thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
+        thread.start()
+    thread.join(10)
+    assert seen == [os.SCHED_BATCH]
+    assert os.sched_getscheduler(0) == before
 
 
 def test_without_a_core_nothing_changes() -> None:

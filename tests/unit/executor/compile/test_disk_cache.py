@@ -9,6 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import jax
 import pytest
 
 from pathways_ray.executor.compile import disk_cache
@@ -131,6 +132,43 @@ def test_the_folder_is_its_users_alone(home: Path, monkeypatch: pytest.MonkeyPat
     assert disk_cache.folder() is None
     monkeypatch.setenv(disk_cache.JAX_VARIABLE, str(home / "of jax"))
     assert disk_cache.folder() is None
+
+
+def test_who_has_no_home_starts_without_a_cache(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "~")  # as without the variable, for a user that the machine does not know
+    with pytest.raises(RuntimeError):
+        Path.home()
+    assert disk_cache.folder() is None
+    assert host()[0] == 0
+    monkeypatch.setenv(disk_cache.VARIABLE, str(home / "mine"))
+    assert disk_cache.folder() == home / "mine"
+    monkeypatch.delenv(disk_cache.VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    assert disk_cache.folder() == home / "pathways" / "compiled"
+
+
+def test_whatever_is_wrong_with_the_cache_ends_no_start(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_: Path) -> None:
+        raise OSError("stale file handle")
+
+    before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.setattr(disk_cache, "prune", fail)
+    disk_cache.use(alike=False)
+    assert jax.config.values["jax_compilation_cache_dir"] == before
+    assert "stale file handle" in caplog.text
+
+
+def test_an_entry_that_cannot_be_removed_stays(home: Path) -> None:
+    """A folder of that name is among the oldest."""
+    for k, name in enumerate(("old", "folder", "new")):
+        path = home / f"{name}-cache"
+        path.mkdir() if name == "folder" else path.write_bytes(bytes(100))
+        os.utime(path, (k, k))
+    disk_cache.prune(home, 100)
+    assert sorted(path.name for path in home.iterdir()) == ["folder-cache", "new-cache"]
 
 
 def test_the_oldest_entries_go_first(home: Path) -> None:

@@ -67,7 +67,7 @@ class Served:
         self.store.put(1, 1, jax.device_put(np.uint64(1), devices[0]))
 
     def receive(self, *messages: ToHost) -> None:
-        self.dispatcher.inbox.put(list(messages))
+        self.dispatcher.take(list(messages))
 
     def next(self) -> Any:
         """The next message, but for those that say that a program is being compiled."""
@@ -159,13 +159,13 @@ def test_a_call_that_is_handed_over_runs_in_the_thread_that_reads_it(host: Serve
     host.ended(1)
     calls = [Handed(1, tenant_mark(""), LaunchEarly(1, (1,), number)) for number in (311, 312)]
     deadline = time.monotonic() + LIMIT_S
-    while host.dispatcher._at_work:
+    while host.dispatcher.inbox.at_work:
         assert time.monotonic() < deadline
     assert host.dispatcher.hand(calls[0])
     assert host.store.get(1, 311) is not None
-    with host.dispatcher._turn:
+    with host.dispatcher.inbox.turn:
         host.receive(Drop(1, ()))
-        while not host.dispatcher._at_work:
+        while not host.dispatcher.inbox.at_work:
             assert time.monotonic() < deadline
         assert host.dispatcher.hand(calls[1])
         assert host.store.get(1, 312) is None

@@ -99,6 +99,19 @@ def test_a_launch_that_nobody_waits_for_is_told_with_the_next_one(
     assert reports.left_s() is None, "nothing waits any more"
 
 
+def test_early_launches_that_are_sent_in_a_batch_are_told_behind_it(
+    reports: Reports, sent: queue.SimpleQueue[Message]
+) -> None:
+    """By the thread that has the batch, which wakes no other one."""
+    for number in (-1, -2):
+        reports.done(number, 20, behind=0)
+        reports.sent(number, 5 - number, behind=1000)
+    assert sent.empty()
+    assert reports.left_s() is not None
+    reports.flush()
+    assert sent.get_nowait() == Done((6, 7), (20, 20))
+
+
 def test_nothing_waits_for_a_launch_that_does_not_end(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
     """A launch that is to follow may take as long as it likes."""
     threading.Thread(target=reports.run, daemon=True).start()

@@ -1,0 +1,65 @@
+"""The inbox of a dispatcher: batches of events, and the turn to handle one.
+
+The dispatcher takes them in order. To wake it takes longer than most events do, so a thread that has one may handle it
+itself while the dispatcher has nothing to do: who waits for what comes of it waits for no other thread.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from pathways_ray.executor.run.instructions import Event
+from pathways_ray.executor.threads import ending_with_process
+
+
+class FromScheduler(tuple[Event, ...]):
+    """A batch of the scheduler's. These are handled in the order in which they come, in whatever thread."""
+
+    __slots__ = ()
+
+
+class Inbox(queue.SimpleQueue[Sequence[Event]]):
+    """Batches that wait for the dispatcher; any thread may put one.
+
+    Args:
+        handle: handles a batch. It is called by one thread at a time, the one that has the turn.
+    """
+
+    def __init__(self, handle: Callable[[Sequence[Event]], None]) -> None:
+        self._handle, self._handle_here = handle, ending_with_process(handle)
+        self.turn = threading.Lock()
+        self.at_work = False
+        """Whether the dispatcher has taken a batch out that is not handled yet."""
+        self._read = 0  # batches for the dispatcher, counted by the thread that reads
+        self._handled = 0  # of these, counted by the dispatcher
+
+    def handle(self, batch: Sequence[Event]) -> None:
+        """Handles what was taken out. For the dispatcher."""
+        self.at_work = True  # from here on it has the next turn, however many calls are handed over
+        with self.turn:
+            self._handle(batch)
+        self.at_work = False
+        if type(batch) is FromScheduler:
+            self._handled += 1
+
+    def read(self, batch: Sequence[Event]) -> bool:
+        """Takes messages of the scheduler, and handles a lone one, if all before it are; whether it did. For the thread
+        that reads them. While it handles one that takes long, as a collective does that runs within its call, nobody
+        reads: the end of the connection is seen only afterwards, and heartbeats go on, which are another thread's."""
+        if len(batch) == 1 and self._read == self._handled and self.handles_here(batch):
+            return True
+        self._read += 1
+        self.put(FromScheduler(batch))
+        return False
+
+    def handles_here(self, batch: Sequence[Event]) -> bool:
+        """Handles events in this thread, unless the dispatcher has something to do; whether it did."""
+        if self.at_work or not self.empty() or not self.turn.acquire(blocking=False):
+            return False
+        try:
+            self._handle_here(batch)
+        finally:
+            self.turn.release()
+        return True
