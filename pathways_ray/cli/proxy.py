@@ -6,18 +6,16 @@ import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from pathways_ray.cli.output import NumberRange
 from pathways_ray.cli.status import cluster_meant, of_cluster
 from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
@@ -25,16 +23,19 @@ from pathways_ray.errors import UsageError
 if TYPE_CHECKING:
     from pathways_ray.proxy.server import ProxyServer
 
-SHORT_TEMPORARY = "/tmp"
-"""Where sockets go when the user's own folder for temporary files does not do: JAX writes targets in small letters, and
-names of sockets have 107 characters at most."""
-
 QUIET = "TF_CPP_MIN_LOG_LEVEL", "2"
 """jaxlib's client warns as it connects, and writes a stack trace of its own as a program ends well; both are below
 errors. JAX itself sets 1."""
 
+ENDS = signal.SIGTERM, signal.SIGHUP
+"""Signals that ask a process to end, beside Ctrl-C, which Python takes by itself."""
+
 DEFAULT_DEVICES = 4
 """Devices of an embedded cluster, where nobody says how many."""
+
+ALONE_LIMIT_S = 24 * 3600.0
+"""What a launch and a compilation may take in an embedded cluster, where nobody else waits for its devices: plain JAX
+has no limit, and a whole training may be one call."""
 
 
 @click.command("proxy")
@@ -42,6 +43,13 @@ DEFAULT_DEVICES = 4
 @click.option("--devices", type=click.IntRange(min=0), default=0, help="Devices of each client; 0: all of an island.")
 @click.option("--shape", default="", help="The same as a grid, such as 2x2.")
 @click.option("--port", type=click.IntRange(0, 65535), default=None, help="Listen on a port of loopback, with a token.")
+@click.option(
+    "--launch-limit",
+    "launch_limit_s",
+    type=NumberRange(min=0, min_open=True),
+    default=None,
+    help="Seconds that a call may take in a cluster that this command starts.  [default: a day]",
+)
 @click.option("--name", default="proxy", show_default=True, help="The name of its sessions in status.")
 @click.option("--json", "as_json", is_flag=True, help="Print the variables as JSON.")
 @click.option("--until-eof", is_flag=True, help="End when standard input does.")
@@ -54,6 +62,7 @@ def command(
     devices: int,
     shape: str,
     port: int | None,
+    launch_limit_s: float | None,
     name: str,
     as_json: bool,
     until_eof: bool,
@@ -68,28 +77,38 @@ def command(
     """
     if bool(program) != executed:
         raise UsageError("--exec and the command to run come together: pathways proxy --exec -- python train.py")
+    _on_end(_interrupt)
     given = dict(os.environ)  # this process's own changes, JAX's among them, are not meant for the command
-    with _serving(url, token, ca, _size(devices, shape), port, name) as (variables, server):
+    with _serving(url, token, ca, _size(devices, shape), port, name, launch_limit_s) as (variables, server):
         if executed:
             sys.exit(_run(program, given, variables))
-        if as_json:
-            click.echo(json.dumps({"target": variables["JAX_BACKEND_TARGET"], "env": variables}))
-        else:
-            for key, value in variables.items():
-                click.echo(f"export {key}={value}")
-        sys.stdout.flush()
         with contextlib.suppress(KeyboardInterrupt):
+            if as_json:
+                click.echo(json.dumps({"target": variables["JAX_BACKEND_TARGET"], "env": variables}))
+            else:
+                for key, value in variables.items():
+                    click.echo(f"export {key}={value}")
+            sys.stdout.flush()
             if until_eof:
                 while sys.stdin.read(1):
                     pass
                 if as_json:
                     click.echo(json.dumps(server.account))
             else:
-                signal.signal(signal.SIGTERM, _interrupt)
                 signal.pause()
 
 
+def _on_end(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Has a function take the signals that ask a process to end, but for those that who started it leaves out
+    (`nohup`)."""
+    for number in ENDS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Ends the command as Ctrl-C does, once: what it has made is removed on the way."""
+    _on_end(lambda *_: None)
     raise KeyboardInterrupt
 
 
@@ -111,7 +130,13 @@ def _size(devices: int, shape: str) -> int:
 
 @contextlib.contextmanager
 def _serving(
-    url: str | None, token: str | None, ca: str | None, devices: int, port: int | None, name: str
+    url: str | None,
+    token: str | None,
+    ca: str | None,
+    devices: int,
+    port: int | None,
+    name: str,
+    launch_limit_s: float | None,
 ) -> Iterator[tuple[dict[str, str], ProxyServer]]:
     """The variables of clients of a proxy that serves, and the proxy."""
     # Set before JAX is loaded, which computes nothing here.
@@ -120,20 +145,22 @@ def _serving(
 
     from pathways_ray.proxy import plugin
     from pathways_ray.proxy.server import ProxyServer
+    from pathways_ray.proxy.socket_folders import socket_path
     from pathways_ray.proxy.spare import SpareSession
 
     with contextlib.ExitStack() as stack:
         if url or registry.running():
+            if launch_limit_s is not None:
+                raise UsageError("--launch-limit is for a cluster that this command starts; one that runs has its own")
             url, token, ca = cluster_meant(url, token, ca)
         else:
-            url, token, ca = _embedded(stack, devices or DEFAULT_DEVICES)
+            url, token, ca = _embedded(stack, devices or DEFAULT_DEVICES, launch_limit_s or ALONE_LIMIT_S)
+            _on_end(_interrupt)  # Ray has its own handlers
         sessions = SpareSession(url, token, ca, devices, name)
         stack.callback(sessions.close)
         secret = ""
         if port is None:
-            folder = _socket_folder()
-            stack.callback(shutil.rmtree, folder, ignore_errors=True)
-            address = f"unix:{folder}/s"
+            address = f"unix:{stack.enter_context(socket_path())}"
         else:
             secret = secrets.token_hex(16)
             address = f"127.0.0.1:{port}"
@@ -145,29 +172,36 @@ def _serving(
         yield plugin.environment(f"grpc://{address}", secret), server
 
 
-def _embedded(stack: contextlib.ExitStack, devices: int) -> tuple[str, str, str]:
+def _embedded(stack: contextlib.ExitStack, devices: int, launch_limit_s: float) -> tuple[str, str, str]:
     import pathways_ray as pw
 
     # Its hosts have as many devices as they are told, and 64-bit types where programs have them.
-    cluster: Any = stack.enter_context(pw.init(islands=1, devices_per_host=devices))
+    started = pw.init(islands=1, devices_per_host=devices, launch_limit_s=launch_limit_s, compile_limit_s=ALONE_LIMIT_S)
+    cluster: Any = stack.enter_context(started)
     return cluster.url, cluster.token, ""
 
 
-def _socket_folder() -> Path:
-    """A folder that only this user may enter."""
-    here = tempfile.gettempdir()
-    fits = here == here.lower() and len(here) < 64
-    return Path(tempfile.mkdtemp(prefix="pathways-proxy-", dir=here if fits else SHORT_TEMPORARY))
-
-
 def _run(program: tuple[str, ...], given: dict[str, str], variables: dict[str, str]) -> int:
+    """Runs a command, which gets the signals that this process gets; its exit status, as shells have it."""
+    child: subprocess.Popen[bytes] | None = None
+    early: list[int] = []
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        if child is None:
+            early.append(number)
+        else:
+            child.send_signal(number)
+
+    _on_end(pass_on)
     try:
         child = subprocess.Popen(program, env=dict([QUIET]) | given | variables)
     except OSError as error:
         raise UsageError(f"{program[0]} cannot be run: {error}") from None
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    for number in early:
+        child.send_signal(number)
     while True:
         try:
-            return child.wait()
+            status = child.wait()
         except KeyboardInterrupt:
             continue  # the command got it too, and decides what follows
+        return status if status >= 0 else 128 - status

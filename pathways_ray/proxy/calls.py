@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -84,8 +85,12 @@ class Attached:
         folder = folder_of(said.folder)
         try:
             opened, number = self.open_session(), next(self._numbers)
-            handover = self.handovers.open()
-            connection = Connection(number, opened, self.readers, handover, write, write_later, leave, end)
+            try:
+                handover = self.handovers.open()
+                connection = Connection(number, opened, self.readers, handover, write, write_later, leave, end)
+            except BaseException:
+                opened[0].close()
+                raise
         except PathwaysError as error:
             raise Refused(Code.RESOURCE_EXHAUSTED, f"{type(error).__name__}: {error}") from None
         connection.folder = folder
@@ -145,6 +150,15 @@ class _Store:
             raise Refused(Code.DATA_LOSS, f"{came} bytes came, and {announced} were announced")
 
 
+class Standing(IntEnum):
+    """Steps of what is known of a connection: nobody has called yet; somebody has, and may be about to attach; a client
+    is attached here, or brings and fetches its bytes, for which it has a connection of their own."""
+
+    SILENT = 0
+    CALLED = 1
+    USED = 2
+
+
 class Calls:
     """The calls of one client's connection."""
 
@@ -156,11 +170,21 @@ class Calls:
         self._clients: dict[int, Connection] = {}
         self._stores: dict[int, _Store] = {}
         self._questions: dict[int, Callable[[Calls, int, bytes], None]] = {}
+        self._called_before = False
+        self._bytes_of = 0  # the session whose bytes were last brought or fetched here
 
     @property
-    def is_used(self) -> bool:
-        """Whether a client is attached here, or brings bytes."""
-        return bool(self._clients or self._stores)
+    def standing(self) -> Standing:
+        """Says which connections give up their places first, where none are left."""
+        if self._clients or self._bytes_of in self._attached.connections:
+            return Standing.USED
+        return Standing.CALLED if self._called_before else Standing.SILENT
+
+    def _find(self, number: int) -> Connection:
+        """The client whose bytes go here, which may have attached on another connection. Raises `Refused`."""
+        found = self._attached.find(number)
+        self._bytes_of = number
+        return found
 
     def _take(self, events: Sequence[Event]) -> None:
         at, count = 0, len(events)
@@ -190,6 +214,7 @@ class Calls:
 
     def _called(self, event: Called) -> None:
         stream, name = event.stream, event.path.rpartition("/")[2]
+        self._called_before = True
         if name in _QUESTIONS:
             self._questions[stream] = _QUESTIONS[name]
         elif name == "IfrtSession":
@@ -207,7 +232,7 @@ class Calls:
                 said = self._messages.GrpcHostBufferStoreMetadata.FromString(event.metadata[_STORE_METADATA])
             except Exception as error:
                 raise Refused(Code.INVALID_ARGUMENT, f"the metadata cannot be read: {error}") from None
-            store = self._stores[stream] = _Store(said, self._attached.find(said.session_id))
+            store = self._stores[stream] = _Store(said, self._find(said.session_id))
             store.reserve()
 
     def _said(self, event: Called) -> Said:
@@ -293,7 +318,7 @@ class Calls:
     def _read_from_disk(self, stream: int, data: bytes) -> None:
         """Takes bytes that the client has left in a file."""
         said = self._messages.GrpcHostBufferReadFromDiskRequest.FromString(data).metadata
-        connection = self._attached.find(said.session_id)
+        connection = self._find(said.session_id)
         if connection.folder is None:
             raise Refused(Code.UNIMPLEMENTED, "the client has named no folder that it shares")
         try:
@@ -320,11 +345,11 @@ class Calls:
                 self.wire.send(stream, _head(field, len(part)), part)
             self.wire.finish(stream)
 
-        self._attached.find(request.session_id).host_buffers.look_up(request.handle, serve)
+        self._find(request.session_id).host_buffers.look_up(request.handle, serve)
 
     def _delete(self, stream: int, data: bytes) -> None:
         request = self._messages.GrpcHostBufferDeleteRequest.FromString(data)
-        self._attached.find(request.session_id).host_buffers.drop(request.handle)
+        self._find(request.session_id).host_buffers.drop(request.handle)
         self._answer(stream, self._messages.GrpcHostBufferDeleteResponse())
 
 

@@ -46,6 +46,9 @@ _DTYPES = {
 
 _KINDS = {name: kind for kind, name in _DTYPES.items()}
 
+PACKED = frozenset(("int2", "int4", "uint2", "uint4", "float4_e2m1fn"))
+"""Types of less than a byte, which programs pack."""
+
 _TOKEN = 17
 """The type of tokens, which are no arrays."""
 

@@ -18,7 +18,7 @@ from pathways_ray.ir.graph import MAX_HOST_LIMIT_MS
 from pathways_ray.ir.tilings import iota, refined, spec_of, tiles_of
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
-from pathways_ray.proxy.codec import TEXT, Reader
+from pathways_ray.proxy.codec import PACKED, TEXT, Reader
 from pathways_ray.proxy.events import Signature
 from pathways_ray.proxy.programs import Program
 
@@ -29,7 +29,6 @@ KIND = "jax_colocated_python"
 
 _TEXT_TYPE = ArrayType((MAX_TEXT_BYTES,), "uint8")
 _WIDE = frozenset(("int64", "uint64", "float64", "complex128"))
-_PACKED = frozenset(("int2", "int4", "uint2", "uint4", "float4_e2m1fn"))
 
 
 def read_function(messages: Any, read: Reader, serialized: Any, devices: int, trusted: bool) -> Program:
@@ -79,7 +78,7 @@ def read_function(messages: Any, read: Reader, serialized: Any, devices: int, tr
 
 def _type(read: Reader, spec: Any) -> ArrayType:
     kind = read.array_type(spec.dtype, spec.shape)
-    if kind.dtype in _PACKED:
+    if kind.dtype in PACKED:
         raise Refused(Code.UNIMPLEMENTED, f"arrays of {kind.dtype} cannot be given to functions on hosts; convert them")
     return kind
 

@@ -60,6 +60,7 @@ def connect() -> Any:
 
     from pathways_ray.proxy import reading  # here: JAX loads this file in programs that use no proxy too
     from pathways_ray.proxy.folders import own_folder
+    from pathways_ray.proxy.forks import keep_in_forks
 
     config: Any = jax.config
     target = config.read("jax_backend_target") or os.environ.get(TARGET_VARIABLE, "")
@@ -76,7 +77,9 @@ def connect() -> Any:
     if data:
         options.initialization_data = data
     reading.install()
-    return ifrt_proxy.get_client(target, options)
+    client = ifrt_proxy.get_client(target, options)
+    keep_in_forks(client)
+    return client
 
 
 def environment(target: str, token: str = "") -> dict[str, str]:

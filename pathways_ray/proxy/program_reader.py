@@ -25,7 +25,7 @@ from pathways_ray.ir.types import ArrayType
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.module_functions import DONATING, memory_layouts
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
-from pathways_ray.proxy.codec import laid_out, mlir_dtype
+from pathways_ray.proxy.codec import PACKED, laid_out, mlir_dtype
 from pathways_ray.proxy.descriptors import messages
 from pathways_ray.proxy.events import Orders, Signature
 from pathways_ray.proxy.orders import in_order, orders_of
@@ -92,6 +92,8 @@ def read_program(
             data = serialized_module(module)
         name, meshes, inputs, outputs, donated = _interface(module)
         asked = memory_layouts(_main(module))
+    if len(devices) > 1 and (packed := next((kind for kind in (*inputs, *outputs) if kind.dtype in PACKED), None)):
+        raise Refused(Code.UNIMPLEMENTED, f"values of type {packed.dtype} over several devices are not supported")
     given, made, taken = _shardings(data, devices, meshes, inputs, outputs, frozenset(donated))
     given = tuple(replace(one, order=orders[k]) if k in orders else one for k, one in enumerate(given))
     layouts: tuple[Orders, Orders] = (), ()
@@ -99,7 +101,10 @@ def read_program(
         compiled = compiled_here(data, len(devices), in_memory=True, overrides=overrides)
         layouts = _orders(compiled.get_parameter_layouts()), _orders(compiled.get_output_layouts())
     exported = exported_module(name, data, _typed(inputs), _typed(outputs), len(devices), platforms)
-    blob = bytes(exported.serialize())
+    try:
+        blob = bytes(exported.serialize())
+    except KeyError as error:  # int2, say, of which `jax.export` knows nothing
+        raise Refused(Code.UNIMPLEMENTED, f"arguments and results of type {error.args[0]} are not supported") from None
     digest = hashlib.sha256(blob).hexdigest()
     fingerprint = hashlib.sha256(data).digest()
     signature = Signature(name, inputs, outputs, given, made, taken, devices, fingerprint, *layouts)

@@ -16,14 +16,14 @@ import time
 from collections.abc import Callable
 
 from pathways_ray.errors import UsageError
-from pathways_ray.proxy.calls import Attached, Calls
+from pathways_ray.proxy.calls import Attached, Calls, Standing
 from pathways_ray.proxy.connection import Opened
 from pathways_ray.proxy.readers import Readers
 
 BACKLOG = 64
 
 MAX_CONNECTIONS = 256
-"""Connections at a time. A further one takes the place of the oldest on which nobody has attached, or is hung up on: so
+"""Connections at a time. A further one takes the place of one on which nobody has attached, or is hung up on: so
 strangers keep no client out."""
 
 LOOK_S = 5.0
@@ -91,24 +91,27 @@ class ProxyServer:
             while not self._stopping:
                 for client in list(self._attached.connections.values()):
                     client.give_up_late(time.monotonic())
-                for number, _ in poll.poll(LOOK_S):
-                    if number == listener:
-                        with contextlib.suppress(OSError):
-                            connection, _ = self._listener.accept()
-                            self._serve(connection, poll)
-                    elif number != self._wake:
-                        with contextlib.suppress(OSError):
-                            poll.unregister(number)
-                        if (calls := self._calls.get(number)) is not None:
-                            calls.wire.lost()
+                found = {number for number, _ in poll.poll(LOOK_S)}
+                for number in found - {listener, self._wake}:
+                    with contextlib.suppress(OSError):
+                        poll.unregister(number)
+                    if (calls := self._calls.get(number)) is not None:
+                        calls.wire.lost()
+                # Last, since a reader closes its socket by itself: a connection that is taken before may get the number
+                # of one that has hung up, and would be hung up on in its place.
+                if listener in found:
+                    with contextlib.suppress(OSError):
+                        connection, _ = self._listener.accept()
+                        self._serve(connection, poll)
 
     def _serve(self, connection: socket.socket, poll: select.epoll) -> None:
         if len(self._calls) >= MAX_CONNECTIONS:
-            idle = next((number for number, calls in list(self._calls.items()) if not calls.is_used), None)
-            if idle is None:
+            # The oldest of those that have said least: who has asked something may be about to attach.
+            number, calls = min(list(self._calls.items()), key=lambda one: one[1].standing)
+            if calls.standing is Standing.USED:
                 connection.close()
                 return
-            self._calls.pop(idle).wire.close()
+            self._calls.pop(number, calls).wire.close()
         if connection.family == socket.AF_INET:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         number = connection.fileno()

@@ -336,6 +336,24 @@ backend.clear_backends()
 found["again"] = float(jnp.ones(3).sum())
 """
 
+FORKS = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+@jax.jit
+def more(v):
+    return v + 1
+x, big = more(jnp.ones(3)), jax.device_put(np.ones(3 << 20, np.float32))
+np.asarray(big)
+found["ends"] = []
+for status in (0, 3):
+    child = os.fork()
+    if child == 0:
+        del x
+        sys.exit(status)
+    found["ends"].append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+found["here"] = [more(x).tolist(), float(np.asarray(jax.device_put(np.asarray(big)) + 1).sum())]
+"""
+
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
@@ -480,6 +498,10 @@ def test_devices_of_the_program_itself_are_beside_those_of_the_proxy(env: dict[s
         "printed": 0.0,
         "jit": [True, 2.0],
     }
+
+
+def test_forks_end_and_what_they_were_forked_from_goes_on(env: dict[str, str]) -> None:
+    assert run(env, FORKS) == {"ends": [0, 3], "here": [[3.0] * 3, float(6 << 20)]}
 
 
 def test_failures_come_with_the_values_and_others_live_on(env: dict[str, str]) -> None:

@@ -175,6 +175,33 @@ def test_a_program_that_names_a_function_of_the_client_by_its_address_is_refused
     check(readers)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "devices", "said"),
+    [
+        ("int2", (0,), "results of type int2 are not supported"),
+        ("int2", DEVICES, "type int2 over several devices"),
+        ("int4", DEVICES, "type int4 over several devices"),
+        ("float4_e2m1fn", DEVICES, "type float4_e2m1fn over several devices"),
+    ],
+)
+def test_types_that_cannot_be_are_said(readers: Readers, dtype: str, devices: tuple[int, ...], said: str) -> None:
+    """Where they are arguments or results: inside of a program they are XLA's."""
+
+    def read(inside: bool) -> None:
+        def run(v: jax.Array) -> jax.Array:
+            small = v.astype(dtype)
+            return small.astype(np.float32) if inside else small
+
+        lowered = jax.jit(run).lower(jax.ShapeDtypeStruct((8,), np.float32))
+        readers.read(Read(serialized_module(lowered.compiler_ir()), devices, ("cpu",)))
+
+    with pytest.raises(Refused, match=said) as error:
+        read(inside=False)
+    assert error.value.status.code == Code.UNIMPLEMENTED
+    if devices == (0,):
+        read(inside=True)
+
+
 def test_too_big_a_program_is_not_sent_to_a_reader(readers: Readers) -> None:
     with patch.object(limits, "MAX_PROGRAM_BYTES", 100), pytest.raises(Refused, match="100 are the limit") as error:
         readers.read(Read(module(4), DEVICES, ("cpu",)))

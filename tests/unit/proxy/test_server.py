@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import os
 import queue
+import select
 import socket
 import threading
 import time
@@ -21,13 +24,14 @@ from pathways_ray.errors import SessionClosed
 from pathways_ray.proxy import connection, server, wire
 from pathways_ray.proxy import events as do
 from pathways_ray.proxy.arrays import Sharding
-from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE
+from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE, Attached, Said
 from pathways_ray.proxy.carrier import COMPILERS, Carrier
 from pathways_ray.proxy.codec import Writer
 from pathways_ray.proxy.descriptors import messages
-from pathways_ray.proxy.http2_frames import END_HEADERS, HEADERS, PREFACE, SETTINGS, frame
+from pathways_ray.proxy.http2_frames import ACK, END_HEADERS, HEADERS, PING, PREFACE, SETTINGS, frame
 from pathways_ray.proxy.programs import OPTIONS, PLUGIN_PROGRAM, PROGRAM
 from pathways_ray.proxy.putting import PUTTING
+from pathways_ray.proxy.readers import Readers
 from pathways_ray.proxy.reading import READING
 from pathways_ray.proxy.server import ProxyServer
 from tests.unit.proxy.local_session import LocalSession
@@ -35,6 +39,7 @@ from tests.unit.proxy.local_session import LocalSession
 jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
 
 M = messages()
+EPOLL = select.epoll
 FREED_WITHIN_S = 10.0
 ANSWER_LIMIT_S = 20.0
 POOLS = {f"pathways-proxy-{what}_0" for what in ("fetch", "compile")} | {"pathways-proxy-close"}
@@ -374,6 +379,99 @@ def test_connections_on_which_nobody_attaches_keep_no_client_out(tmp_path: Path)
         door.server.stop()
         for sock in kept:
             sock.close()
+
+
+def test_silent_connections_put_out_none_with_bytes_of_a_client_nor_one_that_has_asked(tmp_path: Path) -> None:
+    """A client attaches on one connection, brings bytes on a second, and another has asked for a version on a third:
+    as jaxlib's client, which has one for requests and one for bytes. Then many connect that say nothing."""
+    with patch.object(server, "MAX_CONNECTIONS", 4):
+        door = Door(tmp_path)
+        own = [("grpc.use_local_subchannel_pool", 1)]
+        attaching, asking = (grpc.insecure_channel(f"unix:{door.socket}", own) for _ in range(2))
+        stream = Stream(door, attaching)
+        number = stream.ask("init_request").init_response.session_id
+        door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=5, buffer_size=4), b"1234")
+        states: list[grpc.ChannelConnectivity] = []
+        for channel in (attaching, asking, door.channel):
+            grpc.channel_ready_future(channel).result(ANSWER_LIMIT_S)
+            channel.subscribe(states.append)
+        version = M.GrpcGetVersionRequest.SerializeToString, M.GrpcGetVersionResponse.FromString
+        with pytest.raises(grpc.RpcError, match="versions"):
+            asking.unary_unary(f"/{SERVICE}/GetVersion", *version)(M.GrpcGetVersionRequest(), timeout=ANSWER_LIMIT_S)
+        silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+        for sock in silent:
+            sock.settimeout(ANSWER_LIMIT_S)
+            sock.connect(door.socket)
+        for sock in silent[:-1]:
+            with contextlib.suppress(ConnectionResetError):
+                while sock.recv(1 << 10):
+                    pass
+        assert stream.ask("check_future_request", future_handle=3).response_metadata.status.code == 5
+        assert set(states) == {grpc.ChannelConnectivity.READY}
+        for channel in (attaching, asking, door.channel):
+            channel.close()
+        door.server.stop()
+        for sock in silent:
+            sock.close()
+
+
+class LatePoll:
+    """An epoll that gives what came within some time at once, and after the sockets that hung up have been closed."""
+
+    def __init__(self) -> None:
+        self._real = EPOLL()
+        self.register, self.unregister = self._real.register, self._real.unregister
+
+    def poll(self, limit_s: float) -> list[tuple[int, int]]:
+        found = dict(self._real.poll(limit_s))
+        until = time.monotonic() + 0.05
+        while found and time.monotonic() < until:
+            found |= {number: what for number, what in self._real.poll(0) if number not in found}
+        until = time.monotonic() + FREED_WITHIN_S
+        for number, what in found.items():
+            with contextlib.suppress(OSError):
+                while what & select.EPOLLRDHUP and time.monotonic() < until:
+                    os.fstat(number)
+        return list(found.items())
+
+    def __enter__(self) -> LatePoll:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._real.close()
+
+
+def test_a_connection_is_not_hung_up_on_for_another_whose_number_it_gets(tmp_path: Path) -> None:
+    """1. One hangs up right after a further one has asked to come in. 2. The first is closed before the second is
+    taken, which so gets its number."""
+    with patch.object(select, "epoll", LatePoll):
+        door = Door(tmp_path)
+        door.channel.close()
+        for _ in range(8):
+            with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+                first.connect(door.socket)
+                first.sendall(PREFACE + frame(SETTINGS, 0, 0, b""))
+                assert first.recv(1 << 16)
+                second.connect(door.socket)
+                first.close()
+                second.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + frame(PING, 0, 0, b"12345678"))
+                second.settimeout(FREED_WITHIN_S)
+                said = b""
+                while frame(PING, ACK, 0, b"12345678") not in said:
+                    came = second.recv(1 << 16)
+                    assert came
+                    said += came
+        door.server.stop()
+
+
+def test_a_client_that_cannot_be_served_leaves_no_session(door: Door) -> None:
+    readers = Readers(4)
+    attached = Attached(door._opened, readers, "")
+    attached.handovers.close()  # so that none is opened
+    with pytest.raises(RuntimeError, match="closed"):
+        attached.attach(Said(), *[lambda *_: None] * 4)
+    assert door.sessions[-1].closed_because
+    readers.close()
 
 
 def test_a_client_that_goes_while_the_session_holds_it_up_is_freed(door: Door) -> None:
