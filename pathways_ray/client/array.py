@@ -109,7 +109,8 @@ class Array(SliceArray):
 
             y.add_done_callback(lambda array: queue.put(array))
 
-        It is called in the thread that hears of it, so it must not wait for anything; what it raises is logged.
+        It is called in the thread that hears of it, so it must not wait for anything; what it raises is logged,
+        a `SystemExit` too.
 
         Raises:
             BufferDeleted: the array was deleted or donated.

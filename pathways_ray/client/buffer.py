@@ -60,7 +60,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     if the launch fails before it takes the memory. `dropped` says that the user has no handle to it then; `undecided`
     that the launch has failed, and that it is not known yet whether it took the memory. `late` says that the launch
     that makes it was cancelled after it had begun, or had left as one with others that were not. `results` are all
-    those of that launch, where there are several. `early` is its number where it was handed to `host`, else 0.
+    those of that launch, where there are several. `early` is its number where it was handed to `host`, else 0. Of what
+    was `fetched` before its launch, which was only sent, had an outcome, the host has the value.
     """
 
     id: int
@@ -76,6 +77,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     kind: Any = None
     early: int = 0
     host: int = -1
+    fetched: bool = False
 
     def donate(self, why: str) -> None:
         """Notes that a launch may take its memory."""

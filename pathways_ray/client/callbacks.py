@@ -35,7 +35,9 @@ def when_done(array: A, call: Callable[[A], Any]) -> None:
             session.unwatch(look)
             try:
                 call(array)
-            except Exception:  # it is in the thread that reads messages, which has to go on
+            except BaseException as error:  # SystemExit too: the thread that reads messages has to go on
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    raise  # Ctrl-C, which comes to no other thread
                 _LOG.exception("a callback of %r failed", array)
 
     session.watch(look)

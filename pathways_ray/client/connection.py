@@ -299,7 +299,7 @@ class Connection:
                         self._receive(message)
         except grpc.RpcError as error:
             reason = _details(error)
-        except Exception as error:
+        except BaseException as error:
             self._unreadable(error)
         self._step(Step.STREAM_ENDED)
         for reader in self._readers[1:]:
@@ -314,11 +314,11 @@ class Connection:
                     if type(message) is wire.Upgraded:
                         self._step(Step.UPGRADED)
                     self._receive(message)
-        except Exception as error:
+        except BaseException as error:
             self._step(Step.LINK_ENDED)
             self._unreadable(error)
 
-    def _unreadable(self, error: Exception) -> None:
+    def _unreadable(self, error: BaseException) -> None:
         """Ends the session, whatever went wrong: no thread reads any more, so what waits would wait without end."""
         known = isinstance(error, frames.LinkLost | PathwaysError)
         self._lost(f"the controller is gone ({error if known else f'{type(error).__name__}: {error}'})")

@@ -26,7 +26,7 @@ from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.buffer import PENDING, READY, BufferRecord
+from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord
 from pathways_ray.client.cancelling import Cancelling
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
@@ -303,7 +303,7 @@ class ClientCore(Cancelling):
         if donated and not consumed and not undecided:
             failure = with_donations_untaken(failure)
         for buffer in results:
-            if buffer.state is PENDING or buffer.donated is PENDING or buffer.early:
+            if buffer.state is PENDING or buffer.state is DELETED or buffer.early:  # deleted: calls before take it
                 buffer.fail(failure)
         return *WAKE_ALL, *self._unused(self.donations.failed(donated, failure, consumed, undecided))
 

@@ -102,7 +102,7 @@ class DataLink:
                     self._on_message(message)
         except (LinkLost, PathwaysError) as error:
             reason = str(error)
-        except Exception as error:  # whatever it is: what waits for this thread would wait without end
+        except BaseException as error:  # whatever it is: what waits for this thread would wait without end
             reason = f"its messages cannot be read ({type(error).__name__}: {error})"
             self._wire.close()
         self.end(reason)

@@ -87,13 +87,13 @@ class DebugCalls:
     def _make(self, one: Reported, results: list[Any]) -> None:
         assert isinstance(one.report, DebugCall)
         try:
-            values = _values(one, results)
-        except PathwaysError as error:  # the launch failed: who looks at its results reads why
-            _log.info("no debug call of %s (%s): %s", one.name, one.report.where, error)
-            return
-        try:
+            try:
+                values = _values(one, results)
+            except PathwaysError as error:  # the launch failed: who looks at its results reads why
+                _log.info("no debug call of %s (%s): %s", one.name, one.report.where, error)
+                return
             one.report.make(values, one.slice.devices)
-        except Exception:
+        except BaseException:  # SystemExit too: this thread has those of all later launches to make
             _log.exception("a debug call of %s (%s) raised", one.name, one.report.where)
 
 

@@ -71,8 +71,9 @@ class EarlyCalls:
             return NO_HOST
         host, _ = self._programs[launch.program]
         for record in arguments:
-            if record.state is not READY and not record.early:
-                return NO_HOST
+            if record.state is READY or record.early or (record.fetched and record.state is PENDING):
+                continue
+            return NO_HOST
         return host
 
     def may_hand(self, program: int, under_way: int) -> bool:
@@ -80,7 +81,7 @@ class EarlyCalls:
         host, _ = self._programs.get(program, (NO_HOST, 0))
         if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
             return False
-        return under_way - self.awaited() <= self.most
+        return under_way <= self.most or under_way - self.awaited() <= self.most
 
     def hand(self, launch: Launch, results: Sequence[BufferRecord], host: int) -> EarlyLaunch:
         """The message that is sent of a call that is handed to a host."""
@@ -117,7 +118,12 @@ class EarlyCalls:
         ]
 
     def came(self, record: BufferRecord) -> None:
-        """The value of a result is there. It is ready, unless its launch fails yet, as with its host."""
+        """The value of a result is there. It is ready, unless its launch fails yet, as with its host; one whose launch
+        was only sent is when that has an outcome. Calls may be handed over with it before: else who waits for each
+        value, and takes it for the next call, would be ahead of all outcomes, and nothing ever handed over."""
+        if not record.early:
+            record.fetched = True
+            return
         if record.state is PENDING:
             record.state = READY
             if record.failure is not None:  # since the look
@@ -125,10 +131,15 @@ class EarlyCalls:
         self.there.add(record.early)
         if self._refused and record.early not in self._left:
             self._refused.pop(self.handed.get(record.early, 0), None)
-        self.over.update([launch for launch in list(self.handed) if launch <= record.early])
         if record.early not in self.handed:  # its outcome has come meanwhile, in another thread
             self.there.discard(record.early)
-        self.over.intersection_update(list(self.handed))
+        for launch in reversed(list(self.handed)):
+            if launch in self.over:
+                break  # and so are those before it
+            if launch <= record.early:
+                self.over.add(launch)
+                if launch not in self.handed:  # looked at behind the entry: its outcome takes away what it finds
+                    self.over.discard(launch)
 
     def ended(self, launch: int) -> None:
         """A launch has its outcome."""

@@ -67,7 +67,7 @@ class Fetches:
 
         def answered(value: np.ndarray[Any, Any] | None) -> None:
             driver.end_read()
-            if value is not None and record.early:
+            if value is not None:
                 self._core.early.came(record)
             done(value)
 
@@ -108,8 +108,7 @@ class Fetches:
     def _fetch(self, record: BufferRecord, plan: FetchPlan, *along: Any) -> np.ndarray[Any, Any]:
         try:
             found = self._data.fetch(record.id, plan, partial(self._driver.check_fetch, record), *along)
-            if record.early:
-                self._core.early.came(record)
+            self._core.early.came(record)
             return found
         except PathwaysError as error:
             if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):

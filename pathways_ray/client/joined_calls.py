@@ -8,12 +8,12 @@ them. So threads that come back from a batch one by one leave together again, in
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
-
-from pathways_ray.errors import PathwaysError
 
 MAX_UNDER_WAY = 2
 """Batches under way: one is computed while the next is on its way."""
@@ -29,6 +29,8 @@ class Call:
         batch: the calls that its thread is to run, itself among them; empty until then.
         outcome: what it came to; None until then.
         error: what it raises instead.
+        is_computed: whether each call of `batch` has its outcome.
+        woken: what its thread waits for. No `Event`: of that, Ctrl-C may leave a lock held or a waiter asleep.
     """
 
     def __init__(self, kind: Hashable, rows: int, arguments: Sequence[Any]) -> None:
@@ -36,11 +38,13 @@ class Call:
         self.batch: list[Call] = []
         self.outcome: Any = None
         self.error: BaseException | None = None
-        self.woken = threading.Event()
+        self.is_computed = False
+        self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
 
 class CallQueue:
-    """The calls that wait, and those of each batch that is `under_way`, by their number. Pure.
+    """The calls that wait, and the batches that are `under_way`. Pure. Ctrl-C may come anywhere in here: what it has
+    ended may be done again.
 
     Args:
         max_rows: of a batch.
@@ -49,21 +53,23 @@ class CallQueue:
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
         self.waiting: deque[Call] = deque()
-        self.under_way: list[int] = []
+        self.under_way: list[list[Call]] = []
 
     def enter(self, call: Call) -> list[Call]:
         """Takes a call; returns the batch that leaves now, if one does."""
         self.waiting.append(call)
         return self._next()
 
-    def ended(self, calls: int) -> list[Call]:
-        """Takes the end of a batch of so many calls; returns the one that leaves now, if one does."""
-        self.under_way.remove(calls)
+    def ended(self, batch: list[Call]) -> list[Call]:
+        """Takes the end of a batch; returns the one that leaves now, if one does."""
+        if batch in self.under_way:
+            self.under_way.remove(batch)
         return self._next()
 
-    def shrunk(self, calls: int) -> None:
-        """A batch of so many calls goes on without one of them."""
-        self.under_way[self.under_way.index(calls)] -= 1
+    def shrunk(self, batch: list[Call], rest: list[Call]) -> None:
+        """A batch goes on without one of its calls, which was to run it."""
+        rest[0].batch = rest
+        self.under_way[self.under_way.index(batch)] = rest
 
     def leave(self, call: Call) -> bool:
         """Takes back a call that waits; False where it does not any more."""
@@ -81,10 +87,12 @@ class CallQueue:
                 break
             count, rows = count + 1, rows + call.rows
         else:
-            if self.under_way and count < max(self.under_way):
+            if self.under_way and count < max(map(len, self.under_way)):
                 return []  # more may join it
-        self.under_way.append(count)
-        return [self.waiting.popleft() for _ in range(count)]
+        batch, rest = list(itertools.islice(self.waiting, count)), deque(itertools.islice(self.waiting, count, None))
+        self.waiting, batch[0].batch = rest, batch
+        self.under_way.append(batch)  # no signal is looked for between these two lines
+        return batch
 
 
 def _alike(call: Call, other: Call) -> bool:
@@ -113,48 +121,51 @@ class JoinedCalls:
         """Has a call computed, with others; waits for its outcome. Raises what its computation raised."""
         try:
             with self._lock:
-                self._hand_over(self._queue.enter(call))
-            call.woken.wait()
-        except BaseException:  # Ctrl-C
+                self._wake(self._queue.enter(call))
+            call.woken.get()
+            if call.batch:
+                self._compute(call)
+        except BaseException:  # Ctrl-C came to this thread, not to the others
             self._give_up(call)
             raise
-        if call.batch:
-            self._compute(call)
         if call.error is not None:
             raise call.error
         return call.outcome
 
-    def _hand_over(self, batch: list[Call]) -> None:
+    def _wake(self, batch: list[Call]) -> None:
         """Has the thread of its first call run a batch. The caller has the lock."""
         if batch:
-            batch[0].batch = batch
-            batch[0].woken.set()
+            batch[0].woken.put(None)
 
     def _compute(self, call: Call) -> None:
-        batch, call.batch = call.batch, []
-        others = [one for one in batch if one is not call]
+        batch = call.batch
         try:
             for one, outcome in zip(batch, self._run(batch), strict=True):
-                one.outcome = outcome
+                one.outcome, one.error = outcome, None
         except Exception as error:
             for one in batch:
                 one.error = error
-        except BaseException as error:  # Ctrl-C came to this thread, not to the others
-            for one in others:
-                one.error = PathwaysError(f"the call that this one was joined with was interrupted: {error!r}")
-            raise
-        finally:
-            for one in others:
-                one.woken.set()
-            with self._lock:
-                self._hand_over(self._queue.ended(len(batch)))
+        call.is_computed = True
+        self._finish(call)
+
+    def _finish(self, call: Call) -> None:
+        """Wakes a batch that is computed, and has the next one leave; again, where Ctrl-C came between."""
+        for one in call.batch:
+            one.woken.put(None)
+        with self._lock:
+            self._wake(self._queue.ended(call.batch))
+            call.batch = []
 
     def _give_up(self, call: Call) -> None:
-        """Its thread does not wait any more: what it was to run, another one runs."""
+        """Its thread does not wait any more, nor compute: what it was to run, another one runs."""
+        if call.is_computed and call.batch:
+            self._finish(call)
         with self._lock:
-            if self._queue.leave(call) or not call.batch:
-                return
-            rest = [one for one in call.batch if one is not call]
-            if rest:
-                self._queue.shrunk(len(call.batch))
-            self._hand_over(rest if rest else self._queue.ended(1))
+            if not self._queue.leave(call) and call.batch:
+                rest = [one for one in call.batch if one is not call]
+                if rest:
+                    self._queue.shrunk(call.batch, rest)
+                else:
+                    self._queue.ended(call.batch)
+            for batch in self._queue.under_way:
+                self._wake(batch)  # once more does no harm, and one of them may have left just now

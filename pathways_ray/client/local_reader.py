@@ -121,7 +121,8 @@ class LocalReader:
                 if connection.fileno() < 0:  # closed by somebody, and polled no more
                     self._forget(number)
             while True:
-                self._take_received()
+                if self._received:
+                    self._take_received()
                 if is_over():
                     return True
                 if not self._receive(limit_s):

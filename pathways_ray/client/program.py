@@ -9,6 +9,7 @@ from types import MethodType
 from typing import Any
 
 import jax
+from jax.tree_util import tree_flatten
 
 from pathways_ray.client import notebook, source_info
 from pathways_ray.client.argument_types import ArgumentType, to_numpy
@@ -62,7 +63,7 @@ class Program:
         """Returns at once: a `pw.Array` for every array of the result, in the result's pytree."""
         if tracing.session is not None or not is_outside():
             return self.fun(*args, **kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
+        leaves, tree = tree_flatten((args, kwargs))
         try:
             lowered = self._prepared(leaves, tree, args, kwargs)
         except PathwaysError as error:
@@ -220,7 +221,7 @@ class LoweredProgram(RegisteredProgram):
             if built.reported:
                 session.debug_calls.made(built.reported, results)
         outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)
-        return jax.tree.unflatten(self.output_tree, outputs)
+        return self.output_tree.unflatten(outputs)
 
     def _check_donated(self, leaves: list[Any], buffers: list[BufferRecord]) -> None:
         for k in self._built.donated_leaves:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 from pathways_ray.client import notebook, prng
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
@@ -20,6 +22,7 @@ from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import InvalidArray, UsageError
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.text import graph_text
+from pathways_ray.jax_hooks import setting
 from pathways_ray.observe.computations import Computation
 from pathways_ray.transport.messages import encode
 
@@ -111,10 +114,24 @@ class RegisteredProgram:
         return explanation(self._built, reply)
 
 
+_WIDE = setting("jax_enable_x64")
+
+_of_numpy: weakref.WeakValueDictionary[Any, ArgumentType] = weakref.WeakValueDictionary()
+"""The types of NumPy arrays that were seen, by all that they depend on: to find one out takes some 30 calls."""
+
+
 def type_of(leaf: Any) -> ArgumentType:
     """The type of a value, or of a `jax.ShapeDtypeStruct` with the sharding of a slice or without."""
-    if isinstance(leaf, Array):
-        return leaf._type
+    if type(leaf) is np.ndarray:
+        key = leaf.dtype, leaf.shape, _WIDE.value
+        found = _of_numpy.get(key)
+        if found is None:
+            found = _of_numpy[key] = _type_of(leaf)
+        return found
+    return leaf._type if isinstance(leaf, Array) else _type_of(leaf)
+
+
+def _type_of(leaf: Any) -> ArgumentType:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         if not all(isinstance(size, int) for size in leaf.shape):
             raise InvalidArray(

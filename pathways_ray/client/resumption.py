@@ -61,7 +61,7 @@ class Resumption:
             except PathwaysError as error:
                 reason = str(error)
                 break
-            except Exception as error:  # nobody else looks for the successor: what waits would wait without end
+            except BaseException as error:  # nobody else looks for the successor: what waits would wait without end
                 reason = f"{type(error).__name__}: {error}"
                 break
             else:

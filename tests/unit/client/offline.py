@@ -37,6 +37,7 @@ class Controller:
         self.patient: list[bool] = []
         self.answers: dict[type, Any] = {}
         self.closed = False
+        self.unexpected: BaseException = RuntimeError("what nobody has thought of")
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
@@ -61,7 +62,7 @@ class Controller:
     give_up = hurry = unsettle
 
     def resume_session(self, request: Any, timeout: float) -> Any:
-        raise RuntimeError("what nobody has thought of")
+        raise self.unexpected
 
     def close(self) -> None:
         self.closed = True

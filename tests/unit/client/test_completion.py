@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import signal
 from typing import Any
 
 import numpy as np
@@ -121,6 +122,32 @@ def test_callbacks_are_called_once_with_the_array(offline: Offline, caplog: pyte
     a.delete()
     with pytest.raises(BufferDeleted):
         a.add_done_callback(called.append)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), SystemExit(3), KeyboardInterrupt()])
+def test_a_callback_raises_what_it_likes(
+    offline: Offline, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """The thread that reads messages calls it, and those behind it."""
+    (a,) = launched(offline, 1)
+    called: list[Any] = []
+
+    def call(_: Any) -> None:
+        raise error
+
+    a.add_done_callback(call)
+    a.add_done_callback(called.append)
+    with caplog.at_level(logging.ERROR):
+        Background(lambda: offline.say(Completed((1,)))).end()
+    assert called == [a]
+    assert type(error).__name__ in caplog.text
+
+
+def test_control_c_in_a_callback_ends_the_call_of_the_main_thread(offline: Offline) -> None:
+    (a,) = launched(offline, 1)
+    offline.say(Completed((1,)))
+    with pytest.raises(KeyboardInterrupt):
+        a.add_done_callback(lambda _: signal.raise_signal(signal.SIGINT))
 
 
 def test_who_is_to_be_called_does_not_wait_for_others_to_leave_with(offline: Offline) -> None:

@@ -407,6 +407,22 @@ def test_the_end_of_the_link_is_the_end_of_the_session(controller: Controller) -
     session.close()
 
 
+@pytest.mark.parametrize("port", [None, 0])
+def test_whatever_ends_the_thread_that_reads_is_the_reason(controller: Controller, port: int | None) -> None:
+    """By the link, and by the stream."""
+    controller.port = port
+    session = controller.connect()
+
+    def look() -> None:
+        session.unwatch(look)
+        raise SystemExit(3)
+
+    session.watch(look)
+    session.launch(1, [], (KIND,))
+    assert ended(session) == "the controller is gone (SystemExit: 3)"
+    session.close()
+
+
 def test_the_end_of_the_stream_is_the_end_of_the_session(controller: Controller) -> None:
     """As when gRPC's pings find that the client has stopped."""
     session = controller.connect()

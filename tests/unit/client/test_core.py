@@ -392,6 +392,28 @@ def test_a_buffer_whose_upload_failed_is_freed_on_the_hosts_that_have_it() -> No
     assert script.take() == [Free((1,))]
 
 
+@pytest.mark.parametrize("how", ["deleted", "dropped", "donated and dropped"])
+def test_what_was_called_with_a_deleted_array_fails_with_the_cause(how: str) -> None:
+    """1. Calls wait behind an upload. 2. The user deletes the result of one of them, or lets go of it; another one was
+    called with it before. 3. The upload fails."""
+    script = Script()
+    upload = script.put()
+    (a,) = script.launch(upload)
+    (b,) = script.launch(a)
+    (c,) = script.launch(b, donated=[b] if how == "donated and dropped" else ())
+    if how == "deleted":
+        b.state = DELETED
+    b.dropped = True
+    if b.donated is None:
+        script.free(b)
+    script.acknowledge(upload, failure=GONE)
+    assert a.failure == GONE
+    assert c.state is FAILED
+    assert (c.failure.kind, c.failure.host) == (GONE.kind, GONE.host)  # type: ignore[union-attr]
+    assert [message for message in script.take() if isinstance(message, Launch)] == []
+    assert not script.core.pending
+
+
 def test_a_dropped_result_still_has_an_outcome() -> None:
     script = Script()
     (a,) = script.launch()

@@ -23,7 +23,7 @@ from pathways_ray.errors import Failure, HostLost
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import frames
-from pathways_ray.transport.messages import FetchPart, HostAddress, encode
+from pathways_ray.transport.messages import FetchPart, HostAddress, PutDone, encode
 from pathways_ray.transport.shared_memory import SharedFile, offsets
 
 MIB = 1 << 20
@@ -194,6 +194,26 @@ def test_a_message_that_makes_no_sense_ends_what_waits() -> None:
     cover = FetchPlan.of_array(ArrayType((4,), "float32"), ((),), on_hosts(1))
     with links_to(hosts) as data, pytest.raises(HostLost, match="its messages cannot be read"):
         data.fetch(1, cover, lambda: None)
+
+
+def test_whatever_ends_the_thread_that_reads_ends_the_stream() -> None:
+    """As what is called when an upload has come, and raises what is no `Exception`."""
+    hosts = Hosts(1, says=frames.frame(b"\x91" + encode(PutDone(1))))
+    called: list[Failure | None] = []
+
+    def acknowledge(_upload: Any, _host: int, failure: Failure | None) -> None:
+        called.append(failure)
+        raise SystemExit(3)
+
+    with links_to(hosts) as data:
+        link, deadline = data._link(0), time.monotonic() + LIMIT_S
+        data.upload(1, np.ones(4, np.float32), ArrayType((4,), "float32"), ((),), on_hosts(1), "tag", acknowledge)
+        hosts.go.set()
+        while link.dead is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert called == [None]
+        assert "its messages cannot be read (SystemExit: 3)" in link.dead.message
 
 
 def test_a_put_to_a_host_that_does_not_come_back_is_a_typed_error_in_one_limit(monkeypatch: pytest.MonkeyPatch) -> None:

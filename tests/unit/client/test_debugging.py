@@ -140,15 +140,23 @@ def test_a_debug_call_where_it_cannot_leave(session, a) -> None:
         pw.compiled(lambda v: jax.lax.while_loop(test, lambda u: u + 1, v[0]), slice=a)(V)
 
 
-def test_a_callback_that_raises_is_logged(session, a, caplog) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit])
+def test_a_callback_that_raises_is_logged_and_others_are_called(session, a, caplog, capsys, error) -> None:
+    def fail(_):
+        raise error
+
     def show(v):
-        jax.debug.callback(lambda _: print(1 / 0), v)
+        jax.debug.callback(fail, v)
+        jax.debug.print("{}", v[0])
         return v
 
-    pw.compiled(show, slice=a)(V)
+    f = pw.compiled(show, slice=a)
+    f(V)
+    f(V)
     jax.effects_barrier()
-    assert "a debug call of show" in caplog.text
-    assert "ZeroDivisionError" in caplog.text
+    assert caplog.text.count("a debug call of show") == 2
+    assert error.__name__ in caplog.text
+    assert capsys.readouterr().out == "0.0\n0.0\n"
 
 
 def test_checkify_errors_say_the_values(session, a) -> None:

@@ -79,6 +79,19 @@ def test_its_result_may_be_the_argument_of_another_one() -> None:
     assert is_early(core, made)
 
 
+def test_a_value_that_was_fetched_may_be_an_argument_before_its_launch_has_an_outcome() -> None:
+    """Who waits for each value, and has begun when hosts took no calls, is ahead of all outcomes."""
+    core = core_of_one()
+    core.early.allowed(HOST, False)
+    _, made = call(core)
+    core.early.allowed(HOST, True)
+    assert not is_early(core, made)  # it may not be there yet
+    core.early.came(made)
+    assert is_early(core, made)
+    made.donate("a launch takes it")
+    assert not is_early(core, made)
+
+
 def test_a_stream_of_calls_is_not_handed_over_and_those_that_are_waited_for_are() -> None:
     core = core_of_one()
     made = [call(core) for _ in range(MAX_UNDER_WAY + 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,12 +28,13 @@ def test_what_comes_while_batches_are_under_way_leaves_together() -> None:
     assert (queue.enter(first), queue.enter(second)) == ([first], [second])
     three, four, more, other = Call("f", 3, ()), Call("f", 4, ()), Call("f", 2, ()), Call("g", 1, ())
     assert [queue.enter(call) for call in (three, four, more, other)] == [[]] * 4
-    assert queue.ended(1) == [three, four]
+    assert queue.ended([first]) == [three, four]
     assert queue.leave(more)
     assert not queue.leave(three)
-    assert queue.ended(1) == []
-    assert queue.ended(2) == [other]
-    assert (queue.ended(1), queue.under_way) == ([], [])
+    assert queue.ended([second]) == []
+    assert queue.ended([three, four]) == [other]
+    assert queue.ended([three, four]) == []
+    assert (queue.ended([other]), queue.under_way) == ([], [])
 
 
 @pytest.mark.parametrize(("threads", "expected"), [(1, [1]), (2, [1, 1]), (8, [4, 4]), (16, [8, 8])])
@@ -42,7 +44,7 @@ def test_threads_that_come_back_one_by_one_leave_together_again(threads: int, ex
     batches = [batch for _ in range(threads) if (batch := queue.enter(Call("f", 1, ())))]
     for _ in range(50):
         over = batches.pop(0)
-        batches += [batch for batch in [queue.ended(len(over))] if batch]
+        batches += [batch for batch in [queue.ended(over)] if batch]
         batches += [batch for _ in over if (batch := queue.enter(Call("f", 1, ())))]
         assert batches, "it stands still"
     assert sorted(map(len, batches)) == expected
@@ -62,7 +64,7 @@ def test_calls_that_cannot_be_compared_leave_each_by_itself() -> None:
     queue = CallQueue(max_rows=8)
     calls = [Call((Strange(),), 1, ()) for _ in range(4)]
     left = [queue.enter(call) for call in calls]
-    left += [queue.ended(1) for _ in calls]
+    left += [queue.ended([call]) for call in calls]
     assert left == [[calls[0]], [calls[1]], [], [], [calls[2]], [calls[3]], [], []]
     assert queue.under_way == []
 
@@ -75,12 +77,17 @@ class Held:
         self.threads: list[int] = []
         self.go = threading.Event()
         self.error: BaseException | None = None
+        self.interrupted = 0
+        """The number of the batch whose thread Ctrl-C comes to."""
 
     def __call__(self, calls: Sequence[Call]) -> list[Any]:
         self.batches.append([call.arguments[0] for call in calls])
+        number = len(self.batches)
         self.threads.append(threading.get_ident())
-        if len(self.batches) <= 2:
+        if number <= 2:
             assert self.go.wait(LIMIT_S)
+        if number == self.interrupted:
+            raise KeyboardInterrupt
         if self.error is not None:
             raise self.error
         return [call.arguments[0] * 2 for call in calls]
@@ -114,28 +121,89 @@ def test_each_thread_has_its_own_outcome(error: Exception | None) -> None:
 
 
 def test_an_interrupted_thread_leaves_the_others_their_calls() -> None:
-    """Ctrl-C in the thread that runs a batch is an error of the others; one in a thread that waits concerns no one."""
+    """Ctrl-C comes to the thread that computes a batch, or is to: another one computes the rest."""
     held = Held()
-    held.go.set()
-    held.error = KeyboardInterrupt()
     joined = JoinedCalls(held, 4)
+    with ThreadPoolExecutor(6) as pool:
+        found = [pool.submit(joined.outcome, Call("f", 1, (number,))) for number in range(2)]
+        until(lambda: len(held.batches) == 2)
+        found += [pool.submit(joined.outcome, Call("f", 1, (number,))) for number in range(2, 6)]
+        until(lambda: len(joined._queue.waiting) == 4)
+        held.interrupted = 3
+        held.go.set()
+        outcomes = [one.exception(LIMIT_S) or one.result() for one in found]
+    interrupted = [k for k, outcome in enumerate(outcomes) if isinstance(outcome, KeyboardInterrupt)]
+    assert len(interrupted) == 1
+    assert interrupted[0] >= 2
+    assert [outcome for k, outcome in enumerate(outcomes) if k not in interrupted] == [
+        number * 2 for number in range(6) if number not in interrupted
+    ]
+    assert sorted(map(len, held.batches)) == [1, 1, 3, 4]
+    assert joined._queue.under_way == []
+
+
+def test_who_is_interrupted_before_it_computes_hands_its_batch_over() -> None:
+    joined = JoinedCalls(Held(), 4)
     mine, other = Call("f", 1, (1,)), Call("f", 1, (2,))
     mine.batch = [mine, other]
-    joined._queue.under_way = [2]
-    with pytest.raises(KeyboardInterrupt):
-        joined._compute(mine)
-    assert other.woken.is_set()
-    assert "was interrupted" in str(other.error)
+    joined._queue.under_way = [mine.batch]
+    joined._give_up(mine)
+    assert (other.batch, other.woken.empty(), joined._queue.under_way) == ([other], False, [[other]])
+    joined._give_up(other)
     assert joined._queue.under_way == []
-    held.error = None
-    joined._queue.under_way = [2]
-    mine.batch, other.batch = [mine, other], []
-    other.woken.clear()
+
+
+def test_a_batch_that_was_not_woken_for_ctrl_c_is_woken_after_it() -> None:
+    """1. The end of a batch has another leave. 2. Ctrl-C comes before that one is woken. 3. It is woken."""
+    joined = JoinedCalls(Held(), 4)
+    mine, other = Call("f", 1, (1,)), Call("f", 1, (2,))
+    assert joined._queue.enter(mine) == [mine]
+    assert joined._queue.enter(other) == [other]
+    assert joined._queue.ended(mine.batch) == []
+    mine.is_computed = True
     joined._give_up(mine)
-    assert (other.batch, other.woken.is_set(), joined._queue.under_way) == ([other], True, [1])
-    other.batch = []
-    mine.batch = [mine]
-    joined._give_up(mine)
+    assert (other.batch, other.woken.empty(), joined._queue.under_way) == ([other], False, [[other]])
+
+
+class Interrupts(queue.SimpleQueue[None]):
+    """What wakes a thread; Ctrl-C comes to who wakes the first time, just before or just after."""
+
+    def __init__(self, before: bool) -> None:
+        self.before, self.left = before, 1
+
+    def put(self, item: None, block: bool = True, timeout: float | None = None) -> None:
+        comes, self.left = self.left > 0, 0
+        if not (comes and self.before):
+            super().put(item)
+        if comes:
+            raise KeyboardInterrupt
+
+
+def waits(joined: JoinedCalls, count: int) -> bool:
+    return len(joined._queue.waiting) == count
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("error", [None, ValueError("too hot")])
+def test_who_is_interrupted_while_it_wakes_others_wakes_all_of_them(before: bool, error: Exception | None) -> None:
+    """1. Two batches are under way, three calls gather. 2. They are computed by the thread of the first of them, and
+    Ctrl-C comes to it between the wakes. 3. The others have what was computed, and later calls leave."""
+    held = Held()
+    joined = JoinedCalls(held, 4)
+    calls = [Call("f", 1, (number,)) for number in range(5)]
+    calls[3].woken = Interrupts(before)
+    with ThreadPoolExecutor(5) as pool:
+        found = [pool.submit(joined.outcome, call) for call in calls[:2]]
+        until(lambda: len(held.batches) == 2)
+        for waiting, call in enumerate(calls[2:], 1):
+            found.append(pool.submit(joined.outcome, call))
+            until(partial(waits, joined, waiting))
+        held.error = error
+        held.go.set()
+        outcomes = [one.exception(LIMIT_S) or one.result() for one in found]
+    assert isinstance(outcomes[2], KeyboardInterrupt)
+    assert outcomes[3:] == ([error] * 2 if error else [6, 8])
+    assert held.batches[2:] == [[2, 3, 4]]
     assert joined._queue.under_way == []
 
 

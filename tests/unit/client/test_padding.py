@@ -38,6 +38,13 @@ def test_a_server_of_many_sizes_compiles_a_handful(session) -> None:
     assert len(traced) == 3
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1, -2])
+def test_a_batch_lies_along_any_axis(session, axis: int) -> None:
+    double = pw.padded(pw.program(lambda v: v * 2), sizes=(2, 4), in_axes=axis, out_axes=axis)
+    value = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(double(value), 2 * value)
+
+
 def test_batches_that_do_not_fit(session) -> None:
     f = pw.padded(pw.program(lambda v, w: v + w[:, 0]), sizes=(8,))
     with pytest.raises(pw.errors.UsageError, match=r"takes batches of one size, not of \[2, 3\] \(in_axes=0\)"):
@@ -47,6 +54,22 @@ def test_batches_that_do_not_fit(session) -> None:
         pw.errors.UsageError, match=r"a result of shape \(\) has no batch of 8 along axis 0; say .*out_axes="
     ):
         total(np.ones(3))
+
+
+@pytest.mark.parametrize("join_calls", [False, True])
+@pytest.mark.parametrize(
+    ("argument", "shape"), [(np.float32(1), r"\(\)"), ([1.0, 2.0], r"\(\)"), ("abc", r"\(\)"), (np.ones(3), r"\(3,\)")]
+)
+def test_an_argument_without_the_axis_of_a_batch(session, argument: Any, shape: str, join_calls: bool) -> None:
+    axis = 1 if isinstance(argument, np.ndarray) else 0
+    f = pw.padded(pw.program(lambda v: v), sizes=(8,), in_axes=axis, join_calls=join_calls)
+    with pytest.raises(pw.errors.UsageError, match=rf"shape {shape}, without an axis {axis} for a batch; .* in_axes="):
+        f(argument)
+    with pytest.raises(pw.errors.UsageError, match=f"without an axis {axis} for a batch"):
+        f.calls((argument,))
+    total = pw.padded(pw.program(lambda v: v.sum(1)), sizes=(8,), out_axes=1, join_calls=join_calls)
+    with pytest.raises(pw.errors.UsageError, match=r"a result of shape \(8,\) has no batch of 8 along axis 1; say"):
+        total(np.ones((3, 2)))
 
 
 def test_an_interrupted_wait_says_how_to_cancel(session, monkeypatch) -> None:

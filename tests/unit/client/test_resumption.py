@@ -9,11 +9,13 @@ from pathways_ray.errors import SessionClosed
 from tests.unit.client.offline import Offline, eventually
 
 
-def test_whatever_goes_wrong_in_the_search_ends_the_session_for_all_that_wait() -> None:
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_whatever_goes_wrong_in_the_search_ends_the_session_for_all_that_wait(error: type[BaseException]) -> None:
     offline = Offline()
+    offline.controller.unexpected = error("what nobody has thought of")
     core, driver = offline.session._core, offline.session._driver
     core.resume_tag = "tag"
     driver.handle(Disconnected("the controller is gone"))
     eventually(lambda: core.ended is not None)
-    with pytest.raises(SessionClosed, match="the controller is gone; RuntimeError: what nobody has thought of"):
+    with pytest.raises(SessionClosed, match=f"the controller is gone; {error.__name__}: what nobody has thought of"):
         driver.check_open()

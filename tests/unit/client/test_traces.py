@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray import compat
 from pathways_ray.client.operation import Operation
+from pathways_ray.client.registered import type_of
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.ir.graph import Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable
@@ -22,6 +23,16 @@ from pathways_ray.ir.types import ArrayType, Layout
 from tests.unit.helpers import placed, spec
 
 V = np.arange(8, dtype=np.float32)
+
+
+def test_the_type_of_an_array_goes_by_the_settings_of_the_moment() -> None:
+    wide = np.ones(2)
+    before = type_of(wide)
+    with jax.enable_x64(True):
+        assert type_of(wide).array == ArrayType((2,), "float64")
+    assert type_of(wide) is before
+    assert before.array == ArrayType((2,), "float32")
+    assert type_of(wide.astype(">f8")) is before, "in the order of bytes of this machine"
 
 
 @pytest.fixture
