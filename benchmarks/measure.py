@@ -130,14 +130,20 @@ def in_turn(cases: Sequence[Case], number: int) -> list[Case]:
 
 
 def interleaved(
-    cases: Sequence[Case], measure: Callable[[Case], Sample], rounds: int, warm_up: int = 1
+    cases: Sequence[Case],
+    measure: Callable[[Case], Sample],
+    rounds: int,
+    warm_up: int = 1,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[Case, list[Sample]]:
     """Measures every case once per round, so that a disturbance of the machine hits all of them alike.
 
-    Warm-up rounds are not recorded. The i-th values of two cases are from the same round: compare those.
+    Warm-up rounds are not recorded. The i-th values of two cases are from the same round: compare those. `say` is told
+    when a round begins.
     """
     samples: dict[Case, list[Sample]] = {case: [] for case in cases}
     for number in range(-warm_up, rounds):
+        say("warming up" if number < 0 else f"round {number + 1} of {rounds}")
         for case in in_turn(cases, number):
             value = measure(case)
             if number >= 0:

@@ -33,9 +33,10 @@ from benchmarks.printing import Table, shows
 REPETITIONS = 3  # of each measurement; the median counts
 CALIBRATIONS = 5
 HALF = 0.5
-CLOSE = 1.15  # the search ends when its two bounds are this near
+CLOSE = 1.5  # the search ends when its two bounds are this near; between them the efficiency is as good as straight
 DURATIONS = (1e-6, 1.0)  # seconds; where the search gives up
 LEAP = 64  # from the first duration to the guess, at most: a guess may be far out
+LONGEST_S = 1.5  # of work in a run; who has not reached half there is not asked for longer tasks
 RUN_LIMIT_S = 120.0
 FIRST_S = 200e-6  # where the first search of a case begins
 SYSTEMS = {
@@ -66,7 +67,11 @@ class Point:
 
 
 class NotReached(Exception):
-    """No task within DURATIONS is on the other side of 50 %."""
+    """No task within DURATIONS, or LONGEST_S, is on the other side of 50 %."""
+
+    @staticmethod
+    def at(point: Point) -> NotReached:
+        return NotReached(f"tasks of {1e6 * point.duration:,.0f} us run at {point.efficiency:.0%}")
 
 
 def search(granularity: Callable[[float], float], first: float) -> Point:
@@ -81,18 +86,20 @@ def search(granularity: Callable[[float], float], first: float) -> Point:
     Raises:
         NotReached: it does not cross.
     """
-    overhead = granularity(first) - first
-    begin = min(max(overhead, first / LEAP, DURATIONS[0]), first * LEAP, DURATIONS[1])
-    points: dict[float, Point] = {}
+    points = {first: Point(first, granularity(first))}
+    overhead = points[first].granularity - first
+    is_near = first / CLOSE <= overhead <= first * CLOSE
+    begin = first if is_near else min(max(overhead, first / LEAP, DURATIONS[0]), first * LEAP, DURATIONS[1])
 
     def reaches_half(duration: float) -> bool:
-        points[duration] = point = Point(duration, granularity(duration))
-        return point.efficiency >= HALF
+        if duration not in points:
+            points[duration] = Point(duration, granularity(duration))
+        return points[duration].efficiency >= HALF
 
     low, high = measure.narrowed(reaches_half, begin, *DURATIONS, CLOSE)
     if low is None or high is None:
         *_, point = points.values()
-        raise NotReached(f"tasks of {1e6 * point.duration:,.0f} us run at {point.efficiency:.0%}")
+        raise NotReached.at(point)
     return crossing(points[low], points[high])
 
 
@@ -107,9 +114,9 @@ def crossing(low: Point, high: Point) -> Point:
 @dataclass(frozen=True)
 class Settings:
     rounds: int = option(3, "searches of each")
-    systems: tuple[str, ...] = option(tuple(SYSTEMS), choices=tuple(SYSTEMS))
-    patterns: tuple[str, ...] = option(PATTERNS, choices=PATTERNS)
-    target_s: float = 0.3  # of one measured run
+    systems: tuple[str, ...] = option(("pathways", "jax", "dask"), choices=tuple(SYSTEMS))
+    patterns: tuple[str, ...] = option(("stencil", "trivial", "no_comm", "tree", "fft"), choices=PATTERNS)
+    target_s: float = 0.15  # of one measured run
 
 
 SMOKE = Settings(rounds=1, systems=("pathways", "jax"), patterns=("stencil",), target_s=0.05)
@@ -169,9 +176,12 @@ class Bench:
         """
         few, iteration_s = ROWS.get(case.system, STEPS), self.iteration_s[case.system]
         iterations = max(round(duration / iteration_s), 1)
-        row_s = self.seconds(case, few, iterations) / few
-        rows = few * min(max(round(self.settings.target_s / row_s / few), 1), 64)
-        runs = [self.seconds(case, rows, iterations) / rows for _ in range(REPETITIONS)]
+        first_s = self.seconds(case, few, iterations)
+        if few * duration > LONGEST_S and (point := Point(duration, first_s / few)).efficiency < HALF:
+            raise NotReached.at(point)
+        rows = few * min(max(round(self.settings.target_s / first_s), 1), 64)
+        repetitions = REPETITIONS if first_s < REPETITIONS * self.settings.target_s else 1
+        runs = [self.seconds(case, rows, iterations) / rows for _ in range(repetitions)]
         # For the duration that was asked for, where iterations are too coarse to hit it.
         return statistics.median(runs) * duration / (iterations * iteration_s)
 

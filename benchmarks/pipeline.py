@@ -7,7 +7,8 @@ second starts a stage's host work when the stage before is enqueued.
 
 On few cores all hosts share them, so their work cannot overlap whatever the dispatch. Hence a third way: each stage
 also takes what its host has prepared for it, a host function (`pw.host`) that needs no value of another stage and waits
-for `--host-work-ms` without a core, as for a disk, a service or a core of the host's own.
+for `--host-work-ms` without a core, as for a disk, a service or a core of the host's own. The longer it is beside what
+the runtime takes of the cores that all hosts share, the more of the difference shows, so several lengths are measured.
 
 Run it with `python -m benchmarks.pipeline --json pipeline.json --figure pipeline.png`.
 """
@@ -28,23 +29,22 @@ from benchmarks.printing import Table, shows
 from benchmarks.workers import Worker
 
 DISPATCH = ("parallel", "sequential")
-MODES = ("waiting", "flowing", "with host work")
-WORKING = MODES[2]
+MODES = ("waiting", "flowing")
 
 MEASURED = (
     "A program of S stages, each `v + 1` on float32 ({elements},) on one CPU device of another host{where}. "
     "waiting: each call is waited for before the next. flowing: {programs} calls are issued and the last one is waited "
-    "for. with host work: each call is waited for, and each stage adds what a host function gave that waited for "
-    "{host_work_ms:g} ms. {repetitions} rounds after one warm-up, both runtimes alive and measured in turn."
+    "for. with host work: each call is waited for, and each stage adds what a host function gave that waited for so "
+    "long without a core. {repetitions} rounds after one warm-up, both runtimes alive and measured in turn."
 )
 
 
 @dataclass(frozen=True)
 class Settings:
-    stages: tuple[int, ...] = (1, 2, 3, 4, 5, 6, 7, 8)
-    programs: int = 100
+    stages: tuple[int, ...] = option((1, 2, 4, 8), "numbers of them")
+    programs: int = option(50, "calls of one measurement")
     repetitions: int = option(7, "rounds")
-    host_work_ms: float = option(1.0, "that the host of a stage waits for what it prepares")
+    host_work_ms: tuple[float, ...] = option((1.0, 4.0), "that the host of a stage waits for what it prepares")
     elements: int = option(256, "of the array that a stage passes to the next")
     islands: bool = option(False, "each stage on an island of its own")
 
@@ -60,10 +60,17 @@ class Case(NamedTuple):
     stages: int
 
 
+def working(host_work_ms: float) -> str:
+    """The mode in which a stage's host waits for so long."""
+    return f"with {host_work_ms:g} ms of host work"
+
+
 class Runtime:
     """One runtime in a process of its own, with a program for each number of stages."""
 
-    def __init__(self, dispatch: str, stages: Sequence[int], elements: int, islands: bool, host_work_ms: float) -> None:
+    def __init__(
+        self, dispatch: str, stages: Sequence[int], elements: int, islands: bool, host_work_ms: Sequence[float]
+    ) -> None:
         import jax
 
         import pathways_ray as pw
@@ -80,22 +87,32 @@ class Runtime:
         steps = [pw.compiled(lambda v: v + 1, slice=place) for place in places]
         joins = [pw.compiled(lambda v, batch: v + batch, slice=place) for place in places]
         batch = jax.ShapeDtypeStruct((elements,), np.float32)
-        loads = [pw.host(_prepared(host_work_ms, elements), slice=place, result=batch) for place in places]
+        prepared = {ms: _prepared(ms, elements) for ms in host_work_ms}
+        loads = {ms: [pw.host(prepared[ms], slice=place, result=batch) for place in places] for ms in host_work_ms}
 
-        def pipeline(count: int, working: bool) -> Any:
+        def alone(count: int) -> Any:
             def call(v: Any) -> Any:
-                for step, join, load in zip(steps[:count], joins, loads, strict=False):
-                    v = join(v, load()) if working else step(v)
+                for step in steps[:count]:
+                    v = step(v)
                 return v
 
             return pw.program(call, name=f"stages{count}")
 
-        self._programs = {(count, working): pipeline(count, working) for count in stages for working in (False, True)}
+        def with_host_work(count: int, ms: float) -> Any:
+            def call(v: Any) -> Any:
+                for join, load in zip(joins[:count], loads[ms], strict=False):
+                    v = join(v, load())
+                return v
+
+            return pw.program(call, name=f"stages{count}_{ms:g}ms")
+
+        self._programs = {(count, mode): alone(count) for count in stages for mode in MODES}
+        self._programs |= {(count, working(ms)): with_host_work(count, ms) for count in stages for ms in host_work_ms}
         self._start = pw.put(np.zeros(elements, np.float32), slice=steps[0].slice)
 
     def seconds(self, mode: str, stages: int, calls: int) -> float:
         """The time of these calls, the last of which must have the right value."""
-        program = self._programs[stages, mode == WORKING]
+        program = self._programs[stages, mode]
         begun = time.perf_counter()
         for _ in range(calls):
             v = program(self._start)
@@ -131,15 +148,17 @@ def run(settings: Settings, progress: Progress) -> Result:
             arguments = (dispatch, stages, settings.elements, settings.islands, settings.host_work_ms)
             runtimes[dispatch] = Worker(Runtime, *arguments, daemon=False)
             stack.callback(runtimes[dispatch].close, 30)
-        for runtime in runtimes.values():
+        for dispatch, runtime in runtimes.items():
             runtime.answer()
+            progress.say(f"{dispatch}: {max(stages)} hosts are there")
 
         def rate(case: Case) -> float:
             seconds: float = runtimes[case.dispatch].ask("seconds", case.mode, case.stages, programs)
             return programs * case.stages / seconds
 
-        cases = [Case(d, m, s) for s in stages for m in MODES for d in DISPATCH]
-        samples = measure.interleaved(cases, rate, settings.repetitions)
+        modes = (*MODES, *map(working, settings.host_work_ms))
+        cases = [Case(d, m, s) for s in stages for m in modes for d in DISPATCH]
+        samples = measure.interleaved(cases, rate, settings.repetitions, say=progress.say)
     rows = [{**case._asdict(), "computations_per_second": measure.spread(v)} for case, v in samples.items()]
     ratios = [
         {
@@ -148,10 +167,10 @@ def run(settings: Settings, progress: Progress) -> Result:
             "stages": count,
             **measure.paired_ratios(samples[Case("parallel", mode, count)], samples[Case("sequential", mode, count)]),
         }
-        for mode in MODES
+        for mode in modes
         for count in stages
     ]
-    shown = {name: getattr(settings, name) for name in ("elements", "programs", "repetitions", "host_work_ms")}
+    shown = {name: getattr(settings, name) for name in ("elements", "programs", "repetitions")}
     return {
         "measured": MEASURED.format(**shown, where=", each an island" if settings.islands else " of one island"),
         "rows": rows,

@@ -211,9 +211,9 @@ LINES = (
         "python -m benchmarks.pipeline --json pipeline.json",
     ),
     Line(
-        "the same, each stage with 1 ms of host work that needs no core",
+        "the same, each stage with host work that needs no core: 1 ms; 4 ms",
         "pipeline",
-        ("parallel / sequential, with host work, 8 stages",),
+        tuple(f"parallel / sequential, with {ms} ms of host work, 8 stages" for ms in (1, 4)),
         "≥ 2",
     ),
     Line(

@@ -1,6 +1,9 @@
 """Task graphs on plain JAX, one process with all devices to itself: what is left without a runtime.
 
-tasks    each task is a call of a jitted function on one device; edges are `jax.device_put`.
+tasks    each task is a call of a jitted function on one device; edges are `jax.device_put`. XLA's CPU client would run
+         these loops in the thread that calls them, one after the other, so that four devices had no more than one core;
+         they get the same operations to count as on this runtime (`executor/compile/cpu_backend.py`), and run beside
+         each other.
 gang     each row is a call of a jitted function over all devices, as `pathways_tasks` has it.
 fused    all rows of a program are one jitted function.
 """
@@ -12,6 +15,7 @@ from typing import Any
 from benchmarks.peers.pathways_tasks import PAYLOADS, XlaTasks
 from benchmarks.peers.protocol import serve
 from benchmarks.peers.task_graphs import WIDTH
+from pathways_ray.executor.compile.cpu_backend import with_async_cost_hint
 
 
 class JaxTasks(XlaTasks):
@@ -29,8 +33,10 @@ class JaxTasks(XlaTasks):
     def compiled(self, function: Callable[..., Any], place: int | None) -> Any:
         P = self._spec
         if place is None:
-            function = self._jax.shard_map(function, mesh=self._mesh, in_specs=(P(), P("x")), out_specs=P("x"))
-        return self._jax.jit(function)
+            mapped = self._jax.shard_map(function, mesh=self._mesh, in_specs=(P(), P("x")), out_specs=P("x"))
+            return self._jax.jit(mapped)
+        hinted = self._jax.jit(with_async_cost_hint(lambda *given: (function(*given),)))
+        return lambda *given: hinted(*given)[0]
 
     def put(self, value: Any, place: int | None, spread: bool = False) -> Any:
         gang = self._jax.NamedSharding(self._mesh, self._spec("x") if spread else self._spec())
