@@ -84,7 +84,7 @@ class Checker:
     over: dict[tuple[int, int], float] = field(default_factory=dict)
     served: dict[tuple[int, int], list[Devices]] = field(default_factory=dict)
     newest: dict[int, int] = field(default_factory=dict)
-    compiled: dict[tuple[str, int, str], int] = field(default_factory=dict)
+    compiled: dict[tuple[str, int, str, tuple[str, ...]], int] = field(default_factory=dict)
     checked_values: int = 0
     last_outcome: float = -1.0
     outcomes: int = 0
@@ -270,9 +270,10 @@ class Checker:
 
     # --- blame --------------------------------------------------------------------------------------------------------
 
-    def compiles(self, host: int, program: str) -> None:
-        """A host begins to compile a program that it will not come to the end of."""
-        key = (self.world.controller.incarnation, host, program)
+    def compiles(self, host: int, program: str, functions: tuple[str, ...]) -> None:
+        """A host begins to compile a program that it will not come to the end of. Programs of one name, as branches,
+        are told apart by their functions."""
+        key = (self.world.controller.incarnation, host, program, functions)
         self.compiled[key] = self.compiled.get(key, 0) + 1
         if self.compiled[key] == MOST_COMPILED + 1:
             self.report(f"host {host} compiles {program} once more, and never came to its end")
@@ -370,7 +371,7 @@ class Checker:
         if world.clock.now >= world.deadlines.get(island, math.inf):
             return
         for client in world.clients:
-            held = any(placed.island == island for placed in client.slices) and not client.mover.away
+            held = any(placed.island == island and placed.mesh.id not in client.mover.away for placed in client.slices)
             if held and not client.over and client.session in world.controller.core.clients.known:
                 self.report(f"island {island} ends under session {client.session}")
 

@@ -197,8 +197,7 @@ class ClientData:
         fetch.shards.update({(host, device): value for device, value in found.items()})
         if not fetch.waiting:
             self.world.checker.fetched(self.session, handle.number, handle.expected, fetch.shards)
-            if handle.record.early:
-                self.came(handle.record)
+            self.came(handle.record)
             self._end_fetch(fetch)
 
     def end_failed_fetches(self) -> None:

@@ -71,15 +71,16 @@ class Movable(Protocol):
 
 class SimulatedMover:
     """Moves the slices of one client, one after the other, and suspends its session. `moved` counts what it has done,
-    `failed` what stayed as it was. While the client is `held` it makes no calls, while it is `away` it counts on no
-    slice."""
+    `failed` what stayed as it was. While the client is `held` it makes no calls; it does not count on the slices
+    `away`, which a suspended session has given back."""
 
     def __init__(self, client: Movable) -> None:
         self.client = client
         self.waiting: list[tuple[int, int]] = []
         self.steps: Generator[Step, Any, None] | None = None
         self.moved = self.failed = 0
-        self.holding = self.away = self.has_to_move = False
+        self.holding = self.has_to_move = False
+        self.away: set[int] = set()
         self.asked: Any = None
         self.calls = 0
         self.suspension: Suspension | None = None
@@ -179,7 +180,8 @@ class SimulatedMover:
         client.world.step_begins()
         match step:
             case Ask(request):
-                self.away = self.away or isinstance(request, wire.Suspend)
+                if isinstance(request, wire.Suspend):
+                    self.away = {placed.mesh.id for placed in client.slices}
                 self._ask(request)
                 return
             case Hold(gives_way):
@@ -190,7 +192,7 @@ class SimulatedMover:
                 self._copy(step)
                 return
             case Exchanged(slices):
-                self.away = False
+                self.away -= {created.placed.mesh.id for created in slices}
                 self._exchanged(slices)
             case Drop(buffers):
                 for record in buffers:
@@ -212,7 +214,8 @@ class SimulatedMover:
                 self.suspension = suspension
                 self._renumbered()
             case Release():
-                self.holding, self.away = False, self.suspension is not None
+                self.holding = False
+                self.away = set() if self.suspension is None else {placed.mesh.id for placed in client.slices}
         self._go_on(None)
 
     # --- the controller -----------------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def a_policy_reorders_launches_over_several_islands(patch: Patch) -> None:
     wrapped(patch, IslandOrder, "_start", start)
 
 
-@bug(faults=0, seeds=200, shown=174, moves=0.0, changes=0, **CROWDED)
+@bug(faults=0, seeds=500, shown=405, moves=0.0, changes=0, **CROWDED)
 def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     """Hosts of one island then stop at different launches."""
 
