@@ -58,6 +58,12 @@ def test_launches_of_four_clients_together_give_the_bits_of_each_alone(
         assert found == {"wrong": 0, "errors": [], "example": ""}
 
 
+@pytest.mark.timeout(240)
+def test_islands_of_two_hosts(python: Scripts, pairs: Cluster) -> None:
+    out = python.run("islands_of_two_hosts", pairs.url, pairs.token, timeout=220)
+    assert out.splitlines() == ["layouts ok", "sums ok", "scatter refused", "both ok", "readers ok"]
+
+
 def disordered(python: Scripts, *until: str, **options: Any) -> list[dict[str, Any]]:
     """The same on a cluster of its own, whose hosts ignore the order."""
     shape = {"islands": 2, "hosts_per_island": 2, "devices_per_host": 2, "policy": "share"}

@@ -106,6 +106,7 @@ SHELLS = {
     "pathways_ray/controller/tenants_file.py",
     "pathways_ray/executor/run/arrivals.py",
     "pathways_ray/executor/run/dispatcher.py",
+    "pathways_ray/executor/run/inbox.py",
     "pathways_ray/executor/run/reports.py",
     "pathways_ray/scheduler/plugins.py",
 }

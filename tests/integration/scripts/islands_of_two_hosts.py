@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -87,3 +88,9 @@ with pw.connect(*sys.argv[1:]) as session:
     for _ in range(10):
         assert np.array_equal(np.asarray(both(v)), alone)
     print("both ok")
+
+    # 5. of each host, the thread that reads for gloo takes no core from others
+    for host in (host for island in session.status()["islands"] for host in island["hosts"]):
+        threads = os.listdir(f"/proc/{host['pid']}/task")
+        assert [os.sched_getscheduler(int(one)) for one in threads].count(os.SCHED_BATCH) == 1
+    print("readers ok")
