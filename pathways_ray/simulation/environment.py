@@ -42,7 +42,7 @@ class Observer(Protocol):
     def uploaded_amiss(self, session: int, launch: int) -> None:
         """A client made a launch whose arguments are not on all hosts, or not of their type."""
 
-    def compiles(self, host: int, program: str) -> None:
+    def compiles(self, host: int, program: str, functions: tuple[str, ...]) -> None:
         """A host begins to compile a program that it will not come to the end of."""
 
     def blamed(self, launches: Launches, message: HostDown) -> None:
