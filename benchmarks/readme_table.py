@@ -96,6 +96,12 @@ LINES = (
         "≥ 0.95",
     ),
     Line(
+        "op by op, each value waited for, ÷ JAX doing the same",
+        "peers",
+        on_both("pathways opbyop-wait / jax-multicontroller opbyop-wait"),
+        "≥ 0.5",
+    ),
+    Line(
         "chained (128 nodes a call), ÷ JAX called op by op",
         "peers",
         on_both("pathways chained / jax-multicontroller opbyop"),
@@ -195,6 +201,12 @@ LINES = (
         "us",
     ),
     Line(
+        "the same, ÷ 40 bytes through three relay processes and back; one device, four",
+        "profile",
+        tuple(f"the same, of the floor, {count} devices" for count in (1, 4)),
+        "≤ 2",
+    ),
+    Line(
         "the shortest computation at 95 % of JAX, 2 hosts (Figure 6)",
         "parity",
         ("parity, pathways, 2 hosts of 1",),
@@ -217,9 +229,9 @@ LINES = (
         "≥ 2",
     ),
     Line(
-        "METG, stencil of 4 tasks; the floor, plain JAX in one function",
+        "METG, stencil of 4 tasks; plain JAX, each task a call; plain JAX in one function",
         "metg",
-        ("pathways tasks stencil", "jax fused stencil"),
+        ("pathways tasks stencil", "jax tasks stencil", "jax fused stencil"),
         "≤ 100 us",
         "python -m benchmarks.metg --rounds 1 --systems pathways jax --json metg.json",
         ".0f",
@@ -231,6 +243,33 @@ LINES = (
         tuple(f"scheduler cost per launch and host over links, 512 / 16 hosts, {count} at once" for count in (1, 64)),
         "≤ 1.2",
         "python -m benchmarks.scale --parts streams --json scale.json",
+    ),
+    Line(
+        "unmodified JAX through a proxy: calls of 10 ms, ÷ plain JAX",
+        "proxy",
+        ("proxy / plain JAX, rate, work",),
+        "≥ 0.98",
+        "python -m benchmarks.proxy --json proxy.json",
+    ),
+    Line(
+        "the same: a small call that is not waited for; with nothing behind the proxy",
+        "proxy",
+        ("proxy, a small call on the road", "floor, a small call on the road"),
+        "≤ 60 us",
+        form=".0f",
+        unit="us",
+    ),
+    Line(
+        "the same: `float(x)`, time ÷ that of the native client; with nothing behind the proxy",
+        "proxy",
+        tuple(f"{one} / native client, time, blocking" for one in ("proxy", "floor")),
+        "≤ 1.3",
+    ),
+    Line(
+        "the same: put; get of 64 MB, rate ÷ that of the native client",
+        "proxy",
+        tuple(f"proxy / native client, rate, {way}" for way in ("put", "get")),
+        "≥ 0.7",
     ),
     Line(
         "training, a pipeline of two stages (1F1B, 8 microbatches), ÷ ideal 1/(1+bubble) of SPMD",

@@ -49,9 +49,9 @@ OF_UPLOADS = {"BufferLost", "WireError"}
 OF_FLAWS = {"LaunchTimeout", "CompileError"}
 """Failures that only a flawed program explains, the first one also to others on its island."""
 
-MOST_COMPILED = MAX_DEATHS + 3
+MOST_COMPILED = 2 * MAX_DEATHS + 3
 """A host compiles a program this often that it does not come to the end of, under one controller. More than it may die
-of it, since at first nobody may know which of several programs it was."""
+of it: at first nobody may know which of several programs it was, and the deaths of two hosts may count as one."""
 
 VALIDATE_EVERY = 16
 """The costly checks of whole tables run once in this many events."""
@@ -312,12 +312,14 @@ class Checker:
     def check_freed(self) -> None:
         """Looks at the sessions that ended long enough ago."""
         now = self.world.clock.now
+        limit = FREED_LIMIT_S + (self.world.settings.launch_limit_s if self.world.settings.flaws else 0.0)
+        last = max(self.gone.values(), default=now)
         for session, ended in self.gone.items():
-            limit = FREED_LIMIT_S + (self.world.settings.launch_limit_s if self.world.settings.flaws else 0.0)
             if session in self.freed or now - max(ended, self.world.freeing_since) < limit:
                 continue
             self.freed.add(session)
-            for place, what in remains(self.world, session):
+            # Programs do not say whose they are: those of a session that has just ended are on their way out.
+            for place, what in remains(self.world, session, now - last >= limit):
                 self.report(f"session {session} ended at {ended:.3f} s, and {place} still has {what}")
 
     def check_over(self) -> None:

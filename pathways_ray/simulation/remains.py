@@ -57,8 +57,9 @@ def waiting(world: Cluster) -> Iterable[str]:
             yield f"session {client.session}, which gave way and is not told to come back,"
 
 
-def remains(world: Cluster, session: int) -> Iterable[tuple[str, str]]:
-    """Yields what is left of a session that has ended, behind the place where it is."""
+def remains(world: Cluster, session: int, programs: bool) -> Iterable[tuple[str, str]]:
+    """Yields what is left of a session that has ended, behind the place where it is; with `programs`, also those that
+    the controller does not know, of any session."""
     launches = world.controller.launches
     if session in launches.sessions:
         yield "the controller", "the session"
@@ -81,14 +82,14 @@ def remains(world: Cluster, session: int) -> Iterable[tuple[str, str]]:
                 yield f"scheduler {scheduler.island}", "its queue"
             if session in order.ledger.tenant_of:
                 yield f"scheduler {scheduler.island}", "its account"
-            if stray := order.programs.keys() - launches.programs.keys():
+            if programs and (stray := order.programs.keys() - launches.programs.keys()):
                 yield f"scheduler {scheduler.island}", f"programs {sorted(stray)[:4]}"
     for host in world.hosts.values():
         if not host.process.alive or not host.under_epoch:
             continue
         if session in host.store.sessions:
             yield f"host {host.host}", f"a table of {len(host.store.sessions[session])} buffers"
-        if stray := (host.core.wanted | host.core.programs.keys()) - launches.programs.keys():
+        if programs and (stray := (host.core.wanted | host.core.programs.keys()) - launches.programs.keys()):
             yield f"host {host.host}", f"programs {sorted(stray)[:4]}"
         if any(active.launch.session == session for active in host.core.active.values()):
             yield f"host {host.host}", "a launch that is not over"
