@@ -265,7 +265,7 @@ class HostExecutor(Inspectable):
         outbox, self.found = self.found or self.outbox, None
         outbox.send(msgspec.structs.replace(self.hello, crash="", holds=known))
         self.outbox = outbox
-        for once_more in list(self.said.messages) if holds.heard is not None else ():
+        for once_more in self.said.again(holds):
             outbox.send(once_more)
         # Of what was uploaded in the meantime, the thread of uploads has told the old one.
         for report in stored_since(known, list(self.uploads), self.store.held()):

@@ -134,7 +134,7 @@ class SchedulerCore:
             case wire.IslandLaunchFailed():
                 return self._carry_out(self.order.failed(host, message))
             case wire.Compiling():
-                self.deadlines.compiling[host, message.program] = 0.0
+                self.deadlines.compiling.setdefault((host, message.program), 0.0)  # it may say so again
                 return []
             case wire.Ready():
                 self.deadlines.compiling.pop((host, message.program), None)

@@ -202,8 +202,8 @@ class SimulatedHost:
 
     def rejoin(self, holds: Holds) -> None:
         self._join_scheduler(with_uploads(holds, self.uploads))
-        for report in self.said.messages if holds.heard is not None else ():
-            self.end.send(report)
+        for once_more in self.said.again(holds):
+            self.end.send(once_more)
 
     def end_process(self, reason: str) -> None:
         self.world.kill(self.process, reason)

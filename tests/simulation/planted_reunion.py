@@ -10,8 +10,8 @@ from pathways_ray.executor.run.instructions import Send
 from pathways_ray.executor.run.journal import Said
 from pathways_ray.executor.run.rejoining import Rejoining
 from pathways_ray.scheduler.reunion import Met, Reunion
-from pathways_ray.transport.messages import BarrierReached, CatchUp
-from tests.simulation.planted import Original, Patch, bug, wrapped
+from pathways_ray.transport.messages import BarrierReached, CatchUp, Compiling, Holds
+from tests.simulation.planted import SINGLES, Original, Patch, bug, wrapped
 
 DYING: dict[str, Any] = {
     "islands": {0: [0, 1], 1: [2, 3, 4]},
@@ -57,6 +57,14 @@ def hosts_at_barriers_do_not_say_so_again(patch: Patch) -> None:
 @bug(faults=0, **DYING)
 def reports_that_died_with_a_scheduler_are_not_made_again(patch: Patch) -> None:
     patch.setattr(Said, "note", lambda self, message: None)
+
+
+@bug(faults=0, shown=9, **SINGLES, scheduler_deaths=4, flaws=0.3, changes=0, moves=0.0, suspends=0.0)
+def what_hosts_compile_is_not_said_to_the_next_scheduler(patch: Patch) -> None:
+    def again(original: Original, self: Said, holds: Holds) -> Any:
+        return [message for message in original(self, holds) if not isinstance(message, Compiling)]
+
+    wrapped(patch, Said, "again", again)
 
 
 @bug(faults=0, **DYING)

@@ -2,7 +2,8 @@
 
 A scheduler sends all hosts of an island the same launches and releases of barriers in the same order, so what each of
 them has heard is the beginning of one sequence. When it dies, some have heard more of it than others. What one lacks it
-gets from another one, and what hosts have reported of launches that were under way they report again.
+gets from another one, and what hosts have reported of launches that were under way they report again. So does any host
+of what it compiles: the successor ends what takes too long.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import msgspec
 from pathways_ray.executor.run.active_launch import ActiveLaunch
 from pathways_ray.transport.messages import (
     BarrierReleased,
+    Compiling,
     Done,
     Heard,
+    Holds,
     IslandLaunch,
     IslandLaunchFailed,
     Message,
     Program,
+    Ready,
 )
 
 MAX_HEARD = 512
@@ -75,12 +79,23 @@ def is_counted(message: Message) -> bool:
 
 
 class Said:
-    """The last reports of launches to the scheduler: `messages`. Safe from any thread."""
+    """What was said to the scheduler and its successor has to hear: `messages`, the last reports of launches, and
+    `compiling`, by program, what the host has begun to compile, and not ended. Safe from any thread."""
 
     def __init__(self) -> None:
         self.messages: deque[Done | IslandLaunchFailed] = deque(maxlen=MAX_SAID)
+        self.compiling: dict[int, Compiling] = {}
 
     def note(self, message: Message) -> None:
-        """Notes a message that is about to be sent, if it is such a report."""
+        """Notes a message that is about to be sent, if it is one of these, or ends one."""
         if isinstance(message, Done | IslandLaunchFailed):
             self.messages.append(message)
+        elif isinstance(message, Compiling):
+            self.compiling[message.program] = message
+        elif isinstance(message, Ready):
+            self.compiling.pop(message.program, None)
+
+    def again(self, holds: Holds) -> list[Message]:
+        """What to say again behind what the host holds. Reports only where hosts say what each has heard: otherwise
+        launches have failed, or their scheduler is the same."""
+        return [*self.compiling.values(), *(self.messages if holds.heard is not None else ())]

@@ -16,7 +16,7 @@ from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.journal import Said
 from pathways_ray.transport.frames import LinkLost
-from pathways_ray.transport.messages import Holds, HostUp, Message, Recount, Stored, encode
+from pathways_ray.transport.messages import Compiling, Holds, HostUp, Message, Ready, Recount, Stored, encode
 from tests.unit.helpers import VECTOR
 
 HOST = 2
@@ -63,6 +63,20 @@ def test_an_upload_that_is_stored_while_a_host_rejoins_is_reported_to_the_new_sc
     assert hello.holds == Holds({1: (1,)}, (), (reports[1],))
     assert rest == [reports[2]]
     assert (executor.outbox, executor.found) == (found, None)
+
+
+def test_a_host_says_to_the_new_scheduler_what_it_compiles() -> None:
+    """It began before the old one died, or while there was none. What is ready is not said again."""
+    executor: Any = HostExecutor.__new__(HostExecutor)
+    executor.store, executor.uploads, executor.said = BufferStore(), deque(), Said()
+    executor.outbox, executor.found = Outbox(), Outbox()
+    executor.hello = HostUp(HOST, 1, "t", "d", 2, 1)
+    for message in (Compiling(HOST, 1), Compiling(HOST, 2), Ready(HOST, 1, 0)):
+        executor._send(message)
+    found = executor.found
+    executor._rejoin(Holds({}, (1, 2)))
+    assert [type(message) for message in found.sent] == [HostUp, Compiling]
+    assert found.sent[1] == Compiling(HOST, 2)
 
 
 class Ended(BaseException):

@@ -14,6 +14,7 @@ from pathways_ray.transport.messages import (
     Compiling,
     Done,
     Heartbeat,
+    Holds,
     HostDown,
     HostUp,
     IslandLaunch,
@@ -161,6 +162,22 @@ def test_a_compilation_has_a_limit_and_who_is_over_it_is_blamed_alone() -> None:
     for host in (0, 1):
         made.host_up(HostUp(host, 2, "t", "d", 2, 1))
     assert made.tick(100.0) == [], "the next process has a time of its own"
+
+
+def test_what_a_host_compiles_has_the_limit_also_under_the_successor_of_its_scheduler() -> None:
+    """
+    1. The host comes with what it holds, and says what it compiles. It says so again to another controller, which takes
+       nothing from the time.
+    2. The program was dropped meanwhile: its compilation is over the limit all the same.
+    """
+    made = Island((0,), 128, fifo, LIMIT_S, COMPILE_LIMIT_S)
+    made.host_up(HostUp(0, 1, "t", "d", 2, 1, holds=Holds({}, (7,))))
+    for now in range(int(COMPILE_LIMIT_S) + 1):
+        made.from_host(0, 1, Compiling(0, 7))
+        assert made.tick(float(now)) == []
+    (down,) = downs(made.tick(COMPILE_LIMIT_S + 0.1))
+    assert (down.host, down.compiling, down.decided) == (0, (7,), True)
+    assert "it compiled a program that was dropped for 5 s" in down.reason
 
 
 def test_a_host_that_does_not_run_does_not_compile() -> None:

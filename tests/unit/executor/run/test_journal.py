@@ -11,14 +11,17 @@ from pathways_ray.executor.run.journal import Journal, Said
 from pathways_ray.transport.messages import (
     BarrierReleased,
     CatchUp,
+    Compiling,
     Done,
     Heard,
     Heartbeat,
+    Holds,
     IslandLaunch,
     IslandLaunchFailed,
     Program,
+    Ready,
 )
-from tests.unit.executor.run.test_core import Host
+from tests.unit.executor.run.test_core import BOOM, Host
 from tests.unit.helpers import Sketch
 
 FIRST, SECOND, THIRD = (IslandLaunch(n, 1, n, (), 0) for n in (1, 2, 3))
@@ -100,3 +103,13 @@ def test_reports_of_launches_are_kept_and_nothing_else() -> None:
     for message in (Done((1,)), Heartbeat(0), Done((2,))):
         said.note(message)
     assert list(said.messages) == [Done((1,)), Done((2,))]
+
+
+def test_what_a_host_compiles_is_said_again_until_it_is_ready_and_reports_where_hosts_are_apart() -> None:
+    said = Said()
+    for message in (Compiling(0, 7), Done((1,)), Compiling(0, 8), Ready(0, 9, 0, BOOM), Ready(0, 7, 0)):
+        said.note(message)
+    assert said.again(Holds({}, ())) == [Compiling(0, 8)]
+    assert said.again(Holds({}, (), heard=Heard())) == [Compiling(0, 8), Done((1,))]
+    said.note(Ready(0, 8, 0, BOOM))
+    assert said.again(Holds({}, ())) == []
