@@ -38,7 +38,7 @@ ALONE_LIMIT_S = 24 * 3600.0
 has no limit, and a whole training may be one call."""
 
 
-@click.command("proxy")
+@click.command("proxy", context_settings={"allow_interspersed_args": False})
 @of_cluster
 @click.option("--devices", type=click.IntRange(min=0), default=0, help="Devices of each client; 0: all of an island.")
 @click.option("--shape", default="", help="The same as a grid, such as 2x2.")

@@ -50,8 +50,7 @@ OF_FLAWS = {"LaunchTimeout", "CompileError"}
 """Failures that only a flawed program explains, the first one also to others on its island."""
 
 MOST_COMPILED = 2 * MAX_DEATHS + 3
-"""A host compiles a program this often that it does not come to the end of, under one controller. More than it may die
-of it: at first nobody may know which of several programs it was, and the deaths of two hosts may count as one."""
+"""Compilations without an end of one program on a host: some deaths have several candidates, or two count as one."""
 
 VALIDATE_EVERY = 16
 """The costly checks of whole tables run once in this many events."""
@@ -271,8 +270,7 @@ class Checker:
     # --- blame --------------------------------------------------------------------------------------------------------
 
     def compiles(self, host: int, program: str, functions: tuple[str, ...]) -> None:
-        """A host begins to compile a program that it will not come to the end of. Programs of one name, as branches,
-        are told apart by their functions."""
+        """A host begins to compile a program, or a branch of one, that it will not come to the end of."""
         key = (self.world.controller.incarnation, host, program, functions)
         self.compiled[key] = self.compiled.get(key, 0) + 1
         if self.compiled[key] == MOST_COMPILED + 1:
@@ -313,13 +311,12 @@ class Checker:
         """Looks at the sessions that ended long enough ago."""
         now = self.world.clock.now
         limit = FREED_LIMIT_S + (self.world.settings.launch_limit_s if self.world.settings.flaws else 0.0)
-        last = max(self.gone.values(), default=now)
         for session, ended in self.gone.items():
             if session in self.freed or now - max(ended, self.world.freeing_since) < limit:
                 continue
             self.freed.add(session)
             # Programs do not say whose they are: those of a session that has just ended are on their way out.
-            for place, what in remains(self.world, session, now - last >= limit):
+            for place, what in remains(self.world, session, now - max(self.gone.values()) >= limit):
                 self.report(f"session {session} ended at {ended:.3f} s, and {place} still has {what}")
 
     def check_over(self) -> None:

@@ -218,14 +218,13 @@ class SimulatedHost:
         self.transfer.set_peers(peers)
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
-        members = [part for executable in plan.plan.executables for part in functions_in(executable.recipe.parts)]
-        for part in members:
-            functions[part.function]  # a real host would compile it
+        names = [part.function for one in plan.plan.executables for part in functions_in(one.recipe.parts)]
+        assert all(name in functions for name in names)  # a real host would compile them
         parts = SimulatedParts(plan.plan, self.devices, self.transfer, self.calls, self._made)
         if refusal := parts.refusal():
             raise ProgramRefused(refusal)
         if parts.flaw in (UNCOMPILED, DEADLY):
-            self.world.checker.compiles(self.host, plan.plan.name, tuple(part.function for part in members))
+            self.world.checker.compiles(self.host, plan.plan.name, tuple(names))
             raise Flawed(parts.flaw)
         return parts.program(plan, self.store)
 

@@ -33,7 +33,17 @@ def elsewhere() -> Iterator[dict[str, str]]:
 def test_in_a_cluster_of_its_own_calls_may_take_a_day_or_as_long_as_it_is_told(
     elsewhere: dict[str, str], options: tuple[str, ...], limit_s: float
 ) -> None:
-    command = [*CLI, "proxy", "--devices", "1", *options, "--exec", "--", *CLI, "status", "--json"]
+    command = [
+        *CLI,
+        "proxy",
+        "--devices",
+        "1",
+        *options,
+        "--exec",
+        *CLI,
+        "status",
+        "--json",
+    ]  # its own options, without --
     done = subprocess.run(command, env=elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["launch_limit_s"] == limit_s
