@@ -215,7 +215,7 @@ class SimulatedController:
             self.world.network,
             self.process,
             lambda batch: self._from_island(link, island, batch),
-            lambda: self.handle(events.IslandDisconnected(link, island, address)),
+            lambda: self.handle(events.IslandDisconnected(link, island, address, end.given_up)),
         )
         self.links[link] = end
         self.world.network.stream(near, end)

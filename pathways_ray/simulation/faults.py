@@ -26,6 +26,9 @@ FAULT_SPAN_S = 8.0
 NOTICED_LIMIT_S = 30.0
 """A controller has a silent process killed within this time, its own pauses included."""
 
+UNHINDERED_LIMIT_S = 15.0
+"""The same where no fault hits the controller: its own watch does it, before the stream is given up after 20 s."""
+
 KINDS = {
     "kill host": 3,
     "kill scheduler": 1,
@@ -308,7 +311,12 @@ class FaultInjector:
             self._disturb(world.clock.now + NOTICED_LIMIT_S)
             watcher = world.watcher(process)
             if watcher is not None:
+                world.clock.after(UNHINDERED_LIMIT_S, self._look_at_stopped, process, watcher)
                 world.clock.after(NOTICED_LIMIT_S, world.checker.silence_noticed, process, watcher)
+
+    def _look_at_stopped(self, process: Process, watcher: Process) -> None:
+        if watcher.node not in self.world.touched:
+            self.world.checker.silence_noticed(process, watcher)
 
     def _strike_link(self, fault: Fault) -> None:
         network, now = self.world.network, self.world.clock.now

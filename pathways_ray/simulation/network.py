@@ -52,8 +52,9 @@ class Process:
 
 
 class End:
-    """One end of a stream. `receive` gets batches, `ended` is called once, when the stream is over for this end.
-    `composed` says the same in fewer messages, before they leave."""
+    """One end of a stream. `receive` gets batches, `ended` is called once, when the stream is over for this end;
+    `given_up` says then that it is for the other one's silence. `composed` says the same in fewer messages, before they
+    leave."""
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class End:
         self.receive, self.ended = receive, ended
         self.peer: End = self
         self.open = True
+        self.given_up = False
         self._batch: list[Any] = []
         self._leaves = -1.0
         self._arrives = 0.0
@@ -118,13 +120,13 @@ class End:
             self.network.note(f"{self.peer.owner} -> {self.owner}", batch)
             self.receive(batch)
 
-    def finish(self) -> None:
+    def finish(self, given_up: bool = False) -> None:
         """The stream is over for this end; it learns of it when it runs."""
-        self.owner.run(self._finish)
+        self.owner.run(self._finish, given_up)
 
-    def _finish(self) -> None:
+    def _finish(self, given_up: bool) -> None:
         if self.open:
-            self.open = False
+            self.open, self.given_up = False, given_up
             self.ended()
 
     def close(self) -> None:
@@ -197,7 +199,7 @@ class Network:
         del self.alive[process.number]
         for end in process.ends:
             end.open = False
-            self.clock.after(SILENCE_S, end.peer.finish)
+            self.clock.after(SILENCE_S, end.peer.finish, True)
 
     def pause(self, process: Process, seconds: float) -> None:
         """SIGSTOP for a while. Pings are not answered meanwhile."""
@@ -318,8 +320,8 @@ class Network:
 
     def _break(self, end: End) -> None:
         self.broken += 1
-        end.finish()
-        end.peer.finish()
+        end.finish(given_up=True)
+        end.peer.finish(given_up=True)
 
 
 def _link(a: Process, b: Process) -> tuple[str, str]:

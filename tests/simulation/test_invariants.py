@@ -10,11 +10,14 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Resumed
+from pathways_ray.controller.events import IslandDisconnected
 from pathways_ray.controller.hosts import Hosts
+from pathways_ray.controller.islands import Islands
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Send
 from pathways_ray.controller.takeover import Takeover
@@ -242,6 +245,24 @@ def test_arrays_come_back_from_snapshots_after_the_loss_of_hosts(monkeypatch: py
         assert world.run().violations == [], f"seed {seed}"
         restored += sum(client.snapshots.restored for client in world.clients)
     assert restored > 3
+
+
+def test_a_scheduler_whose_stream_is_given_up_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped. After each of its pauses the controller counts silence anew, and the stream breaks before."""
+    stop = faults.Fault(2.5, "stop scheduler", "scheduler0", 0.0)
+    pauses = [faults.Fault(at, "pause controller", "controller", 5.0) for at in (5.0, 10.1)]
+    monkeypatch.setattr(faults, "draw", lambda random, settings: [stop, *pauses])
+    disconnected = Islands.disconnected
+
+    def forgotten(islands: Islands, event: IslandDisconnected, now: float) -> Any:
+        return disconnected(islands, msgspec.structs.replace(event, silent=False), now)
+
+    for seed in range(4):
+        assert World(seed, Settings.drawn(seed, 0, "")).run().violations == [], f"seed {seed}"
+        with monkeypatch.context() as patch:
+            patch.setattr(Islands, "disconnected", forgotten)
+            found = World(seed, Settings.drawn(seed, 0, "")).run().violations
+        assert any("scheduler0" in what and "is silent" in what for what in found), f"seed {seed}"
 
 
 def test_faults_strike_and_launches_fail_of_them() -> None:
