@@ -23,7 +23,7 @@ from pathways_ray.simulation import tables
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.placing import misplaced
-from pathways_ray.simulation.remains import Cluster, cycle, remains, waiting
+from pathways_ray.simulation.remains import Cluster, cycle, deaf_islands, remains, waiting
 from pathways_ray.simulation.values import Future, Outcome, is_flawed
 from pathways_ray.transport.messages import HostDown, HostUp
 
@@ -324,10 +324,9 @@ class Checker:
         world, now = self.world, self.world.clock.now
         in_flight = tables.under_way(world.controller.launches)
         found: dict[tuple[int, int], str] = {}
-        # Hosts without a scheduler hear of nothing that is over until all of their island are there.
-        apart = {s.island for s in world.schedulers.values() if s.process.alive and s.core.members.apart}
+        deaf = deaf_islands(world)
         for host in world.hosts.values():
-            if host.process.alive and host.under_epoch and not host.process.paused and host.island not in apart:
+            if host.process.alive and host.under_epoch and not host.process.paused and host.island not in deaf:
                 offers = (name for name, offer in host.transfer.served.items() if not isinstance(offer, Failure))
                 found.update({(host.process.number, launch_of(name)): "an offer" for name in offers})
                 found.update(dict.fromkeys(((host.process.number, n) for n in host.core.active), "a part"))

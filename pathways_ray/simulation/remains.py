@@ -45,6 +45,13 @@ class Cluster(Protocol):
     touched: set[str]
 
 
+def deaf_islands(world: Cluster) -> set[int]:
+    """The islands whose hosts hear of nothing that is over: their scheduler waits until all of them are there, or is
+    stopped until it is killed, which takes a minute where the controller died that would have missed it."""
+    alive = [scheduler for scheduler in world.schedulers.values() if scheduler.process.alive]
+    return {scheduler.island for scheduler in alive if scheduler.process.paused or scheduler.core.members.apart}
+
+
 def waiting(world: Cluster) -> Iterable[str]:
     """Yields who still waits when the run is over."""
     for host in world.hosts.values():

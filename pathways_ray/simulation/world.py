@@ -25,7 +25,7 @@ from pathways_ray.simulation.log import Log
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Network, Process
 from pathways_ray.simulation.operator import SimulatedOperator
-from pathways_ray.simulation.remains import disagreements
+from pathways_ray.simulation.remains import deaf_islands, disagreements
 from pathways_ray.simulation.scheduler import SimulatedScheduler
 from pathways_ray.simulation.settings import Result, Settings
 from pathways_ray.simulation.transfer import Transfer
@@ -133,10 +133,8 @@ class World:
         """Whether all processes serve and know each other."""
         if not self.controller.process.alive or self.controller.process.paused:
             return False
-        if any(scheduler.process.alive and scheduler.process.paused for scheduler in self.schedulers.values()):
-            return False  # with its hosts gone, the controller alone knows
-        if any(scheduler.process.alive and scheduler.core.members.apart for scheduler in self.schedulers.values()):
-            return False  # hosts hear of nothing that is over until all are there, or one is given up
+        if deaf_islands(self):
+            return False
         known, gone = self.controller.launches.hosts, self.gone()
         if any(n in known and known[n].down_since is None for n in gone):
             return False
