@@ -91,8 +91,9 @@ class SessionClosed(UsageError):
 class SessionSuspended(UsageError):
     """The session is suspended: its arrays are in host memory or files, and it has no devices.
 
-    When: an array, a slice or a function of a suspended session was used; the session was suspended twice
-    Do: call its `resume()` first
+    When: an array, a slice or a function of a suspended session was used; the session was suspended twice; it gave way
+        to another one, and for half a minute no island could hold one of its slices
+    Do: call its `resume()` first; where no island can hold its slices, once there is one
     """
 
 

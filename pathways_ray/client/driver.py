@@ -321,7 +321,9 @@ class Driver:
         """Raises `SessionSuspended` while the session is suspended, for whomever."""
         if (found := self.suspension) is not None:
             what = f"{len(found.arrays)} arrays and {len(found.slices)} slices"
-            raise SessionSuspended(f"the session is suspended with {what}: call its resume() before you use it")
+            text = f"the session is suspended with {what}: call its resume() before you use it"
+            why = f"; it gave way to another session, and could not come back: {found.stuck}" if found.stuck else ""
+            raise SessionSuspended(text + why)
 
     def check_active(self) -> None:
         """Raises `SessionClosed` once the session has ended, `SessionSuspended` while it is suspended."""

@@ -176,7 +176,9 @@ class Mover:
             named = {one.id for kept in suspension.slices for one in (kept.mesh, *(part.mesh for part in kept.parts))}
             released = {number for number in named if number not in slices or slices[number].released}
             try:
-                self._carry_out(resume(self._core, suspension, released), "the session was not resumed", slices)
+                self._carry_out(
+                    resume(self._core, suspension, released, time.monotonic()), "the session was not resumed", slices
+                )
             finally:
                 if self._driver.suspension is None:
                     self._forget_saved()

@@ -16,6 +16,10 @@ Resuming:
 
 The values are the client's, so a session stays suspended when its controller dies, whichever step that falls into. The
 successor knows nothing of slices that were to come back: then resuming begins from its first step.
+
+A session that gave way is called back again and again while it cannot be resumed, and its user's calls wait. Where no
+island can hold one of its slices, they do so for `RETURN_LIMIT_S`. Then it is suspended as if by its user, who is told
+why.
 """
 
 from __future__ import annotations
@@ -48,6 +52,10 @@ from pathways_ray.transport import messages as wire
 
 AHEAD = 4
 """Uploads that are under way while another one begins; each may be in memory twice."""
+
+RETURN_LIMIT_S = 30.0
+"""A session that gave way tries for so long to get slices that no island can hold: an operator may add an island in
+place of one that was removed."""
 
 
 def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -> Generator[Step, Any, None]:
@@ -86,14 +94,18 @@ def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -
     yield Release()
 
 
-def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -> Generator[Step, Any, None]:
+def resume(
+    core: ClientCore, suspension: Suspension, released: Container[int], now: float
+) -> Generator[Step, Any, None]:
     """The steps that resume a session.
 
     Args:
         released: slices that the user has given back. They come for what lies on them, and go again.
+        now: the time, in seconds.
 
     Raises:
-        Unschedulable: no island can hold one of its slices now.
+        Unschedulable: no island can hold one of its slices now. After a while, one that gave way is its user's to
+            resume.
         PathwaysError: it could not be resumed; it is suspended as it was.
     """
     new: list[int] = []
@@ -118,9 +130,12 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
             yield Arrive(copy)
         yield Hold()  # so that no successor is told meanwhile that the session is suspended
         _check_same(core, losses)
-    except PathwaysError:
+    except PathwaysError as error:
         yield Drop([copy for _, copy in loaded])
         yield Release()
+        if suspension.gives_way and isinstance(error, Unschedulable):
+            suspension = _refused(suspension, str(error), now)
+            yield Suspended(suspension)
         yield Ask(wire.Suspend(core.session, suspension.gives_way))  # with all slices that it has got by now
         raise
     dropped = renumbered(core, loaded, {one for one, _ in pairs})
@@ -130,6 +145,14 @@ def resume(core: ClientCore, suspension: Suspension, released: Container[int]) -
     for number, _ in pairs:
         if number in released:
             yield Ask(wire.ReleaseSlice(core.session, number))
+
+
+def _refused(suspension: Suspension, reason: str, now: float) -> Suspension:
+    """The suspension of a session that gave way, after another refusal of a slice: in the end, its user's."""
+    since = min(suspension.refused_since, now)
+    gives_way = now - since < RETURN_LIMIT_S
+    stuck = "" if gives_way else reason
+    return dataclasses.replace(suspension, gives_way=gives_way, tried=True, refused_since=since, stuck=stuck)
 
 
 def _check_same(core: ClientCore, losses: int) -> None:

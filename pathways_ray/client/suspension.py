@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pathways_ray.client.wanted import ANY, Wanted
@@ -32,9 +33,12 @@ class Kept:
 class Suspension:
     """Everything that a suspended session holds: slices, and the number and type of each saved array, by its buffer.
     `gives_way` where it was suspended for another session, and not by its user; `tried` where the controller may have
-    slices of it, since its resumption began, or was not heard of."""
+    slices of it, since its resumption began, or was not heard of. No island could hold one of its slices since
+    `refused_since`, while it gave way; `stuck` is the last refusal, once it waits no longer for such an island."""
 
     slices: tuple[Kept, ...]
     arrays: dict[int, tuple[int, wire.HeldBuffer]]
     gives_way: bool = False
     tried: bool = False
+    refused_since: float = math.inf
+    stuck: str = ""

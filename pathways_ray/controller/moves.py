@@ -118,8 +118,9 @@ class Moves:
         for number in [number for number in session.slices if number not in session.parts]:
             self.launches.remove_slice(session.id, number)
         self.launches.admission.memory.changed()
+        session.gives_way = gives_way  # not any more, where no island can hold its slices
         if not session.suspended:  # else its client begins to resume it
-            session.suspended, session.gives_way = True, gives_way
+            session.suspended = True
             self.launches.story.note(Entry(self.launches.tables.now, "session suspended", session=session.id))
         return commands
 

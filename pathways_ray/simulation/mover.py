@@ -140,7 +140,7 @@ class SimulatedMover:
         if not client.over and self.suspension is not None and self.steps is None:
             if not client.core.away:  # what it has is freed when it is back
                 client.world.checker.check_kept(client.core.session, set(), max(since, client.last_drop))
-            self.steps = resume(client.core, self.suspension, ())
+            self.steps = resume(client.core, self.suspension, (), client.world.clock.now)
             self._go_on(None)
 
     def _next(self) -> None:

@@ -61,7 +61,7 @@ def waiting(world: Cluster) -> Iterable[str]:
             yield f"what became of {len(host.early)} early launches at host {host.host}"
     for client in world.clients:
         if client.process.alive and not client.over and client.mover.gives_way:
-            yield f"session {client.session}, which gave way and is not told to come back,"
+            yield f"session {client.session}, which gave way and does not come back,"
 
 
 def remains(world: Cluster, session: int, programs: bool) -> Iterable[tuple[str, str]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from pathways_ray.client import suspending
 from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.preemption import Preemption
 from pathways_ray.simulation.programs import ARRAY
@@ -27,6 +29,20 @@ def who_has_given_way_is_not_told_to_come_back(patch: Patch) -> None:
         return (one for one in original(self) if not one.is_away)
 
     wrapped(patch, Preemption, "_wanting", without)
+
+
+SHRINKING: dict[str, Any] = GIVING_WAY | {
+    "islands": {0: [0, 1], 1: [2]},
+    "devices": 2,
+    "changes": 8,
+    "launches": (40, 80),
+}
+"""The operator removes the larger island for good, while who had it is away."""
+
+
+@bug(faults=0, shown=28, **SHRINKING)
+def who_has_given_way_waits_for_slices_that_no_island_can_hold(patch: Patch) -> None:
+    patch.setattr(suspending, "RETURN_LIMIT_S", math.inf)
 
 
 TIGHT: dict[str, Any] = GIVING_WAY | {

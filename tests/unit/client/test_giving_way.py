@@ -60,3 +60,21 @@ def test_a_session_that_its_user_has_suspended_says_so(session: LocalSession) ->
         with pytest.raises(SessionSuspended, match="call its resume"):
             call()
     driver.suspend(None, lambda number: None)
+
+
+def test_who_waits_hears_why_the_session_does_not_come_back(session: LocalSession) -> None:
+    driver, told = session._driver, threading.Event()
+    driver.suspend(Suspension((), {}, gives_way=True), lambda number: None)
+
+    def waits() -> None:
+        with pytest.raises(SessionSuspended, match=r"call its resume\(\).*could not come back: no island can hold it"):
+            driver.check_active()
+        told.set()
+
+    thread = threading.Thread(target=waits)
+    thread.start()
+    assert not told.wait(0.05)
+    driver.suspend(Suspension((), {}, stuck="no island can hold it"), lambda number: None)
+    assert told.wait(10)
+    thread.join()
+    driver.suspend(None, lambda number: None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Disconnected, Resumed
 from pathways_ray.client.moving import LOOKS, Ask, Drop, Load, Pause, Save, Suspended
-from pathways_ray.client.suspending import resume, suspend
+from pathways_ray.client.suspending import RETURN_LIMIT_S, resume, suspend
 from pathways_ray.client.suspension import Kept, Part, Suspension
 from pathways_ray.errors import (
     BufferLost,
@@ -158,7 +159,7 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
     core, records, suspension = suspended()
     del core.buffers[records[0].id]
     replies = Replies(Held(()), CreateSlice=Unschedulable("no island can hold it"))
-    steps, error = carried_out(resume(core, suspension, {OTHER.id}), replies)
+    steps, error = carried_out(resume(core, suspension, {OTHER.id}, 0.0), replies)
     assert error is None
     expected = (
         ["Suspended"]
@@ -178,14 +179,14 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
 
 def test_arrays_are_on_their_way_while_the_next_slice_is_made() -> None:
     core, _, suspension = suspended()
-    steps, _ = carried_out(resume(core, suspension, ()), Replies(Held(())))
+    steps, _ = carried_out(resume(core, suspension, (), 0.0), Replies(Held(())))
     again = ["CreateSlice", "ExchangeSlices", "Exchanged"]
     assert names(steps)[2:9] == [*again, "Load", "Load", *again[:2]]
 
 
 def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() -> None:
     core, _, suspension = suspended()
-    steps, _ = carried_out(resume(core, suspension, {MESH.id, PART.id, OTHER.id}), Replies(Held(())))
+    steps, _ = carried_out(resume(core, suspension, {MESH.id, PART.id, OTHER.id}, 0.0), Replies(Held(())))
     assert names(steps).count("CreateSlice") == 1
     assert steps[-1] == Ask(ReleaseSlice(1, MESH.id))
 
@@ -193,21 +194,64 @@ def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() 
 @pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "Load", "Arrive", "Hold"])
 def test_a_session_that_cannot_be_resumed_stays_suspended_and_can_be_later(refused: str) -> None:
     core, records, suspension = suspended()
-    steps, error = carried_out(resume(core, suspension, ()), Replies(Held(()), **{refused: HostLost("host 9 is gone")}))
+    steps, error = carried_out(
+        resume(core, suspension, (), 0.0), Replies(Held(()), **{refused: HostLost("host 9 is gone")})
+    )
     assert isinstance(error, HostLost)
     assert steps[-1] == Ask(Suspend(1))
     assert names(steps)[-3:-1] == ["Drop", "Release"]
     assert not any(step == Suspended(None) for step in steps)
     (tried,) = [step.suspension for step in steps if isinstance(step, Suspended) and step.suspension is not None]
     assert [record.id for record in records] == [1, 2]
-    steps, error = carried_out(resume(core, tried, ()), Replies(Held(())))
+    steps, error = carried_out(resume(core, tried, (), 0.0), Replies(Held(())))
     assert (error, steps[0]) == (None, Ask(Suspend(1)))
+    assert [record.state for record in records] == [READY, READY]
+
+
+class Full(Replies):
+    """No island can hold the slices that were taken back."""
+
+    def __call__(self, step: Any) -> Any:
+        if isinstance(step, Ask) and isinstance(step.request, CreateSlice):
+            raise Unschedulable("no island can hold a slice of shape (2,)")
+        return super().__call__(step)
+
+
+def test_a_session_that_gave_way_waits_a_while_for_an_island_and_is_its_users_then() -> None:
+    """
+    1. No island can hold its slices. The controller calls it again and again, and its user's calls wait.
+    2. A lost host is no such refusal, however late.
+    3. After a while its user hears why, and the controller that it need not call it any more.
+    4. There is an island: the user resumes it.
+    """
+    core, records, suspension = suspended()
+    left = dataclasses.replace(suspension, gives_way=True)
+    for now in (5.0, 10.0, 4.9 + RETURN_LIMIT_S):
+        steps, error = carried_out(resume(core, left, (), now), Full(Held(())))
+        assert isinstance(error, Unschedulable)
+        left = dataclasses.replace(left, tried=True, refused_since=5.0)
+        assert steps[-2:] == [Suspended(left), Ask(Suspend(1, True))]
+    replies = Replies(Held(()), Load=HostLost("host 9 is gone"))
+    steps, error = carried_out(resume(core, left, (), 5.0 + RETURN_LIMIT_S), replies)
+    assert isinstance(error, HostLost)
+    assert steps[-1] == Ask(Suspend(1, True))
+    assert names(steps)[-2] == "Release"
+    steps, error = carried_out(resume(core, left, (), 5.0 + RETURN_LIMIT_S), Full(Held(())))
+    left = steps[-2].suspension
+    assert (left.gives_way, left.tried, left.stuck) == (False, True, str(error))
+    assert steps[-1] == Ask(Suspend(1, False))
+    assert left.arrays is suspension.arrays
+    steps, error = carried_out(resume(core, left, (), 50.0), Full(Held(())))
+    assert isinstance(error, Unschedulable)
+    assert names(steps)[-2:] == ["Release", "Suspend"]
+    steps, error = carried_out(resume(core, left, (), 60.0), Replies(Held(())))
+    assert error is None
     assert [record.state for record in records] == [READY, READY]
 
 
 def test_a_handle_that_goes_while_its_array_comes_back_is_freed() -> None:
     core, records, suspension = suspended()
-    run = resume(core, suspension, ())
+    run = resume(core, suspension, (), 0.0)
     replies, step = Replies(Held(())), next(run)
     while not isinstance(step, Drop):
         if isinstance(step, Load) and step.number == 1:
@@ -240,11 +284,11 @@ def test_a_session_whose_controller_dies_as_it_comes_back_stays_suspended(lost_i
                 core.handle(Resumed(SessionResumed("", 0, (), (), ())), 0.0)
             return super().__call__(step)
 
-    steps, error = carried_out(resume(core, suspension, ()), Dying(Held(())))
+    steps, error = carried_out(resume(core, suspension, (), 0.0), Dying(Held(())))
     assert isinstance(error, ControllerLost)
     assert "it is suspended as it was" in str(error)
     assert steps[-1] == Ask(Suspend(1))
     assert not any(step == Suspended(None) for step in steps)
-    steps, error = carried_out(resume(core, suspension, ()), Replies(Held(())))
+    steps, error = carried_out(resume(core, suspension, (), 0.0), Replies(Held(())))
     assert error is None
     assert [record.state for record in records] == [READY, READY]

@@ -127,6 +127,15 @@ def test_a_suspended_session_has_nothing_and_gets_its_slices_back_by_an_exchange
     assert "1 launches of the session are under way" in failure.message
 
 
+def test_a_session_that_gave_way_may_be_left_to_its_user() -> None:
+    """No island can hold its slices: it is not called back any more, though it has been suspended all the while."""
+    core = moving()
+    session = core.core.launches.sessions[1]
+    for gives_way in (True, False):
+        assert reply(core.answered(core.request(1, Suspend(1, gives_way)), 0)) == Accepted()
+        assert (session.suspended, session.gives_way) == (True, gives_way)
+
+
 def test_clients_hear_again_and_again_what_has_to_move() -> None:
     core = moving()
     core.answered(core.request(None, DrainIsland(0, HERE.island, 60.0)), encode(Accepted()))
