@@ -79,8 +79,8 @@ def is_counted(message: Message) -> bool:
 
 
 class Said:
-    """What was said to the scheduler and its successor has to hear: `messages`, the last reports of launches, and
-    `compiling`, by program, what the host has begun to compile, and not ended. Safe from any thread."""
+    """Messages that the successor of the scheduler has to hear, too: `messages`, the last reports of launches, and
+    `compiling`, by program, those that the host has begun to compile, and not ended. Safe from any thread."""
 
     def __init__(self) -> None:
         self.messages: deque[Done | IslandLaunchFailed] = deque(maxlen=MAX_SAID)
@@ -96,6 +96,6 @@ class Said:
             self.compiling.pop(message.program, None)
 
     def again(self, holds: Holds) -> list[Message]:
-        """What to say again behind what the host holds. Reports only where hosts say what each has heard: otherwise
-        launches have failed, or their scheduler is the same."""
+        """The messages to say again behind what the host holds. Reports only where hosts say what each has heard:
+        otherwise launches have failed, or their scheduler is the same."""
         return [*self.compiling.values(), *(self.messages if holds.heard is not None else ())]
