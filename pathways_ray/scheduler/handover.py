@@ -47,8 +47,10 @@ def let_go(order: IslandOrder, failure: Failure) -> list[Command]:
     for program in order.programs.keys() - waiting:  # the next controller gives them other numbers
         del order.programs[program]
     order.left |= order.programs.keys()
+    for queue in order.waiting.values():
+        queue.ended = True  # unless the next controller knows the session, and says whose it is
     for session in [session for session in order.ledger.tenant_of if session not in order.waiting]:
-        order.sessions.pop(session, None)  # and says whose they are
+        order.sessions.pop(session, None)
         order.ledger.close(session)
     ended = tuple((s, one.launch.program) for s, one in order.outstanding.items() if one.launch.gangs)
     commands += order.early.forget()

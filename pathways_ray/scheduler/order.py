@@ -107,6 +107,8 @@ class IslandOrder:
                 self.ledger.open(
                     message.session, message.tenant, message.weight, message.priority, message.launch_limit_s
                 )
+                if message.session in self.sessions:
+                    self.sessions[message.session].ended = False
                 return []
 
     def _enter(self, launch: wire.IslandLaunch, priority: int = 0) -> list[Command]:

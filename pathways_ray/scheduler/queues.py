@@ -127,7 +127,12 @@ class Queues:
         queue.ranks.clear()
         queue.prioritized = False
         if queue.ended:
-            self.sessions.pop(queue.session, None)
+            self.forget(queue.session)
+
+    def forget(self, session: int) -> None:
+        """Forgets a session, of which nothing waits."""
+        self.sessions.pop(session, None)
+        self.ledger.close(session)
 
     def clear(self) -> None:
         """Forgets all launches that wait. Drops are moot: the hosts start empty, or say to another controller what they
@@ -142,7 +147,7 @@ class Queues:
             queue.ranks.clear()
             queue.prioritized = False
         for number in [number for number, queue in self.sessions.items() if queue.ended]:
-            del self.sessions[number]
+            self.forget(number)
         self.waiting.clear()
         self.cross_island.clear()
 

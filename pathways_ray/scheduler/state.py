@@ -74,7 +74,8 @@ class ProgramState:
 @dataclass(slots=True)
 class SessionQueue:
     """Messages of a session that wait; `candidate` describes the launch at the head. It goes with the last one once the
-    session has `ended`. `ranks` are when launches count as called, by sequence; some are `prioritized`."""
+    session has `ended`, or the controller that knew it has. `ranks` are when launches count as called, by sequence;
+    some are `prioritized`."""
 
     session: int
     usage: Usage

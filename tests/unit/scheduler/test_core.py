@@ -160,6 +160,28 @@ def test_programs_that_only_waiting_launches_keep_go_with_them() -> None:
     assert not core.order.programs
 
 
+@pytest.mark.parametrize("end", ["they run", "their host is lost"])
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_session_that_no_controller_knows_goes_with_its_last_launch(resumed: bool, end: str) -> None:
+    """One that comes back to the next controller keeps its queue, and its account."""
+    core = SchedulerCore(3, (0,), 1)
+    core.handle(HostConnected(up(0)), 0.0)
+    core.handle(ControllerMessage(Account(1, "someone", 1.0, 0)), 0.0)
+    core.handle(ControllerMessage(Program(7, b"", {})), 0.0)
+    for sequence in (1, 2):
+        core.handle(ControllerMessage(IslandLaunch(sequence, 1, 7, (), 10, launch=sequence)), 0.0)
+    core.handle(ControllerDisconnected("there:1"), 5.0)
+    core.handle(ControllerConnected("here:1"), 6.0)
+    if resumed:
+        core.handle(ControllerMessage(Account(1, "someone", 1.0, 0)), 6.0)
+    assert core.order.waiting
+    core.handle(HostMessage(0, 1, Done((1,), (5,))) if end == "they run" else HostDisconnected(0, 1), 7.0)
+    assert not core.order.waiting
+    assert (core.order.sessions.keys(), core.order.ledger.tenant_of.keys()) == (
+        ({1}, {1}) if resumed else (set(), set())
+    )
+
+
 def test_gangs_that_are_sent_one_by_one_end_with_the_controller() -> None:
     """Nobody sends the others: a launch with the hosts is aborted, one that waits is forgotten."""
     core = SchedulerCore(3, (0,), 1)
