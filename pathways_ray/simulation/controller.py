@@ -230,7 +230,6 @@ class SimulatedController:
                     self.world.checker.host_known(self.launches, message)
                 elif isinstance(message, wire.HostDown):
                     self.world.checker.blamed(self.launches, message)
-                    self.world.losses += message.decided  # its kill may take its time
         self.handle(events.IslandMessages(link, island, batch))
 
     # --- clients ------------------------------------------------------------------------------------------------------

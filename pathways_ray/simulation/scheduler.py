@@ -18,8 +18,9 @@ LOOK_S = 0.5
 
 
 class SchedulerEnvironment(Environment, Protocol):
-    """The environment of a scheduler."""
+    """The environment of a scheduler. `losses` counts the processes that were lost."""
 
+    losses: int
     manager: SimulatedManager
     islands: dict[int, list[int]]
 
@@ -132,6 +133,7 @@ class SimulatedScheduler:
                 case events.Kill(host, epoch):
                     self.world.manager.kill_host(self.process, host, epoch)
                     if (host, epoch) in self.links:
+                        self.world.losses += 1  # its kill may take its time, and the controller hears of it now
                         self.links.pop((host, epoch)).close()
                 case events.Withdraw(name, address):
                     self.world.manager.withdraw(self.process, name, address)
