@@ -22,15 +22,15 @@ from typing import Any
 
 import msgspec
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pathways_ray import limits, names, os_process, process_log
+from pathways_ray import limits, names, os_process
 from pathways_ray.controller import events, metrics
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.log_reading import read_log
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.planner import Planner
 from pathways_ray.controller.planning import PlanReply
@@ -52,7 +52,6 @@ from pathways_ray.transport.messages import (
     HeldSlices,
     IslandUp,
     LogPart,
-    ReadLog,
     Refused,
     Status,
     StatusReply,
@@ -61,9 +60,6 @@ from pathways_ray.transport.messages import (
 from pathways_ray.waits import tick_s
 
 METRICS_LIMIT_S = 5.0
-
-READ_LOG_LIMIT_S = 2.0
-"""A process, and then its machine, has this long to read a log; a command waits for 5 s."""
 
 RETRY_PAUSE_S = 0.5
 """Time between two calls of a controller that begins to a resource manager that is out of reach."""
@@ -197,15 +193,20 @@ class Controller(Inspectable):
 
     async def _take_over(self) -> None:
         """After a restart: islands have come and gone since the runtime began. Where the resource manager starts again
-        too, however slowly, it is waited for: this process would end with what it did before."""
+        too, however slowly, it is waited for: this process would end with what it did before. One that is silent, as
+        if it was stopped, is killed, once, and waited for."""
         self.core.take_over(HeldSlices())  # where nobody says what there is
         deadline = time.monotonic() + MANAGER_START_LIMIT_S
+        killed = False
         while True:
             try:
                 asked = self.resource_manager.islands.remote(), self.resource_manager.slices.remote()
-                islands, slices = await asyncio.wait_for(asyncio.gather(*asked), self.silence_limit_s)
+                islands, slices = await asyncio.wait_for(asyncio.gather(*asked), slowness() * self.silence_limit_s)
             except TimeoutError:
-                return  # it may be stopped, which the watch over it finds out
+                if killed:
+                    return  # the watch over it goes on
+                killed = True
+                ray.kill(self.resource_manager, no_restart=False)
             except ray.exceptions.RayError:
                 if time.monotonic() > deadline:
                     return
@@ -290,26 +291,13 @@ class Controller(Inspectable):
         request = command.request
         reply: LogPart | Refused
         try:
-            reply = LogPart(*await self._read_log(request))
+            reply = LogPart(*await read_log(self.runtime, request))
         except ValueError:
             reply = Refused(Failure("UsageError", f"no process is named {request.process[:40]!r}"))
         except (TimeoutError, ray.exceptions.RayError) as error:
             text = f"neither {request.process} nor its machine answers ({type(error).__name__}): its log lies there"
             reply = Refused(Failure("UsageError", text))
         self.front.answer(events.AnswerCall(command.call, reply))
-
-    async def _read_log(self, request: ReadLog) -> process_log.Part:
-        part = (request.offset, request.file)
-        actor = ray.get_actor(names.process(self.runtime, request.process), names.NAMESPACE)
-        try:
-            found: process_log.Part = await asyncio.wait_for(actor.read_log.remote(*part), READ_LOG_LIMIT_S)
-        except (TimeoutError, ray.exceptions.RayError):
-            if not request.node:
-                raise
-            there = NodeAffinitySchedulingStrategy(request.node, soft=False)
-            read = ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(process_log.read)
-            found = await asyncio.wait_for(read.remote(self.runtime, request.process, *part), READ_LOG_LIMIT_S)
-        return found
 
     async def _plan(self, command: events.Plan) -> None:
         """In threads: one compares functions with their digests, the other waits for the planner's process."""

@@ -101,6 +101,7 @@ SHELLS = {
     "megatron_ptdp/planner/calibration/measure.py",
     "megatron_ptdp/planner/calibration/probes.py",
     "pathways_ray/controller/client_service.py",
+    "pathways_ray/controller/log_reading.py",
     "pathways_ray/controller/metrics_server.py",
     "pathways_ray/controller/planner.py",
     "pathways_ray/controller/tenants_file.py",
