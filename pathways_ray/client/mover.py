@@ -38,7 +38,7 @@ from pathways_ray.client.moving import (
 )
 from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.suspending import resume, suspend
+from pathways_ray.client.suspending import RETURN_LIMIT_S, resume, suspend
 from pathways_ray.client.suspension import Kept, Part
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, UsageError, WaitTimeout
@@ -64,6 +64,7 @@ class Mover:
         self._vacating = threading.Lock()
         self._has_to_move = False
         self._saved: Saved | None = None
+        self.return_limit_s = RETURN_LIMIT_S
         driver.vacate = self.vacate
         driver.make_way = self.make_way
 
@@ -176,9 +177,8 @@ class Mover:
             named = {one.id for kept in suspension.slices for one in (kept.mesh, *(part.mesh for part in kept.parts))}
             released = {number for number in named if number not in slices or slices[number].released}
             try:
-                self._carry_out(
-                    resume(self._core, suspension, released, time.monotonic()), "the session was not resumed", slices
-                )
+                steps = resume(self._core, suspension, released, time.monotonic(), self.return_limit_s)
+                self._carry_out(steps, "the session was not resumed", slices)
             finally:
                 if self._driver.suspension is None:
                     self._forget_saved()

@@ -10,6 +10,7 @@ leaves in the thread that calls it.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 import weakref
@@ -116,6 +117,11 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
     def _connect(self, timeout: float = 10.0) -> None:
         core, driver = self._core, self._driver
         self._connection.start(core.under_way, core.composed, driver.handle, driver.disconnected, timeout)
+
+    def return_whenever(self) -> None:
+        """Has the session, when it has given way, wait for an island that can hold its slices for as long as it takes:
+        for programs that cannot call `resume`."""
+        self._mover.return_limit_s = math.inf
 
     # --- programs, launches, buffers ----------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ why.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Container, Generator, Sequence
 from typing import Any
 
@@ -95,17 +96,17 @@ def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -
 
 
 def resume(
-    core: ClientCore, suspension: Suspension, released: Container[int], now: float
+    core: ClientCore, suspension: Suspension, released: Container[int], now: float, limit_s: float = RETURN_LIMIT_S
 ) -> Generator[Step, Any, None]:
     """The steps that resume a session.
 
     Args:
         released: slices that the user has given back. They come for what lies on them, and go again.
         now: the time, in seconds.
+        limit_s: seconds after which one that gave way, and gets no slices, is its user's to resume.
 
     Raises:
-        Unschedulable: no island can hold one of its slices now. After a while, one that gave way is its user's to
-            resume.
+        Unschedulable: no island can hold one of its slices now.
         PathwaysError: it could not be resumed; it is suspended as it was.
     """
     new: list[int] = []
@@ -134,8 +135,10 @@ def resume(
         yield Drop([copy for _, copy in loaded])
         yield Release()
         if suspension.gives_way and isinstance(error, Unschedulable):
-            suspension = _refused(suspension, str(error), now)
+            suspension = _refused(suspension, str(error), now, limit_s)
             yield Suspended(suspension)
+        elif suspension.gives_way and pairs:  # there are islands; the next refusal is the first one again
+            yield Suspended(dataclasses.replace(suspension, tried=True, refused_since=math.inf))
         yield Ask(wire.Suspend(core.session, suspension.gives_way))  # with all slices that it has got by now
         raise
     dropped = renumbered(core, loaded, {one for one, _ in pairs})
@@ -147,10 +150,10 @@ def resume(
             yield Ask(wire.ReleaseSlice(core.session, number))
 
 
-def _refused(suspension: Suspension, reason: str, now: float) -> Suspension:
+def _refused(suspension: Suspension, reason: str, now: float, limit_s: float) -> Suspension:
     """The suspension of a session that gave way, after another refusal of a slice: in the end, its user's."""
     since = min(suspension.refused_since, now)
-    gives_way = now - since < RETURN_LIMIT_S
+    gives_way = now - since < limit_s
     stuck = "" if gives_way else reason
     return dataclasses.replace(suspension, gives_way=gives_way, tried=True, refused_since=since, stuck=stuck)
 

@@ -24,7 +24,7 @@ import msgspec
 import ray
 
 from pathways_ray import limits, names, os_process
-from pathways_ray.controller import events, metrics
+from pathways_ray.controller import events, metrics, succession
 from pathways_ray.controller.client_service import ClientService
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
@@ -43,6 +43,7 @@ from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest
 from pathways_ray.process_log import ProcessLog, path_of
 from pathways_ray.scheduler.plugins import policy_named
+from pathways_ray.story import Entry
 from pathways_ray.transport import links, loops, outboxes, streams
 from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
@@ -60,12 +61,6 @@ from pathways_ray.transport.messages import (
 from pathways_ray.waits import tick_s
 
 METRICS_LIMIT_S = 5.0
-
-RETRY_PAUSE_S = 0.5
-"""Time between two calls of a controller that begins to a resource manager that is out of reach."""
-
-MANAGER_START_LIMIT_S = 120.0
-"""A resource manager that Ray starts again answers within this time, also on a busy machine."""
 
 RESTART_PAUSE_S = 0.5
 """A controller that cannot serve ends after this pause, so that Ray does not start it in a tight loop."""
@@ -192,27 +187,21 @@ class Controller(Inspectable):
         await self._tick()
 
     async def _take_over(self) -> None:
-        """After a restart: islands have come and gone since the runtime began. Where the resource manager starts again
-        too, however slowly, it is waited for: this process would end with what it did before. One that is silent, as
-        if it was stopped, is killed, once, and waited for."""
+        """After a restart: islands have come and gone since the runtime began. This process would end with what it did
+        before it has asked, so it asks first."""
         self.core.take_over(HeldSlices())  # where nobody says what there is
-        deadline = time.monotonic() + MANAGER_START_LIMIT_S
-        killed = False
-        while True:
-            try:
-                asked = self.resource_manager.islands.remote(), self.resource_manager.slices.remote()
-                islands, slices = await asyncio.wait_for(asyncio.gather(*asked), slowness() * self.silence_limit_s)
-            except TimeoutError:
-                if killed:
-                    return  # the watch over it goes on
-                killed = True
-                ray.kill(self.resource_manager, no_restart=False)
-            except ray.exceptions.RayError:
-                if time.monotonic() > deadline:
-                    return
-                await asyncio.sleep(RETRY_PAUSE_S)
-            else:
-                return self.core.take_over(msgspec.msgpack.decode(slices, type=HeldSlices), islands)
+        limit = self.silence_limit_s / succession.ASKED
+        found = await succession.ask_manager(
+            self.resource_manager, self.own_process, lambda: slowness() * limit, self._kill_silent_manager
+        )
+        if found is not None:
+            islands, slices = found
+            self.core.take_over(msgspec.msgpack.decode(slices, type=HeldSlices), islands)
+
+    def _kill_silent_manager(self) -> None:
+        reason = f"it did not answer for {self.silence_limit_s:.0f} s a controller that began"
+        self.launches.story.note(Entry(time.monotonic(), "resource manager killed", cause=reason))
+        ray.kill(self.resource_manager, no_restart=False)
 
     async def _tick(self) -> None:
         while True:

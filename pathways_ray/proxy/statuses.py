@@ -19,6 +19,7 @@ _CODES = {
     "ProgramRefused": Code.INVALID_ARGUMENT,
     "QuotaExceeded": Code.RESOURCE_EXHAUSTED,
     "SessionClosed": Code.UNAVAILABLE,
+    "SessionSuspended": Code.UNAVAILABLE,
     "SpecError": Code.INVALID_ARGUMENT,
     "TooLarge": Code.RESOURCE_EXHAUSTED,
     "Unschedulable": Code.RESOURCE_EXHAUSTED,

@@ -96,9 +96,8 @@ class Deadlines:
         """
         for (host, program), seconds in self.compiling.items():
             if seconds > self.compile_limit_s:
-                # One that was dropped is compiled on, and nobody may know it any more.
-                what = f"program {programs[program].name!r}" if program in programs else "a program that was dropped"
-                text = f"it compiled {what} for {seconds:.0f} s"
+                name = repr(programs[program].name) if program in programs else "(dropped, or another scheduler's)"
+                text = f"it compiled program {name} for {seconds:.0f} s"
                 reason = f"{text}; the limit is {self.compile_limit_s:.0f} s (compile_limit_s)"
                 return RestartIsland(host, reason, program=program)
         runs = {sequence for running in self.running.values() for sequence in running}

@@ -104,6 +104,7 @@ SHELLS = {
     "pathways_ray/controller/log_reading.py",
     "pathways_ray/controller/metrics_server.py",
     "pathways_ray/controller/planner.py",
+    "pathways_ray/controller/succession.py",
     "pathways_ray/controller/tenants_file.py",
     "pathways_ray/executor/run/arrivals.py",
     "pathways_ray/executor/run/dispatcher.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Disconnected, Resumed
-from pathways_ray.client.moving import LOOKS, Ask, Drop, Load, Pause, Save, Suspended
+from pathways_ray.client.moving import LOOKS, Ask, Drop, Load, Pause, Release, Save, Suspended
 from pathways_ray.client.suspending import RETURN_LIMIT_S, resume, suspend
 from pathways_ray.client.suspension import Kept, Part, Suspension
 from pathways_ray.errors import (
@@ -220,7 +221,7 @@ class Full(Replies):
 def test_a_session_that_gave_way_waits_a_while_for_an_island_and_is_its_users_then() -> None:
     """
     1. No island can hold its slices. The controller calls it again and again, and its user's calls wait.
-    2. A lost host is no such refusal, however late.
+    2. A lost host is no such refusal, however late: there was an island, and a further refusal is a first one again.
     3. After a while its user hears why, and the controller that it need not call it any more.
     4. There is an island: the user resumes it.
     """
@@ -234,9 +235,15 @@ def test_a_session_that_gave_way_waits_a_while_for_an_island_and_is_its_users_th
     replies = Replies(Held(()), Load=HostLost("host 9 is gone"))
     steps, error = carried_out(resume(core, left, (), 5.0 + RETURN_LIMIT_S), replies)
     assert isinstance(error, HostLost)
-    assert steps[-1] == Ask(Suspend(1, True))
-    assert names(steps)[-2] == "Release"
-    steps, error = carried_out(resume(core, left, (), 5.0 + RETURN_LIMIT_S), Full(Held(())))
+    left = dataclasses.replace(left, refused_since=math.inf)
+    assert steps[-3:] == [Release(), Suspended(left), Ask(Suspend(1, True))]
+    for now in (40.0, 39.9 + RETURN_LIMIT_S):
+        steps, error = carried_out(resume(core, left, (), now), Full(Held(())))
+        left = dataclasses.replace(left, refused_since=40.0)
+        assert steps[-2:] == [Suspended(left), Ask(Suspend(1, True))]
+    steps, error = carried_out(resume(core, left, (), 1e6, math.inf), Full(Held(())))
+    assert steps[-2:] == [Suspended(left), Ask(Suspend(1, True))], "who cannot resume waits on"
+    steps, error = carried_out(resume(core, left, (), 40.0 + RETURN_LIMIT_S), Full(Held(())))
     left = steps[-2].suspension
     assert (left.gives_way, left.tried, left.stuck) == (False, True, str(error))
     assert steps[-1] == Ask(Suspend(1, False))
