@@ -42,7 +42,10 @@ SHRINKING: dict[str, Any] = GIVING_WAY | {
 
 @bug(faults=0, shown=28, **SHRINKING)
 def who_has_given_way_waits_for_slices_that_no_island_can_hold(patch: Patch) -> None:
-    patch.setattr(suspending, "RETURN_LIMIT_S", math.inf)
+    def refused(original: Original, suspension: Any, reason: str, now: float, limit_s: float) -> Any:
+        return original(suspension, reason, now, math.inf)
+
+    wrapped(patch, suspending, "_refused", refused)
 
 
 TIGHT: dict[str, Any] = GIVING_WAY | {
