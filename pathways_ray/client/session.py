@@ -118,7 +118,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         core, driver = self._core, self._driver
         self._connection.start(core.under_way, core.composed, driver.handle, driver.disconnected, timeout)
 
-    def return_whenever(self) -> None:
+    def wait_for_islands(self) -> None:
         """Has the session, when it has given way, wait for an island that can hold its slices for as long as it takes:
         for programs that cannot call `resume`."""
         self._mover.return_limit_s = math.inf

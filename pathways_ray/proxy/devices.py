@@ -19,7 +19,7 @@ def open_session(url: str, token: str, ca: str, devices: int, name: str) -> tupl
         Unschedulable: the cluster has fewer.
     """
     session = Session.connect(url, token, name, ca=ca or None)
-    session.return_whenever()
+    session.wait_for_islands()
     try:
         return session, _slices(session, devices)
     except BaseException:

@@ -96,8 +96,10 @@ class Deadlines:
         """
         for (host, program), seconds in self.compiling.items():
             if seconds > self.compile_limit_s:
-                name = repr(programs[program].name) if program in programs else "(dropped, or another scheduler's)"
-                text = f"it compiled program {name} for {seconds:.0f} s"
+                what = "a program that was dropped, or that an earlier scheduler sent,"
+                if program in programs:
+                    what = f"program {programs[program].name!r}"
+                text = f"it compiled {what} for {seconds:.0f} s"
                 reason = f"{text}; the limit is {self.compile_limit_s:.0f} s (compile_limit_s)"
                 return RestartIsland(host, reason, program=program)
         runs = {sequence for running in self.running.values() for sequence in running}
