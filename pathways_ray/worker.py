@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import IO, NamedTuple
 
+from pathways_ray import forks
+
 _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
 _ANSWERED, _ENDED = b"\1", b"\0"
 _OUT_OF_MEMORY = 77
@@ -63,7 +65,8 @@ class Worker:
         environment: variables beside those of this process. Secrets of this one are left out.
         reply_limit_s: the worker itself is killed when it has not replied in this time, in which it may have to start.
         reply_bytes: a worker that says more is killed as well.
-        forks: whether it calls `serve`, and not `serve_alone`.
+        forks: whether it calls `serve`, and not `serve_alone`. It is then itself a fork of a process that has loaded
+            its code, where there is one (`pathways_ray.forks`).
     """
 
     def __init__(
@@ -134,8 +137,9 @@ class Worker:
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._stop()
+            at = os.environ.get(forks.SOCKET, "") if self.forks else ""
             self._process = subprocess.Popen(
-                [sys.executable, *self.command],
+                [sys.executable, *(forks.asking(at, self.command) if at else self.command)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -169,8 +173,12 @@ class Worker:
 def environment_of(variables: dict[str, str]) -> dict[str, str]:
     """The environment of a process beside this one: its own without secrets, where Python finds its modules, and these
     variables."""
-    found = {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
-    return found | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | variables
+    return without_secrets() | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | variables
+
+
+def without_secrets() -> dict[str, str]:
+    """The environment of this process without the variables whose names say that they are secrets."""
+    return {k: v for k, v in os.environ.items() if not any(word in k.upper() for word in _SECRETS)}
 
 
 def _write(file: IO[bytes], data: bytes) -> None:

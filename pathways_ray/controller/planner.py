@@ -43,6 +43,11 @@ class Planner:
         self._worker.close()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Plans what standard input asks for, until its end."""
     # A core that serves is worth more than one that plans.
     serve(lambda question: encode(answer(_REQUEST.decode(question))), LIMITS, niceness=5)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,7 @@ from pathways_ray import names
 from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.metrics_server import metrics_url
 from pathways_ray.deployment import detached, growing, keeper, placement, tracing
+from pathways_ray.deployment.fork_server import ForkServer
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
 from pathways_ray.deployment.options import Options, usable_port
 from pathways_ray.deployment.ray_connection import Leave, cause_text, connect_ray
@@ -264,13 +265,20 @@ class Starting:
 
 
 def start(
-    topology_on: Callable[[Resources], Topology], address: str | None, options: Options, ray_options: dict[str, Any]
+    topology_on: Callable[[Resources], Topology],
+    address: str | None,
+    options: Options,
+    ray_options: dict[str, Any],
+    server: ForkServer | None = None,
+    meanwhile: Callable[[], object] = bool,
 ) -> Cluster:
     """Starts a cluster and waits until every host has joined.
 
     Args:
         topology_on: makes the topology from what the Ray nodes have.
         address: of the Ray cluster; None starts Ray here.
+        server: what the processes of a Ray that starts here are forked by, which ends with it.
+        meanwhile: called while the processes start.
 
     Raises:
         UsageError: a bad option.
@@ -279,7 +287,7 @@ def start(
         PathwaysError: a process did not come up in time.
     """
     options.check()
-    leave_ray = connect_ray(address, ray_options)
+    leave_ray = connect_ray(address, ray_options, server)
     try:
         nodes = {node["NodeID"]: node["Resources"] for node in placement.alive_nodes()}
         topology = options.auto.topology(nodes) if options.auto is not None else topology_on(list(nodes.values()))
@@ -291,6 +299,7 @@ def start(
             starting.manager()
             starting.controller()
             starting.islands()
+            meanwhile()
             return starting.wait(leave_ray)
         except BaseException:
             starting.undo()

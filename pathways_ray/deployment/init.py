@@ -6,15 +6,17 @@ import contextlib
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from pathways_ray import limits
-from pathways_ray.client import api
-from pathways_ray.deployment.dashboard_process import show
+from pathways_ray.deployment import fork_server
 from pathways_ray.deployment.topology import Island, Resources, Topology, topology_on
 from pathways_ray.errors import AlreadyInitialized
 from pathways_ray.liveness import SILENCE_LIMIT_S
+
+if TYPE_CHECKING:
+    from pathways_ray.client.api import ClusterSession
 
 
 def init(
@@ -41,7 +43,7 @@ def init(
     insecure: bool = False,
     dashboard: bool = False,
     ray_options: dict[str, Any] | None = None,
-) -> api.ClusterSession:
+) -> ClusterSession:
     """Starts a cluster and opens its first session; a context manager that stops it again.
 
         with pw.init(islands=2, devices_per_host=4):
@@ -88,38 +90,69 @@ def init(
         UsageError: a bad option, no Ray cluster at `address`, or a fork of a process that runs a cluster.
         Unschedulable: Ray cannot place the hosts.
     """
-    api.check_no_fork()
-    running = api.own_cluster()
-    if running is not None:
-        raise AlreadyInitialized(f"this process runs a cluster at {running.url} already; pw.shutdown() stops it")
-    # Ray loads here and not with the package: clients of a remote cluster do without it.
-    from pathways_ray.deployment import cluster, options
-
-    chosen = options.Options(
-        dispatch=dispatch,
-        fusion=fusion,
-        coalesce=coalesce,
-        policy=policy,
-        check_order=check_order,
-        launch_limit_s=launch_limit_s,
-        lost_after_s=lost_after_s,
-        compile_limit_s=compile_limit_s,
-        silence_limit_s=silence_limit_s,
-        placement=placement,
-        bind=bind,
-        tls=tuple(tls),
-        tenants=tenants,
-        isolation=isolation,
-        insecure=insecure,
-    )
+    _check_no_cluster()
 
     def topology(nodes: Resources) -> Topology:
         return topology_on(nodes, islands, hosts_per_island, devices_per_host, platform)
 
-    topology([])  # raises for what is wrong on whatever nodes, before Ray starts
+    topology([])  # raises for what is wrong on whatever nodes, before anything starts
+    chosen = {
+        "dispatch": dispatch,
+        "fusion": fusion,
+        "coalesce": coalesce,
+        "policy": policy,
+        "check_order": check_order,
+        "launch_limit_s": launch_limit_s,
+        "lost_after_s": lost_after_s,
+        "compile_limit_s": compile_limit_s,
+        "silence_limit_s": silence_limit_s,
+        "placement": placement,
+        "bind": bind,
+        "tls": tuple(tls),
+        "tenants": tenants,
+        "isolation": isolation,
+        "insecure": insecure,
+    }
     with _told(f"{'Ray and ' if address is None else ''}{_text(islands)}"):
-        started = cluster.start(topology, address, chosen, dict(ray_options or {}))
-    return show(api.adopt(started)) if dashboard else api.adopt(started)
+        started = _started(topology, address, chosen, dict(ray_options or {}))
+    session = _client().adopt(started)
+    if dashboard:
+        from pathways_ray.deployment.dashboard_process import show
+
+        show(session)
+    return session
+
+
+def _started(
+    topology: Callable[[Resources], Topology], address: str | None, chosen: dict[str, Any], ray_options: dict[str, Any]
+) -> Any:
+    """A cluster, with `options.Options(**chosen)`."""
+    # This server imports what the runtime's processes need while this one imports Ray and starts it.
+    server = fork_server.begin(address, ray_options)
+    try:
+        # Ray loads here and not with the package: clients of a remote cluster do without it. JAX, which comes with the
+        # client, loads while the processes start.
+        from pathways_ray.deployment import cluster, options
+
+        return cluster.start(topology, address, options.Options(**chosen), ray_options, server, _client)
+    except BaseException:
+        if server is not None:
+            server.close()
+        raise
+
+
+def _client() -> Any:
+    from pathways_ray.client import api
+
+    return api
+
+
+def _check_no_cluster() -> None:
+    """Raises `AlreadyInitialized` in a process that runs a cluster, and `UsageError` in a fork of one."""
+    if "pathways_ray.client.api" in sys.modules:  # else it never ran one
+        _client().check_no_fork()
+        if (running := _client().own_cluster()) is not None:
+            raise AlreadyInitialized(f"this process runs a cluster at {running.url} already; pw.shutdown() stops it")
 
 
 @contextlib.contextmanager

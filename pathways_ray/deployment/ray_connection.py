@@ -18,15 +18,20 @@ from typing import Any
 
 import ray
 
+from pathways_ray import forks
 from pathways_ray.compat import ray_forgets_token, ray_has_token, ray_on_loopback
+from pathways_ray.deployment.fork_server import ForkServer
 from pathways_ray.deployment.ray_processes import few_processes, without_agents
 from pathways_ray.errors import AuthenticationError, UsageError
 
 Leave = Callable[[], None]
 
 
-def connect_ray(address: str | None, options: dict[str, Any]) -> Leave | None:
+def connect_ray(address: str | None, options: dict[str, Any], server: ForkServer | None = None) -> Leave | None:
     """Joins or starts Ray.
+
+    Args:
+        server: what a Ray that starts here has its workers forked by; left out, it has processes of its own.
 
     Returns:
         What ends that again: the connection to an existing cluster, or a cluster that was started here. None when this
@@ -54,20 +59,27 @@ def connect_ray(address: str | None, options: dict[str, Any]) -> Leave | None:
         "object_store_memory": 100 << 20,  # no array goes through Ray
     }
     leave = contextlib.ExitStack()
+    if server is not None:
+        leave.callback(server.close)
     leave.enter_context(_token())
     leave.callback(ray.shutdown)
     try:
         # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their hosts aside.
         # And it asks a process that is to be killed for five seconds to end by itself, which a stopped one never does.
-        # Workers that it starts ahead are nobody's, and actors take others (`worker_forks` has those of one job).
+        # Workers that it starts ahead are nobody's, and actors take others (`forks` has those of one job).
         settings = {
             "RAY_worker_niceness": "0",
             "RAY_kill_worker_timeout_milliseconds": "500",
             "RAY_prestart_worker_first_driver": "0",
         }
-        whole = options.get("include_dashboard") or options.get("runtime_env")
-        agents = contextlib.nullcontext() if whole else without_agents()
-        with _environment(settings), ray_on_loopback(), few_processes(), agents:
+        with contextlib.ExitStack() as starting:
+            starting.enter_context(_environment(settings))
+            os.environ.pop(forks.SOCKET, None)  # of the runtime that a function of this process's parent may run on
+            if server is not None:
+                starting.enter_context(_environment({forks.SOCKET: server.readers}))
+                starting.enter_context(without_agents(server))
+            starting.enter_context(ray_on_loopback())
+            starting.enter_context(few_processes())
             _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
     except BaseException:
         leave.close()

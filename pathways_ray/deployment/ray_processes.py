@@ -7,10 +7,10 @@ import functools
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from pathways_ray.deployment import worker_forks
+from pathways_ray import forks
+from pathways_ray.deployment.fork_server import ForkServer
 
 # PR_SET_PDEATHSIG; the raylet may have ended before.
 IDLE = (
@@ -44,18 +44,17 @@ def few_processes() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_agents() -> Iterator[None]:
+def without_agents(server: ForkServer) -> Iterator[None]:
     """Has a Ray node that starts meanwhile do without two processes: one reports to a dashboard and exports metrics,
-    the other prepares what a `runtime_env` asks for.
+    the other prepares what a `runtime_env` asks for. Its workers are forks of the server.
 
-    The raylet starts them itself, and ends with them. In the place of the first is the server of `worker_forks`, which
-    is also in that of the workers; in the place of the second one that does nothing. The ports at which they would
-    listen are noted as unused, as Ray itself does where the packages for its dashboard are absent.
+    The raylet starts the two itself, and ends with them: in their place are programs that do nothing. The ports at
+    which they would listen are noted as unused, as Ray itself does where the packages for its dashboard are absent.
     """
     from ray import _raylet
-    from ray._private import ray_constants, services
+    from ray._private import ray_constants, services, utils
 
-    start = services.start_ray_process
+    start, packages = services.start_ray_process, utils.get_dashboard_dependency_error
 
     def start_ray_process(command: list[str], process_type: str, *others: Any, **settings: Any) -> Any:
         # A Ray without this function has other ways to learn of the ports, and keeps its processes.
@@ -63,27 +62,28 @@ def without_agents() -> Iterator[None]:
             said = dict(word.lstrip("-").split("=", 1) for word in command if "=" in word)
             for name in ("METRICS_AGENT", "METRICS_EXPORT", "DASHBOARD_AGENT_LISTEN", "RUNTIME_ENV_AGENT"):
                 _raylet.persist_port(said["session_dir"], said["node_id"], getattr(_raylet, f"{name}_PORT_NAME"), -1)
-            command = [_replaced(word, f"{said['session_dir']}/sockets/forks") for word in command]
-        return start(command, process_type, *others, **settings)
+            command = [_replaced(word, server.workers) for word in command]
+        started = start(command, process_type, *others, **settings)
+        if process_type == ray_constants.PROCESS_TYPE_RAYLET:
+            server.prepare(started.process.pid)
+        return started
 
     services.start_ray_process = start_ray_process
+    # Ray imports a dashboard's packages to find an option for the first process.
+    utils.get_dashboard_dependency_error = lambda: ImportError("unused")
     try:
         yield
     finally:
-        services.start_ray_process = start
+        services.start_ray_process, utils.get_dashboard_dependency_error = start, packages
 
 
 def _replaced(word: str, path: str) -> str:
     """An option of the raylet, with other commands for its agents and workers."""
     option, _, command = word.partition("=")
-    if option == "--dashboard_agent_command":
-        root = str(Path(__file__).parents[2])
-        return f"{option}={subprocess.list2cmdline([sys.executable, worker_forks.__file__, 'serve', path, root])}"
-    if option == "--runtime_env_agent_command":
+    if option in ("--dashboard_agent_command", "--runtime_env_agent_command"):
         return f"{option}={subprocess.list2cmdline([sys.executable, '-I', '-S', '-c', IDLE])}"
     if option == "--python_worker_command":
         # The raylet itself leaves the second word out, except for a `runtime_env`.
         python, setup, rest = command.split(" ", 2)
-        asks = subprocess.list2cmdline(["-I", "-S", worker_forks.__file__, "ask", path])
-        return f"{option}={python} {setup} {asks} {rest}"
+        return f"{option}={python} {setup} {subprocess.list2cmdline(forks.asking(path, []))} {rest}"
     return word

@@ -117,7 +117,7 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"module_functions"},
-        {"compat", "errors", "jax_hooks", "limits", "liveness", "machine_load", "story", "waits"},
+        {"compat", "errors", "forks", "jax_hooks", "limits", "liveness", "machine_load", "story", "waits"},
         {"error_page", "ir", "names", "observe", "os_process", "process_log", "worker"},
         {"jax_types", "joint_exports", "transport"},
         {"resource_manager", "scheduler"},

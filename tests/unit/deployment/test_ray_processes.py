@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import shlex
 import subprocess
-import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from ray._private import services
 
-from pathways_ray.deployment import worker_forks
+from pathways_ray import forks
+from pathways_ray.deployment.fork_server import ForkServer
 from pathways_ray.deployment.ray_processes import without_agents
 
 SETUP, WORKER = "/ray/workers/setup_worker.py", "/ray/workers/default_worker.py --node-id=ab12"
+
+
+class Server:
+    """What `without_agents` asks of a server of forks."""
+
+    workers = "/somewhere/workers"
+
+    def __init__(self) -> None:
+        self.raylets: list[int] = []
+
+    def prepare(self, raylet: int) -> None:
+        self.raylets.append(raylet)
 
 
 def test_agents_that_nobody_asks_are_left_out_and_workers_are_forks(
@@ -21,7 +35,12 @@ def test_agents_that_nobody_asks_are_left_out_and_workers_are_forks(
 ) -> None:
     """Other processes, and those that start later, are started as Ray says; the ports of the agents count as unused."""
     started: list[tuple[list[str], str]] = []
-    monkeypatch.setattr(services, "start_ray_process", lambda command, kind, **_: started.append((command, kind)))
+
+    def start(command: list[str], kind: str, **_: Any) -> Any:
+        started.append((command, kind))
+        return SimpleNamespace(process=SimpleNamespace(pid=len(started)))
+
+    monkeypatch.setattr(services, "start_ray_process", start)
     raylet = [
         "raylet",
         f"--session_dir={tmp_path}",
@@ -31,20 +50,21 @@ def test_agents_that_nobody_asks_are_left_out_and_workers_are_forks(
         f"--python_worker_command=python {SETUP} {WORKER}",
         "--head",
     ]
-    with without_agents():
+    server = Server()
+    with without_agents(cast(ForkServer, server)):
         services.start_ray_process(["gcs_server", f"--session_dir={tmp_path}"], "gcs_server", fate_share=True)
         services.start_ray_process(raylet, "raylet", fate_share=True)
     services.start_ray_process(raylet, "raylet", fate_share=True)
     gcs, without, later = started
+    assert server.raylets == [2]
     assert gcs == (["gcs_server", f"--session_dir={tmp_path}"], "gcs_server")
     assert later == (raylet, "raylet")
     assert [*without[0][:3], *without[0][6:]] == [*raylet[:3], *raylet[6:]]
     options = dict(word.split("=", 1) for word in without[0][3:6])
-    server, idle, worker = map(shlex.split, options.values())
+    agent, idle, worker = map(shlex.split, options.values())
     assert list(options) == ["--dashboard_agent_command", "--runtime_env_agent_command", "--python_worker_command"]
-    path = str(tmp_path / "sockets" / "forks")
-    assert server[:4] == [sys.executable, worker_forks.__file__, "serve", path]
-    assert worker == ["python", SETUP, "-I", "-S", worker_forks.__file__, "ask", path, *WORKER.split()]
+    assert worker == ["python", SETUP, "-I", "-S", forks.__file__, "ask", server.workers, *WORKER.split()]
+    assert agent == idle
     ports = [file.read_text().strip() for file in tmp_path.rglob("*") if file.is_file()]
     assert ports == ["-1"] * 4
     with subprocess.Popen(idle) as process:
