@@ -69,12 +69,15 @@ def cpu_seconds() -> float:
 def runtime_processes() -> dict[str, psutil.Process]:
     """This process and the runtime's actors, which Ray names `ray::Class`; each by a name of its own, `Class 0`."""
     here = psutil.Process()
-    raylets = [p for p in here.children(recursive=True) if p.name() == "raylet"] or [
-        p for p in psutil.process_iter(["name"]) if p.info["name"] == "raylet"
-    ]
+    below = here.children(recursive=True)
+    # Workers are below the raylet, or below whoever started that.
+    others = below if any(process.name() == "raylet" for process in below) else psutil.process_iter()
     found = {"client": here}
-    for process in (worker for raylet in raylets for worker in raylet.children(recursive=True)):
-        prefix, _, title = (process.cmdline() or [""])[0].partition("::")
+    for process in others:
+        try:
+            prefix, _, title = (process.cmdline() or [""])[0].partition("::")
+        except psutil.Error:
+            continue  # it has ended
         name = re.split(r"\W", title)[0]  # an actor at work shows its method too
         if prefix == "ray" and name not in RAY_WORKERS:
             found[f"{name} {sum(key.startswith(f'{name} ') for key in found)}"] = process
