@@ -70,7 +70,7 @@ def runtime_processes() -> dict[str, psutil.Process]:
     """This process and the runtime's actors, which Ray names `ray::Class`; each by a name of its own, `Class 0`."""
     here = psutil.Process()
     below = here.children(recursive=True)
-    # Workers are below the raylet, or below whoever started that.
+    # Workers are below the raylet, or below the process that started it.
     others = below if any(process.name() == "raylet" for process in below) else psutil.process_iter()
     found = {"client": here}
     for process in others:

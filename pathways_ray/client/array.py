@@ -49,7 +49,8 @@ class Array(SliceArray):
             BufferDeleted: the array was deleted or donated.
         """
         self._check_not_deleted()
-        if (waits := self._buffer.record.state is PENDING) and self._buffer.record.early:
+        record = self._buffer.record
+        if (waits := record.state is PENDING and not record.fetched) and record.early:
             self._buffer.session.hurry()
         return not waits
 

@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,6 +34,7 @@ from pathways_ray.transport.tls import Trust
 from pathways_ray.waits import slice_s
 
 T = TypeVar("T")
+Asking = tuple[DataLink, int, Fetching, bool]  # the number of the question, and whether it went by the local socket
 
 _WAIT_SLICE_S = slice_s()
 """Waits look again this often, whether woken or not."""
@@ -50,11 +51,7 @@ class DataLinks:
     """All data streams of a session."""
 
     def __init__(
-        self,
-        session: int,
-        token: str,
-        hosts: tuple[wire.HostAddress, ...],
-        trust: Trust | None = None,
+        self, session: int, token: str, hosts: tuple[wire.HostAddress, ...], trust: Trust | None = None
     ) -> None:
         self.session = session
         self.token = token
@@ -139,8 +136,8 @@ class DataLinks:
         self.ahead.enter(record.id, asked)  # no sooner: another thread would wait for what has not been asked
         return True
 
-    def await_value(self, buffer: int, host: int, is_over: Callable[[], bool]) -> None:
-        """Waits until a host has the value of a buffer, or it `is_over`, which is looked at when `look` is called.
+    def await_value(self, buffer: int, hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
+        """Waits until hosts have the value of a buffer, or it `is_over`, which is looked at when `look` is called.
         Raises its failure, or what `is_over` raises."""
         sleeper = Sleeper()
         told = self._waker(sleeper)
@@ -152,20 +149,20 @@ class DataLinks:
                 self.awaited.pop(ahead.request, None)
                 self.ahead.keep(buffer, ahead)
             return
-        link, request = self._link(host), self.new_request()
-        asked = Fetching(None, host, (-1,), told)
-        link.fetches[request] = asked
-        by_local = link.is_local
+        asked: list[Asking] = []
         try:
-            self._ask(link, wire.Fetch(request, buffer, ()), by_local)
-            asked.failure = link.dead
-            self.awaited[request] = is_over, told
-            self._wait_for([asked], sleeper, is_over)
+            for link in [self._link(host) for host in hosts]:
+                request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
+                link.fetches[request] = fetching
+                asked.append((link, request, fetching, link.is_local))
+                self._ask(link, wire.Fetch(request, buffer, ()), link.is_local)
+                fetching.failure = link.dead
+                self.awaited[request] = is_over, told
+            self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, is_over)
         finally:
-            self.awaited.pop(request, None)
-            link.fetches.pop(request, None)
-            if asked.missing and asked.failure is None:
-                self._ask(link, wire.CancelFetch(request), by_local)
+            for _, request, _, _ in asked:
+                self.awaited.pop(request, None)
+            self._end(asked)
 
     def look(self) -> None:
         """Has those wait no longer who wait for what is over otherwise."""
@@ -179,6 +176,13 @@ class DataLinks:
         """Sends a message about a question by the way that this one took: it must not be overtaken."""
         if not (by_local and link.send_local(message, file)):
             link.outbox.send(message)
+
+    def _end(self, asked: Sequence[Asking]) -> None:
+        """Ends questions, and takes those back that have no answer."""
+        for link, request, fetching, by_local in asked:
+            link.fetches.pop(request, None)
+            if fetching.missing and fetching.failure is None:
+                self._ask(link, wire.CancelFetch(request), by_local)
 
     def _address(self, host: int) -> str:
         known = self._addresses.get(host)
@@ -287,7 +291,7 @@ class DataLinks:
         sleeper = Sleeper()
         told = self._waker(sleeper)
         found = FetchedArray(cover, told)
-        asked: list[tuple[DataLink, int, Fetching, bool]] = []
+        asked: list[Asking] = []
         file: SharedFile | None = None
         pipe: Pipe | None = None
         try:
@@ -316,13 +320,9 @@ class DataLinks:
             if pipe is not None and asked[0][2].in_file:
                 return found, self._read(found, pipe, asked[0][0])
         finally:
-            for link, request, fetching, by_local in asked:
-                link.fetches.pop(request, None)
-                for other, _ in along.values():
-                    link.fetches.pop(other, None)
-                if not fetching.missing or fetching.failure is not None:
-                    continue
-                self._ask(link, wire.CancelFetch(request), by_local)
+            for (link, _, _, _), (other, _) in itertools.product(asked, along.values()):
+                link.fetches.pop(other, None)
+            self._end(asked)
             if pipe is not None:
                 pipe.end()  # a host that writes to it stops
                 for link in links.values():

@@ -19,7 +19,7 @@ from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord, Up
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.questions import await_early
+from pathways_ray.client.questions import await_there
 from pathways_ray.client.reading import Reading
 from pathways_ray.client.siblings import Siblings
 from pathways_ray.client.slices import VirtualSlice
@@ -363,10 +363,11 @@ class Driver:
         """
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
-        if record.early and record.state is PENDING:
-            if timeout is None and await_early(self.data, self.core.early, record, self.check_fetch):
+        if record.state is PENDING:
+            if timeout is None and await_there(self.data, self.core.early, record, self.check_fetch):
                 return
-            self.hurry()
+            if record.early:
+                self.hurry()
         with self.changed:
             while record.state is PENDING:
                 self.check_not_ended()

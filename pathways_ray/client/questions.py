@@ -1,5 +1,5 @@
 """Questions to hosts of this machine, for small shards and whether a value is there: asked now, answered by a call,
-with no thread that waits (but for that of `await_early`).
+with no thread that waits (but for that of `await_there`).
 
 The caller looks at the failures of the array by itself, and takes the question back; then a fetch, which waits, says
 what is wrong.
@@ -23,6 +23,10 @@ from pathways_ray.transport import messages as wire
 
 Done = Callable[[np.ndarray[Any, Any] | None], None]
 """Takes what was asked for, None where it cannot come; called once, by the thread that reads."""
+
+
+MAX_ASKED = 2
+"""Hosts of an array that are asked whether it is there; what more of them say takes longer than the outcome does."""
 
 
 class Question:
@@ -106,22 +110,35 @@ def read(data: DataLinks) -> None:
             data.wake()  # another one leads
 
 
-def await_early(
+def await_there(
     data: DataLinks, early: EarlyCalls, record: BufferRecord, check: Callable[[BufferRecord], None]
 ) -> bool:
-    """Waits until a host has a result of a call that was handed to it, or its outcome comes; false after a loss, which
-    `check` raises, or where the array was lost or deleted meanwhile."""
+    """Waits until the hosts of a result have it, or its outcome comes, which takes longer. False where the outcome has
+    to be waited for: after a loss, which `check` raises, where the array was deleted, and where its hosts are many, or
+    were not spoken to yet."""
 
     def is_over() -> bool:
         check(record)
         return record.state is not PENDING
 
+    hosts = (record.host,) if record.early else _hosts_of(data, record)
+    if not hosts:
+        return False
     early.looked_at(record)
     try:
-        if record.early not in early.there:
-            data.await_value(record.id, record.host, is_over)
+        if not (record.early in early.there if record.early else record.fetched):
+            data.await_value(record.id, hosts, is_over)
         check(record)  # again: it may have been lost since, or in the midst of a look
     except PathwaysError:
         return False  # the controller knows why
     early.came(record)
-    return record.state is READY
+    return record.state is READY or (record.state is PENDING and record.fetched)
+
+
+def _hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
+    """The hosts of the only result of a launch, where all of them can be asked; else none. Of several results an
+    outcome tells at once."""
+    if record.kind is None or record.kind.slice is None or record.results is not None or record.upload is not None:
+        return ()
+    hosts = {device.host for device in record.kind.slice.placed.devices}
+    return tuple(hosts) if len(hosts) <= MAX_ASKED and all(data.link_of(host) for host in hosts) else ()

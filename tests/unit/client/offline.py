@@ -101,6 +101,9 @@ class Hosts:
         check()
         return self.fetched(buffer)
 
+    def link_of(self, host: int) -> None:
+        """No host was spoken to."""
+
     def wake(self) -> None:
         pass
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from pathways_ray.client.buffer import DELETED, FAILED, INLINE, READY, BufferRecord
+from pathways_ray.client.buffer import DELETED, FAILED, INLINE, PENDING, READY, BufferRecord, Upload
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.early import MAX_HANDED, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
 from pathways_ray.client.events import Disconnected, Registered
-from pathways_ray.client.questions import await_early
+from pathways_ray.client.questions import await_there
+from pathways_ray.client.siblings import Results
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.executor.run.early import MAX_TAKEN
 from pathways_ray.limits import MAX_INLINE_BYTES, MAX_SENT_INLINE_BYTES
@@ -249,15 +250,59 @@ def test_a_wait_has_no_value_where_the_array_is_lost_while_it_ends(how: str) -> 
             raise from_failure(record.failure)
 
     class Answers:
-        def await_value(self, buffer: int, host: int, is_over: Callable[[], bool]) -> None:
+        def await_value(self, buffer: int, hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
             assert not is_over()
             if how == "it fails":
                 made.fail(Failure("HostLost", "gone"))
             else:
                 made.state = DELETED
 
-    assert not await_early(cast(DataLinks, Answers()), core.early, made, check)
+    assert not await_there(cast(DataLinks, Answers()), core.early, made, check)
     assert made.state is (FAILED if how == "it fails" else DELETED)
+
+
+class Asked:
+    """In place of the data streams: hosts that were spoken to, and that have what they are asked for."""
+
+    def __init__(self, *known: int) -> None:
+        self.known = known
+        self.asked: list[tuple[int, set[int]]] = []
+
+    def link_of(self, host: int) -> object | None:
+        return self if host in self.known else None
+
+    def await_value(self, buffer: int, hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
+        assert not is_over()
+        self.asked.append((buffer, set(hosts)))
+
+
+def sent(core: ClientCore, *hosts: int) -> BufferRecord:
+    """The only result of a launch that is only sent, on devices of these hosts."""
+    devices = [SimpleNamespace(host=host) for host in hosts]
+    kind = SimpleNamespace(slice=SimpleNamespace(placed=SimpleNamespace(devices=devices)))
+    (made,) = core.new_buffers(1, (kind,))
+    return made
+
+
+def test_the_hosts_of_a_result_are_asked_once_whether_it_is_there() -> None:
+    core, data = core_of_one(), Asked(0, 1, 2)
+    made = sent(core, 0, 0, 1, 1)
+    for _ in range(2):
+        assert await_there(cast(DataLinks, data), core.early, made, lambda record: None)
+    assert data.asked == [(made.id, {0, 1})]
+    assert (made.state, made.fetched) == (PENDING, True)
+
+
+@pytest.mark.parametrize("why", ["many hosts", "a host that was not spoken to", "several results", "an upload"])
+def test_the_outcome_is_waited_for_where_hosts_are_not_asked(why: str) -> None:
+    core, data = core_of_one(), Asked(0, 1, 2)
+    made = sent(core, *{"many hosts": (0, 1, 2), "a host that was not spoken to": (0, 3)}.get(why, (0,)))
+    if why == "several results":
+        made.results = Results(1, made.id, [made.kind, made.kind])
+    if why == "an upload":
+        made.upload = Upload({0})
+    assert not await_there(cast(DataLinks, data), core.early, made, lambda record: None)
+    assert not data.asked
 
 
 def test_a_value_that_has_come_is_named_with_its_launch_where_the_controller_died() -> None:
