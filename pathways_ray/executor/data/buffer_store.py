@@ -16,8 +16,11 @@ Later = list[Callable[[], None]]
 """What is to be done once a value is computed, by the thread that waits for that anyway."""
 
 MAX_LATER = 2
-"""Answers, of a device each, that this thread gives: behind them it looks at the next launch, which is charged for the
-time, and may be another tenant's."""
+"""Answers that this thread gives: behind them it looks at the next launch, which is charged for the time, and may be
+another tenant's."""
+
+MAX_LATER_SHARDS = 4
+"""The shards of the first of them; a further one has one."""
 
 Waiter = Callable[[Later | None], None]
 """Called when a buffer is in the store; with a list where there is a thread that waits for its value."""
@@ -26,6 +29,11 @@ MAX_ENDED = 1 << 16
 """Ended sessions that are known as such. Late results and uploads of a session come within seconds of its end."""
 
 _NOTHING: Mapping[int, Value] = MappingProxyType({})
+
+
+def may_be_later(later: Later, shards: int) -> bool:
+    """Whether a further answer, of this number of shards, may be given by that thread."""
+    return len(later) < MAX_LATER and shards <= (1 if later else MAX_LATER_SHARDS)
 
 
 class BufferStore:

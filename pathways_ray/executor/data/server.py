@@ -30,7 +30,7 @@ from pathways_ray.errors import (
     to_failure,
 )
 from pathways_ray.executor.compile.compiler import Compiler
-from pathways_ray.executor.data.buffer_store import MAX_LATER, BufferStore, Later
+from pathways_ray.executor.data.buffer_store import BufferStore, Later, may_be_later
 from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream, FetchRequest
 from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.failure_texts import failure_in
@@ -332,7 +332,7 @@ class DataServer:
             quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
             if quick and is_computed(value):
                 self._read(stream, fetching, small=True)
-            elif quick and later is not None and len(later) < MAX_LATER and len(message.devices) <= 1:
+            elif quick and later is not None and may_be_later(later, len(message.devices)):
                 later.append(partial(self._read, stream, fetching, small=True))
             else:
                 stream.workers.submit(self._read, stream, fetching)

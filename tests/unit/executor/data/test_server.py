@@ -28,7 +28,7 @@ from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, Se
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
-from pathways_ray.executor.data.buffer_store import MAX_LATER, BufferStore
+from pathways_ray.executor.data.buffer_store import MAX_LATER, MAX_LATER_SHARDS, BufferStore, may_be_later
 from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD
 from pathways_ray.executor.data.server import DataServer
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES
@@ -171,7 +171,7 @@ def test_a_question_gets_the_failure_that_comes_in_place_of_the_value(host: Host
 def test_the_thread_that_waits_for_a_launch_gives_few_answers(
     host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of one device each. Who asks for more is answered by the workers of his stream, at once."""
+    """Who asks for more is answered by the workers of his stream, at once."""
     monkeypatch.setattr(data_server, "is_computed", lambda value: False)
     wire.send(Fetch(1, 1, (0, 0)), *(Fetch(request, 1, (0,)) for request in (2, 3, 4, 5)))
     eventually(lambda: host.store.waiting() == 5)
@@ -182,6 +182,15 @@ def test_the_thread_that_waits_for_a_launch_gives_few_answers(
     for answer in later:
         answer()
     assert sorted(wire.next().request for _ in range(2)) == [2, 3]
+
+
+def test_the_first_of_these_answers_may_be_of_a_few_shards() -> None:
+    assert may_be_later([], MAX_LATER_SHARDS)
+    assert not may_be_later([], MAX_LATER_SHARDS + 1)
+    answers: list[Callable[[], None]] = [lambda: None] * MAX_LATER
+    assert may_be_later(answers[:1], 1)
+    assert not may_be_later(answers[:1], 2)
+    assert not may_be_later(answers, 1)
 
 
 def test_a_question_for_what_was_dropped_in_between(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
