@@ -69,17 +69,22 @@ class Array(SliceArray):
             PathwaysError: the root cause, when the launch that makes the array failed.
             WaitTimeout: it took longer than `timeout`.
         """
+        self._wait(timeout, there=True)
+        return self
+
+    def _wait(self, timeout: float | None, there: bool = False) -> None:
+        """Waits for the outcome of the launch that makes the array, or, with `there`, until its hosts have it, which is
+        sooner: the launch may fail yet, by the loss of another host for one."""
 
         def wait() -> None:
             self._check_alive()
             try:
-                self._buffer.session.wait(self._buffer.record, seconds(timeout))
+                self._buffer.session.wait(self._buffer.record, seconds(timeout), there)
             except KeyboardInterrupt as interrupt:
                 self._offer_to_cancel(interrupt)
                 raise
 
         self._looked_at(wait)
-        return self
 
     def _looked_at(self, look: Callable[[], T]) -> T:
         """The result of a look at the array. One that was lost may be made again meanwhile (`elastic`)."""

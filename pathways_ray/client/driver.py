@@ -356,14 +356,14 @@ class Driver:
         with self.changed:
             self.changed.wait_for(lambda: condition() or self.core.ended is not None, limit_s)
 
-    def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
-        """Waits until a buffer has an outcome; raises its failure.
+    def wait(self, record: BufferRecord, timeout: float | None = None, there: bool = False) -> None:
+        """Waits until a buffer has an outcome, or, with `there`, until its hosts have it; raises its failure.
 
         Once the session has ended nothing is left to wait for, not even what was ready before.
         """
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
-        if record.state is PENDING:
+        if record.state is PENDING and (there or record.early):
             if timeout is None and await_there(self.data, self.core.early, record, self.check_fetch):
                 return
             if record.early:

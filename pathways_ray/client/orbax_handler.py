@@ -212,7 +212,7 @@ class _Written:
         with self._work.shown():
             while self._parts:
                 done, size = self._parts[0]
-                done.block_until_ready(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                done._wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
                 self._parts.popleft()
                 self._work.done += size
 

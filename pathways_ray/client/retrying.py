@@ -82,5 +82,5 @@ def retry(
 def _waited(result: Any, timeout: float | None) -> Any:
     for leaf in jax.tree.leaves(result):
         if isinstance(leaf, Array):
-            leaf.block_until_ready(timeout=timeout)
+            leaf._wait(timeout)
     return result

@@ -213,11 +213,12 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
-    def wait(self, record: BufferRecord, timeout: float | None = None) -> None:
-        """Waits until a buffer has an outcome; raises its failure. A timeout of a second or more says why."""
+    def wait(self, record: BufferRecord, timeout: float | None = None, there: bool = False) -> None:
+        """Waits for the outcome of a buffer, or until it is `there`; raises its failure. A timeout of a second or more
+        says why."""
         try:
             with self.lasting(record):
-                self._driver.wait(record, timeout)
+                self._driver.wait(record, timeout, there)
         except WaitTimeout as error:
             self.explain_timeout(error, record, timeout)
             raise

@@ -71,7 +71,7 @@ class Snapshot:
         for copies in self._copies:
             for number, copy in enumerate(copies):
                 try:
-                    copy.block_until_ready(timeout)
+                    copy._wait(timeout)
                     break
                 except PathwaysError:
                     if number == len(copies) - 1:
