@@ -180,6 +180,8 @@ def trace(path: str | os.PathLike[str], predicted: str | os.PathLike[str] | None
     predictions = session.cluster.predictions(predicted)
     mine = {one.id: one for one in context.sessions}
     traces = {number: ClientTrace() for number in mine}
+    for one in mine.values():
+        one.await_outcomes()  # of what came before
     since = time.monotonic()
     for number, one in mine.items():
         one.set_trace(traces[number])

@@ -50,7 +50,7 @@ class Array(SliceArray):
         """
         self._check_not_deleted()
         record = self._buffer.record
-        if (waits := record.state is PENDING and not record.fetched) and record.early:
+        if (waits := record.shown is PENDING) and record.early:
             self._buffer.session.hurry()
         return not waits
 
@@ -217,8 +217,8 @@ class Array(SliceArray):
         )
 
     def __repr__(self) -> str:
-        return f"pw.Array({self._type} @ {self._type.where()}, {self._buffer.record.state.value})"
+        return f"pw.Array({self._type} @ {self._type.where()}, {self._buffer.record.shown.value})"
 
     def _repr_html_(self) -> str:
         """The array in a notebook: type, place, state, and which device has which tile. Its value is not fetched."""
-        return notebook.array_html(self._type, self.nbytes, self._buffer.record.state.value)
+        return notebook.array_html(self._type, self.nbytes, self._buffer.record.shown.value)

@@ -79,6 +79,11 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     host: int = -1
     fetched: bool = False
 
+    @property
+    def shown(self) -> BufferState:
+        """Its state for the user, for whom it is ready once its hosts have it."""
+        return READY if self.fetched and self.state is PENDING else self.state
+
     def donate(self, why: str) -> None:
         """Notes that a launch may take its memory."""
         self.donated, self.state, self.why_deleted = self.state, DELETED, why

@@ -21,7 +21,7 @@ SLICE_S = slice_s()
 
 
 def _is_done(item: Any) -> bool:
-    return all(array._buffer.record.state is not PENDING for array in _arrays(item))
+    return all(array._buffer.record.shown is not PENDING for array in _arrays(item))
 
 
 def _arrays(item: Any) -> list[Array]:
@@ -31,7 +31,7 @@ def _arrays(item: Any) -> list[Array]:
 def _first(items: Sequence[Any]) -> Buffer:
     """The first array of some items that is not there."""
     buffers = [array._buffer for item in items for array in _arrays(item)]
-    return next((one for one in buffers if one.record.state is PENDING), buffers[0])
+    return next((one for one in buffers if one.record.shown is PENDING), buffers[0])
 
 
 class _Bell:

@@ -97,6 +97,10 @@ class ClientCore(Cancelling):
         """Whether a further launch must wait for outcomes."""
         return len(self.pending) >= self.max_launches
 
+    def are_some_there(self) -> bool:
+        """Whether a launch has no outcome yet of which a result is there."""
+        return any(record.fetched for results in list(self.pending.values()) for record in results)
+
     def under_way(self) -> int:
         """Launches without an outcome, but for those whose values have come."""
         return len(self.pending) - len(self.early.over)

@@ -112,11 +112,11 @@ class SessionQuestions:
         return reply
 
     def await_outcomes(self, limit_s: float = 1.0) -> None:
-        """Waits until the launches that hosts were handed before they were sent have outcomes, so that the records of
-        all processes have them; `limit_s` at most."""
-        handed = self._driver.core.early.handed
+        """Waits until the launches have outcomes that hosts were handed before they were sent, or whose results are
+        there, so that the records of all processes have them; `limit_s` at most."""
+        core = self._core
         self._driver.hurry()
-        self._driver.wait_until(lambda: not handed, limit_s)
+        self._driver.wait_until(lambda: not core.early.handed and not core.are_some_there(), limit_s)
 
     def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None:
         """Adds to the end of a wait of a second or more why it was not over."""

@@ -30,7 +30,7 @@ def why(core: ClientCore, record: BufferRecord, ask: Ask, hold: str = "") -> Why
         return Why(subject, (Link(f"{subject} is no more: {record.why_deleted}"),))
     if core.ended is not None:
         return Why(subject, (Link(core.ended.message),), core.ended.story)
-    if record.state is not PENDING:
+    if record.shown is not PENDING:
         return Why(subject, (Link(f"{subject} is ready"), *([Link(hold)] if hold else [])))
     made_by = core.maker_of(record)
     if not made_by:
