@@ -62,7 +62,9 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 env=without_secrets(),
                 pass_fds=numbers,
-                start_new_session=True,  # an interrupt from the terminal is for this process
+                # An interrupt from the terminal is for this process. A session of its own would have the scheduler of
+                # Linux share cores between the two by halves (autogroups), and starve the runtime on a busy machine.
+                process_group=0,
             )
             for listener in listeners:
                 listener.close()
