@@ -46,10 +46,10 @@ def test_a_checkpoint_is_written_by_calls_that_say_how_much_of_it_is_there(
     monkeypatch.setattr(shown, "waits", waits)
     fetch = session.wait
 
-    def wait(record: Any, timeout: float | None = None) -> None:
+    def wait(record: Any, timeout: float | None = None, there: bool = False) -> None:
         (link,) = waits.why().links
         shown_at.append(f"{link.text} ({link.done:.1f})")
-        fetch(record, timeout)
+        fetch(record, timeout, there)
 
     monkeypatch.setattr(session, "wait", wait)
     session.trusted = True
