@@ -89,16 +89,17 @@ def asking(path: str, words: Sequence[str]) -> list[str]:
 def ask(path: str, words: Sequence[str]) -> None:
     """Has the server at `path` fork for a process, whose command is `words` behind Python's; returns when that ends.
 
-    Where no server listens, or it refuses, this process becomes the other.
+    Where no server listens, or it refuses, or ends before it forks, this process becomes the other.
     """
     with _connected(path) or contextlib.nullcontext() as connection:
         if connection is None:
             os.execv(sys.executable, [sys.executable, *words])
         question = json.dumps((list(words), dict(os.environ), os.getcwd())).encode()
-        socket.send_fds(connection, [_SIZE.pack(len(question))], range(_OPEN_FILES))
-        connection.sendall(question)
-        if not connection.recv(1):
-            return
+        with contextlib.suppress(OSError):  # the server has ended before it read the question
+            socket.send_fds(connection, [_SIZE.pack(len(question))], range(_OPEN_FILES))
+            connection.sendall(question)
+            if not connection.recv(1):
+                return
     os.execv(sys.executable, [sys.executable, *words])
 
 
@@ -200,7 +201,7 @@ class Forks:
                 while len(question) < size and (part := connection.recv(size - len(question))):
                     question += part
                 return Command(*json.loads(question)), connection, files
-        except (OSError, struct.error, ValueError):  # it was killed on its way
+        except (OSError, struct.error, TypeError, ValueError):  # it was killed on its way
             _close(files)
         connection.close()
         return None

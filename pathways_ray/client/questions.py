@@ -140,5 +140,9 @@ def _hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
     outcome tells at once."""
     if record.kind is None or record.kind.slice is None or record.results is not None or record.upload is not None:
         return ()
-    hosts = {device.host for device in record.kind.slice.placed.devices}
-    return tuple(hosts) if len(hosts) <= MAX_ASKED and all(data.link_of(host) for host in hosts) else ()
+    hosts: set[int] = set()
+    for device in record.kind.slice.placed.devices:  # of a large slice a few are looked at
+        hosts.add(device.host)
+        if len(hosts) > MAX_ASKED or data.link_of(device.host) is None:
+            return ()
+    return tuple(hosts)

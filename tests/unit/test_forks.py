@@ -198,6 +198,7 @@ def test_a_reader_that_is_killed_ends_its_fork(server: Server) -> None:
     fork = psutil.Process(int(str(said_by(asked)[3])))
     asked.kill()
     fork.wait(30.0)
+    assert not fork.is_running()
     asked.communicate()
 
 
@@ -225,6 +226,17 @@ def test_a_server_without_an_environment_ends(tmp_path: Path) -> None:
     assert server.process.stdin is not None
     server.process.stdin.close()
     assert server.process.wait(30.0) == 0
+
+
+def test_who_waits_for_a_server_that_ends_is_the_process(server: Server) -> None:
+    """It imports, or serves another one, while questions wait for it."""
+    server.process.send_signal(signal.SIGSTOP)
+    asked = server.ask("waiting")
+    time.sleep(0.3)
+    server.process.kill()
+    assert said_by(asked)[3] == asked.pid
+    asked.communicate("\n", timeout=30.0)
+    assert asked.returncode == 0
 
 
 def test_without_a_server_who_asks_is_the_process(tmp_path: Path) -> None:

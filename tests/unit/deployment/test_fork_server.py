@@ -55,6 +55,7 @@ def test_preparing_one_that_has_ended_is_fine() -> None:
     server._process.wait()
     server.prepare(os.getpid())
     server.close()
+    assert not Path(server.workers).parent.exists()
 
 
 def test_none_is_there_for_a_ray_that_is_not_to_start_here(monkeypatch: pytest.MonkeyPatch) -> None:
