@@ -159,7 +159,7 @@ def _check_no_cluster() -> None:
 def _told(what: str) -> Iterator[None]:
     """Says at a terminal what is started while the block runs, and how long that took."""
     began = time.monotonic()
-    _say(f"starting {what}; this takes 10 to 60 s")
+    _say(f"starting {what}; this takes seconds, and up to a minute on a busy machine")
     with warnings.catch_warnings():
         # JAX warns of every fork; Ray starts its processes with fork and exec at once, which is safe.
         warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
