@@ -26,7 +26,8 @@ Done = Callable[[np.ndarray[Any, Any] | None], None]
 
 
 MAX_ASKED = 2
-"""Hosts of an array that are asked whether it is there; what more of them say takes longer than the outcome does."""
+"""Hosts of an array that are asked whether it is there. Where it lies on more, which were not measured, its outcome is
+waited for."""
 
 
 class Question:
