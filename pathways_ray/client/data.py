@@ -136,9 +136,9 @@ class DataLinks:
         self.ahead.enter(record.id, asked)  # no sooner: another thread would wait for what has not been asked
         return True
 
-    def await_value(self, buffer: int, hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
-        """Waits until hosts have the value of a buffer, or it `is_over`, which is looked at when `look` is called.
-        Raises its failure, or what `is_over` raises."""
+    def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
+        """Waits until hosts have these values, or it `is_over`, as seen at a `look`. Raises what either fails with."""
+        buffer, also = buffers[0], tuple((0, other) for other in buffers[1:])
         sleeper = Sleeper()
         told = self._waker(sleeper)
         if (ahead := self.ahead.take(buffer, told)) is not None:
@@ -155,7 +155,7 @@ class DataLinks:
                 request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
                 link.fetches[request] = fetching
                 asked.append((link, request, fetching, link.is_local))
-                self._ask(link, wire.Fetch(request, buffer, ()), link.is_local)
+                self._ask(link, wire.Fetch(request, buffer, (), also), link.is_local)
                 fetching.failure = link.dead
                 self.awaited[request] = is_over, told
             self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, is_over)

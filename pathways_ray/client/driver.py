@@ -364,7 +364,7 @@ class Driver:
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
         if record.state is PENDING and (there or record.early):
-            if timeout is None and await_there(self.data, self.core.early, record, self.check_fetch):
+            if timeout is None and await_there(self.data, self.core, record, self.check_fetch):
                 return
             if record.early:
                 self.hurry()

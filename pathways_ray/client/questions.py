@@ -7,17 +7,19 @@ what is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from pathways_ray import limits
 from pathways_ray.client.ahead import Asked
 from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
+from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import SHARED_BYTES, DataLink
-from pathways_ray.client.early import EarlyCalls
 from pathways_ray.errors import PathwaysError
 from pathways_ray.transport import messages as wire
 
@@ -111,12 +113,11 @@ def read(data: DataLinks) -> None:
             data.wake()  # another one leads
 
 
-def await_there(
-    data: DataLinks, early: EarlyCalls, record: BufferRecord, check: Callable[[BufferRecord], None]
-) -> bool:
-    """Waits until the hosts of a result have it, or its outcome comes, which takes longer. False where the outcome has
-    to be waited for: after a loss, which `check` raises, where the array was deleted, and where its hosts are many, or
-    were not spoken to yet."""
+def await_there(data: DataLinks, core: ClientCore, record: BufferRecord, check: Callable[[BufferRecord], None]) -> bool:
+    """Waits until the hosts of a result have it, and what else its launch makes on its slice, or the outcome comes,
+    which takes longer. False where the outcome has to be waited for: after a loss, which `check` raises, where an array
+    was deleted, and where its hosts are many, or were not spoken to yet."""
+    early = core.early
 
     def is_over() -> bool:
         check(record)
@@ -126,20 +127,35 @@ def await_there(
     if not hosts:
         return False
     early.looked_at(record)
+    others: Sequence[BufferRecord] = ()
     try:
         if not (record.early in early.there if record.early else record.fetched):
-            data.await_value(record.id, hosts, is_over)
+            others = () if record.early else _beside(core, record)
+            data.await_values([record.id, *(other.id for other in others)], hosts, is_over)
         check(record)  # again: it may have been lost since, or in the midst of a look
     except PathwaysError:
         return False  # the controller knows why
+    if record.state is PENDING:
+        for other in others:
+            early.came(other)
     early.came(record)
     return record.state is READY or (record.state is PENDING and record.fetched)
 
 
+def _beside(core: ClientCore, record: BufferRecord) -> Sequence[BufferRecord]:
+    """The further results of its launch that lie on its slice, for which one question is enough: a tree is waited for
+    leaf by leaf."""
+    if record.results is None:
+        return ()
+    here = (n for n, kind in enumerate(record.results.kinds, record.results.first) if kind.slice is record.kind.slice)
+    known = (core.buffers.get(number) for number in here if number != record.id)
+    found = (other for other in known if other is not None and other.state is PENDING and not other.fetched)
+    return tuple(itertools.islice(found, limits.MAX_SIBLINGS))
+
+
 def _hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
-    """The hosts of the only result of a launch, where all of them can be asked; else none. Of several results an
-    outcome tells at once."""
-    if record.kind is None or record.kind.slice is None or record.results is not None or record.upload is not None:
+    """The hosts of a result, where all of them can be asked; else none."""
+    if record.kind is None or record.kind.slice is None or record.upload is not None:
         return ()
     hosts: set[int] = set()
     for device in record.kind.slice.placed.devices:  # of a large slice a few are looked at

@@ -50,7 +50,8 @@ class Fetch(Message, tag=52):
     only whether it is, which `FetchDone` answers.
 
     `also` are further requests and their buffers, for the same devices: they are answered before this one as far as
-    they are small and computed, and not at all otherwise.
+    they are small and computed, and not at all otherwise. Where no devices are asked for, the one answer comes once
+    these are ready as well.
     """
 
     request: int

@@ -123,13 +123,14 @@ class ClientStream:
 
 
 class FetchRequest:
-    """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task.
+    """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task. It waits
+    for `buffer`, and behind that for `others`.
 
     Where it came by a local socket: `local` is that connection, and `file` takes a big array, or is the end of a pipe
     for one, which is `pipe` once it is written to.
     """
 
-    __slots__ = ("come", "file", "local", "message", "pipe", "task")
+    __slots__ = ("buffer", "come", "file", "local", "message", "others", "pipe", "task")
 
     def __init__(
         self,
@@ -139,6 +140,8 @@ class FetchRequest:
         file: SharedFile | None = None,
     ) -> None:
         self.message = message
+        self.buffer = message.buffer
+        self.others = [] if message.devices else [buffer for _, buffer in message.also]
         self.come = come
         self.local = local
         self.file = file

@@ -14,8 +14,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,18 +22,17 @@ import jax
 from pathways_ray import limits
 from pathways_ray.errors import (
     AuthenticationError,
-    Failure,
     PathwaysError,
     QuotaExceeded,
     WireError,
     to_failure,
 )
 from pathways_ray.executor.compile.compiler import Compiler
-from pathways_ray.executor.data.buffer_store import BufferStore, Later, may_be_later
-from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream, FetchRequest
+from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream
 from pathways_ray.executor.data.early_calls import EarlyCalls
-from pathways_ray.executor.data.failure_texts import failure_in
-from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
+from pathways_ray.executor.data.fetches import FetchServer
+from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader
 from pathways_ray.executor.data.upload import Upload, check_devices
 from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
 from pathways_ray.executor.run.instructions import Handed
@@ -51,15 +49,8 @@ from pathways_ray.transport.shared_memory import SharedFile
 CLOSE_LIMIT_S = 1.0
 """The end of a stream waits this long for its last messages to go out."""
 
-MAX_BACKLOG_PARTS = 8
-"""Parts of fetched arrays that wait for a client to read those before."""
-
 MAX_STREAMS = 8
 """Streams of one session. A client has one for each host, and another one while a broken one is given up."""
-
-MAX_AT_ONCE = 16
-"""Fetches of one stream under way beyond which small values are copied by its workers, and no more by the thread that
-dispatches for all tenants. A server with a dozen threads is below it."""
 
 MAX_FILES = 16
 """Files in memory of one stream whose fetches are not answered: each is a descriptor of this process. What comes beyond
@@ -102,6 +93,7 @@ class DataServer:
         try:
             self._loop = asyncio.get_running_loop()
             self.local: LocalServer[ClientStream] = LocalServer(self._take_local)
+            self.fetches = FetchServer(self.reader, self.local)
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream},
                 streams.bind_address(listen.data),
@@ -157,12 +149,12 @@ class DataServer:
         """Takes a message; `local` are the local socket by which it came, if any, and the file that came with it."""
         match message:
             case wire.Fetch():
-                self._fetch(stream, message, *local)
+                self.fetches.take(stream, message, *local)
             case wire.CancelFetch():
-                self._withdraw(stream, message.request)
+                self.fetches.withdraw(stream, message.request)
             case wire.LaunchEarly():
                 if message.request:
-                    self._fetch(stream, wire.Fetch(message.request, message.results, message.devices), *local)
+                    self.fetches.take(stream, wire.Fetch(message.request, message.results, message.devices), *local)
                 self.early.take(stream, message)
             case _:
                 self._upload(stream, message, *local[1:])
@@ -185,7 +177,7 @@ class DataServer:
     def _end(self, stream: ClientStream) -> None:
         self.local.dismiss(stream)
         for request in list(stream.fetches):
-            self._withdraw(stream, request)
+            self.fetches.withdraw(stream, request)
         stream.end()
         for upload in stream.uploads.values():
             stream.quota.release(stream.name_of(upload.message))
@@ -287,113 +279,3 @@ class DataServer:
         except BaseException:
             stream.quota.release(stream.name_of(message))
             raise
-
-    # --- fetches ------------------------------------------------------------------------------------------------------
-
-    def _fetch(
-        self,
-        stream: ClientStream,
-        message: wire.Fetch,
-        local: socket.socket | None = None,
-        file: SharedFile | None = None,
-    ) -> None:
-        """Has the thread that stores the array answer, or this one if it is there."""
-        request = message.request
-        if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
-            text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
-            stream.outbox.send(wire.DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
-            return
-        fetching = FetchRequest(message, lambda later: self._present(stream, fetching, later), local, file)
-        stream.fetches[request] = fetching
-        self.store.when_present(stream.session, message.buffer, fetching.come)
-
-    def _is_small(self, value: Any, fetching: FetchRequest) -> bool:
-        few = len(devices := fetching.message.devices) <= len(self.compiler.devices)
-        return not devices or (fetching.file is None and few and bool(value.nbytes <= SMALL_BYTES))
-
-    def _withdraw(self, stream: ClientStream, request: int) -> None:
-        """Ends a fetch, whether it was answered or its client has given it up."""
-        fetching = stream.fetches.pop(request, None)
-        if fetching is not None:
-            fetching.file = None  # its callback keeps the request for the collector
-            self.store.forget(stream.session, fetching.message.buffer, fetching.come)
-            if fetching.pipe is not None:
-                fetching.pipe.end()
-            if fetching.task is not None:
-                fetching.task.cancel()
-
-    def _present(self, stream: ClientStream, fetching: FetchRequest, later: Later | None) -> None:
-        """Reads at once what is small and computed, and `later` what is not; a worker of the stream waits for the rest,
-        and for all of a client with many fetches: at once is in the thread that dispatches for all tenants."""
-        message = fetching.message
-        value: Any = self.store.get(stream.session, message.buffer)
-        few = len(stream.fetches) <= MAX_AT_ONCE and not message.also
-        with contextlib.suppress(RuntimeError):  # the stream has ended
-            quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
-            if quick and is_computed(value):
-                self._read(stream, fetching, small=True)
-            elif quick and later is not None and may_be_later(later, len(message.devices)):
-                later.append(partial(self._read, stream, fetching, small=True))
-            else:
-                stream.workers.submit(self._read, stream, fetching)
-
-    def _read(self, stream: ClientStream, fetching: FetchRequest, small: bool = False) -> None:
-        """Waits for a value that is `small`, or is found to be, and copies it; a big one has to wait for its turn."""
-        message = fetching.message
-        try:
-            value = self.reader.value(stream.session, message.buffer)
-            if small or self._is_small(value, fetching):
-                found = self.reader.parts(message.request, value, message.devices)
-                answer = [*self.reader.siblings(stream.session, message), *found]
-                self._reply(stream, fetching, answer)
-            else:
-                self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
-        except Exception as error:
-            self._reply(stream, fetching, [self._failed(message, error)])
-
-    def _reply(self, stream: ClientStream, fetching: FetchRequest, answer: Sequence[wire.Message]) -> None:
-        """Answers at once, in this thread, a question that came by a local socket; the loop answers the others."""
-        number, local = fetching.message.request, fetching.local
-        wanted = stream.fetches.get(number) is fetching
-        if wanted and local is not None and self.local.send(local, wire.encode(answer)):
-            stream.fetches.pop(number, None)
-            fetching.file = None
-            return
-        self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
-
-    def _failed(self, message: wire.Fetch, error: Exception) -> wire.DataFailed:
-        return wire.DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
-
-    def _answer(self, stream: ClientStream, fetching: FetchRequest, messages: Sequence[wire.Message]) -> None:
-        if stream.fetches.get(fetching.message.request) is fetching:
-            del stream.fetches[fetching.message.request]
-            fetching.file = None
-            for message in messages:
-                stream.outbox.send(message)
-
-    def _in_parts(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> None:
-        if stream.fetches.get(fetching.message.request) is fetching:
-            fetching.task = asyncio.ensure_future(self._send(stream, fetching, value))
-
-    async def _send(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> None:
-        message = fetching.message
-        try:
-            async with stream.turns:
-                if not await stream.hand_over(fetching, value, self.reader):
-                    for device in message.devices:
-                        await self._send_shard(stream, message.request, value, device)
-        except Exception as error:
-            stream.outbox.send(self._failed(message, error))
-        fetching.file = None
-        if stream.fetches.get(message.request) is fetching:
-            del stream.fetches[message.request]
-
-    async def _send_shard(self, stream: ClientStream, request: int, value: Any, device: int) -> None:
-        data = await self._loop.run_in_executor(stream.workers, self.reader.bytes, value, device)
-        total = len(data)
-        for offset in range(0, max(total, 1), limits.PART_BYTES):
-            # A view: a part is copied when it is encoded, right before it leaves.
-            part = data[offset : offset + limits.PART_BYTES]
-            stream.outbox.send(wire.FetchPart(request, device, offset, total, part))
-            await asyncio.sleep(0)
-            await stream.outbox.room(MAX_BACKLOG_PARTS)

@@ -54,8 +54,12 @@ class ShardReader:
         return found
 
     def siblings(self, session: int, message: wire.Fetch) -> Sequence[wire.FetchPart | wire.FetchDone]:
-        """The small results that come along with the answer to a question."""
+        """The small results that come along with the answer to a question. One for no devices waits for all of them."""
         parts: list[wire.FetchPart | wire.FetchDone] = []
+        if not message.devices:
+            for _, buffer in message.also:
+                self.value(session, buffer).block_until_ready()
+            return parts
         for request, buffer in message.also:
             value: Any = self.store.get(session, buffer)
             if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES and is_computed(value):

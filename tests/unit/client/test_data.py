@@ -249,7 +249,7 @@ def test_a_wait_for_a_host_ends_when_there_is_nothing_to_wait_for(how: str, monk
 
     def wait() -> None:
         try:
-            data.await_value(1, (0,), is_over)
+            data.await_values([1], (0,), is_over)
             ended.append("its outcome comes")
         except HostLost:
             ended.append("it fails")

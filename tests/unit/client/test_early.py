@@ -250,14 +250,14 @@ def test_a_wait_has_no_value_where_the_array_is_lost_while_it_ends(how: str) -> 
             raise from_failure(record.failure)
 
     class Answers:
-        def await_value(self, buffer: int, hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
+        def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
             assert not is_over()
             if how == "it fails":
                 made.fail(Failure("HostLost", "gone"))
             else:
                 made.state = DELETED
 
-    assert not await_there(cast(DataLinks, Answers()), core.early, made, check)
+    assert not await_there(cast(DataLinks, Answers()), core, made, check)
     assert made.state is (FAILED if how == "it fails" else DELETED)
 
 
@@ -266,42 +266,63 @@ class Asked:
 
     def __init__(self, *known: int) -> None:
         self.known = known
-        self.asked: list[tuple[int, set[int]]] = []
+        self.asked: list[tuple[list[int], set[int]]] = []
 
     def link_of(self, host: int) -> object | None:
         return self if host in self.known else None
 
-    def await_value(self, buffer: int, hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
+    def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
         assert not is_over()
-        self.asked.append((buffer, set(hosts)))
+        self.asked.append(([*buffers], set(hosts)))
 
 
 def sent(core: ClientCore, *hosts: int) -> BufferRecord:
     """The only result of a launch that is only sent, on devices of these hosts."""
-    devices = [SimpleNamespace(host=host) for host in hosts]
-    kind = SimpleNamespace(slice=SimpleNamespace(placed=SimpleNamespace(devices=devices)))
-    (made,) = core.new_buffers(1, (kind,))
+    (made,) = core.new_buffers(1, (kind_on(*hosts),))
     return made
+
+
+def kind_on(*hosts: int) -> SimpleNamespace:
+    """The kind of an array on devices of these hosts."""
+    devices = [SimpleNamespace(host=host) for host in hosts]
+    return SimpleNamespace(slice=SimpleNamespace(placed=SimpleNamespace(devices=devices)))
 
 
 def test_the_hosts_of_a_result_are_asked_once_whether_it_is_there() -> None:
     core, data = core_of_one(), Asked(0, 1, 2)
     made = sent(core, 0, 0, 1, 1)
     for _ in range(2):
-        assert await_there(cast(DataLinks, data), core.early, made, lambda record: None)
-    assert data.asked == [(made.id, {0, 1})]
+        assert await_there(cast(DataLinks, data), core, made, lambda record: None)
+    assert data.asked == [([made.id], {0, 1})]
     assert (made.state, made.fetched) == (PENDING, True)
 
 
-@pytest.mark.parametrize("why", ["many hosts", "a host that was not spoken to", "several results", "an upload"])
+def test_one_question_is_for_all_that_a_launch_makes_on_a_slice() -> None:
+    """But for what is there, was deleted or dropped, and for what lies elsewhere."""
+    core, data = core_of_one(), Asked(0, 1)
+    here, elsewhere = kind_on(0), kind_on(1)
+    kinds = [here, here, elsewhere, here, here, here, here]
+    results = core.new_buffers(len(kinds), tuple(kinds))
+    for record in results:
+        record.results = Results(1, results[0].id, kinds)
+    _, second, other, deleted, there, dropped, last = results
+    deleted.state, there.fetched = DELETED, True
+    del core.buffers[dropped.id]
+    for waited in (second, last, results[0]):
+        assert await_there(cast(DataLinks, data), core, waited, lambda record: None)
+    assert data.asked == [([second.id, results[0].id, last.id], {0})]
+    assert await_there(cast(DataLinks, data), core, other, lambda record: None)
+    assert data.asked[1:] == [([other.id], {1})]
+    assert (deleted.fetched, dropped.fetched) == (False, False)
+
+
+@pytest.mark.parametrize("why", ["many hosts", "a host that was not spoken to", "an upload"])
 def test_the_outcome_is_waited_for_where_hosts_are_not_asked(why: str) -> None:
     core, data = core_of_one(), Asked(0, 1, 2)
     made = sent(core, *{"many hosts": (0, 1, 2), "a host that was not spoken to": (0, 3)}.get(why, (0,)))
-    if why == "several results":
-        made.results = Results(1, made.id, [made.kind, made.kind])
     if why == "an upload":
         made.upload = Upload({0})
-    assert not await_there(cast(DataLinks, data), core.early, made, lambda record: None)
+    assert not await_there(cast(DataLinks, data), core, made, lambda record: None)
     assert not data.asked
 
 

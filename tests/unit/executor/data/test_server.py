@@ -26,6 +26,7 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.questions import Question, ask_whether_there, read
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
 from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data import fetches
 from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import MAX_LATER, MAX_LATER_SHARDS, BufferStore, may_be_later
@@ -46,6 +47,7 @@ from pathways_ray.transport.messages import (
     CancelFetch,
     DataFailed,
     Fetch,
+    FetchDone,
     FetchPart,
     HostAddress,
     LaunchEarly,
@@ -172,7 +174,7 @@ def test_the_thread_that_waits_for_a_launch_gives_few_answers(
     host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who asks for more is answered by the workers of his stream, at once."""
-    monkeypatch.setattr(data_server, "is_computed", lambda value: False)
+    monkeypatch.setattr(fetches, "is_computed", lambda value: False)
     wire.send(Fetch(1, 1, (0, 0)), *(Fetch(request, 1, (0,)) for request in (2, 3, 4, 5)))
     eventually(lambda: host.store.waiting() == 5)
     later = list[Callable[[], None]]()
@@ -182,6 +184,75 @@ def test_the_thread_that_waits_for_a_launch_gives_few_answers(
     for answer in later:
         answer()
     assert sorted(wire.next().request for _ in range(2)) == [2, 3]
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
+@pytest.mark.parametrize("first", ["the question", "the values"])
+def test_a_question_whether_several_are_there_is_answered_once_all_are(
+    host: Host, wire: Wire, order: tuple[int, ...], first: str
+) -> None:
+    question = Fetch(5, 1, (), ((0, 2), (0, 3)))
+    if first == "the question":
+        wire.send(question)
+        for number in order:
+            eventually(lambda: host.store.waiting() == 1)
+            host.put(number, np.zeros(1 << 20, np.uint8))
+    else:
+        for number in order:
+            host.put(number, SMALL)
+        wire.send(question)
+    assert wire.next() == FetchDone(5)
+    assert host.store.waiting() == 0
+
+
+def test_such_a_question_is_taken_back_wherever_it_waits(host: Host, wire: Wire) -> None:
+    wire.send(Fetch(5, 1, (), ((0, 2), (0, 3))))
+    eventually(lambda: host.store.waiting() == 1)
+    host.put(1, SMALL)
+    eventually(lambda: host.store.waiting() == 1)
+    wire.send(CancelFetch(5))
+    eventually(lambda: host.store.waiting() == 0)
+    host.put(2, SMALL)
+    host.put(3, SMALL)
+    wire.send(Fetch(6, 1, (), ((0, 2), (0, 3))))
+    assert wire.next() == FetchDone(6)
+
+
+def test_such_a_question_fails_with_any_of_them(host: Host, wire: Wire) -> None:
+    failure = Failure("HostLost", "it went", host=1)
+    host.put(1, SMALL)
+    host.put(2, failure)
+    wire.send(Fetch(5, 1, (), ((0, 2),)), Fetch(6, 2, (), ((0, 1),)))
+    found = sorted((wire.next(), wire.next()), key=lambda message: message.request)
+    assert found == [DataFailed(5, failure), DataFailed(6, failure)]
+
+
+def test_such_a_question_holds_up_no_launch_with_what_another_one_makes(
+    host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The threads that dispatch, and that watch a launch, wait for nothing else: a worker of the stream does."""
+    slow = jax.device_put(SMALL)
+    host.store.put(SESSION, 2, slow)
+    computed = threading.Event()
+    monkeypatch.setattr(fetches, "is_computed", lambda value: value is not slow or computed.is_set())
+    waited: list[threading.Thread] = []
+    value = host.server.reader.value
+
+    def waits(session: int, buffer: int) -> Any:
+        waited.append(threading.current_thread())
+        assert computed.wait(30)
+        return value(session, buffer)
+
+    monkeypatch.setattr(host.server.reader, "value", waits)
+    wire.send(Fetch(5, 1, (), ((0, 2),)))
+    eventually(lambda: host.store.waiting() == 1)
+    later = list[Callable[[], None]]()
+    host.store.put(SESSION, 1, jax.device_put(SMALL), later)
+    for answer in later:
+        answer()
+    computed.set()
+    assert wire.next() == FetchDone(5)
+    assert threading.current_thread() not in waited
 
 
 def test_the_first_of_these_answers_may_be_of_a_few_shards() -> None:

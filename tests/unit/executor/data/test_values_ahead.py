@@ -84,7 +84,7 @@ def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -
     np.testing.assert_array_equal(looking.result, SMALL + 3)
     called(data, 4)
     host.put(4, SMALL + 4)
-    data.await_value(4, (0,), lambda: False)
+    data.await_values([4], (0,), lambda: False)
     np.testing.assert_array_equal(data.fetch(4, COVER, lambda: None), SMALL + 4)
     assert data.new_request() - before == 3  # this one, and those of two calls
     assert link.fetches == {}
@@ -162,7 +162,7 @@ def test_a_value_that_nobody_looks_at_is_let_go_and_said_once(host: Host, data: 
     eventually(lambda: host.store.waiting() == 0)
     called(data, 3)
     host.put(3, SMALL)
-    data.await_value(3, (0,), lambda: False)
+    data.await_values([3], (0,), lambda: False)
     data.ahead.drop(3)
     assert (ignored, link.fetches) == ([PROGRAM], {})
 
@@ -172,7 +172,7 @@ def test_where_it_cannot_come_it_is_asked_for_again(host: Host, data: DataLinks)
     link = called(data, 2)
     host.put(2, Failure("HostLost", "it was away"))
     with pytest.raises(HostLost):
-        data.await_value(2, (0,), lambda: False)
+        data.await_values([2], (0,), lambda: False)
     host.put(2, SMALL + 2)
     np.testing.assert_array_equal(data.fetch(2, COVER, lambda: None), SMALL + 2)
     called(data, 3)
@@ -304,7 +304,7 @@ def test_a_value_that_is_deleted_meanwhile_is_let_go(host: Host, data: DataLinks
         delete()
     link = called(data, 2)
     if when != "before its call has left":
-        data.await_value(2, (0,), delete)
+        data.await_values([2], (0,), delete)
     assert (data.ahead._asked, link.fetches) == ({}, {})
     eventually(lambda: host.store.waiting() == 0)
 

@@ -1,0 +1,168 @@
+"""The fetches of a host's data server: small arrays in one answer, by the thread that has them at hand, big ones in
+parts or in a file in memory, and whether arrays are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from pathways_ray import limits
+from pathways_ray.errors import Failure, to_failure
+from pathways_ray.executor.data.buffer_store import BufferStore, Later, may_be_later
+from pathways_ray.executor.data.client_stream import ClientStream, FetchRequest
+from pathways_ray.executor.data.failure_texts import failure_in
+from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
+from pathways_ray.transport import messages as wire
+from pathways_ray.transport.local_sockets import LocalServer
+from pathways_ray.transport.shared_memory import SharedFile
+
+MAX_BACKLOG_PARTS = 8
+"""Parts of fetched arrays that wait for a client to read those before."""
+
+MAX_AT_ONCE = 16
+"""Fetches of one stream under way beyond which small values are copied by its workers, and no more by the thread that
+dispatches for all tenants. A server with a dozen threads is below it."""
+
+
+class FetchServer:
+    """Answers fetches, within the event loop that runs where it is made."""
+
+    def __init__(self, reader: ShardReader, local: LocalServer[ClientStream]) -> None:
+        self.host = reader.host
+        self.store: BufferStore = reader.store
+        self.reader = reader
+        self.local = local
+        self._loop = asyncio.get_running_loop()
+
+    def take(
+        self,
+        stream: ClientStream,
+        message: wire.Fetch,
+        local: socket.socket | None = None,
+        file: SharedFile | None = None,
+    ) -> None:
+        """Has the thread that stores the array answer, or this one if it is there."""
+        request = message.request
+        if len(stream.fetches) >= limits.MAX_REQUESTS or request in stream.fetches:
+            text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
+            stream.outbox.send(wire.DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
+            return
+        fetching = FetchRequest(message, lambda later: self._present(stream, fetching, later), local, file)
+        stream.fetches[request] = fetching
+        self.store.when_present(stream.session, message.buffer, fetching.come)
+
+    def _is_small(self, value: Any, fetching: FetchRequest) -> bool:
+        few = len(devices := fetching.message.devices) <= len(self.reader.devices)
+        return not devices or (fetching.file is None and few and bool(value.nbytes <= SMALL_BYTES))
+
+    def withdraw(self, stream: ClientStream, request: int) -> None:
+        """Ends a fetch, whether it was answered or its client has given it up."""
+        fetching = stream.fetches.pop(request, None)
+        if fetching is not None:
+            fetching.file = None  # its callback keeps the request for the collector
+            self.store.forget(stream.session, fetching.buffer, fetching.come)
+            if fetching.pipe is not None:
+                fetching.pipe.end()
+            if fetching.task is not None:
+                fetching.task.cancel()
+
+    def _present(self, stream: ClientStream, fetching: FetchRequest, later: Later | None = None) -> None:
+        """Reads at once what is small and computed, and `later` what is not; a worker of the stream waits for the rest,
+        and for all of a client with many fetches: at once is in the thread that dispatches for all tenants, and later
+        in the one that watches a launch, which waits for no other."""
+        if fetching.others and self._awaits_another(stream, fetching):
+            return
+        message = fetching.message
+        value: Any = self.store.get(stream.session, message.buffer)
+        few = len(stream.fetches) <= MAX_AT_ONCE and not (message.also and message.devices)
+        with contextlib.suppress(RuntimeError):  # the stream has ended
+            quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
+            if quick and self._is_computed(stream, message, value):
+                self._read(stream, fetching, small=True)
+            elif quick and later is not None and may_be_later(later, len(message.devices)):
+                read = self._present if message.also else partial(self._read, small=True)
+                later.append(partial(read, stream, fetching))
+            else:
+                stream.workers.submit(self._read, stream, fetching)
+
+    def _awaits_another(self, stream: ClientStream, fetching: FetchRequest) -> bool:
+        """Has a question for several buffers wait for the next one that is not there; whether one is not."""
+        while fetching.others:
+            fetching.buffer = fetching.others.pop()
+            if self.store.get(stream.session, fetching.buffer) is None:
+                self.store.when_present(stream.session, fetching.buffer, fetching.come)
+                if stream.fetches.get(fetching.message.request) is not fetching:  # withdrawn meanwhile
+                    self.store.forget(stream.session, fetching.buffer, fetching.come)
+                return True
+        return False
+
+    def _is_computed(self, stream: ClientStream, message: wire.Fetch, value: Any) -> bool:
+        """Whether an answer has to wait for nothing."""
+        others = (self.store.get(stream.session, buffer) for _, buffer in message.also)
+        return is_computed(value) and all(hasattr(other, "is_ready") and is_computed(other) for other in others)
+
+    def _read(self, stream: ClientStream, fetching: FetchRequest, small: bool = False) -> None:
+        """Waits for a value that is `small`, or is found to be, and copies it; a big one has to wait for its turn."""
+        message = fetching.message
+        try:
+            value = self.reader.value(stream.session, message.buffer)
+            if small or self._is_small(value, fetching):
+                found = self.reader.parts(message.request, value, message.devices)
+                answer = [*self.reader.siblings(stream.session, message), *found]
+                self._reply(stream, fetching, answer)
+            else:
+                self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
+        except Exception as error:
+            self._reply(stream, fetching, [self._failed(message, error)])
+
+    def _reply(self, stream: ClientStream, fetching: FetchRequest, answer: Sequence[wire.Message]) -> None:
+        """Answers at once, in this thread, a question that came by a local socket; the loop answers the others."""
+        number, local = fetching.message.request, fetching.local
+        wanted = stream.fetches.get(number) is fetching
+        if wanted and local is not None and self.local.send(local, wire.encode(answer)):
+            stream.fetches.pop(number, None)
+            fetching.file = None
+            return
+        self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
+
+    def _failed(self, message: wire.Fetch, error: Exception) -> wire.DataFailed:
+        return wire.DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
+
+    def _answer(self, stream: ClientStream, fetching: FetchRequest, messages: Sequence[wire.Message]) -> None:
+        if stream.fetches.get(fetching.message.request) is fetching:
+            del stream.fetches[fetching.message.request]
+            fetching.file = None
+            for message in messages:
+                stream.outbox.send(message)
+
+    def _in_parts(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> None:
+        if stream.fetches.get(fetching.message.request) is fetching:
+            fetching.task = asyncio.ensure_future(self._send(stream, fetching, value))
+
+    async def _send(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> None:
+        message = fetching.message
+        try:
+            async with stream.turns:
+                if not await stream.hand_over(fetching, value, self.reader):
+                    for device in message.devices:
+                        await self._send_shard(stream, message.request, value, device)
+        except Exception as error:
+            stream.outbox.send(self._failed(message, error))
+        fetching.file = None
+        if stream.fetches.get(message.request) is fetching:
+            del stream.fetches[message.request]
+
+    async def _send_shard(self, stream: ClientStream, request: int, value: Any, device: int) -> None:
+        data = await self._loop.run_in_executor(stream.workers, self.reader.bytes, value, device)
+        total = len(data)
+        for offset in range(0, max(total, 1), limits.PART_BYTES):
+            # A view: a part is copied when it is encoded, right before it leaves.
+            part = data[offset : offset + limits.PART_BYTES]
+            stream.outbox.send(wire.FetchPart(request, device, offset, total, part))
+            await asyncio.sleep(0)
+            await stream.outbox.room(MAX_BACKLOG_PARTS)
