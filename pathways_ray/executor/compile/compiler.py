@@ -20,7 +20,7 @@ from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.composition import Calls, composed
 from pathways_ray.executor.compile.lines import lines_among
-from pathways_ray.executor.compile.pieces import Cut, Placed, packing, unpacking
+from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
@@ -322,13 +322,18 @@ class Compiler:
 
     def pack(self, shards: Sequence[ArrayType], packs: Sequence[Sequence[Cut]], device: int) -> Callable[..., Any]:
         """The compiled `pieces.packing` on one device, for shards of these types."""
-        return self._on_device(("pack", shards, packs), packing(packs), shards, device)
+        return self._on_device(("pack", shards, packs), packing(packs, self._chained(shards)), shards, device)
 
     def unpack(
         self, arrived: Sequence[ArrayType], shards: Sequence[tuple[ArrayType, Sequence[Placed]]], device: int
     ) -> Callable[..., Any]:
         """The compiled `pieces.unpacking` on one device, for pieces of these types."""
-        return self._on_device(("unpack", arrived, shards), unpacking(shards), arrived, device)
+        chained = self._chained([kind for kind, _ in shards])
+        return self._on_device(("unpack", arrived, shards), unpacking(shards, chained), arrived, device)
+
+    def _chained(self, moved: Sequence[ArrayType]) -> bool:
+        """Whether a device moves these as a chain."""
+        return self.devices[0].platform == "cpu" and sum(kind.nbytes for kind in moved) <= MAX_CHAINED_BYTES
 
     def _on_device(self, what: Any, run: Function, kinds: Sequence[ArrayType], device: int) -> Callable[..., Any]:
         def make() -> Any:

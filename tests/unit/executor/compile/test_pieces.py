@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from pathways_ray.ir.regions import Box
 from pathways_ray.ir.types import ArrayType
 
 
+@pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize(
     ("shapes", "boxes"),
     [
@@ -23,18 +25,21 @@ from pathways_ray.ir.types import ArrayType
         ([(5,), (), (3,)], [((1, 4),), (), ((0, 3),)]),
         ([(), ()], [(), ()]),
         ([(4, 0), (3, 0)], [((0, 4), (0, 0)), ((1, 3), (0, 0))]),
+        ([(4, 6), (8, 6)], [((0, 4), (0, 6)), ((0, 8), (0, 6))]),  # whole shards
     ],
 )
-def test_cuts_lie_end_to_end_and_come_out_as_they_were(shapes: list[tuple[int, ...]], boxes: list[Box]) -> None:
+def test_cuts_lie_end_to_end_and_come_out_as_they_were(
+    shapes: list[tuple[int, ...]], boxes: list[Box], chained: bool
+) -> None:
     shards = [np.random.default_rng(k).standard_normal(shape).astype(np.float32) for k, shape in enumerate(shapes)]
     cuts = [shard[tuple(slice(*side) for side in box)] for shard, box in zip(shards, boxes, strict=True)]
-    (made,) = jax.jit(packing([list(enumerate(boxes))]))(*shards)
+    (made,) = jax.jit(packing([list(enumerate(boxes))], chained))(*shards)
     assert np.asarray(made).tobytes() == b"".join(cut.tobytes() for cut in cuts)
     starts = [sum(cut.size for cut in cuts[:k]) for k in range(len(cuts))]
     kinds = [ArrayType(cut.shape, "float32") for cut in cuts]
     whole = [tuple((0, size) for size in cut.shape) for cut in cuts]
     placed = [(kind, [(0, start, box)]) for kind, start, box in zip(kinds, starts, whole, strict=True)]
-    for found, cut in zip(jax.jit(unpacking(placed))(made), cuts, strict=True):
+    for found, cut in zip(jax.jit(unpacking(placed, chained))(made), cuts, strict=True):
         np.testing.assert_array_equal(found, cut)
 
 
@@ -45,3 +50,41 @@ def test_rows_of_one_shape_are_put_together_without_a_division_for_each_element(
     compiled = jax.jit(packing([boxes])).lower(*shards).as_text()
     assert "concatenate" in compiled
     assert f"tensor<{math.prod((64, 32))}xf32>" not in compiled, "a cut is flattened"
+
+
+LEAVES = 12
+
+
+def test_small_leaves_are_a_chain_in_which_each_operation_waits_for_one() -> None:
+    """So XLA's CPU runtime, which has more than eight of them begin in its pool, runs them in one thread."""
+    leaves = [np.random.default_rng(k).standard_normal((4, 6)).astype(np.float32) for k in range(LEAVES)]
+    halves: list[Box] = [((0, 4), (0, 3)), ((0, 4), (3, 6))]
+    pack = jax.jit(packing([[(k, box) for k in range(LEAVES)] for box in halves], chained=True))
+    kind = ArrayType((4, 6), "float32")
+    shards = [(kind, [(half, 12 * k, box) for half, box in enumerate(halves)]) for k in range(LEAVES)]
+    unpack = jax.jit(unpacking(shards, chained=True))
+    packed = pack(*leaves)
+    for found, leaf in zip(unpack(*packed), leaves, strict=True):
+        np.testing.assert_array_equal(found, leaf)
+    for lowered in (pack.lower(*leaves), unpack.lower(*packed)):
+        assert beginnings(lowered.compile().as_text()) <= 2
+
+
+def beginnings(module: str) -> int:
+    """The operations of a compiled computation that wait for no other one."""
+    entry = module[module.index("ENTRY") :].splitlines()[1:]
+    made = {line.split(" = ")[0].strip(): line.split(" = ")[1] for line in entry if " = " in line}
+    real = {name: text for name, text in made.items() if not re.search(r" (parameter|constant|bitcast|tuple)\(", text)}
+    return sum(not any(re.search(rf"{re.escape(other)}\b", text) for other in real) for text in real.values())
+
+
+def test_a_shard_that_is_not_filled_begins_with_zeros() -> None:
+    """Behind another one of its type, which a chain would begin it with."""
+    kind = ArrayType((4,), "float32")
+    full, half = (kind, [(0, 0, ((0, 4),))]), (kind, [(0, 4, ((1, 3),))])
+    arrived = np.arange(1, 7, dtype=np.float32)
+    split = (kind, [(0, 0, ((0, 2),)), (0, 2, ((2, 4),))])
+    first, second, third = jax.jit(unpacking([split, half, full], chained=True))(arrived)
+    np.testing.assert_array_equal(first, [1, 2, 3, 4])
+    np.testing.assert_array_equal(second, [0, 5, 6, 0])
+    np.testing.assert_array_equal(third, [1, 2, 3, 4])
