@@ -28,7 +28,7 @@ PATIENCE_S = 1
 """A client that puts an array waits about this long for a host that takes nothing of it."""
 
 AHEAD_BYTES = 1 << 20
-"""What a host may be ahead of a client that reads. The system grants what it allows."""
+"""What one end may be ahead of the other, which reads. The system grants what it allows."""
 
 MAX_COPIED_BYTES = 64 << 20
 """It waits longer for one that has not taken more than this: it would have to copy that."""
@@ -92,6 +92,7 @@ class Pipe(_End):
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         super().__init__(mine)
         mine.settimeout(None)  # whatever the program has set for its own sockets
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD_BYTES)
         patience = struct.pack("ll", *divmod(round(PATIENCE_S * 1_000_000), 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self.other: SharedFile | None = SharedFile(theirs.detach())
