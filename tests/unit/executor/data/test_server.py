@@ -851,9 +851,16 @@ def test_an_upload_ends_when_its_host_is_lost(host: Host, data: DataLinks, monke
     """The host never reads: the thread that puts goes on once the link has ended."""
     monkeypatch.setattr(HostPipe, "read", lambda self, buffers: threading.Event().wait(LIMIT_S))
     failed: list[Any] = []
+    much = np.zeros(1 << 24, np.uint8)  # more than the system takes ahead of a reader
     thread = threading.Thread(
         target=lambda: data.upload(
-            1, LARGE, LARGE_KIND, (("x",),), PLACED, "", lambda upload, host, failure: failed.append(failure)
+            1,
+            much,
+            ArrayType(much.shape, "uint8"),
+            (("x",),),
+            PLACED,
+            "",
+            lambda upload, host, failure: failed.append(failure),
         )
     )
     data._link(0)
