@@ -103,6 +103,8 @@ class FetchServer:
 
     def _is_computed(self, stream: ClientStream, message: wire.Fetch, value: Any) -> bool:
         """Whether an answer has to wait for nothing."""
+        if not message.also:
+            return is_computed(value)
         others = (self.store.get(stream.session, buffer) for _, buffer in message.also)
         return is_computed(value) and all(hasattr(other, "is_ready") and is_computed(other) for other in others)
 

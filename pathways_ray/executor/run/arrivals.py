@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from pathways_ray.executor.run.parts import PendingCall
+from pathways_ray.executor.run.parts import is_call
 from pathways_ray.observe.ring import Ring
 from pathways_ray.waits import slice_s
 
@@ -83,7 +83,7 @@ class Arrivals:
             over = [(sequence, one) for sequence, one in self._waiting.items() if not one.left]
             for sequence, one in over:
                 del self._waiting[sequence]
-                ring = self.python if any(isinstance(value, PendingCall) for value in one.values) else self.waits
+                ring = self.python if any(map(is_call, one.values)) else self.waits
                 ring.add(sequence, one.since, time.perf_counter())
         return over
 
