@@ -186,9 +186,9 @@ LINES = (
         "≤ 1.3",
     ),
     Line(
-        "a tree of 20 leaves and 25 MiB to another slice and layout, ÷ one array",
+        "a tree of 20 leaves to another slice and layout, ÷ one array; 1, 2, 25 MiB",
         "bytes",
-        ("tree of 20 leaves / one array, 25 MiB, another",),
+        tuple(f"tree of 20 leaves / one array, {mib} MiB, another" for mib in (1, 2, 25)),
         "≤ 1.3",
     ),
     Line(
