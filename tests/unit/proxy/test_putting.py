@@ -140,7 +140,7 @@ class Stalled(Proxy):
 def test_behind_a_proxy_that_reads_nothing_arrays_go_as_ever(files: Handover, monkeypatch: pytest.MonkeyPatch) -> None:
     """1. As many as may be unfinished wait. 2. A further one goes as ever. 3. The ends go, and with them the rest."""
     monkeypatch.setattr(pipes, "PATIENCE_S", 0.01)
-    proxy, value = Stalled(files), np.zeros(1 << 20, np.uint8)
+    proxy, value = Stalled(files), np.zeros(4 << 20, np.uint8)
     puts = BigPuts(LocalSocket(files.invitation))
     found = [puts.put(proxy, value, DEVICE) for _ in range(MAX_UNFINISHED + 1)]
     assert found == ["an array"] * MAX_UNFINISHED + [None]
