@@ -10,6 +10,10 @@ limit is kept, but nothing else may wait for one.
 from __future__ import annotations
 
 import os
+import queue
+from typing import TypeVar
+
+T = TypeVar("T")
 
 VARIABLE = "PATHWAYS_LONG_WAITS"
 """The environment variable: "slices", "ticks" or "slices,ticks" are an hour then, in every process that inherits it."""
@@ -24,6 +28,20 @@ def _is_long(what: str) -> bool:
 def slice_s(usual: float = 0.5) -> float:
     """Seconds after which a wait looks again."""
     return LONG_S if _is_long("slices") else usual
+
+
+def get_within(source: queue.SimpleQueue[T], seconds: float) -> T:
+    """The next item of a queue that only the caller takes from. Raises `queue.Empty` where none has come in time.
+
+    `SimpleQueue.get(timeout=...)` of Python 3.11 and 3.12 may wait for ever. While the queue's own lock is free, as it
+    is before the first call and behind an item that nobody had to wait for, a call takes it first and then works out
+    how long to wait. A thread that loses the processor there until its time is over comes to a negative number, which
+    is no limit at all. A call that does not wait leaves the lock taken.
+    """
+    try:
+        return source.get_nowait()
+    except queue.Empty:
+        return source.get(timeout=max(seconds, 0.0))
 
 
 def tick_s(usual: float) -> float:

@@ -16,6 +16,7 @@ import threading
 from typing import Any, Self
 
 from pathways_ray.errors import ControllerLost
+from pathways_ray.waits import get_within
 
 START_LIMIT_S = 90.0
 """Time for a proxy to load JAX, open its session and listen."""
@@ -52,7 +53,7 @@ class ProxyProcess:
         assert out is not None
         threading.Thread(target=lambda: lines.put(out.readline()), daemon=True).start()
         try:
-            line = lines.get(timeout=START_LIMIT_S)
+            line = get_within(lines, START_LIMIT_S)
         except queue.Empty:
             line = ""
         if not line:

@@ -17,6 +17,7 @@ from pathways_ray.transport.links import CONNECT_LIMIT_S, MAX_HANDSHAKE_BYTES, P
 from pathways_ray.transport.messages import Message, encode
 from pathways_ray.transport.sockets import EncryptedSocket, PlainSocket, hang_up
 from pathways_ray.transport.tls import Trust
+from pathways_ray.waits import get_within
 
 MAX_DIRECT_MESSAGES = 16
 """Messages that a sender writes at a time: what the kernel does not take is copied."""
@@ -144,7 +145,7 @@ class Outbox:
         while True:
             try:
                 if not self._lingering:
-                    self._calls.get(timeout=PING_S)
+                    get_within(self._calls, PING_S)
             except queue.Empty:
                 with self._writing:
                     if self._write is not None:
@@ -152,7 +153,7 @@ class Outbox:
             if not self._urgent:
                 self._lingering = True
                 with contextlib.suppress(queue.Empty):
-                    self._calls.get(timeout=LINGER_S)
+                    get_within(self._calls, LINGER_S)
             # Each flag is taken back before what it stands for is looked at, so that a later setter calls again.
             self._urgent, self._lingering = False, bool(self._batcher)
             with self._writing:

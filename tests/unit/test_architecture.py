@@ -324,6 +324,15 @@ def private_uses(source: Source) -> Iterator[Finding]:
                 yield node.lineno, f"uses {name}"
 
 
+def timed_gets(source: Source) -> Iterator[Finding]:
+    """Calls of `get` with a timeout where there are queues of which such a call may wait for ever."""
+    names = {node.attr for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)}
+    for node in ast.walk(source.tree) if "SimpleQueue" in names else ():
+        match node:
+            case ast.Call(func=ast.Attribute(attr="get"), keywords=[*_, ast.keyword(arg="timeout")]):
+                yield node.lineno, "get with a timeout: use `waits.get_within`"
+
+
 def long_functions(source: Source) -> Iterator[Finding]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -393,6 +402,11 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
 def test_jax_internals_are_used_in_one_place() -> None:
     files = [file for file in package_files(*PACKAGES, "tests") if file not in IMPORTS_JAX_INTERNALS]
     assert breaches(files, jax_internals) == []
+
+
+def test_queues_are_waited_for_where_the_limit_holds() -> None:
+    files = [file for file in source_files("pathways_ray") if file != "pathways_ray/waits.py"]
+    assert breaches(files, timed_gets) == []
 
 
 def test_files_and_functions_can_be_read_at_a_time() -> None:
@@ -479,6 +493,7 @@ def test_processes_load_no_more_than_they_need(module: str, unwanted: str) -> No
         (private_uses, "megatron_ptdp/a.py", "import pathways_ray as pw\npw.client.api.put(1)"),
         (actor_imports, "pathways_ray/cli/a.py", "from pathways_ray.executor import actor"),
         (actor_imports, "benchmarks/a.py", "from pathways_ray.executor.actor import HostExecutor"),
+        (timed_gets, "pathways_ray/a.py", "q = queue.SimpleQueue()\nq.get(timeout=1.0)"),
         (long_functions, "benchmarks/a.py", "def f():\n" + 60 * "    pass\n"),
     ],
 )
@@ -498,6 +513,7 @@ def test_each_rule_sees_a_breach(find: Finder, file: str, source: str) -> None:
         (private_uses, "megatron_ptdp/a.py", "from pathways_ray.errors import PathwaysError"),
         (private_uses, "megatron_ptdp/a.py", "from pathways_ray import errors, put"),
         (actor_imports, "pathways_ray/controller/actor.py", "from ray.actor import ActorHandle"),
+        (timed_gets, "pathways_ray/a.py", "q = queue.Queue()\nq.get(timeout=1.0)"),
         (long_functions, "benchmarks/a.py", 'def f():\n    """What\n    it does."""\n' + 59 * "    pass\n"),
     ],
 )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from pathways_ray.executor.run.parts import is_call
 from pathways_ray.observe.ring import Ring
-from pathways_ray.waits import slice_s
+from pathways_ray.waits import get_within, slice_s
 
 SHORTEST_PAUSE_S = 50e-6
 LONGEST_PAUSE_S = 1e-3
@@ -91,7 +91,7 @@ class Arrivals:
         """Looks without end for values that do not announce themselves; for a thread of its own."""
         while True:
             with contextlib.suppress(queue.Empty):
-                self._silent.get(timeout=self._pause())
+                get_within(self._silent, self._pause())
             self.look()
 
     def _pause(self) -> float:

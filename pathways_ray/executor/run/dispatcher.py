@@ -46,6 +46,7 @@ from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import Decided, Heartbeat, Holds, Message, Peer, Running
+from pathways_ray.waits import get_within
 
 T = TypeVar("T")
 
@@ -161,7 +162,7 @@ class Dispatcher:
         while (left := self.reports.left_s()) is not None:
             with contextlib.suppress(queue.Empty):
                 if left > 0:
-                    return source.get(timeout=left)
+                    return get_within(source, left)
             self.reports.flush()
         return source.get()
 

@@ -19,6 +19,7 @@ import msgspec
 
 from pathways_ray.executor.run.early import EarlyReports
 from pathways_ray.transport.messages import Decided, Done, IslandLaunchFailed, Message
+from pathways_ray.waits import get_within
 
 MAX_GATHERED_S = 0.002
 """Time that a finished launch may stay here while more are under way."""
@@ -119,7 +120,10 @@ class Reports:
                 self.flush()
                 continue
             with contextlib.suppress(queue.Empty):
-                self._gathering.get(timeout=left)
+                if left is None:
+                    self._gathering.get()
+                else:
+                    get_within(self._gathering, left)
 
     def _flush(self) -> None:
         if self._sequences:
