@@ -241,9 +241,9 @@ class BufferLost(ExecutionError):
 class HostLost(ExecutionError):
     """A host died while the launch needed it.
 
-    When: a host died while the launch needed its island, or was away for more than 20 s; nothing ran on the island for
-        twice the longest `launch_limit_s` while launches waited there, or for ten times that where they waited for
-        another island; a put or a fetch found the host away for 10 s
+    When: a host died while the launch needed its island; a launch, a put or a fetch found a host away for 20 s; nothing
+        ran on the island for twice the longest `launch_limit_s` while launches waited there, or for ten times that
+        where they waited for another island
     Do: launch again, with arguments that are still there
     """
 

@@ -52,6 +52,9 @@ restarted, since devices stop no work. One launch is a step of training, or some
 MAX_REMEMBERED_UPLOADS = 4096
 """Uploads of which a host says again that it has them when it comes to another scheduler."""
 
+HOST_ABSENCE_LIMIT_S = 20.0
+"""A launch, a put and a fetch wait this long for a lost host's successor before they fail."""
+
 ORPHAN_LIMIT_S = 30.0
 """A host that has lost its scheduler goes on with what it holds, and looks for the successor, for this long."""
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec.structs import replace
 
+from pathways_ray import limits
 from pathways_ray.client.ahead import Ahead, Asked
 from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces, plan_of
 from pathways_ray.client.buffer import BufferRecord, Upload
@@ -42,9 +43,8 @@ _WAIT_SLICE_S = slice_s()
 MAX_FILES = 16
 """Fetches that wait with a file in memory; further ones go over the stream. Each is a descriptor of this process."""
 
-RECONNECT_LIMIT_S = 10.0
-"""A put or fetch waits this long for a host that is down, or whose stream broke and of which there is no news yet.
-Other calls of its thread wait meanwhile."""
+NEWS_LIMIT_S = 10.0
+"""A put or fetch waits this long for news of a host whose stream broke, before it connects to it again."""
 
 
 class DataLinks:
@@ -90,12 +90,12 @@ class DataLinks:
         """The stream to a host; waits for a host that is starting again."""
         with self._changed:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
-            known = RECONNECT_LIMIT_S + time.monotonic()
-            self._changed.wait_for(lambda: self._closed or not self._is_dead(host), RECONNECT_LIMIT_S)
-            self._changed.wait_for(lambda: self._closed or self._address(host), known - time.monotonic())
+            limit, since = limits.HOST_ABSENCE_LIMIT_S, time.monotonic()
+            self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
+            self._changed.wait_for(lambda: self._closed or self._address(host), since + limit - time.monotonic())
             address = self._addresses.get(host)
             if address is None or not address.address:
-                text = f"host {host} is down, and was not back in {RECONNECT_LIMIT_S:.0f} s; call again once it is"
+                text = f"host {host} is down, and was not back in {limit:.0f} s; call again once it is"
                 raise from_failure(Failure("HostLost", text, host=host))
             link = self._links.get(host)
             if link is None or link.dead is not None:

@@ -20,9 +20,6 @@ from pathways_ray.errors import Failure
 from pathways_ray.story import LAST_ENTRIES, Entry
 from pathways_ray.transport.messages import BuffersLost, Holds, HostAddress, HostDown, HostUp, Peer, Peers
 
-HOST_ABSENCE_LIMIT_S = 20.0
-"""A launch waits this long for a lost host's successor before it fails."""
-
 
 class Hosts:
     """The table of hosts."""
@@ -257,7 +254,7 @@ class Hosts:
         now = self.tables.now
         assert host.down_since is not None
         absent = now - host.down_since
-        if absent <= HOST_ABSENCE_LIMIT_S:
+        if absent <= limits.HOST_ABSENCE_LIMIT_S:
             return None
         story = self.tables.story.lines(now, hosts=frozenset({host.host}))
         down = f"host {host.host} has been down for {absent:.0f} s"

@@ -47,6 +47,10 @@ CLIENTS = "clients"
 GROUPS = {CLIENTS: 64}
 """Calls of a concurrency group that are under way at a time; none of them waits for anything."""
 
+RETRIES = -1
+"""Calls that hosts and schedulers make as they start are made again, by Ray, as often as this actor is restarted: their
+processes would end, and start again behind it."""
+
 _HOST = msgspec.msgpack.Decoder(HostInfo)
 _KNOWN_HOST = msgspec.msgpack.Decoder(KnownHost)
 _SLICES = msgspec.msgpack.Decoder(HeldSlices)
@@ -135,14 +139,17 @@ class ResourceManager(Inspectable):
         found: str = await self._answer(lambda token: events.LookedUp(token, name))
         return found
 
+    @ray.method(max_task_retries=RETRIES)
     async def secrets(self) -> tuple[str, str]:
         """The secrets of the cluster: for clients' data tokens, and for links between its processes."""
         return self.data_secret, self.link_secret
 
+    @ray.method(max_task_retries=RETRIES)
     async def join(self, info: bytes) -> bytes:
         """A host is about to start JAX. Answers with an encoded `JoinReply` once all hosts of its island have come."""
         return encode(await self._answer(lambda token: events.JoinRequested(token, _HOST.decode(info))))
 
+    @ray.method(max_task_retries=RETRIES)
     async def describe(self, host: int, epoch: int, hardware: bytes) -> None:
         """A host that has joined says what its devices are, by an encoded `Hardware`."""
         self._handle(events.HostDescribed(host, epoch, _HARDWARE.decode(hardware)))

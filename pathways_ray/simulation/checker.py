@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
-from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HostCore
 from pathways_ray.ir.plan import PlacedSlice, launch_of
+from pathways_ray.limits import HOST_ABSENCE_LIMIT_S
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.scheduler.core import SchedulerCore
 from pathways_ray.simulation import tables

@@ -221,7 +221,7 @@ def test_a_put_to_a_host_that_does_not_come_back_is_a_typed_error_in_one_limit(m
     1. The stream to a host breaks, and nothing is heard of the host: a put waits for news.
     2. Half the limit later the host is known to be down; it is waited for no longer than what is left of the limit.
     """
-    monkeypatch.setattr(data_module, "RECONNECT_LIMIT_S", 1.0)
+    monkeypatch.setattr(limits, "HOST_ABSENCE_LIMIT_S", 1.0)
     hosts = Hosts(1)
     hosts.go.set()
     array, kind = np.ones(4, np.float32), ArrayType((4,), "float32")

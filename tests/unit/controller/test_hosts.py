@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.launches import Launches
 from pathways_ray.errors import Failure
+from pathways_ray.limits import HOST_ABSENCE_LIMIT_S
 from pathways_ray.simulation.tables import check_launches
 from pathways_ray.transport.messages import (
     Abort,

@@ -17,13 +17,13 @@ from pathways_ray.controller.events import (
     StreamOpened,
     WantIslands,
 )
-from pathways_ray.controller.hosts import HOST_ABSENCE_LIMIT_S
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Block, Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
+from pathways_ray.limits import HOST_ABSENCE_LIMIT_S
 from pathways_ray.transport.capabilities import resume_tag, slice_tag
 from pathways_ray.transport.messages import (
     VERSION,
