@@ -66,6 +66,7 @@ ASKING_LIMIT_S = 60.0
 """For a question to arrive whole, on whatever machine."""
 
 REFUSED = b"r"
+FORKED = b"f"
 
 _SIZE = struct.Struct("!q")
 _PEER = struct.Struct("3i")
@@ -98,7 +99,9 @@ def ask(path: str, words: Sequence[str]) -> None:
         with contextlib.suppress(OSError):  # the server has ended before it read the question
             socket.send_fds(connection, [_SIZE.pack(len(question))], range(_OPEN_FILES))
             connection.sendall(question)
-            if not connection.recv(1):
+            if connection.recv(1) == FORKED:
+                with contextlib.suppress(OSError):
+                    connection.recv(1)  # it ends with the fork
                 return
     os.execv(sys.executable, [sys.executable, *words])
 
@@ -170,21 +173,23 @@ class Forks:
                 elif (question := self._accepted()) is not None:
                     command, connection, files = question
                     if not self.takes(command):
-                        with contextlib.suppress(OSError):  # who asked has ended meanwhile
-                            connection.sendall(REFUSED)
-                        connection.close()
-                        _close(files)
+                        _refuse(connection, files)
                         continue
                     if not raylet and (raylet := int(command.environment.get("RAY_RAYLET_PID", 0))):
                         self.owners.append(_handle_of(raylet))
                         poll.register(self.owners[-1], select.POLLIN)
-                    if child := os.fork():
+                    if (child := _forked()) < 0:
+                        _refuse(connection, files)
+                        continue
+                    if child:
                         self.asking[connection.fileno()] = child, connection
                         poll.register(connection, select.POLLIN)
                         _close(files)
                         continue
                     signal.set_wakeup_fd(-1)
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    with contextlib.suppress(OSError):  # who asked has ended: the server hears of that
+                        connection.sendall(FORKED)
                     connection.close()
                     self._leave([ended, wake, *self.owners], files)
                     return command
@@ -226,6 +231,22 @@ class Forks:
         for place, file in enumerate(files):
             os.dup2(file, place)
         _close([*others, *files])
+
+
+def _forked() -> int:
+    """The process id of a fork, in that 0; -1 where the system makes none."""
+    try:
+        return os.fork()
+    except OSError:
+        return -1
+
+
+def _refuse(connection: socket.socket, files: Sequence[int]) -> None:
+    """Has who asked be the process itself."""
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        connection.sendall(REFUSED)
+    connection.close()
+    _close(files)
 
 
 def _ended_child() -> int:

@@ -128,7 +128,8 @@ MAX_UPLOAD_BYTES = 64 << 30
 """Arrays of one tenant on their way to one host: it allocates them before their bytes come."""
 
 MAX_SIBLINGS = 255
-"""Small results of a launch that come along with one that was asked for."""
+"""Small results of a launch that come along with one that was asked for, and results that a question for one waits for
+besides."""
 
 MAX_REQUESTS = 4096
 """Puts and fetches of one data stream without an answer."""

@@ -158,8 +158,9 @@ def _hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
     if record.kind is None or record.kind.slice is None or record.upload is not None:
         return ()
     hosts: set[int] = set()
-    for device in record.kind.slice.placed.devices:  # of a large slice a few are looked at
-        hosts.add(device.host)
-        if len(hosts) > MAX_ASKED or data.link_of(device.host) is None:
-            return ()
+    for device in record.kind.slice.placed.devices:  # of a slice of many hosts a few are looked at
+        if device.host not in hosts:
+            hosts.add(device.host)
+            if len(hosts) > MAX_ASKED or data.link_of(device.host) is None:
+                return ()
     return tuple(hosts)

@@ -28,7 +28,7 @@ PATIENCE_S = 1
 """A client that puts an array waits about this long for a host that takes nothing of it."""
 
 AHEAD_BYTES = 1 << 20
-"""What one end may be ahead of the other, which reads. The system grants what it allows."""
+"""What one end asks to be ahead of the other, which reads: Linux gives twice as much, where it is allowed."""
 
 MAX_COPIED_BYTES = 64 << 20
 """It waits longer for one that has not taken more than this: it would have to copy that."""

@@ -239,6 +239,32 @@ def test_who_waits_for_a_server_that_ends_is_the_process(server: Server) -> None
     assert asked.returncode == 0
 
 
+def test_who_asks_a_server_that_ends_before_it_forks_is_the_process(tmp_path: Path) -> None:
+    """It has read the question."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "workers"))
+        listener.listen()
+        with subprocess.Popen(
+            [sys.executable, *forks.asking(str(tmp_path / "workers"), ["worker.py", "x"])],
+            env={"WHO": "alone"},
+            cwd=tmp_path,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            connection, _ = listener.accept()
+            with connection:
+                header, files, _, _ = socket.recv_fds(connection, 8, 3)
+                connection.recv(int.from_bytes(header), socket.MSG_WAITALL)
+                for file in files:
+                    os.close(file)
+            out, _ = process.communicate("\n", timeout=30.0)
+    words, who, _, pid, _, _ = json.loads(out)
+    assert (words, who, pid) == (["worker.py", "x"], "alone", process.pid)
+
+
 def test_without_a_server_who_asks_is_the_process(tmp_path: Path) -> None:
     """Also where one listened, and has ended."""
     (tmp_path / "worker.py").write_text(WORKER)

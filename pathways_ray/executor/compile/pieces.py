@@ -1,8 +1,8 @@
 """The functions that cut shards into pieces and put shards together from pieces, for arrays on their way.
 
 XLA on CPUs gives the operations of a computation to its pool of threads, if there are more than eight and one need not
-wait for another. Of a few microseconds each, that costs three times what they do. So where little is moved they are a
-chain: each writes to the memory that the last one wrote to.
+wait for another. Of a few microseconds each, that costs three times what they do. So where little is moved, what has
+one row shape (cuts), or one type (shards), is a chain: each writes to the memory that the last one wrote to.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ MAX_CHAINED_BYTES = 1 << 20
 
 
 def packing(packs: Sequence[Sequence[Cut]], chained: bool = False) -> Callable[..., Arrays]:
-    """A function that cuts boxes out of shards: those of a pack end to end, flat; a lone one as it is."""
+    """A function that cuts boxes out of shards: those of a pack end to end, flat; a lone one as it is. Those
+    of one row shape may be put there `chained`."""
 
     def run(*shards: jax.Array) -> Arrays:
         made = []

@@ -28,6 +28,10 @@ MAX_AT_ONCE = 16
 """Fetches of one stream under way beyond which small values are copied by its workers, and no more by the thread that
 dispatches for all tenants. A server with a dozen threads is below it."""
 
+MAX_LOOKS = 256
+"""Buffers that these have in all beyond which a question for several is a worker's as well, counted as if each were for
+as many as this one."""
+
 
 class FetchServer:
     """Answers fetches, within the event loop that runs where it is made."""
@@ -75,12 +79,16 @@ class FetchServer:
         """Reads at once what is small and computed, and `later` what is not; a worker of the stream waits for the rest,
         and for all of a client with many fetches: at once is in the thread that dispatches for all tenants, and later
         in the one that watches a launch, which waits for no other."""
-        if fetching.others and self._awaits_another(stream, fetching):
-            return
         message = fetching.message
-        value: Any = self.store.get(stream.session, message.buffer)
-        few = len(stream.fetches) <= MAX_AT_ONCE and not (message.also and message.devices)
+        few = len(stream.fetches) <= MAX_AT_ONCE and len(stream.fetches) * len(message.also) <= MAX_LOOKS
         with contextlib.suppress(RuntimeError):  # the stream has ended
+            if fetching.others and not few:
+                stream.workers.submit(self._look, stream, fetching)
+                return
+            if fetching.others and self._awaits_another(stream, fetching):
+                return
+            value: Any = self.store.get(stream.session, message.buffer)
+            few = few and not (message.also and message.devices)
             quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
             if quick and self._is_computed(stream, message, value):
                 self._read(stream, fetching, small=True)
@@ -89,6 +97,10 @@ class FetchServer:
                 later.append(partial(read, stream, fetching))
             else:
                 stream.workers.submit(self._read, stream, fetching)
+
+    def _look(self, stream: ClientStream, fetching: FetchRequest) -> None:
+        if not self._awaits_another(stream, fetching):
+            self._read(stream, fetching)
 
     def _awaits_another(self, stream: ClientStream, fetching: FetchRequest) -> bool:
         """Has a question for several buffers wait for the next one that is not there; whether one is not."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -38,6 +39,7 @@ from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, S
 from tests.unit.helpers import placed
 
 PROGRAM = 3
+LIMIT_S = 20.0
 
 
 @pytest.fixture(params=["local", "stream"])
@@ -180,6 +182,48 @@ def test_where_it_cannot_come_it_is_asked_for_again(host: Host, data: DataLinks)
     moved = FetchPlan.of_array(ArrayType((4,), "float32"), (("x",),), placed(1, ["0.0"]))
     np.testing.assert_array_equal(data.fetch(3, moved, lambda: None), SMALL + 3)
     assert link.fetches == {}
+
+
+@pytest.mark.parametrize("last", [SMALL, Failure("HostLost", "gone")], ids=["a value", "a failure"])
+def test_a_wait_for_several_values_ends_once_all_are_there(host: Host, data: DataLinks, last: Any) -> None:
+    """They are put one by one, the one that is named first before the others."""
+    ended: list[str] = []
+
+    def wait() -> None:
+        try:
+            data.await_values([2, 3, 4], (0,), lambda: False)
+            ended.append("a value")
+        except HostLost:
+            ended.append("a failure")
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    for buffer in (2, 3):
+        eventually(lambda: host.store.waiting() == 1)
+        host.put(buffer, SMALL)
+        time.sleep(0.05)  # an answer would come within it
+        assert not ended
+    eventually(lambda: host.store.waiting() == 1)
+    host.put(4, last)
+    waiting.join(LIMIT_S)
+    assert ended == ["a failure" if isinstance(last, Failure) else "a value"]
+    assert (data.awaited, data._links[0].fetches) == ({}, {})
+
+
+def test_workers_look_for_many_who_wait_for_several_values(host: Host, data: DataLinks) -> None:
+    """More than the thread that stores a value looks for by itself."""
+    waiting = [threading.Thread(target=data.await_values, args=([2, 3], (0,), lambda: False)) for _ in range(20)]
+    for one in waiting:
+        one.start()
+    eventually(lambda: host.store.waiting() == len(waiting))
+    host.put(2, SMALL)
+    eventually(lambda: host.store.waiting() == len(waiting))
+    assert all(one.is_alive() for one in waiting)
+    host.put(3, SMALL)
+    for one in waiting:
+        one.join(LIMIT_S)
+    assert not any(one.is_alive() for one in waiting)
+    eventually(lambda: host.store.waiting() == 0)
 
 
 def test_a_failure_or_the_end_of_the_stream_ends_a_wait_for_it(host: Host, data: DataLinks) -> None:
