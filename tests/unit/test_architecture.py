@@ -328,18 +328,19 @@ def private_uses(source: Source) -> Iterator[Finding]:
 
 
 def timed_gets(source: Source) -> Iterator[Finding]:
-    """Calls of a queue's `get` with a timeout, which may wait for ever: of what is named, only `ray` is no queue."""
+    """Calls of `get` with a timeout, which may wait for ever where it is a queue's; `ray.get` does not."""
     for node in ast.walk(source.tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="ray"), attr="get")):
                 pass
             case ast.Call(func=ast.Attribute(attr="get"), args=args, keywords=named):
-                if any(one.arg == "timeout" for one in named) or _is_true(args[:-1]):
+                if any(one.arg == "timeout" for one in named) or _may_block(args):
                     yield node.lineno, "get with a timeout: use `waits.get_within`"
 
 
-def _is_true(given: list[ast.expr]) -> bool:
-    return bool(given) and isinstance(given[0], ast.Constant) and given[0].value is True
+def _may_block(given: list[ast.expr]) -> bool:
+    """Whether the arguments are True and a timeout."""
+    return len(given) == 2 and isinstance(given[0], ast.Constant) and given[0].value is True
 
 
 def long_functions(source: Source) -> Iterator[Finding]:

@@ -239,21 +239,26 @@ def test_who_waits_for_a_server_that_ends_is_the_process(server: Server) -> None
     assert asked.returncode == 0
 
 
+def asking_at(path: Path) -> subprocess.Popen[str]:
+    """Asks at a path, in the folder of that, for a worker."""
+    return subprocess.Popen(
+        [sys.executable, *forks.asking(str(path), ["worker.py", "x"])],
+        env={"WHO": "alone"},
+        cwd=path.parent,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
 def test_who_asks_a_server_that_ends_before_it_forks_is_the_process(tmp_path: Path) -> None:
     """It has read the question."""
     (tmp_path / "worker.py").write_text(WORKER)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "workers"))
         listener.listen()
-        with subprocess.Popen(
-            [sys.executable, *forks.asking(str(tmp_path / "workers"), ["worker.py", "x"])],
-            env={"WHO": "alone"},
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
+        with asking_at(tmp_path / "workers") as process:
             connection, _ = listener.accept()
             with connection:
                 header, files, _, _ = socket.recv_fds(connection, 8, 3)
@@ -272,16 +277,7 @@ def test_without_a_server_who_asks_is_the_process(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(gone))
     for path in (tmp_path / "never", gone):
-        asks = [sys.executable, *forks.asking(str(path), ["worker.py", "x"])]
-        with subprocess.Popen(
-            asks,
-            env={"WHO": "alone"},
-            cwd=tmp_path,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        ) as process:
+        with asking_at(path) as process:
             out, _ = process.communicate("\n", timeout=30.0)
         words, who, _, pid, parent, _ = json.loads(out)
         assert (words, who, pid, parent) == (["worker.py", "x"], "alone", process.pid, os.getpid())

@@ -29,8 +29,8 @@ MAX_AT_ONCE = 16
 dispatches for all tenants. A server with a dozen threads is below it."""
 
 MAX_LOOKS = 256
-"""Buffers that these have in all beyond which a question for several is a worker's as well, counted as if each were for
-as many as this one."""
+"""Buffers of all questions of a stream, as if each were for as many as the one that is looked at, beyond which its
+workers look at that one."""
 
 
 class FetchServer:
@@ -80,16 +80,16 @@ class FetchServer:
         and for all of a client with many fetches: at once is in the thread that dispatches for all tenants, and later
         in the one that watches a launch, which waits for no other."""
         message = fetching.message
-        few = len(stream.fetches) <= MAX_AT_ONCE and len(stream.fetches) * len(message.also) <= MAX_LOOKS
+        asked = len(stream.fetches)
         with contextlib.suppress(RuntimeError):  # the stream has ended
-            if fetching.others and not few:
+            if asked > MAX_AT_ONCE or asked * len(message.also) > MAX_LOOKS:
                 stream.workers.submit(self._look, stream, fetching)
                 return
-            if fetching.others and self._awaits_another(stream, fetching):
+            if self._awaits_another(stream, fetching):
                 return
             value: Any = self.store.get(stream.session, message.buffer)
-            few = few and not (message.also and message.devices)
-            quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
+            along = message.also and message.devices
+            quick = not along and hasattr(value, "is_ready") and self._is_small(value, fetching)
             if quick and self._is_computed(stream, message, value):
                 self._read(stream, fetching, small=True)
             elif quick and later is not None and may_be_later(later, len(message.devices)):
@@ -99,6 +99,7 @@ class FetchServer:
                 stream.workers.submit(self._read, stream, fetching)
 
     def _look(self, stream: ClientStream, fetching: FetchRequest) -> None:
+        """Reads a value, unless another one has to come first; for a worker of the stream."""
         if not self._awaits_another(stream, fetching):
             self._read(stream, fetching)
 
