@@ -246,7 +246,15 @@ def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0, c
             os._exit(0)
         os.close(outside)
         del question
-        _write(replies, _answer_of(child, inside, limits))
+        said, late = _read_of(inside, limits)
+        whole = _is_whole(said)
+        if whole:  # before the fork is over: that takes as long as a small question
+            _write(replies, said[8:])
+        if said or late:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if not whole:
+            _write(replies, _ENDED + _how_it_ended(status, late, len(said), limits).encode())
 
 
 def serve_alone(answer: Callable[[bytes], bytes], memory_bytes: int, cpu_s: int) -> None:
@@ -290,12 +298,12 @@ def _limit_memory(more: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (there + more, there + more))
 
 
-def _answer_of(child: int, pipe: int, limits: Limits) -> bytes:
-    """The answer of a fork, or how it ended without one. Ends the fork."""
+def _read_of(pipe: int, limits: Limits) -> tuple[bytes, bool]:
+    """The bytes that a fork says, and whether it was too late with them."""
     deadline = time.monotonic() + limits.time_s
     said = bytearray()
     late = False
-    while len(said) <= limits.answer_bytes:
+    while len(said) <= limits.answer_bytes and not _is_whole(said):
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         late = not ready
         part = os.read(pipe, 1 << 16) if ready else b""
@@ -303,13 +311,11 @@ def _answer_of(child: int, pipe: int, limits: Limits) -> bytes:
             break
         said += part
     os.close(pipe)
-    whole = len(said) >= 9 and len(said) - 8 == int.from_bytes(said[:8], "big")
-    if whole or late or said:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if whole:
-        return bytes(said[8:])
-    return _ENDED + _how_it_ended(status, late, len(said), limits).encode()
+    return bytes(said), late
+
+
+def _is_whole(said: bytes | bytearray) -> bool:
+    return len(said) >= 9 and len(said) - 8 == int.from_bytes(said[:8], "big")
 
 
 def _how_it_ended(status: int, late: bool, said: int, limits: Limits) -> str:
