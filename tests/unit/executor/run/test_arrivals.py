@@ -103,7 +103,7 @@ def test_values_that_never_come_hold_up_no_others_and_take_no_threads() -> None:
     1. A thousand launches wait for peers that are silent. Another one's values come: it goes on.
     2. The thousand are given up: nobody looks at their values any more.
     """
-    before = threading.active_count()
+    before = set(threading.enumerate())
     arrivals, found = looking()
     silent = [Value() for _ in range(1000)]
     for sequence, value in enumerate(silent):
@@ -112,7 +112,7 @@ def test_values_that_never_come_hold_up_no_others_and_take_no_threads() -> None:
     arrivals.add(5000, 0, [value])
     value.ready = True
     assert found.get(timeout=10)[0] == 5000
-    assert threading.active_count() == before + 1
+    assert len(set(threading.enumerate()) - before) < 10  # one of its own; a test before may have left others
     for sequence in range(1000):
         arrivals.drop(sequence)
     value = Value()
