@@ -41,6 +41,7 @@ EACH = "nodes, each jitted"
 CALLS = ("nodes", "operations", "one slice", "other slices", "another client")
 STARTS = ("first start", "second start")
 CACHE = "PATHWAYS_COMPILATION_CACHE"
+SETTLED_S = 0.2
 
 MEASURED = (
     "First calls of programs of {nodes} small nodes on one CPU device, their values fetched, in fresh processes, and "
@@ -203,8 +204,13 @@ def chained(nodes: int, where: Any) -> Callable[[Any], Any]:
 
 
 def entries() -> int:
-    """Computations in the folder of the hosts' caches."""
-    return len(list(Path(os.environ[CACHE]).glob("*-cache")))
+    """Computations in the folder of the hosts' caches, which write them behind the call that needs them: as many as
+    there are when none comes any more."""
+    before = -1
+    while before != (found := len(list(Path(os.environ[CACHE]).glob("*-cache")))):
+        before = found
+        time.sleep(SETTLED_S)
+    return found
 
 
 def asked(make: Callable[[], Any], method: str, *arguments: Any) -> Any:

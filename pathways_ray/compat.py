@@ -57,32 +57,6 @@ def interrupting_nobody() -> Iterator[None]:
                 os.sched_setscheduler(0, *before)
 
 
-def compile_once_for_alike_devices() -> None:
-    """Has JAX's compilation cache find what was compiled for other devices of the same kind, as many of them.
-
-    Its keys have the numbers of the devices, except on GPUs, where JAX itself leaves them out. What is loaded from the
-    cache runs on the devices that it is loaded for; code for CPUs and GPUs does not depend on them, that for TPUs does.
-    """
-    from jax._src import cache_key
-
-    hashed = cache_key._hash_serialized_compile_options
-
-    def without_numbers(hash_object: Any, options: Any, strip_device_assignment: bool = False) -> None:
-        hashed(hash_object, options, strip_device_assignment=True)
-
-    cache_key._hash_serialized_compile_options = without_numbers
-
-
-def write_cache_entries_whole(writer: Callable[[str, bytes], None]) -> None:
-    """Has JAX's compilation cache write files by `writer`: its own may be read half written, or left so for ever."""
-    from jax._src import lru_cache
-
-    def put(self: Any, key: str, value: bytes) -> None:
-        writer(str(self.path / f"{key}-cache"), value)
-
-    setattr(lru_cache.LRUCache, "put", put)  # noqa: B010
-
-
 class _Contexts(threading.local):
     """The MLIR context that lowerings of a thread share, how many have used it, and whether they do at the moment."""
 

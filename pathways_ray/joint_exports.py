@@ -2,7 +2,8 @@
 
 To export a function costs its client some 7 ms and a host about as much to take it in, however small it is; as members
 of one export each costs a fraction. Member k of the export named DIGEST is the function `DIGEST#k`. It takes and gives
-what call k of the main function does, and that does nothing but to call.
+what call k of the main function does, and that does nothing but to call. So a joint export says no types beside its
+module, which `jax.export` writes and reads one by one.
 
 Uses parts of JAX that have no public name: one that puts a module into another one, and one that calls what was
 traced.
@@ -17,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax import export
+import msgspec
+import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.compat import module_of
@@ -25,6 +27,39 @@ from pathways_ray.errors import ProgramRefused
 
 _LOOP = "stablehlo.while"
 _CALL = "call @"
+
+_MARK = b"pathways joint export 1\n"
+"""The beginning of each, by which its readers know it from an export of one function."""
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True):
+    """A joint export: where its functions run, and the StableHLO of all, in the portable form."""
+
+    platforms: tuple[str, ...]
+    devices: int
+    code: bytes
+
+    def packed(self) -> bytes:
+        """Its bytes."""
+        return _MARK + msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def read(blob: bytes) -> Packed:
+        """A joint export from its bytes; its code is not looked at. Raises `ProgramRefused` for any others."""
+        if not is_joint_export(blob):
+            raise ProgramRefused("it is an export of one function, which has no members")
+        try:
+            return _PACKED.decode(memoryview(blob)[len(_MARK) :])
+        except msgspec.MsgspecError as error:
+            raise ProgramRefused(f"it is no joint export ({error})") from None
+
+
+_PACKED = msgspec.msgpack.Decoder(Packed)
+
+
+def is_joint_export(blob: bytes) -> bool:
+    """Whether bytes of a function are said to be a joint export."""
+    return blob.startswith(_MARK)
 
 
 class Member(NamedTuple):
@@ -36,17 +71,17 @@ class Member(NamedTuple):
     @property
     def nr_devices(self) -> int:
         """The devices that it was exported for."""
-        return self.joint.exported.nr_devices
+        return self.joint.packed.devices
 
     @property
     def in_avals(self) -> Sequence[Any]:
         """The types that it takes."""
-        return self.joint.arguments[self.number]
+        return self.joint.members[self.number].arguments
 
     @property
     def out_avals(self) -> Sequence[Any]:
         """The types that it gives."""
-        return self.joint.results[self.number]
+        return self.joint.members[self.number].results
 
     @property
     def mlir_module_serialized(self) -> bytes:
@@ -87,21 +122,17 @@ class Joint:
         ProgramRefused: it does anything else.
     """
 
-    def __init__(self, exported: export.Exported, module: Any = None) -> None:
-        self.exported = exported
-        arguments, named = jax.tree.unflatten(exported.in_tree, exported.in_avals)
-        results = jax.tree.unflatten(exported.out_tree, exported.out_avals)
-        self.arguments, self.results = _groups(arguments), _groups(results)
-        if named or len(self.arguments) != len(self.results):
-            raise ProgramRefused(f"a joint export has {len(self.arguments)} members and {len(self.results)} results")
-        read = module if module is not None else self.module()
-        self.names = _called(_main_of(read), self.arguments, self.results)
+    def __init__(self, packed: Packed, module: Any = None) -> None:
+        self.packed = packed
+        read = module if module is not None else self.module()  # whose operations are gone when it is
+        self.members = _called(_main_of(read))
+        self.names = [one.name for one in self.members]
 
     def module(self) -> Any:
         """Its module, to be looked at."""
         found = _reads.modules.get(self) if _reads.modules is not None else None
         if found is None:
-            found = module_of(self.exported.mlir_module_serialized)
+            found = module_of(self.packed.code)
             if _reads.modules is not None:
                 _reads.modules[self] = found
         return found
@@ -188,13 +219,6 @@ def only_called(lowered: Any) -> Any:
     return lowered
 
 
-def _groups(given: Any) -> list[tuple[Any, ...]]:
-    """The types of each member; each member has a tuple of them."""
-    if not isinstance(given, tuple) or not all(isinstance(one, tuple) for one in given):
-        raise ProgramRefused("a joint export takes and gives a tuple for each member")
-    return list(given)
-
-
 def _main_of(module: Any) -> Any:
     return next(
         entry.operation
@@ -203,26 +227,66 @@ def _main_of(module: Any) -> Any:
     )
 
 
-def _called(main: Any, arguments: Sequence[Sequence[Any]], results: Sequence[Sequence[Any]]) -> list[str]:
-    """The functions that a main function calls, once each of these members."""
+class _Called(NamedTuple):
+    """A function that a main function calls, and the types that it takes and gives."""
+
+    name: str
+    arguments: list[Any]
+    results: list[Any]
+
+
+def _called(main: Any) -> list[_Called]:
+    """The calls of a main function: what each takes are arguments of its own, and it gives what they all give."""
     block = main.regions[0].blocks[0]
-    names: list[str] = []
+    calls: list[_Called] = []
     taken: list[Any] = []
     made: list[Any] = []
-    counts: list[tuple[int, int]] = []
+    kinds = _Kinds()
     for op in (entry.operation for entry in block):
         if op.name == "func.call":
-            names.append(op.attributes["callee"].value)
-            taken += op.operands
-            made += op.results
-            counts.append((len(op.operands), len(op.results)))
+            operands, results = list(op.operands), list(op.results)
+            calls.append(_Called(op.attributes["callee"].value, kinds.of(operands), kinds.of(results)))
+            taken += operands
+            made += results
         elif op.name != "func.return":
             raise ProgramRefused(f"the main function of a joint export has the operation {op.name}; it only calls")
         elif list(op.operands) != made:
             raise ProgramRefused("the main function of a joint export gives other values than it has called for")
-    if taken != list(block.arguments) or counts != [(len(a), len(b)) for a, b in zip(arguments, results, strict=True)]:
+    if taken != list(block.arguments):
         raise ProgramRefused("the main function of a joint export passes other values than its arguments, each once")
-    return names
+    return calls
+
+
+class _Kinds:
+    """Types of values of MLIR, as JAX has them; most values of a module are of few types."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+
+    def of(self, values: Sequence[Any]) -> list[Any]:
+        return [self._kind(value.type) for value in values]
+
+    def _kind(self, said: Any) -> Any:
+        found = self._known.get(said)
+        if found is None:
+            from jaxlib.mlir import ir
+
+            kind = ir.RankedTensorType(said)
+            name = str(kind.element_type)
+            if (dtype := _dtypes().get(name)) is None:
+                raise ProgramRefused(f"a member of a joint export takes or gives values of type {name}")
+            found = self._known[said] = jax.core.ShapedArray(tuple(kind.shape), dtype)
+        return found
+
+
+@functools.cache
+def _dtypes() -> dict[str, np.dtype[Any]]:
+    """The dtypes by the names that MLIR has for them."""
+    from jax._src.interpreters import mlir
+
+    with mlir.make_ir_context():
+        known = [dtype for dtype in mlir._dtype_to_ir_type if dtype.name not in ("void", "int1")]  # "i1" is bool
+        return {str(mlir.dtype_to_ir_type(dtype)): dtype for dtype in known}
 
 
 @functools.cache
@@ -235,7 +299,7 @@ def _member_p() -> Any:
 
     @made.def_abstract_eval
     def types(*_: Any, joint: Joint, number: int) -> list[Any]:
-        return [jax.core.ShapedArray(kind.shape, kind.dtype) for kind in joint.results[number]]
+        return [jax.core.ShapedArray(kind.shape, kind.dtype) for kind in joint.members[number].results]
 
     mlir.register_lowering(made, _lowered, cacheable=False)
     return made
@@ -272,13 +336,13 @@ def _merged(context: Any, joint: Joint) -> list[str]:
     from jaxlib import _jax
     from jaxlib.mlir import passmanager
 
-    _export._ensure_backends_initialized(joint.exported.platforms)
+    _export._ensure_backends_initialized(joint.packed.platforms)
     with context.module.context as here:
         module = joint.module()
         if module.context is here:
             module = module.operation.clone(ip=False)
         else:
-            module = _jax.mlir.deserialize_portable_artifact(joint.exported.mlir_module_serialized)
+            module = _jax.mlir.deserialize_portable_artifact(joint.packed.code)
         passmanager.PassManager.parse("builtin.module(sdy-lift-inlined-meshes)").run(module.operation)
     name = mlir.merge_mlir_modules(context.module, "joint", module, dst_symtab=context.symbol_table)
     main = context.symbol_table[name]

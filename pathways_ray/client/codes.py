@@ -15,7 +15,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -25,10 +25,10 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of, inner_jaxprs
-from pathways_ray.compat import exported_module, serialized_module, shared_mlir_context
+from pathways_ray.compat import serialized_module, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
 from pathways_ray.jax_hooks import setting
-from pathways_ray.joint_exports import Joint, call_of, lowered_for_export, serialized_plainly, texts_of
+from pathways_ray.joint_exports import Joint, Packed, call_of, lowered_for_export, serialized_plainly, texts_of
 
 _WIDE, _PRECISION = setting("jax_enable_x64"), setting("jax_default_matmul_precision")
 _PARTITIONABLE, _GENERATOR = setting("jax_threefry_partitionable"), setting("jax_default_prng_impl")
@@ -153,6 +153,7 @@ class Pending(NamedTuple):
             len(self.platforms) == 1
             and all(equation.primitive.name in _PLAIN for equation in few)
             and all(math.prod(value.aval.shape) <= _MAX_SMALL_ELEMENTS for value in values)
+            and not any(value.aval.dtype.name == "int1" for value in values)  # which StableHLO does not tell from bool
             and not any(True for _ in constants_of(closed))
         )
         return len(few) if is_plain else MAX_SMALL_EQUATIONS + 1
@@ -241,14 +242,11 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
             traced = jitted(joint, shardings, like.mesh).trace(*(one.avals for one in given))
             module, devices = lowered_for_export(traced, like.platforms)
             _check_devices(devices, like.mesh)
-            outputs = [tuple(one.traced.jaxpr.out_avals) for one in given]
-            exported = exported_module("joint", b"", [one.avals for one in given], outputs, devices, like.platforms)
             texts = texts_of(module)
-            kinds = Joint(exported, module).kinds(texts)
+            kinds = Joint(Packed(like.platforms, devices, b""), module).kinds(texts)
             is_plain = all(lines) and not any(name in text for text in texts.values() for name in _OTHER_DIALECTS)
             serialized = serialized_plainly if is_plain else serialized_module
-            exported = replace(exported, mlir_module_serialized=serialized(module))
-            blob = bytes(exported.serialize())
+            blob = Packed(like.platforms, devices, serialized(module)).packed()
     except PathwaysError:
         return
     digest = hashlib.sha256(blob).hexdigest()

@@ -23,10 +23,12 @@ from pathways_ray.client.codes import Code, Pending, jax_settings, jitted, traci
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.compat import module_of
 from pathways_ray.errors import TooLarge, TraceError
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
+from pathways_ray.joint_exports import Packed, is_joint_export
 
 _CALLBACKS = ("pure_callback", "io_callback", "callback", "infeed", "outfeed")
 
@@ -173,7 +175,9 @@ def _check_layouts(types: Iterable[ArrayType], specs: Sequence[Spec], where: Vir
 
 
 def stablehlo(blob: bytes) -> str:
-    """The code of an exported function, as text."""
+    """The code of an exported function, or of a joint export, as text."""
+    if is_joint_export(blob):
+        return str(module_of(Packed.read(blob).code))
     return str(export.deserialize(bytearray(blob)).mlir_module())
 
 

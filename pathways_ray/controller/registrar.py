@@ -8,14 +8,14 @@ from pathways_ray import limits
 from pathways_ray.controller import events
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.plan_queue import PlanQueue
-from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
+from pathways_ray.controller.planning import PlanReply, PlanRequest, plan_if_cheap, request_of
 from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.registration import Registration
-from pathways_ray.controller.state import Session
+from pathways_ray.controller.state import SendIsland, Session
 from pathways_ray.controller.turns import Hold, Turns
 from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Register
+from pathways_ray.transport.messages import FunctionsAhead, Register
 
 CHEAP_FUNCTION_BYTES = 1 << 20
 """Functions of a program beyond this are compared with their digests away from the loop; these take 2 ms."""
@@ -87,7 +87,8 @@ class Registrar:
             self.turns.release(session.id, Hold.PLANNING)
             return self._registered(registration, session, message, key, reply)
 
-        return self.plans.put(session.id, request, message.functions, planned), Hold.PLANNING
+        ahead = _functions_ahead(request, message.functions)
+        return [*ahead, *self.plans.put(session.id, request, message.functions, planned)], Hold.PLANNING
 
     def _registered(
         self, registration: Registration, session: Session, message: Register, key: int, reply: PlanReply
@@ -100,3 +101,12 @@ class Registrar:
             text = program.failure.message
             self.launches.story.note(Entry(now, "program refused", program.name, text, session=session.id))
         return [*self.launches.register(session.id, message.program, program)]
+
+
+def _functions_ahead(request: PlanRequest, functions: dict[str, bytes]) -> list[events.Command]:
+    """Has the islands of a program check its functions while it is planned: a second copy of the small ones costs less
+    than to wait for one after the other."""
+    if not functions or sum(map(len, functions.values())) > CHEAP_FUNCTION_BYTES:
+        return []
+    message = FunctionsAhead(request.tenant.name, request.tenant.trusted, functions)
+    return [SendIsland(island, message) for island in sorted({placed.island for placed in request.slices})]

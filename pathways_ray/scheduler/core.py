@@ -112,7 +112,7 @@ class SchedulerCore:
         if isinstance(message, wire.Peers):
             self.members.list_peers(message.peers)
             return [events.ToHosts(message)]
-        if isinstance(message, wire.Examine):
+        if isinstance(message, wire.Examine | wire.FunctionsAhead):
             return [events.ToHosts(message)]
         if isinstance(message, wire.Inspect):
             view = island_view(self.island, self.order, self.deadlines, self.beats, self.story, message.launches)

@@ -97,6 +97,15 @@ class Examine(Message, tag=211):
     text: bool = False
 
 
+class FunctionsAhead(Message, tag=220):
+    """Controller to schedulers to hosts: functions of a program that is being planned. Hosts have them checked
+    meanwhile; the program brings them once more, and is refused where one of them is."""
+
+    tenant: str
+    trusted: bool
+    functions: dict[str, bytes]
+
+
 class Dismissed(Message, tag=41):
     """Scheduler to hosts: there is no controller that knows what they hold, and they are to start again."""
 
@@ -111,6 +120,7 @@ ToHost = (
     | BarrierReleased
     | Abort
     | Examine
+    | FunctionsAhead
     | Recount
     | CatchUp
     | Dismissed
@@ -121,7 +131,7 @@ ForOrder = (
 )
 """Messages that have a place in an island's order, or set what the order goes by."""
 
-ToIsland = ForOrder | Peers | Inspect | Examine
+ToIsland = ForOrder | Peers | Inspect | Examine | FunctionsAhead
 
 
 # --- hosts → scheduler → controller -----------------------------------------------------------------------------------

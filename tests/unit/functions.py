@@ -8,7 +8,7 @@ from typing import Any
 from jax import export
 
 from pathways_ray.ir.graph import Graph, functions_in
-from pathways_ray.joint_exports import Joint
+from pathways_ray.joint_exports import Joint, Packed
 
 
 def functions_of(graph: Graph, blobs: Mapping[str, bytes]) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def functions_of(graph: Graph, blobs: Mapping[str, bytes]) -> dict[str, Any]:
         if part.host_limit_ms or part.function in found:
             continue
         if is_joint and part.digest not in joints:
-            joints[part.digest] = Joint(export.deserialize(bytearray(blobs[part.digest])))
+            joints[part.digest] = Joint(Packed.read(blobs[part.digest]))
         found[part.function] = (
             joints[part.digest].member(member) if is_joint else export.deserialize(bytearray(blobs[part.digest]))
         )

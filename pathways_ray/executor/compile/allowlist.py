@@ -34,6 +34,7 @@ from pathways_ray import limits
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.compile.custom_call_rules import check_custom_call
 from pathways_ray.executor.compile.uniformity import COLLECTIVES, check_collectives
+from pathways_ray.joint_exports import Packed, is_joint_export
 
 MAX_DEPTH = 64
 """Regions inside regions, and functions that call functions: readers and compilers recurse on both."""
@@ -96,20 +97,27 @@ def check_function(blob: bytes, trusted: bool = False) -> int:
     Raises:
         ProgramRefused: it may not run, with what is wrong with it.
     """
-    try:
-        exported = export.deserialize(bytearray(blob))
-    except Exception as error:  # whatever a reader of malformed bytes may raise
-        raise ProgramRefused(f"it is no exported function ({type(error).__name__}: {error})") from None
-    _check_exported(exported)
+    exported = None if is_joint_export(blob) else _exported(blob)
+    code = Packed.read(blob).code if exported is None else exported.mlir_module_serialized
     with _context() as context, ir.Location.unknown(context):
         try:
-            module = stablehlo.deserialize_portable_artifact(context, exported.mlir_module_serialized)
+            module = stablehlo.deserialize_portable_artifact(context, code)
             verified = module.operation.verify()
         except Exception as error:
             raise ProgramRefused(f"its StableHLO cannot be read ({type(error).__name__}: {error})") from None
         if not verified:
             raise ProgramRefused("its StableHLO is not well-formed")
         return _check_module(module, exported, trusted)
+
+
+def _exported(blob: bytes) -> export.Exported:
+    """An export of one function."""
+    try:
+        exported = export.deserialize(bytearray(blob))
+    except Exception as error:  # whatever a reader of malformed bytes may raise
+        raise ProgramRefused(f"it is no exported function ({type(error).__name__}: {error})") from None
+    _check_exported(exported)
+    return exported
 
 
 def _check_exported(exported: export.Exported) -> None:
@@ -137,7 +145,7 @@ def _context() -> ir.Context:
     return context
 
 
-def _check_module(module: ir.Module, exported: export.Exported, trusted: bool) -> int:
+def _check_module(module: ir.Module, exported: export.Exported | None, trusted: bool) -> int:
     types: set[ir.Type] = set()
     functions: dict[str, ir.Operation] = {}
     meshes: dict[str, ir.Attribute] = {}
@@ -156,7 +164,8 @@ def _check_module(module: ir.Module, exported: export.Exported, trusted: bool) -
     _check_calls(looked)
     if "main" not in functions:
         raise ProgramRefused("it has no main function")
-    _check_signature(functions["main"], exported)
+    if exported is not None:
+        _check_signature(functions["main"], exported)
     if trusted or not any(look.watched for look in looked.values()):
         return 0
     return check_collectives(functions, meshes)

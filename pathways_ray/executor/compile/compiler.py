@@ -28,7 +28,7 @@ from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
-from pathways_ray.joint_exports import Joint, Member, only_called, read_once
+from pathways_ray.joint_exports import Joint, Member, Packed, is_joint_export, only_called, read_once
 from pathways_ray.transport.messages import encode
 
 MAX_CACHED = 1024
@@ -210,8 +210,12 @@ class Compiler:
             if found := self._exported.get(key):
                 self._exported.move_to_end(key)
         if found is None:
-            read = export.deserialize(bytearray(functions[digest]))
-            found = (Joint(read) if is_joint else read), len(functions[digest])
+            code = functions[digest]
+            if is_joint_export(code) and not is_joint:  # which the sandbox has read as the one, and not as the other
+                raise ProgramRefused(
+                    f"{name[:80]} is a joint export, and a part of the program names none of its members"
+                )
+            found = (Joint(Packed.read(code)) if is_joint else export.deserialize(bytearray(code))), len(code)
             with self._lock:
                 self._exported_bytes += found[1] if key not in self._exported else 0
                 self._exported[key] = found

@@ -89,7 +89,11 @@ def use(tenant: str = "", alike: bool = True) -> None:
 def _use(alike: bool) -> None:
     import jax
 
-    from pathways_ray.compat import compile_once_for_alike_devices, write_cache_entries_whole
+    from pathways_ray.jax_cache import (
+        compile_once_for_alike_devices,
+        write_cache_entries_behind,
+        write_cache_entries_whole,
+    )
 
     found = folder()
     if found is None:
@@ -98,6 +102,7 @@ def _use(alike: bool) -> None:
         compile_once_for_alike_devices()
     prune(found)
     write_cache_entries_whole(write)
+    write_cache_entries_behind()
     jax.config.update("jax_compilation_cache_dir", str(found))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

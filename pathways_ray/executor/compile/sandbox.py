@@ -11,6 +11,7 @@ A question is whether the client is trusted, and a list of functions, in Message
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.errors import CompileError, PathwaysError, ProgramRefused
 from pathways_ray.executor.compile import confinement
 from pathways_ray.transport.messages import encode
 from pathways_ray.worker import Limits, Worker, WorkerEnded, serve
@@ -101,6 +102,11 @@ class Sandbox:
                     raise ProgramRefused(f"{name} is refused on host {self.host}: {refused}")
             while len(self._known) > max(MAX_VERDICTS, len(functions)):
                 self._known.popitem(last=False)
+
+    def check_ahead(self, functions: Mapping[str, bytes], trusted: bool) -> None:
+        """Has functions read whose program is to come; it is refused as it comes if one of them is not allowed."""
+        with contextlib.suppress(PathwaysError):
+            self.check("functions ahead of their program", list(functions), functions, trusted)
 
     def _ask(self, name: str, trusted: bool, blobs: list[bytes]) -> list[Verdict]:
         """A verdict for each function. Of a program that cannot be read none is remembered: one of its functions is the

@@ -101,6 +101,7 @@ class Dispatcher:
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
         self.driver.answers = lambda program: self._watcher(program).may_answer
+        self.driver.check_ahead = compiler.sandbox.check_ahead
         self.inbox = Inbox(self._carry_out)
         self.arrivals = Arrivals(self._inputs_arrived)
         transfer.on_arrival = self.calls.on_end = self.arrivals.look

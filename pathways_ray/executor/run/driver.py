@@ -23,7 +23,16 @@ from pathways_ray.executor.run.steps import Slots
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
-from pathways_ray.transport.messages import Compiling, Holds, IslandLaunch, Message, Peer, Program, Stored
+from pathways_ray.transport.messages import (
+    Compiling,
+    FunctionsAhead,
+    Holds,
+    IslandLaunch,
+    Message,
+    Peer,
+    Program,
+    Stored,
+)
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -139,6 +148,8 @@ class HostDriver:
         self.observers: tuple[LaunchObserver, ...] = ()
         self.answers: Callable[[PreparedProgram], bool] = lambda program: False
         """Whether the thread that waits for a launch of a program answers fetches of its results."""
+        self.check_ahead: Callable[[Mapping[str, bytes], bool], None] = lambda functions, trusted: None
+        """Has functions of a client, trusted or not, checked before their program comes."""
         self.enqueued: tuple[int, PreparedProgram] | None = None
         """The launch whose steps are on their way to the device queues."""
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
@@ -157,6 +168,7 @@ class HostDriver:
             do.Free: self._free,
             do.FreeSession: self._free_session,
             do.Prepare: self._prepare,
+            do.Check: self._check,
             do.Ask: self._ask,
             do.Forget: self._forget,
             do.SetPeers: lambda change: io.set_peers(change.peers),
@@ -227,6 +239,13 @@ class HostDriver:
         prepared.number = message.program
         self.programs[message.program] = prepared
         return do.Prepared(message.program, host_plan, prepared.temporary_bytes, message.tenant)
+
+    def _check(self, check: do.Check) -> None:
+        self.io.in_background(check.message.tenant, lambda: self._checked(check.message))
+
+    def _checked(self, message: FunctionsAhead) -> do.Event:
+        self.check_ahead(message.functions, message.trusted)
+        return do.Checked()
 
     def _ask(self, ask: do.Ask) -> None:
         look, number, text = ask.message.look, ask.message.program, ask.message.text

@@ -14,6 +14,7 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.transport.messages import (
     CatchUp,
     Examine,
+    FunctionsAhead,
     Heard,
     IslandLaunch,
     LaunchEarly,
@@ -85,7 +86,22 @@ class LookedAt(msgspec.Struct, frozen=True):
     under_way: int
 
 
-Event = ToHost | Joined | Prepared | PreparationFailed | InputsArrived | Examined | SchedulerFound | Handed | LookedAt
+class Checked(msgspec.Struct, frozen=True):
+    """Functions that came ahead of their program have been checked."""
+
+
+Event = (
+    ToHost
+    | Joined
+    | Prepared
+    | PreparationFailed
+    | Checked
+    | InputsArrived
+    | Examined
+    | SchedulerFound
+    | Handed
+    | LookedAt
+)
 """A message of the scheduler, a call that a client hands over, or something that an instruction led to."""
 
 
@@ -210,6 +226,12 @@ class Prepare(msgspec.Struct, frozen=True):
     message: Program
 
 
+class Check(msgspec.Struct, frozen=True):
+    """Have functions checked that a program will bring; report `Checked`, whatever was found."""
+
+    message: FunctionsAhead
+
+
 class Ask(msgspec.Struct, frozen=True):
     """Ask the compiler what it made of a program; report `Examined`."""
 
@@ -273,6 +295,7 @@ Instruction = (
     | Free
     | FreeSession
     | Prepare
+    | Check
     | Ask
     | Forget
     | SetPeers

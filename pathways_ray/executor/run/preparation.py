@@ -24,6 +24,8 @@ class Preparation:
         self._handlers: dict[type, Callable[[Any, float], list[do.Instruction]]] = {
             wire.Program: self._program,
             wire.DropProgram: self._dropped,
+            wire.FunctionsAhead: lambda message, now: [do.Check(message)],
+            do.Checked: lambda event, now: [],
             do.Prepared: self._prepared,
             do.PreparationFailed: self._failed,
             wire.Examine: self._asked,

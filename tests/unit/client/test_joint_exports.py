@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import gc
 import os
@@ -11,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from jax import export
@@ -19,11 +19,12 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client import codes
 from pathways_ray.errors import ProgramRefused, TraceError
-from pathways_ray.executor.compile.allowlist import check_function
+from pathways_ray.executor.compile.allowlist import check_function, verdicts
+from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.lines import lines_among
 from pathways_ray.ir.graph import functions_in
-from pathways_ray.joint_exports import Joint, only_called, serialized_plainly
-from tests.unit.executor.compile.exports import from_text
+from pathways_ray.joint_exports import Packed, only_called, serialized_plainly
+from tests.unit.executor.compile.exports import blob_of, from_text, joint_of
 
 V = np.arange(8, dtype=np.float32)
 
@@ -176,9 +177,9 @@ def test_an_export_that_does_more_than_call_is_none_of_several(body: list[str], 
     found = export.deserialize(bytearray(from_text(text, like)))
     if why:
         with pytest.raises(ProgramRefused, match=why):
-            Joint(found)
+            joint_of(found)
         return
-    joint = Joint(found)
+    joint = joint_of(found)
     assert [joint.member(k).number for k in "01"] == [0, 1]
     for number in ("2", "-1", "", "x", "²"):
         with pytest.raises(ProgramRefused, match="has no number"):
@@ -210,14 +211,65 @@ def test_a_sharding_over_other_devices_is_said_of_its_function_alone(session) ->
 
 def test_an_ordinary_export_has_no_members() -> None:
     plain = export.export(jax.jit(lambda v: v + 1), platforms=("cpu",))(jnp.asarray(V))
-    with pytest.raises(ProgramRefused, match="a tuple for each member"):
-        Joint(plain)
-    with pytest.raises(ProgramRefused, match="members and"):
-        Joint(
-            dataclasses.replace(
-                plain, in_tree=jax.tree.structure((((0,),), {"a": ()})), out_tree=jax.tree.structure(((0,),))
-            )
-        )
+    with pytest.raises(ProgramRefused, match="only calls"):
+        joint_of(plain)
+    with pytest.raises(ProgramRefused, match="no members"):
+        Packed.read(blob_of(plain))
+
+
+def broken(blob: bytes) -> dict[str, bytes]:
+    """Joint exports that nobody made."""
+    whole = Packed.read(blob)
+    code = whole.code
+    mark = blob[: -len(msgspec.msgpack.encode(whole))]
+    plain = export.export(jax.jit(lambda v: v + 1), platforms=("cpu",))(jnp.asarray(V))
+    return {
+        "cut": blob[:-1],
+        "longer": blob + b"0",
+        "nothing": mark,
+        "an export": mark + blob_of(plain),
+        "other fields": mark + msgspec.msgpack.encode((["cpu"], "one", code)),
+        "no code": msgspec.structs.replace(whole, code=b"").packed(),
+        "code cut": msgspec.structs.replace(whole, code=code[: len(code) // 2]).packed(),
+        "text for code": msgspec.structs.replace(whole, code=b"module {}").packed(),
+    }
+
+
+def test_a_joint_export_that_cannot_be_read_is_refused(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    parts = [pw.compiled(lambda v, k=k: v * k, slice=where) for k in range(3)]
+    (blob,) = built(pw.program(lambda v: [part(v) for part in parts]), V).functions.values()
+    assert verdicts([blob]) == [("", 0)]
+    for name, one in broken(blob).items():
+        ((refused, _),) = verdicts([one])
+        assert refused, name
+
+
+def test_a_host_reads_an_export_as_what_its_sandbox_has_read_it() -> None:
+    """Or its code would not be the one that was checked."""
+    devices = jax.local_devices()[:1]
+    compiler = Compiler(0, devices, {0: devices})
+    plain = export.export(jax.jit(lambda v: (v + 1,)), platforms=("cpu",))(jnp.asarray(V))
+    functions = {"a": blob_of(plain), "b": Packed(("cpu",), 1, plain.mlir_module_serialized).packed()}
+    assert len(compiler._function("a", functions).out_avals) == 1
+    with pytest.raises(ProgramRefused, match="no members"):
+        compiler._function("a#0", functions)
+    with pytest.raises(ProgramRefused, match="names none of its members"):
+        compiler._function("b", functions)
+    with pytest.raises(ProgramRefused, match="only calls"):
+        compiler._function("b#0", functions)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int4", "uint8", "int64", "bfloat16", "float8_e4m3fn", "complex64"])
+def test_members_take_and_give_what_their_code_says(dtype: str) -> None:
+    kind = jax.core.ShapedArray((3, 0, 2), jnp.dtype(dtype))
+    member = jax.jit(lambda v: (v, v.reshape(-1)))
+    with jax.enable_x64(True):
+        whole = jax.jit(lambda a, b: (member(*a), member(*b)))
+        joint = joint_of(export.export(whole, platforms=("cpu",))((kind,), (kind,)))
+    found = joint.member("1")
+    assert [(one.shape, one.dtype) for one in found.in_avals] == [((3, 0, 2), kind.dtype)]
+    assert [(one.shape, one.dtype) for one in found.out_avals] == [((3, 0, 2), kind.dtype), ((0,), kind.dtype)]
 
 
 def random_numbers(v: Any) -> Any:
@@ -337,7 +389,7 @@ def test_what_is_compiled_depends_on_the_members_that_are_called_alone() -> None
     def compiled_text(first: Any) -> str:
         members = [jax.jit(first), jax.jit(lambda v: (jnp.linalg.norm(v) + jnp.sin(v),))]
         whole = jax.jit(lambda *given: tuple(one(*group) for one, group in zip(members, given, strict=True)))
-        joint = Joint(export.export(whole, platforms=("cpu",))((jnp.asarray(V),), (jnp.asarray(V),)))
+        joint = joint_of(export.export(whole, platforms=("cpu",))((jnp.asarray(V),), (jnp.asarray(V),)))
         called = only_called(jax.jit(lambda v: joint.member("1").call(v)).lower(V))
         np.testing.assert_allclose(called.compile()(V)[0], np.linalg.norm(V) + np.sin(V), rtol=1e-6)
         text: str = called.as_text()

@@ -24,7 +24,8 @@ from pathways_ray.controller.events import (
 )
 from pathways_ray.controller.planning import CHEAP_REFERENCES, PlanReply, answer, plan_if_cheap
 from pathways_ray.controller.programs import check_size, references
-from pathways_ray.controller.state import SendClient
+from pathways_ray.controller.registrar import CHEAP_FUNCTION_BYTES
+from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import TURN_WORK, check_batch
 from pathways_ray.errors import Failure, TooLarge
@@ -38,6 +39,7 @@ from pathways_ray.transport.messages import (
     Done,
     Drop,
     Free,
+    FunctionsAhead,
     Holds,
     HostUp,
     InlineLaunch,
@@ -338,13 +340,13 @@ def test_a_program_with_too_many_results_is_refused() -> None:
         check_size(shared_recipe(1, 8193))
 
 
-def big(core: CoreHarness, session: int, number: int = 2) -> list[Any]:
+def big(core: CoreHarness, session: int, number: int = 2, data: bytes = b"") -> list[Any]:
     """Registers a program that is not planned at once."""
     sketch = sketch_with_slices("big")
     value: Any = sketch.argument(2)
     for k in range(CHEAP_REFERENCES // 4):
         value = sketch.call(f"f{k}", value, slice=2)
-    functions = {f"f{k}": b"" for k in range(CHEAP_REFERENCES // 4)}
+    functions = {f"f{k}": data for k in range(CHEAP_REFERENCES // 4)}
     return say(core, session, Register(number, encode(sketch.graph(value)), functions), Launch(1, 1, (1,), 2))
 
 
@@ -371,6 +373,20 @@ def test_a_big_program_is_planned_elsewhere_while_others_go_on() -> None:
     failure = core.core.launches.sessions[2].programs[2].failure
     assert failure is not None
     assert failure.message == "too much"
+
+
+def test_the_functions_of_a_big_program_go_ahead_to_its_islands() -> None:
+    """Islands of its own slices have the small ones checked while it is planned; big ones wait for the program."""
+    core = with_sessions()
+    commands = big(core, 1)
+    (plan,) = of(Plan, commands)
+    ahead = next(message for message in sent(commands) if isinstance(message, FunctionsAhead))
+    islands = [c.island for c in of(SendIsland, commands) if isinstance(c.message, FunctionsAhead)]
+    assert islands == sorted({placed.island for placed in plan.request.slices})
+    assert (ahead.tenant, ahead.trusted) == (plan.request.tenant.name, plan.request.tenant.trusted)
+    assert ahead.functions == plan.functions
+    commands = big(core, 2, data=b"x" * (CHEAP_FUNCTION_BYTES // 10))
+    assert not any(isinstance(message, FunctionsAhead) for message in sent(commands))
 
 
 def test_a_session_that_ends_while_its_program_is_planned() -> None:

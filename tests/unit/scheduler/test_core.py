@@ -38,6 +38,7 @@ from pathways_ray.transport.messages import (
     DropProgram,
     Examine,
     Examined,
+    FunctionsAhead,
     Gang,
     Heartbeat,
     Holds,
@@ -398,3 +399,10 @@ def test_who_asks_what_a_program_was_compiled_to_asks_the_hosts() -> None:
     assert core.handle(ControllerMessage(ask), 0.0) == [ToHosts(ask)]
     said = Examined(3, 0, 9, b"{}")
     assert core.handle(HostMessage(0, 1, said), 0.0) == [ToController(said)]
+
+
+def test_functions_ahead_of_their_program_go_to_the_hosts() -> None:
+    core = SchedulerCore(0, [0], 4)
+    core.handle(HostConnected(up(0)), 0.0)
+    ahead = FunctionsAhead("alice", False, {"f": b"code"})
+    assert core.handle(ControllerMessage(ahead), 0.0) == [ToHosts(ahead)]

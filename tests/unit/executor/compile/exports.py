@@ -14,6 +14,8 @@ from jax.sharding import AbstractMesh
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from pathways_ray.joint_exports import Joint, Packed
+
 SQUARE = jax.ShapeDtypeStruct((4, 4), np.float32)
 MESH = AbstractMesh((4,), ("x",))
 
@@ -33,6 +35,11 @@ def exported(
 
 def blob_of(found: export.Exported) -> bytes:
     return bytes(found.serialize())
+
+
+def joint_of(found: export.Exported) -> Joint:
+    """The joint export whose main function is that of an export, and calls members only."""
+    return Joint(Packed(found.platforms, found.nr_devices, found.mlir_module_serialized))
 
 
 def from_text(text: str, like: export.Exported) -> bytes:

@@ -209,6 +209,20 @@ def test_verdicts_come_from_another_process(checker: Sandbox) -> None:
         checker.check("g", [digest(bad)], functions)
 
 
+def test_functions_ahead_of_their_program_are_refused_with_it() -> None:
+    """1. What comes ahead raises nothing. 2. Its verdicts are known to the program: the checker has not to be asked."""
+    made = Sandbox(3)
+    try:
+        good, bad = blob_of(exported(jnp.sin)), written(CALLS.format("evil"))
+        for blobs in ([good], [bad]):
+            made.check_ahead({digest(blob): blob for blob in blobs}, trusted=False)
+    finally:
+        made.close()
+    check(made, good)
+    with pytest.raises(ProgramRefused, match="custom call 'evil'"):
+        check(made, bad)
+
+
 def test_some_hundred_broken_functions_harm_nobody(checker: Sandbox) -> None:
     """About one in a hundred would crash this process, or keep it busy, if it read them itself."""
     rng = random.Random(1)

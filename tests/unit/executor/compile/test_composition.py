@@ -22,7 +22,7 @@ from pathways_ray.executor.compile.lines import MAX_BYTES, MAX_OPERATIONS, lines
 from pathways_ray.ir.graph import Loop, Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable
 from pathways_ray.ir.types import ArrayType, Layout
-from pathways_ray.joint_exports import Joint
+from tests.unit.executor.compile.exports import joint_of
 from tests.unit.helpers import placed, spec
 
 jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
@@ -45,7 +45,7 @@ def calls_of(functions: Sequence[Function], *avals: Any, joint: bool = False) ->
     def together(*groups: Any) -> Any:
         return tuple(member(*group) for member, group in zip(members, groups, strict=True))
 
-    found = Joint(export.export(jax.jit(together, keep_unused=True), platforms=("cpu",))(*[avals] * len(members)))
+    found = joint_of(export.export(jax.jit(together, keep_unused=True), platforms=("cpu",))(*[avals] * len(members)))
     return {str(k): found.member(str(k)) for k in range(len(members))}
 
 
@@ -300,7 +300,7 @@ def test_members_may_give_several_values_and_what_they_take() -> None:
     value = np.linspace(-3, 3, 333, dtype=np.float32)
     members = [jax.jit(lambda v: (v, v * 2)), jax.jit(lambda v: (v + 1, v))]
     whole = jax.jit(lambda *given: tuple(one(*group) for one, group in zip(members, given, strict=True)))
-    joint = Joint(export.export(whole, platforms=("cpu",))((value,), (value,)))
+    joint = joint_of(export.export(whole, platforms=("cpu",))((value,), (value,)))
     calls = {str(k): joint.member(str(k)) for k in range(2)}
     parts = [Part("0", "0", (Ref(-1, 0),)), Part("1", "1", (Ref(0, 1),)), Part("1", "1", (Ref(1, 1),))]
     outputs = [Ref(2, 0), Ref(0, 0), Ref(1, 0), Ref(-1, 0)]

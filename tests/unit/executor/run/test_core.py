@@ -59,6 +59,7 @@ from pathways_ray.transport.messages import (
     Enqueued,
     Examine,
     Examined,
+    FunctionsAhead,
     Holds,
     IslandLaunch,
     IslandLaunchFailed,
@@ -391,6 +392,17 @@ def test_what_a_program_was_compiled_to_is_told_who_asks() -> None:
     host.handle(Examine(7, 1), DropProgram(1, 1))
     host.compiled()
     assert host.messages[2] == Examined(7, 0, 1, said.report.replace(b"True", b"False"))
+
+
+def test_functions_that_come_ahead_of_their_program_are_checked_in_the_background() -> None:
+    host = host_with_call()
+    checked: list[tuple[Mapping[str, bytes], bool]] = []
+    host.driver.check_ahead = lambda functions, trusted: checked.append((functions, trusted))
+    host.handle(FunctionsAhead("alice", True, {"f": b"code"}))
+    assert checked == []
+    host.compiled()
+    assert checked == [({"f": b"code"}, True)]
+    assert host.messages == [], "nobody waits for it: the program is refused where a function is"
 
 
 def test_what_a_peer_may_still_read_is_copied_before_it_is_donated() -> None:
