@@ -41,7 +41,7 @@ EACH = "nodes, each jitted"
 CALLS = ("nodes", "operations", "one slice", "other slices", "another client")
 STARTS = ("first start", "second start")
 CACHE = "PATHWAYS_COMPILATION_CACHE"
-SETTLED_S = 0.2
+SETTLED_S = 0.3
 
 MEASURED = (
     "First calls of programs of {nodes} small nodes on one CPU device, their values fetched, in fresh processes, and "

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+WRITES_AFTER_S = 0.1
+"""After this time an entry is written: to serialize one takes as long as a short launch, and holds Python's lock."""
 
 
 def compile_once_for_alike_devices() -> None:
@@ -35,32 +39,38 @@ def write_cache_entries_whole(writer: Callable[[str, bytes], None]) -> None:
 
 
 def write_cache_entries_behind() -> None:
-    """Has JAX's compilation cache write in a thread of its own what was compiled. JAX writes it first, before anybody
-    may run it: 7 ms for 100 small functions. Who looks for an entry that is about to be written waits for it."""
+    """Has JAX's compilation cache write in a thread of its own, a little later, what was compiled. JAX writes it first,
+    before anybody may run it: 7 ms for 100 small functions. Who looks for an entry that is about to be written has all
+    written at once, and waits for it."""
     from jax._src import compiler
 
     written, read = compiler._cache_write, compiler._cache_read
     writer = ThreadPoolExecutor(1, "compilation cache")
     writing: dict[str, Future[None]] = {}
-    lock = threading.Lock()
+    lock, awaited = threading.Lock(), threading.Event()
 
-    def write(key: str, *given: Any) -> None:
+    def write(due: float, key: str, *given: Any) -> None:
         try:
+            awaited.wait(max(0.0, due - time.monotonic()))
             written(key, *given)
         finally:
             with lock:
                 writing.pop(key, None)
+                if not writing:
+                    awaited.clear()
 
     def write_behind(key: str, *given: Any) -> None:
         try:
             with lock:
-                writing[key] = writer.submit(write, key, *given)
+                writing[key] = writer.submit(write, time.monotonic() + WRITES_AFTER_S, key, *given)
         except RuntimeError:  # this process is about to end
             written(key, *given)
 
     def read_after(module_name: str, key: str, *given: Any) -> Any:
         with lock:
             before = writing.get(key)
+            if before is not None:
+                awaited.set()
         if before is not None:
             before.exception()
         return read(module_name, key, *given)

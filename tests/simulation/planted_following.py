@@ -40,6 +40,6 @@ def a_branch_begins_that_was_launched_before(patch: Patch) -> None:
     wrapped(patch, EarlyLaunches, "_note", note)
 
 
-@bug(faults=0, shown=42, **FOLLOWING | {"cancels": 0.5})
+@bug(faults=0, seeds=400, shown=144, **FOLLOWING | {"cancels": 0.5})
 def a_branch_that_is_never_launched_stays_on_its_host(patch: Patch) -> None:
     patch.setattr(Decisions, "_taken_back", lambda self, session, program, segment, told: [])
