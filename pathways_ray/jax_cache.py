@@ -40,40 +40,53 @@ def write_cache_entries_whole(writer: Callable[[str, bytes], None]) -> None:
 
 def write_cache_entries_behind() -> None:
     """Has JAX's compilation cache write in a thread of its own, a little later, what was compiled. JAX writes it first,
-    before anybody may run it: 7 ms for 100 small functions. Who looks for an entry that is about to be written has all
-    written at once, and waits for it."""
+    before anybody may run it: 7 ms for 100 small functions."""
     from jax._src import compiler
 
-    written, read = compiler._cache_write, compiler._cache_read
-    writer = ThreadPoolExecutor(1, "compilation cache")
-    writing: dict[str, Future[None]] = {}
-    lock, awaited = threading.Lock(), threading.Event()
+    behind = WritesBehind(compiler._cache_write, compiler._cache_read)
+    setattr(compiler, "_cache_write", behind.write)  # noqa: B010
+    setattr(compiler, "_cache_read", behind.read)  # noqa: B010
 
-    def write(due: float, key: str, *given: Any) -> None:
-        try:
-            awaited.wait(max(0.0, due - time.monotonic()))
-            written(key, *given)
-        finally:
-            with lock:
-                writing.pop(key, None)
-                if not writing:
-                    awaited.clear()
 
-    def write_behind(key: str, *given: Any) -> None:
+class WritesBehind:
+    """Entries that a thread writes a little later. Who reads one that is about to be written has all written at once,
+    and waits for it.
+
+    Args:
+        write: writes an entry; its key comes first.
+        read: reads an entry; its key is the second argument.
+        after_s: an entry is written so much later, in seconds.
+    """
+
+    def __init__(self, write: Callable[..., None], read: Callable[..., Any], after_s: float = WRITES_AFTER_S) -> None:
+        self._write, self._read, self._after_s = write, read, after_s
+        self._writer = ThreadPoolExecutor(1, "compilation cache")
+        self._lock, self._awaited = threading.Lock(), threading.Event()
+        self._writing: dict[str, Future[None]] = {}
+
+    def write(self, key: str, *given: Any) -> None:
+        """Has an entry written, and does not wait for it."""
         try:
-            with lock:
-                writing[key] = writer.submit(write, time.monotonic() + WRITES_AFTER_S, key, *given)
+            with self._lock:
+                self._writing[key] = self._writer.submit(self._written, time.monotonic() + self._after_s, key, *given)
         except RuntimeError:  # this process is about to end
-            written(key, *given)
+            self._write(key, *given)
 
-    def read_after(module_name: str, key: str, *given: Any) -> Any:
-        with lock:
-            before = writing.get(key)
-            if before is not None:
-                awaited.set()
-        if before is not None:
-            before.exception()
-        return read(module_name, key, *given)
+    def _written(self, due: float, key: str, *given: Any) -> None:
+        try:
+            self._awaited.wait(max(0.0, due - time.monotonic()))
+            self._write(key, *given)
+        finally:
+            with self._lock:
+                self._writing.pop(key, None)
+                if not self._writing:
+                    self._awaited.clear()
 
-    setattr(compiler, "_cache_write", write_behind)  # noqa: B010
-    setattr(compiler, "_cache_read", read_after)  # noqa: B010
+    def read(self, module_name: str, key: str, *given: Any) -> Any:
+        """What the reader gives, after the entry has been written."""
+        with self._lock:
+            if (writing := self._writing.get(key)) is not None:
+                self._awaited.set()
+        if writing is not None:
+            writing.exception()
+        return self._read(module_name, key, *given)
