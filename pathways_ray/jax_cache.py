@@ -83,7 +83,7 @@ class WritesBehind:
                     self._awaited.clear()
 
     def read(self, module_name: str, key: str, *given: Any) -> Any:
-        """What the reader gives, after the entry has been written."""
+        """Returns the reader's answer, after the entry has been written."""
         with self._lock:
             if (writing := self._writing.get(key)) is not None:
                 self._awaited.set()
