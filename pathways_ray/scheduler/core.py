@@ -138,6 +138,7 @@ class SchedulerCore:
                 return []
             case wire.Ready():
                 self.deadlines.compiling.pop((host, message.program), None)
+                self.order.ready(host, message)
                 return [events.ToController(message)]
             case wire.Enqueued():
                 return list(self.order.enqueued(host, message))

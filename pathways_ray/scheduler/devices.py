@@ -67,6 +67,10 @@ class DeviceSet:
 
     devices: frozenset[Device] = frozenset()
     groups: list[DeviceGroup] = field(default_factory=list)
+    hosts: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hosts = frozenset(device.host for device in self.devices)
 
     def add(self, estimate: float, computations: int) -> None:
         """A launch goes to the hosts."""

@@ -177,7 +177,7 @@ class IslandOrder:
         program = self._program_of(queue.head)
         if not program.counts:
             return not self.queues.calls_enough(queue)
-        return program.devices.has_room(program.seconds, program.computations, self.ledger.active > 1)
+        return program.devices.has_room(program.seconds, program.queued, self.ledger.active > 1)
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
@@ -187,14 +187,16 @@ class IslandOrder:
         estimate, charge = program.seconds.estimate, program.seconds.seconds * program.width
         if program.cross_island:
             self.cross_island.popleft()
+        queued = program.queued
         if program.counts:
-            program.devices.add(estimate, program.computations)
+            program.devices.add(estimate, queued)
         self.ledger.start(queue.usage, charge)
         if self.policy is not fifo:
             session, left = self.quantum
             self.quantum = (queue.session, (left if session == queue.session and left > 0 else QUANTUM_S) - estimate)
         hosts, usage = set(self.members.hosts), queue.usage
-        self.outstanding[launch.sequence] = Outstanding(hosts, launch, program, usage, estimate, charge, self.now)
+        record = Outstanding(hosts, launch, program, usage, estimate, charge, self.now, queued)
+        self.outstanding[launch.sequence] = record
         self.story.note_launch(Entry(self.now, "dispatched", program.name, "", launch.session, launch.sequence))
         commands.append(ToHosts(launch))
         self._flush(queue, commands, self.now)
@@ -210,6 +212,12 @@ class IslandOrder:
         failure = release.failure.message if release.failure is not None else ""
         self.story.note_launch(Entry(self.now, f"barrier {release.barrier}", failure, "", 0, release.sequence))
         return [ToHosts(release)]
+
+    def ready(self, host: int, message: wire.Ready) -> None:
+        """Notes whether the computations of a program lie in queues of the devices of `host`."""
+        program = self.programs.get(message.program)
+        if program is not None and not message.queues:
+            program.unqueued.add(host)
 
     def enqueued(self, host: int, message: wire.Enqueued) -> list[Command]:
         """Passes on that a gang is enqueued once every host says so: those without a part in it say so at once."""
@@ -286,7 +294,7 @@ class IslandOrder:
         numbers = launch.session, launch.launch, launch.sequence, launch.program
         self.ended.append((*numbers, program.islands, failure))
         if program.counts:
-            program.devices.remove(record.estimate, program.computations)
+            program.devices.remove(record.estimate, record.queued)
         actual = record.estimate
         if record.failed is None:
             actual = record.device_us * 1e-6

@@ -35,7 +35,8 @@ Decision = Command | RestartIsland
 class ProgramState:
     """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices. One that `calls`
     host functions waits for them beside the devices. A launch has so many `results`, and may take the memory of the
-    `donated` arguments. One whose `islands` are 0 is not known."""
+    `donated` arguments. One whose `islands` are 0 is not known. On the `unqueued` hosts each computation is over when
+    the call returns that enqueues it."""
 
     name: str = ""
     devices: DeviceSet = field(default_factory=DeviceSet)
@@ -46,6 +47,7 @@ class ProgramState:
     results: int = 0
     donated: tuple[int, ...] = ()
     islands: int = 0
+    unqueued: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, message: Program, devices: DeviceSet, known: ProgramState | None) -> ProgramState:
@@ -53,6 +55,11 @@ class ProgramState:
         seconds = known.seconds if known is not None else MovingAverage()
         kind = message.cross_island, seconds, message.computations, message.calls
         return cls(message.name, devices, *kind, message.results, message.donated, message.islands)
+
+    @property
+    def queued(self) -> int:
+        """Computations of a launch that may be in the queue of a device at once."""
+        return 0 if self.unqueued.issuperset(self.devices.hosts) else self.computations
 
     @property
     def counts(self) -> bool:
@@ -124,6 +131,7 @@ class PartialFailure:
 class Outstanding:
     """A launch with the hosts, which got it at time `at`; its tenant was charged already with `charge` device seconds.
     `hosts` have yet to complete it; `device_us` is the longest time on the devices of one of the others, and
+    `queued` is how many computations of it count as in the queue of each device,
     `succeeded` says whether one of them completed it without failure. `enqueued` has, by gang, the hosts that have it
     on their device queues, where gangs come one at a time."""
 
@@ -134,6 +142,7 @@ class Outstanding:
     estimate: float
     charge: float = 0.0
     at: float = 0.0
+    queued: int = 0
     device_us: int = 0
     succeeded: bool = False
     failed: PartialFailure | None = None

@@ -76,6 +76,7 @@ class SimulatedParts:
     """The `Parts` of a plan on one simulated host."""
 
     temporary_bytes = 0
+    queues = True
 
     def __init__(
         self,

@@ -180,12 +180,14 @@ class HostDown(Message, tag=31):
 
 
 class Ready(Message, tag=32):
-    """A host prepared a program, or could not. Bytes are per device, the largest computation's."""
+    """A host prepared a program, or could not. Bytes are per device, the largest computation's. `queues`: whether a
+    computation may be in a device's queue when the call that enqueues it returns; else it is over by then."""
 
     host: int
     program: int
     temporary_bytes: int
     failure: Failure | None = None
+    queues: bool = True
 
 
 class Done(Message, tag=33):

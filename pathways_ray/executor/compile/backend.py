@@ -57,6 +57,10 @@ class Backend(Protocol):
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         """The computation as it is to be called, on `devices` devices of this host: as it is, or built again."""
 
+    def queues(self, compiled: Any, devices: int) -> bool:
+        """Whether a computation that is `prepare`d may be in a device's queue when the call that enqueues it returns;
+        else it is over by then."""
+
     def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
         """A compiled computation of one device as it is to be called, which only moves what others have made: where its
         arguments are there it need not wait for computations that were enqueued before it.
@@ -107,6 +111,9 @@ class AcceleratorBackend:
 
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         return compiled
+
+    def queues(self, compiled: Any, devices: int) -> bool:
+        return True
 
     def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
         """Their devices have one queue for computations."""

@@ -258,11 +258,18 @@ class Compiler:
 
         compiled = build(with_end(run))
         self.backend.check(compiled, len(self.island))
-        here = sum(device.host == self.host for device in placed.devices)
-        made = self.backend.prepare(compiled, here, lambda change: build(change(run)))
+        made = self.backend.prepare(compiled, self._here(placed), lambda change: build(change(run)))
         if made is not compiled:
             self._costs[made] = compiled.cost_analysis()
         return made
+
+    def queues(self, compiled: Any, placed: PlacedSlice) -> bool:
+        """Whether a computation on a slice may be in a device's queue when the call that enqueues it returns."""
+        return self.backend.queues(compiled, self._here(placed))
+
+    def _here(self, placed: PlacedSlice) -> int:
+        """The devices of a slice that are this host's."""
+        return sum(device.host == self.host for device in placed.devices)
 
     def cost_of(self, compiled: Any) -> Mapping[str, float] | None:
         """XLA's cost of a computation that was built again, before it was; None of others."""

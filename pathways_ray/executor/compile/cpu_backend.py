@@ -127,6 +127,9 @@ class CpuBackend:
             return rebuild(with_async_cost_hint)
         return compiled
 
+    def queues(self, compiled: Any, devices: int) -> bool:
+        return devices > 1 or not is_cheap(compiled)
+
     def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
         lanes = self._lanes
 
@@ -241,12 +244,17 @@ class _Lane:
 # --- inline execution -------------------------------------------------------------------------------------------------
 
 
+def is_cheap(compiled: Any) -> bool:
+    """Whether XLA takes a computation for one that it runs, on one CPU device, in the thread that enqueues it."""
+    cost: float = (compiled.cost_analysis() or {}).get("flops", 0.0)
+    return cost < CHEAP_OPERATIONS
+
+
 def would_block_dispatch(compiled: Any) -> bool:
     """Whether a compiled computation for one CPU device would run in the thread that enqueues it, and may take long."""
-    cost = compiled.cost_analysis() or {}
-    if cost.get("flops", 0.0) >= CHEAP_OPERATIONS:
+    if not is_cheap(compiled):
         return False
-    if cost.get("bytes accessed", 0.0) >= SHORT_BYTES:
+    if (compiled.cost_analysis() or {}).get("bytes accessed", 0.0) >= SHORT_BYTES:
         return True
     lines = (compiled.as_text() or "").splitlines()
     return any(" custom-call(" in line or (" while(" in line and "known_trip_count" not in line) for line in lines)

@@ -44,6 +44,7 @@ class CompiledParts:
         self.calls = calls
         self.trusted = trusted
         self.temporary_bytes = 0
+        self.queues = False
         self._executables: list[Any] = []
         for executable in plan.executables:
             placed = plan.placed(executable.slice)
@@ -53,8 +54,10 @@ class CompiledParts:
                 continue
             compiled = compiler.executable(executable, placed, functions, trusted) if here else None
             self._executables.append(compiled)
-            analysis = compiled.memory_analysis() if compiled is not None else None
-            self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)
+            if compiled is not None:
+                analysis = compiled.memory_analysis()
+                self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)
+                self.queues |= compiler.queues(compiled, placed)
 
     def executable(self, number: int) -> Any:
         return self._executables[number]

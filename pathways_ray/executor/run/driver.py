@@ -238,7 +238,7 @@ class HostDriver:
             return do.PreparationFailed(message.program, failure)
         prepared.number = message.program
         self.programs[message.program] = prepared
-        return do.Prepared(message.program, host_plan, prepared.temporary_bytes, message.tenant)
+        return do.Prepared(message.program, host_plan, prepared.temporary_bytes, message.tenant, prepared.queues)
 
     def _check(self, check: do.Check) -> None:
         self.io.in_background(check.message.tenant, lambda: self._checked(check.message))

@@ -34,12 +34,14 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 class Prepared(msgspec.Struct, frozen=True):
-    """A program of a tenant is compiled. `temporary_bytes` are those of its largest computation, per device."""
+    """A program of a tenant is compiled. `temporary_bytes` are those of its largest computation, per device; whether
+    one `queues` says the backend."""
 
     program: int
     plan: HostPlan
     temporary_bytes: int
     tenant: str = ""
+    queues: bool = True
 
 
 class PreparationFailed(msgspec.Struct, frozen=True):

@@ -24,10 +24,12 @@ Pieces = list[Any]
 class Parts(Protocol):
     """The compiled side of a program on one host, and what knows of devices.
 
-    All of it is made before the first launch. Methods raise `CompileError`.
+    All of it is made before the first launch. Methods raise `CompileError`. `queues` is whether a computation may be in
+    a device's queue when the call that enqueues it returns.
     """
 
     temporary_bytes: int
+    queues: bool
 
     def executable(self, number: int) -> Computation | None:
         """Executable `number` of the plan, or None when this host has no part in its slice."""

@@ -49,7 +49,7 @@ class Preparation:
         """Tells the controller, which waits for the hosts that have a part in the program, and counts them."""
         if not prepared.plan.has_part:
             return []
-        return [do.Send(wire.Ready(self.host, prepared.program, prepared.temporary_bytes))]
+        return [do.Send(wire.Ready(self.host, prepared.program, prepared.temporary_bytes, None, prepared.queues))]
 
     def _prepared(self, event: do.Prepared, now: float) -> list[do.Instruction]:
         self.story.note(Entry(now, "program prepared", f"{event.plan.plan.name}, number {event.program}"))

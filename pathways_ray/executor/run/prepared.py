@@ -41,7 +41,7 @@ class PreparedProgram:
         self.parts = parts
         self.store = store
         self.transfer = transfer
-        self.temporary_bytes = parts.temporary_bytes
+        self.temporary_bytes, self.queues = parts.temporary_bytes, parts.queues
         self.slots = len(plan.plan.slots)
         self.is_one_gang = [type(step) for step in plan.whole.steps] == [Execute]
         self.number = self.given = 0

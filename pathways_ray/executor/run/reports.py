@@ -18,6 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from pathways_ray.executor.run.early import EarlyReports
+from pathways_ray.limits import ISLAND_WINDOW
 from pathways_ray.transport.messages import Decided, Done, IslandLaunchFailed, Message
 from pathways_ray.waits import get_within
 
@@ -28,9 +29,10 @@ UNDER_WAY_PART = 0.125
 MOST_GATHERED_S = 0.01
 """The same as a part of the time that it was under way, and at most: behind a queue nobody notices."""
 
-MAX_GATHERED = 14
-"""Finished launches that are reported without waiting for more: so many make room for further ones
-(`scheduler.devices.REFILLED_AT`)."""
+MAX_GATHERED = ISLAND_WINDOW // 3
+"""Finished launches that are reported without waiting for more. Of those that lie in the queues of devices half as many
+as are left do (`Reports.done`), so this bounds those that run within the call that enqueues them: further ones come
+for these while the host has the rest of its window."""
 
 
 class Reports:

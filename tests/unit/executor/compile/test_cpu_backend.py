@@ -93,6 +93,22 @@ def test_with_the_hint_it_gives_the_same_bits_and_does_not_block_dispatch(
     assert np.asarray(outputs[0]).tobytes() == np.asarray(plain(*arguments)[0]).tobytes()
 
 
+@pytest.mark.parametrize(
+    ("run", "arguments", "devices", "expected"),
+    [
+        (add_one, (SMALL,), 1, False),
+        (add_one, (SMALL,), 2, True),  # XLA has a thread for each
+        (squared, (BIG,), 1, True),
+        (with_async_cost_hint(factored), (EIGHT,), 1, True),
+    ],
+)
+def test_what_may_be_in_a_device_queue_is_told_from_what_is_over(
+    run: Callable[..., Any], arguments: tuple[Any, ...], devices: int, expected: bool
+) -> None:
+    assert CpuBackend().queues(compiled(run, *arguments), devices) is expected
+    assert AcceleratorBackend().queues(compiled(run, *arguments), devices)
+
+
 def test_what_never_runs_takes_next_to_no_memory() -> None:
     plain = compiled(turns, np.int32(3), SMALL)
     longer = compiled(with_async_cost_hint(turns), np.int32(3), SMALL)

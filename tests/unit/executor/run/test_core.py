@@ -193,6 +193,7 @@ class Host:
     # --- Parts --------------------------------------------------------------------------------------------------------
 
     temporary_bytes = 0
+    queues = True
 
     def executable(self, number: int) -> Callable[..., Any] | None:
         assert self.plan is not None

@@ -496,7 +496,7 @@ def pair(wide_types: None) -> tuple[Served, Served]:
     peers = Peers(tuple(Peer(number, 1, one.transfer.address, 0) for number, one in enumerate(hosts)))
     for one, message in zip(hosts, programs_of_two_islands(1), strict=True):
         one.receive(peers, message)
-        assert one.next() == Ready(int(one is hosts[1]), 1, 0)
+        assert one.next() == Ready(int(one is hosts[1]), 1, 0, queues=False)
     return hosts
 
 
@@ -524,7 +524,7 @@ def test_what_only_moves_passes_what_keeps_the_device(pair: tuple[Served, Served
     plans = sketch.planned(sketch.call("add", x, y, slice=there, outputs=(SCALAR,))).plans
     for island, one in enumerate(pair):
         one.receive(Program(4, msgspec.msgpack.encode(plans[island]), {"add": exported_sum()}))
-        assert one.next() == Ready(island, 4, 0)
+        assert one.next() == Ready(island, 4, 0, queues=False)
     sender.receive(program(5, lambda x: (jax.lax.fori_loop(x - x, x << 24, lambda i, c: c * 3 + x, x),), digest="long"))
     assert isinstance(sender.next(), Ready)
     for session, number, value in ((1, 2, 32), (2, 2, 20), (2, 3, 3)):
