@@ -512,29 +512,53 @@ def test_a_full_device_is_refilled_with_many_launches_at_once() -> None:
 def test_what_runs_within_the_call_that_enqueues_it_takes_no_room_in_device_queues() -> None:
     """
     1. One of two hosts says that nothing of a program queues there: it counts as before, once it is measured.
-    2. Both do: launches go to the hosts up to the window of the island. What was counted before is taken back as such.
+    2. Both do: when as many are left as refill a queue, launches go to the hosts up to the window of the island. What
+       was counted before is taken back as such.
     3. When all are over, a program that queues has the whole queue.
     """
     island = serving(0, 1, window=64)
     island.from_controller(Program(1, b"", {}, "small", devices("0.0", "1.0")))
     island.from_controller(Program(2, b"", {}, "queues", devices("0.0", "1.0")))
+
+    def end(sequence: int) -> None:
+        for host in (0, 1):
+            island.from_host(host, 1, Done((sequence,), (100,)))
+
     island.from_host(0, 1, Ready(0, 1, 0, None, False))
     island.from_controller(run(1))
-    for host in (0, 1):
-        island.from_host(host, 1, Done((1,), (100,)))
-    for k in range(2, 31):
+    end(1)
+    for k in range(2, 202):
         island.from_controller(run(k))
     assert len(island.order.outstanding) == 28
     island.from_host(1, 1, Ready(1, 1, 0, None, False))
-    for k in range(31, 101):
-        island.from_controller(run(k))
+    for k in range(2, 16):
+        end(k)
     assert len(island.order.outstanding) == 64
     while island.order.outstanding:
-        for host in (0, 1):
-            island.from_host(host, 1, Done((next(iter(island.order.outstanding)),), (100,)))
+        end(next(iter(island.order.outstanding)))
     assert not island.order.waiting
-    for k in range(101, 131):
+    island.from_controller(IslandLaunch(202, 1, 2, (), 0))
+    end(202)
+    for k in range(203, 240):
         island.from_controller(IslandLaunch(k, 1, 2, (), 0))
+    assert len(island.order.outstanding) == 28
+
+
+def test_another_tenant_waits_behind_few_launches_that_take_no_room() -> None:
+    """
+    1. A tenant has 28 launches with the host that queue nowhere, and more follow.
+    2. Another tenant has a launch. It goes behind no more than these.
+    """
+    island = serving(0, window=128)
+    island.from_controller(Account(2, "other", 1.0, 0))
+    island.from_controller(Program(1, b"", {}, "small", devices("0.0")))
+    island.from_host(0, 1, Ready(0, 1, 0, None, False))
+    for session, sequence in ((1, 1), (2, 2)):
+        island.from_controller(IslandLaunch(sequence, session, 1, (), 0))
+        island.from_host(0, 1, Done((sequence,), (100,)))
+    island.from_controller(IslandLaunch(3, 2, 1, (), 0))
+    for k in range(4, 60):
+        island.from_controller(run(k))
     assert len(island.order.outstanding) == 28
 
 
