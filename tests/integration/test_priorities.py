@@ -19,8 +19,8 @@ def test_an_urgent_call_passes_those_that_wait(session: ClusterSession, slices: 
     """
     1. The island's host stands still. A hundred calls are made, then an urgent one, and one that takes what the last
        of the hundred makes.
-    2. The host goes on with what it has, at most 28 computations, and then with the urgent one. The other urgent call
-       waits for its argument.
+    2. The host goes on with what it has, at most 28 computations of those that lie in device queues, and then with the
+       urgent one. The other urgent call waits for its argument.
     """
 
     @pw.compiled(slice=slices.a1)
@@ -31,7 +31,7 @@ def test_an_urgent_call_passes_those_that_wait(session: ClusterSession, slices: 
     def urgent(v: Any) -> Any:
         return v * 3
 
-    v = pw.put(np.arange(3, dtype=np.float32), slices.a1)
+    v = pw.put(np.arange(2048, dtype=np.float32), slices.a1)  # smaller ones run within the call that enqueues them
     patient(v).block_until_ready()
     urgent(v).block_until_ready()
     with pw.recording() as computed:
@@ -45,8 +45,8 @@ def test_an_urgent_call_passes_those_that_wait(session: ClusterSession, slices: 
             assert session.status()["in_flight"] >= 102
         for one in made:
             one.block_until_ready()
-        equal(first, np.arange(3, dtype=np.float32) * 3)
-        equal(second, (np.arange(3, dtype=np.float32) + 1) * 3)
+        equal(first, np.arange(2048, dtype=np.float32) * 3)
+        equal(second, (np.arange(2048, dtype=np.float32) + 1) * 3)
     (names,) = [[one.name for one in ran] for ran in computed.values() if ran]
     places = [k for k, name in enumerate(names) if name == "urgent"]
     assert len(names) == 102
