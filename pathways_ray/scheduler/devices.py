@@ -26,8 +26,7 @@ MIN_DEVICE_LAUNCHES = 2
 
 MAX_DEVICE_COMPUTATIONS = 28
 """Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
-the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still. Where
-several tenants have launches, also launches that have none in a queue: a newcomer waits behind no more of them."""
+the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still."""
 
 REFILLED_AT = MAX_DEVICE_COMPUTATIONS // 2
 """Where a tenant is alone, a queue that is full takes no more until so few are left: launches that left one by one, as
@@ -94,7 +93,7 @@ class DeviceSet:
             if group.launches and (
                 group.computations + computations > MAX_DEVICE_COMPUTATIONS
                 or (group.launches >= MIN_DEVICE_LAUNCHES and group.seconds + length.estimate > window)
-                or (group.launches >= MAX_DEVICE_COMPUTATIONS if contended else group.gathers)
+                or (group.gathers and not contended)
             ):
                 return False
         return True

@@ -69,6 +69,8 @@ class IslandOrder:
         self.early = EarlyRight()
         self.over = Ring("qdd")
         """Launches that are over: number, when hosts got them, when they were over."""
+        self.inline = 0
+        """Launches among the outstanding ones that lie in no device queue."""
         self.now = 0.0
         self.quantum: tuple[int, float] = (0, 0.0)
         self.last_sequence = self.last_program = 0
@@ -177,7 +179,18 @@ class IslandOrder:
         program = self._program_of(queue.head)
         if not program.counts:
             return not self.queues.calls_enough(queue)
-        return program.devices.has_room(program.seconds, program.queued, self.ledger.active > 1)
+        return program.devices.has_room(program.seconds, self._queued(program), self.ledger.active > 1)
+
+    def _queued(self, program: ProgramState) -> int:
+        """Computations of a launch that may be in the queue of a device at once.
+
+        A computation that is cheap queues all the same where its arguments are not there yet, or another one is under
+        way that the same thread has enqueued: behind a loop without end, so many that its host stands still. So those
+        count that go behind anything else; and all, where another session could have handed its host a call of which
+        nobody has heard here.
+        """
+        alone = self.inline == len(self.outstanding) and len(self.ledger.tenant_of) <= 1
+        return 0 if program.is_inline and alone else program.computations
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
         launch = queue.items.popleft()
@@ -187,7 +200,7 @@ class IslandOrder:
         estimate, charge = program.seconds.estimate, program.seconds.seconds * program.width
         if program.cross_island:
             self.cross_island.popleft()
-        queued = program.queued
+        is_inline = program.counts and not (queued := self._queued(program))
         if program.counts:
             program.devices.add(estimate, queued)
         self.ledger.start(queue.usage, charge)
@@ -195,8 +208,9 @@ class IslandOrder:
             session, left = self.quantum
             self.quantum = (queue.session, (left if session == queue.session and left > 0 else QUANTUM_S) - estimate)
         hosts, usage = set(self.members.hosts), queue.usage
-        record = Outstanding(hosts, launch, program, usage, estimate, charge, self.now, queued)
+        record = Outstanding(hosts, launch, program, usage, estimate, charge, self.now, is_inline)
         self.outstanding[launch.sequence] = record
+        self.inline += is_inline
         self.story.note_launch(Entry(self.now, "dispatched", program.name, "", launch.session, launch.sequence))
         commands.append(ToHosts(launch))
         self._flush(queue, commands, self.now)
@@ -214,10 +228,11 @@ class IslandOrder:
         return [ToHosts(release)]
 
     def ready(self, host: int, message: wire.Ready) -> None:
-        """Notes whether the computations of a program lie in queues of the devices of `host`."""
+        """Notes whether `host` runs the computations of a program within the call that enqueues them."""
         program = self.programs.get(message.program)
         if program is not None and not message.queues:
-            program.unqueued.add(host)
+            program.inline.add(host)
+            program.is_inline = program.inline >= program.devices.hosts
 
     def enqueued(self, host: int, message: wire.Enqueued) -> list[Command]:
         """Passes on that a gang is enqueued once every host says so: those without a part in it say so at once."""
@@ -294,7 +309,8 @@ class IslandOrder:
         numbers = launch.session, launch.launch, launch.sequence, launch.program
         self.ended.append((*numbers, program.islands, failure))
         if program.counts:
-            program.devices.remove(record.estimate, record.queued)
+            program.devices.remove(record.estimate, 0 if record.is_inline else program.computations)
+        self.inline -= record.is_inline
         actual = record.estimate
         if record.failed is None:
             actual = record.device_us * 1e-6
@@ -311,6 +327,7 @@ class IslandOrder:
         for record in self.outstanding.values():
             self.ledger.leave(record.usage)
         self.outstanding.clear()
+        self.inline = 0
         self.queues.clear()
         self.devices.clear()
         self.early.forget()

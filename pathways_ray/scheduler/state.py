@@ -35,8 +35,9 @@ Decision = Command | RestartIsland
 class ProgramState:
     """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices. One that `calls`
     host functions waits for them beside the devices. A launch has so many `results`, and may take the memory of the
-    `donated` arguments. One whose `islands` are 0 is not known. On the `unqueued` hosts each computation is over when
-    the call returns that enqueues it."""
+    `donated` arguments. One whose `islands` are 0 is not known. The `inline` hosts run its computations within the call
+    that enqueues them, where nothing is under way that these take or wait behind; all of its hosts do where it
+    `is_inline`."""
 
     name: str = ""
     devices: DeviceSet = field(default_factory=DeviceSet)
@@ -47,7 +48,8 @@ class ProgramState:
     results: int = 0
     donated: tuple[int, ...] = ()
     islands: int = 0
-    unqueued: set[int] = field(default_factory=set)
+    inline: set[int] = field(default_factory=set)
+    is_inline: bool = False
 
     @classmethod
     def of(cls, message: Program, devices: DeviceSet, known: ProgramState | None) -> ProgramState:
@@ -55,11 +57,6 @@ class ProgramState:
         seconds = known.seconds if known is not None else MovingAverage()
         kind = message.cross_island, seconds, message.computations, message.calls
         return cls(message.name, devices, *kind, message.results, message.donated, message.islands)
-
-    @property
-    def queued(self) -> int:
-        """Computations of a launch that may be in the queue of a device at once."""
-        return 0 if self.unqueued.issuperset(self.devices.hosts) else self.computations
 
     @property
     def counts(self) -> bool:
@@ -131,9 +128,8 @@ class PartialFailure:
 class Outstanding:
     """A launch with the hosts, which got it at time `at`; its tenant was charged already with `charge` device seconds.
     `hosts` have yet to complete it; `device_us` is the longest time on the devices of one of the others, and
-    `queued` is how many computations of it count as in the queue of each device,
     `succeeded` says whether one of them completed it without failure. `enqueued` has, by gang, the hosts that have it
-    on their device queues, where gangs come one at a time."""
+    on their device queues, where gangs come one at a time. One that `is_inline` counts as none in device queues."""
 
     hosts: set[int]
     launch: IslandLaunch
@@ -142,7 +138,7 @@ class Outstanding:
     estimate: float
     charge: float = 0.0
     at: float = 0.0
-    queued: int = 0
+    is_inline: bool = False
     device_us: int = 0
     succeeded: bool = False
     failed: PartialFailure | None = None

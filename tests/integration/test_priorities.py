@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
@@ -15,12 +16,18 @@ from tests.integration.conftest import Slices, stopped
 Equal = Callable[[Any, Any], None]
 
 
-def test_an_urgent_call_passes_those_that_wait(session: ClusterSession, slices: Slices, equal: Equal) -> None:
+@pytest.mark.parametrize(
+    ("elements", "calls", "most"), [(2048, 100, 30), (3, 300, 130)], ids=["in device queues", "within the call"]
+)
+def test_an_urgent_call_passes_those_that_wait(
+    session: ClusterSession, slices: Slices, equal: Equal, elements: int, calls: int, most: int
+) -> None:
     """
-    1. The island's host stands still. A hundred calls are made, then an urgent one, and one that takes what the last
-       of the hundred makes.
-    2. The host goes on with what it has, at most 28 computations of those that lie in device queues, and then with the
-       urgent one. The other urgent call waits for its argument.
+    1. The island's host stands still. Many calls are made, then an urgent one, and one that takes what the last of
+       the many makes.
+    2. The host goes on with what it has: at most 28 computations that lie in a device queue, or a window of those that
+       run within the call that enqueues them. Then it goes on with the urgent one. The other urgent call waits for its
+       argument.
     """
 
     @pw.compiled(slice=slices.a1)
@@ -31,24 +38,24 @@ def test_an_urgent_call_passes_those_that_wait(session: ClusterSession, slices: 
     def urgent(v: Any) -> Any:
         return v * 3
 
-    v = pw.put(np.arange(2048, dtype=np.float32), slices.a1)  # smaller ones run within the call that enqueues them
+    v = pw.put(np.arange(elements, dtype=np.float32), slices.a1)
     patient(v).block_until_ready()
     urgent(v).block_until_ready()
     with pw.recording() as computed:
         with stopped(session, 0):
-            made = [patient(v) for _ in range(100)]
+            made = [patient(v) for _ in range(calls)]
             with pw.priority(10):
                 first, second = urgent(v), urgent(made[-1])
             deadline = time.monotonic() + 6.0  # sooner than hosts that stand still count as lost
-            while session.status()["in_flight"] < 102 and time.monotonic() < deadline:
+            while session.status()["in_flight"] < calls + 2 and time.monotonic() < deadline:
                 time.sleep(0.01)
-            assert session.status()["in_flight"] >= 102
+            assert session.status()["in_flight"] >= calls + 2
         for one in made:
             one.block_until_ready()
-        equal(first, np.arange(2048, dtype=np.float32) * 3)
-        equal(second, (np.arange(2048, dtype=np.float32) + 1) * 3)
+        equal(first, np.arange(elements, dtype=np.float32) * 3)
+        equal(second, (np.arange(elements, dtype=np.float32) + 1) * 3)
     (names,) = [[one.name for one in ran] for ran in computed.values() if ran]
     places = [k for k, name in enumerate(names) if name == "urgent"]
-    assert len(names) == 102
-    assert places[0] <= 30
-    assert places[1] == 101
+    assert len(names) == calls + 2
+    assert places[0] <= most
+    assert places[1] == calls + 1

@@ -509,45 +509,85 @@ def test_a_full_device_is_refilled_with_many_launches_at_once() -> None:
     assert not island.order.waiting
 
 
+def inline(sequence: int) -> Island:
+    """An island of two hosts that run program 1 within the call that enqueues it, and program 2 in device queues; a
+    launch of 1 has shown that it takes 100 us."""
+    island = serving(0, 1, window=64)
+    for number in (1, 2):
+        island.from_controller(Program(number, b"", {}, "p", devices("0.0", "1.0")))
+    for host in (0, 1):
+        island.from_host(host, 1, Ready(host, 1, 0, None, False))
+        island.from_host(host, 1, Ready(host, 2, 0))
+    island.from_controller(run(sequence))
+    end(island, sequence)
+    return island
+
+
+def end(island: Island, sequence: int) -> None:
+    for host in (0, 1):
+        island.from_host(host, 1, Done((sequence,), (100,)))
+
+
 def test_what_runs_within_the_call_that_enqueues_it_takes_no_room_in_device_queues() -> None:
     """
-    1. One of two hosts says that nothing of a program queues there: it counts as before, once it is measured.
-    2. Both do: when as many are left as refill a queue, launches go to the hosts up to the window of the island. What
-       was counted before is taken back as such.
-    3. When all are over, a program that queues has the whole queue.
+    1. Launches go to the hosts up to the window of the island, and all end.
+    2. Those of a program that queues have the whole queue.
     """
-    island = serving(0, 1, window=64)
-    island.from_controller(Program(1, b"", {}, "small", devices("0.0", "1.0")))
-    island.from_controller(Program(2, b"", {}, "queues", devices("0.0", "1.0")))
-
-    def end(sequence: int) -> None:
-        for host in (0, 1):
-            island.from_host(host, 1, Done((sequence,), (100,)))
-
-    island.from_host(0, 1, Ready(0, 1, 0, None, False))
-    island.from_controller(run(1))
-    end(1)
+    island = inline(1)
     for k in range(2, 202):
         island.from_controller(run(k))
-    assert len(island.order.outstanding) == 28
-    island.from_host(1, 1, Ready(1, 1, 0, None, False))
-    for k in range(2, 16):
-        end(k)
     assert len(island.order.outstanding) == 64
     while island.order.outstanding:
-        end(next(iter(island.order.outstanding)))
+        end(island, next(iter(island.order.outstanding)))
     assert not island.order.waiting
     island.from_controller(IslandLaunch(202, 1, 2, (), 0))
-    end(202)
+    end(island, 202)
     for k in range(203, 240):
         island.from_controller(IslandLaunch(k, 1, 2, (), 0))
     assert len(island.order.outstanding) == 28
 
 
+def test_it_takes_room_until_all_hosts_of_the_slice_say_that_nothing_queues() -> None:
+    island = inline(1)
+    island.from_controller(Program(3, b"", {}, "p", devices("0.0", "1.0")))
+    island.from_host(0, 1, Ready(0, 3, 0, None, False))
+    island.from_controller(IslandLaunch(2, 1, 3, (), 0))
+    end(island, 2)
+    for k in range(3, 40):
+        island.from_controller(IslandLaunch(k, 1, 3, (), 0))
+    assert len(island.order.outstanding) == 28
+
+
+@pytest.mark.parametrize("before", ["in a queue", "of several islands", "none, but a second session"])
+def test_behind_anything_else_cheap_computations_take_room(before: str) -> None:
+    """
+    1. A loop without end is on the devices, or a launch that waits for another island; or another session has the
+       island too, which could have handed such a loop to a host.
+    2. Of cheap launches that follow only so many go that the thread which enqueues them is not held up.
+    3. When the loop is over and they are, the window is open again.
+    """
+    island = inline(1)
+    if before == "none, but a second session":
+        island.from_controller(Account(1, "one", 1.0, 0))
+        island.from_controller(Account(2, "one", 1.0, 0))
+    else:
+        island.from_controller(Program(3, b"", {}, "p", devices("0.0", "1.0"), before != "in a queue"))
+        island.from_controller(IslandLaunch(2, 1, 3, (), 0))
+    for k in range(3, 63):
+        island.from_controller(run(k))
+    assert len([1 for k in island.order.outstanding if k != 2]) <= 28
+    while island.order.outstanding:
+        end(island, next(iter(island.order.outstanding)))
+    island.from_controller(DropSession(2))
+    for k in range(63, 163):
+        island.from_controller(run(k))
+    assert len(island.order.outstanding) == 64
+
+
 def test_another_tenant_waits_behind_few_launches_that_take_no_room() -> None:
     """
-    1. A tenant has 28 launches with the host that queue nowhere, and more follow.
-    2. Another tenant has a launch. It goes behind no more than these.
+    1. A tenant has a launch.
+    2. Another one has many that would lie in no device queue: as many are with the host as if they did.
     """
     island = serving(0, window=128)
     island.from_controller(Account(2, "other", 1.0, 0))
