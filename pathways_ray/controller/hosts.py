@@ -48,7 +48,9 @@ class Hosts:
         return lost + self._up(island, message)
 
     def _up(self, island: int, message: HostUp) -> list[Send]:
-        tables = self.tables
+        tables, holds = self.tables, message.holds
+        # One that lived on, without its scheduler or the controller, has data of launches that peers still wait for.
+        since = tables.sequence if holds is None or holds.since is None else holds.since
         tables.hosts[message.host] = HostState(
             message.host,
             island,
@@ -57,7 +59,7 @@ class Hosts:
             message.data_address,
             message.devices,
             message.pid,
-            since=tables.sequence,
+            since=since,
             memory=message.memory,
             pool=message.pool,
             info=message.info,

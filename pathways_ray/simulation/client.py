@@ -173,8 +173,8 @@ class SimulatedClient:
             upload_amiss(self)
         if self.world.settings.cancels:
             self._cancel_some()
-        self.mover.move_some(random)
         self.snapshots.go_on(random)
+        self.mover.move_some(random)  # behind all calls of this turn: from here on they may be held
         self._drop_some()
         self._fetch_some()
         if self.left:

@@ -38,13 +38,15 @@ class Heard(msgspec.Struct, frozen=True, array_like=True):
 class Holds(msgspec.Struct, frozen=True, array_like=True):
     """The holdings of a host that has lost its scheduler, or the controller: buffers by session, also those that
     launches have yet to store, programs by key, what it said of the last uploads, which may be lost, and the highest
-    number of a launch that it has seen. A host among several that has lost its scheduler says what it has `heard`."""
+    number of a launch that it has seen. Of those up to `since` it has seen none, as a controller has said; None where
+    none has. A host among several that has lost its scheduler says what it has `heard`."""
 
     buffers: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
     uploads: tuple[Stored, ...] = ()
     sequence: int = 0
     heard: Heard | None = None
+    since: int | None = None
 
 
 class IslandOutcome(msgspec.Struct, frozen=True, array_like=True):

@@ -209,8 +209,8 @@ class Scripts:
         self, script: str, *arguments: str, prefix: tuple[str, ...] = (), **environment: Any
     ) -> subprocess.Popen[str]:
         """A running script, leader of a process group of its own, with stdin, stdout and stderr as pipes."""
-        warnings = ("-W", "error", "-W", "ignore:os.fork() was called:RuntimeWarning")
-        return self.command(*warnings, str(SCRIPTS / f"{script}.py"), *arguments, prefix=prefix, **environment)
+        options = ("-X", "faulthandler", "-W", "error", "-W", "ignore:os.fork() was called:RuntimeWarning")
+        return self.command(*options, str(SCRIPTS / f"{script}.py"), *arguments, prefix=prefix, **environment)
 
     def command(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: Any) -> subprocess.Popen[str]:
         """Python with these command line arguments, in the same way; `prefix` is what runs it."""
@@ -230,7 +230,12 @@ class Scripts:
 
     def finish(self, process: subprocess.Popen[str], timeout: float = 90.0) -> str:
         """Waits for the end of a script, which must be a good one; returns its output."""
-        out, err = process.communicate(timeout=timeout)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # its fault handler says where every thread stands
+            out, err = process.communicate(timeout=timeout)
+            pytest.fail(f"{process.args!r} did not end within {timeout:g} s\n{out}\n{err}")
         assert process.returncode == 0, f"exit status {process.returncode}\n{out}\n{err}"
         return out
 

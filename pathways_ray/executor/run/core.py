@@ -107,6 +107,8 @@ class HostCore:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)
         self.story.note(Entry(self._now, "peers changed", present, host=self.host))
         self.peers = {peer.host: peer for peer in message.peers}
+        if (itself := self.peers.get(self.host)) is not None:
+            self.journal.since = itself.since
         made: list[do.Instruction] = [do.SetPeers(message.peers)]
         for active in list(self.active.values()):
             if (lost := lost_sender(active, self.host, self.peers)) is not None:

@@ -326,7 +326,8 @@ class HostDriver:
         held = self.store.held()
         for session, coming in rejoin.coming.items():
             held[session] = tuple(dict.fromkeys((*held.get(session, ()), *coming)))
-        self.io.rejoin(Holds(held, rejoin.programs, sequence=rejoin.sequence, heard=rejoin.heard))
+        again = Holds(held, rejoin.programs, sequence=rejoin.sequence, heard=rejoin.heard, since=rejoin.since)
+        self.io.rejoin(again)
 
     def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)

@@ -255,12 +255,14 @@ class SetPeers(msgspec.Struct, frozen=True):
 class Rejoin(msgspec.Struct, frozen=True):
     """Join the successor of the scheduler, or of the controller, with all that is in the store. `coming` are the
     buffers, by session, that launches have yet to store, `programs` those that are compiled, or to be; `sequence` is
-    the highest number of a launch so far, `heard` what the scheduler had said to this host among several."""
+    the highest number of a launch so far, `heard` what the scheduler had said to this host among several; launches up
+    to number `since` were before this process."""
 
     coming: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
     sequence: int
     heard: Heard | None = None
+    since: int | None = None
 
 
 class GoOn(msgspec.Struct, frozen=True):

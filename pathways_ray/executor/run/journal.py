@@ -40,11 +40,13 @@ MAX_SAID = 1024
 
 class Journal:
     """The last launches and releases that a host among several has heard of, with the programs between them; `count` in
-    all. `last_sequence` is the highest number of a launch, which hosts by themselves note as well."""
+    all. `last_sequence` is the highest number of a launch, which hosts by themselves note as well; those up to `since`
+    were before this process, None while nobody has said so."""
 
     def __init__(self) -> None:
         self.count = 0
         self.last_sequence = 0
+        self.since: int | None = None
         self.last: deque[IslandLaunch | BarrierReleased | Program] = deque()
         self._bytes = 0
 

@@ -66,4 +66,4 @@ class Rejoining:
             session = active.launch.session
             coming[session] = (*coming.get(session, ()), *active.results)
         programs = tuple(sorted(self.preparation.wanted | self.preparation.programs.keys()))
-        return [do.Rejoin(coming, programs, self.journal.last_sequence, heard)]
+        return [do.Rejoin(coming, programs, self.journal.last_sequence, heard, self.journal.since)]

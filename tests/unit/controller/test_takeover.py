@@ -602,6 +602,20 @@ def test_hosts_hear_of_all_that_live_at_once() -> None:
     assert [[peer.host for peer in one.peers] for one in lists] == [[0, 1, 2, 3]] * 3
 
 
+def test_hosts_that_lived_on_have_data_of_launches_that_were_under_way() -> None:
+    """Others pull it from them. Of launches before its own beginning a host has none, and nor has one that began as
+    launches were numbered which its scheduler has seen."""
+    front = Successor()
+    for island in set(ISLAND_OF_HOST.values()):
+        front.join(island, 40, 0)
+    for host in (0, 1, 2):
+        front.comes(host, Holds({}, (), since=7 * host))
+    lists = [m for m in sent(front.comes(3)) if isinstance(m, Peers)]
+    found = {peer.host: peer.since for peer in lists[0].peers}
+    assert [found[host] for host in (0, 1, 2)] == [0, 7, 14]
+    assert found[3] > 40
+
+
 def test_what_hosts_held_stays_without_their_scheduler() -> None:
     """It goes where one of them was down before: its group has ended."""
     for lost in ((), (1,)):

@@ -535,6 +535,16 @@ def test_a_host_says_the_highest_number_of_a_launch_that_it_has_seen() -> None:
     assert host.holds.sequence == 9
 
 
+def test_a_host_says_up_to_which_launch_it_was_not_there() -> None:
+    host = host_with_call()
+    host.driver.handle(Recount(), 0.0)
+    assert host.holds is not None
+    assert host.holds.since is None
+    host.handle(Peers((Peer(0, 1, "t", since=4), Peer(5, 1, "u", since=9))))
+    host.driver.handle(Recount(), 0.0)
+    assert host.holds.since == 4
+
+
 def test_a_launch_that_has_ended_elsewhere_waits_for_nothing() -> None:
     """
     1. Launch 1 waits for a value of host 5.
