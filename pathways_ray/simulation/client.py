@@ -71,7 +71,7 @@ class SimulatedClient:
         self.data = ClientData(world, self.process, 0, self.handle)
         self.mover = SimulatedMover(self)
         self.snapshots = SimulatedSnapshots(self)
-        self.last_drop = self.last_failure = 0.0
+        self.last_drop = self.last_outcome = 0.0
         self.tenant = Tenant(f"tenant{number % 2}", 1.0 + number % 3, number % 3, trusted=True)
         self.way_back = WayBack(self)
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
@@ -358,7 +358,7 @@ class SimulatedClient:
         for launch in launches:
             if launch not in self.core.pending:
                 self.world.checker.outcome(self.session, launch, failure, by_client)
-                self.last_failure = self.world.clock.now if failure is not None else self.last_failure
+                self.last_outcome = self.world.clock.now
                 self.cancelled["all"] += failure is not None and failure.kind == "Cancelled"
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class SimulatedClient:
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             return self.world.network.after(self.process, 0.5, self._leave_when_done)
         # What was freed behind a launch that waited goes with the end of that one.
-        self.world.checker.check_kept(self.session, set(self.handles), max(self.last_drop, self.last_failure))
+        self.world.checker.check_kept(self.session, set(self.handles), max(self.last_drop, self.last_outcome))
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
         self._end(events.Closing())
         self._disconnected("it left")

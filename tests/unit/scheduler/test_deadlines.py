@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
+
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.deadlines import LONGEST_BEAT_S, STUCK_BEHIND_OTHERS_LIMITS, STUCK_LIMITS
 from pathways_ray.scheduler.devices import MIN_DEVICE_LAUNCHES
@@ -13,6 +15,7 @@ from pathways_ray.transport.messages import (
     Account,
     Compiling,
     Done,
+    Heard,
     Heartbeat,
     Holds,
     HostDown,
@@ -178,6 +181,24 @@ def test_what_a_host_compiles_has_the_limit_also_under_the_successor_of_its_sche
     (down,) = downs(made.tick(COMPILE_LIMIT_S + 0.1))
     assert (down.host, down.compiling, down.decided) == (0, (7,), True)
     assert "it compiled a program that was dropped, or that an earlier scheduler sent, for 5 s" in down.reason
+
+
+@pytest.mark.parametrize("kind", ["HostLost", "LaunchTimeout"])
+def test_what_is_over_a_limit_ends_those_that_have_come_to_the_successor_of_their_scheduler(kind: str) -> None:
+    """Host 0 was lost with the scheduler, and has not come. Host 1 has, and compiles for too long, or runs something
+    that nobody here knows."""
+    made = Island((0, 1), 128, fifo, LIMIT_S, COMPILE_LIMIT_S)
+    made.host_up(HostUp(1, 1, "t", "d", 2, 1, holds=Holds({}, (7,), heard=Heard())))
+    running = {3: 0.0} if kind == "LaunchTimeout" else {}
+    if not running:
+        made.from_host(1, 1, Compiling(1, 7))
+    commands: list[Command] = []
+    now = 0.0
+    while not commands and now < 20.0:
+        now += 1.0
+        commands = made.tick(now, running=running)
+    assert [(down.host, down.kind) for down in downs(commands)] == [(1, kind)]
+    assert Kill(1, 1) in commands
 
 
 def test_a_host_that_does_not_run_does_not_compile() -> None:
