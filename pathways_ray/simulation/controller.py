@@ -80,6 +80,8 @@ class SimulatedController:
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}
         self.clients: dict[int, End] = {}
+        self.unsent: dict[int, list[Any]] = {}
+        """Messages for sessions whose stream has not come."""
         self.calls: dict[int, Callable[[wire.Reply], None]] = {}
         self.calling: dict[int, events.CallManager | events.TellManager] = {}
         self.numbers = itertools.count(1)
@@ -108,9 +110,14 @@ class SimulatedController:
                 case SendClient(session, message):
                     if session in self.clients:
                         self.clients[session].send(message)
+                    elif session in self.unsent:
+                        self.unsent[session].append(message)
+                case events.OpenChannel(session):
+                    self.unsent[session] = []
                 case events.AnswerCall(call, reply):
                     self.calls.pop(call)(reply)
                 case events.CloseChannel(session):
+                    self.unsent.pop(session, None)
                     if session in self.clients:
                         self.clients.pop(session).close()
                 case events.TakeTurn():
@@ -290,6 +297,8 @@ class SimulatedController:
         )
         self.clients[session] = end
         self.world.network.stream(near, end)
+        for message in self.unsent.pop(session, ()):
+            end.send(message)
         self.handle(events.StreamOpened(session))
         return True
 

@@ -37,6 +37,7 @@ FAULTS = 5
 @pytest.mark.parametrize(
     ("first", "seeds"), [(0, 50), *(pytest.param(first, 350, marks=pytest.mark.long) for first in (50, 350, 650))]
 )
+@pytest.mark.timeout(1500)
 def test_a_thousand_seeds_with_faults_hold_every_invariant(
     first: int, seeds: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
