@@ -299,6 +299,7 @@ class Connection:
                         self._receive(message)
         except grpc.RpcError as error:
             reason = _details(error)
+            error.__traceback__ = None  # the error is the stream: in a cycle, it would stay until the interpreter ends
         except BaseException as error:
             self._unreadable(error)
         self._step(Step.STREAM_ENDED)
@@ -322,7 +323,8 @@ class Connection:
         """Ends the session, whatever went wrong: no thread reads any more, so what waits would wait without end."""
         known = isinstance(error, frames.LinkLost | PathwaysError)
         self._lost(f"the controller is gone ({error if known else f'{type(error).__name__}: {error}'})")
-        self._stream.cancel()  # the controller sees that too, and frees what the session has
+        if (stream := self._stream) is not None:
+            stream.cancel()  # the controller sees that too, and frees what the session has
 
     def close(self) -> None:
         """Hangs up, and waits for the threads that read."""
@@ -342,6 +344,9 @@ class Connection:
         self._channel.close()
         for reader in self._readers:
             reader.join(JOIN_LIMIT_S)
+        # Its destructor takes a lock that threads of gRPC take too. At the end of the interpreter they stand still, and
+        # one that has the lock keeps it: the process would not end.
+        self._stream = None
 
 
 def _abandon(link: thread_links.ThreadLink) -> None:

@@ -153,8 +153,6 @@ class ClientCore(Cancelling):
             for result in results:
                 result.fail(failure)
             return None
-        if program in self.renewals.stale:
-            self.queue.append(Queued(self.renewals.take(program)))
         number = next(self._launches)
         self.pending[number] = results
         if self.trace is not None:
@@ -166,7 +164,7 @@ class ClientCore(Cancelling):
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
             self._fail(number, self.ended, self._now)
             return None
-        if uploading or self.queue:
+        if uploading or self.queue or program in self.renewals.stale:  # which its first launch to leave registers
             self.queue.append(Queued(message, arguments))
             return None
         return self._handed(message, arguments) if self.early.hosts else message
@@ -211,7 +209,7 @@ class ClientCore(Cancelling):
         return self._in_turn(self.renewals.registered(event))
 
     def _renewing(self, event: events.Renewing, _now: float) -> Sequence[events.Command]:
-        return self._in_turn(self.renewals.take(event.program)) if event.program in self.renewals.stale else ()
+        return self._in_turn(self.renewals.message(event.program)) if event.program in self.renewals.stale else ()
 
     def _in_turn(self, message: events.Call) -> Sequence[events.Command]:
         """Through the queue even when it is empty, so that Ctrl-C on the way loses nothing."""
@@ -247,9 +245,11 @@ class ClientCore(Cancelling):
             if failure is not None:
                 return self._fail(message.launch, failure, now)
             if message.program in self.renewals.stale:  # the controller is another one than when it was called
-                return self._registering(self.renewals.take(message.program)), message
+                return self._registering(self.renewals.message(message.program)), message
             return (self._handed(message, buffers),)
-        return (self._registering(message) if isinstance(message, wire.Register) else message,)
+        if isinstance(message, wire.Register):
+            return (self._registering(message),) if message.program in self.renewals.stale else ()
+        return (message,)
 
     def _registering(self, message: wire.Register) -> wire.Register:
         """The registration that leaves now; hosts know the program by another number from here on."""

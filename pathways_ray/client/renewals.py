@@ -10,7 +10,8 @@ from pathways_ray.transport.messages import Register
 
 
 class Renewals:
-    """The registered programs of a session, and which of them are `stale`.
+    """The programs of a session, and which of them are `stale`: the present controller has yet to get them, as they are
+    now. They are until a registration leaves. One may wait behind launches, which then take it along.
 
     A function is sent once to each controller, which has it as long as the session: `sent` are those that the present
     one has.
@@ -27,7 +28,8 @@ class Renewals:
         named = frozenset(mesh.id for mesh in event.graph.slices)
         self.programs[event.program] = named, event.encoded, tuple(event.functions)
         self.functions |= event.functions
-        return Register(event.program, event.encoded, {})
+        self.stale.add(event.program)
+        return self.message(event.program)
 
     def moved(self, slices: Container[int]) -> None:
         """Slices have other devices: the controller has forgotten the programs that name them."""
@@ -38,14 +40,13 @@ class Renewals:
         self.stale.update(self.programs)
         self.sent.clear()
 
-    def take(self, program: int) -> Register:
-        """The message that registers a stale program again, to be `filled` when it leaves."""
-        self.stale.discard(program)
+    def message(self, program: int) -> Register:
+        """The message that registers a program, to be `filled` when it leaves."""
         return Register(program, self.programs[program][1], {})
 
     def filled(self, message: Register) -> Register:
         """A message that leaves now, with the functions that the controller lacks."""
-        self.stale.discard(message.program)  # one that was called while there was no controller waited in the queue
+        self.stale.discard(message.program)
         if message.program not in self.programs:
             return message
         missing = [digest for digest in self.programs[message.program][2] if digest not in self.sent]

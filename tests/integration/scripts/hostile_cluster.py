@@ -6,6 +6,7 @@ Arguments: the table of tenants, the hostile tenant's token, seconds of peace, s
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -42,11 +43,17 @@ with pw.init(islands=2, devices_per_host=2, tenants=table) as session:
     quiet = launches(peace)
     before = {name: psutil.Process(pid).memory_info().rss for name, pid in pids.items()}
     client = subprocess.Popen(
-        [sys.executable, str(CLIENT), session.url, token, str(flood)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-X", "faulthandler", str(CLIENT), session.url, token, str(flood)],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     took: list[float] = []
     most = dict(before)
+    limit = time.monotonic() + flood + 40.0
     while client.poll() is None:
+        if time.monotonic() > limit:
+            client.send_signal(signal.SIGABRT)
+            sys.exit("the hostile client did not end")
         took += launches(0.5)
         for name, pid in pids.items():
             most[name] = max(most[name], psutil.Process(pid).memory_info().rss)

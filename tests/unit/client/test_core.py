@@ -167,7 +167,7 @@ def test_a_program_that_waits_behind_an_upload_has_its_functions_in_its_own_mess
     leave in order: the second one's function comes with the first."""
     script = Script()
     x = script.put()
-    script.launch(x)
+    script.launch(x, program=9)
     script.register("f", {"d1": b"one"})
     script.register("g", {"d1": b"one"})
     assert script.take() == [Put(1, 1, VECTOR, ())]
@@ -236,16 +236,16 @@ def test_later_calls_wait_behind_a_launch_that_waits() -> None:
     script = Script()
     x = script.put()
     script.take()
-    script.launch(x)
-    (y,) = script.launch()
+    script.launch(x, program=9)
+    (y,) = script.launch(program=9)
     script.register("g")
     script.put()
     script.free(y)
     assert script.take() == []
     script.acknowledge(x)
     assert script.take() == [
-        Launch(1, 1, (1,), 2),
-        Launch(2, 1, (), 3),
+        Launch(1, 9, (1,), 2),
+        Launch(2, 9, (), 3),
         Register(1, b"g", {}),
         Put(4, 1, VECTOR, ()),
         Free((3,)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import pytest
+
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING, READY, BufferRecord
 from pathways_ray.client.events import (
     Cancelling,
@@ -11,6 +13,7 @@ from pathways_ray.client.events import (
     Closing,
     Disconnected,
     MoveHost,
+    Renewing,
     Resume,
     Resumed,
     ResumeFailed,
@@ -221,6 +224,28 @@ def test_a_launch_whose_upload_was_under_way_is_sent_to_the_successor() -> None:
     assert [m for m in s.take() if isinstance(m, Launch)] == [Launch(1, 1, (x.id,), y.id)]
     s.handle(Completed((1,)))
     assert y.state is READY
+
+
+@pytest.mark.parametrize("again", ["called", "warmed up"])
+def test_the_program_of_a_launch_that_waited_for_an_upload_is_there_before_it(again: str) -> None:
+    """What asks for the program once the session is back stands behind that launch."""
+    s = Session()
+    s.register()
+    x = s.put(3)
+    s.call(x)
+    s.take()
+    s.lose()
+    s.resume()
+    if again == "called":
+        s.call()
+    else:
+        s.handle(Renewing(1))
+    assert s.take() == []
+    s.acknowledge(x, 3)
+    register, launch, *rest = [m for m in s.take() if m != Free(())]
+    assert register == Register(1, b"f", {})
+    assert launch == Launch(1, 1, (x.id,), x.id + 1)
+    assert [type(message) for message in rest] == [Launch] * (again == "called")
 
 
 def test_the_successor_hears_that_a_session_is_suspended_and_nothing_saved_is_lost() -> None:
