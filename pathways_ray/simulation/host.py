@@ -218,7 +218,8 @@ class SimulatedHost:
         self.transfer.set_peers(peers)
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
-        names = [part.function for one in plan.plan.executables for part in functions_in(one.recipe.parts)]
+        here = [one for one in plan.plan.executables if self.host in plan.plan.placed(one.slice).hosts]
+        names = [part.function for one in here for part in functions_in(one.recipe.parts)]
         assert all(name in functions for name in names)  # a real host would compile them
         parts = SimulatedParts(plan.plan, self.devices, self.transfer, self.calls, self._made)
         if refusal := parts.refusal():
