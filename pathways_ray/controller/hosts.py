@@ -186,6 +186,7 @@ class Hosts:
                 continue
             if upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
                 commands += buffers.stored(session, upload)
+        commands += self.outcomes.inherited.abort_again(island)  # while the programs are there that take back
         difference = compared(tables, host, holds)
         commands += [SendIsland(island, unwanted) for unwanted in difference.unwanted]
         for number, missing in difference.missing.items():

@@ -128,6 +128,15 @@ class Inherited:
         message = Abort(((fate.told.sequence, fate.told.program),), msgspec.structs.replace(failure, story=()))
         return [SendIsland(island, message) for island in sorted({*fate.runs, *fate.over})]
 
+    def abort_again(self, island: int) -> list[Send]:
+        """The scheduler of an island has a successor: what it was told last may not have come to its hosts, which offer
+        something to others until they hear it."""
+        aborted = [fate.told for fate in self.fates.values() if fate.aborted and island in fate.over]
+        if not aborted:
+            return []
+        launches = tuple((one.sequence, one.program) for one in aborted)
+        return [SendIsland(island, Abort(launches, Failure("HostLost", "its scheduler ended")))]
+
     def drop(self, island: int, message: DropProgram) -> None:
         """A host has a program that no client can launch any more."""
         self.unwanted.setdefault(message.program, []).append(SendIsland(island, message))

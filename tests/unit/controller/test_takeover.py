@@ -27,6 +27,7 @@ from pathways_ray.limits import HOST_ABSENCE_LIMIT_S
 from pathways_ray.transport.capabilities import resume_tag, slice_tag
 from pathways_ray.transport.messages import (
     VERSION,
+    Abort,
     Completed,
     Done,
     Drop,
@@ -237,6 +238,28 @@ def test_a_launch_of_before_fails_with_the_island_that_it_runs_on() -> None:
     (failed,) = [m for m in sent(commands) if isinstance(m, LaunchFailed)]
     assert (failed.launch, failed.failure.kind) == (1, "HostLost")
     assert not front.core.launches.sessions[SESSION].lives(21)
+
+
+def test_what_a_launch_of_before_offers_is_taken_back_also_by_a_host_whose_scheduler_died_meanwhile() -> None:
+    """It is over on island 0, and unknown elsewhere, so it is aborted. The scheduler may have died before it said so to
+    its hosts: its successor is told again, before it drops the program, which takes back what it offers."""
+    front = Successor()
+    front.all_come()
+    front.from_island(0, IslandOutcomes((outcome(1, islands=2),)))
+    front.tick(front.now + 1.0)
+    front.handle(IslandDisconnected(0, 0, "scheduler-0"))
+    front.connect(0, link=7)
+    holds = Holds({}, (9,))
+    commands = [m for h in (0, 1) if ISLAND_OF_HOST[h] == 0 for m in _back(front, h, holds)]
+    kinds = [type(m) for m in commands if isinstance(m, Abort | DropProgram)]
+    assert kinds[:2] == [Abort, DropProgram]
+    (abort, *_) = [m for m in commands if isinstance(m, Abort)]
+    assert abort.launches == ((1001, 9),)
+
+
+def _back(front: Successor, host: int, holds: Holds) -> list[Any]:
+    again = HostUp(host, 5, f"t{host}", f"d{host}", 2, 100 + host, holds=holds)
+    return list(sent(front.from_island(0, again, link=7)))
 
 
 def test_a_launch_of_before_fails_where_a_host_of_its_island_stays_away() -> None:
