@@ -29,7 +29,7 @@ from pathways_ray.simulation.misuse import name_what_is_not_mine, upload_amiss
 from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End
 from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
-from pathways_ray.simulation.settings import COALESCED_LENGTHS, EAGER_LAUNCHES
+from pathways_ray.simulation.settings import COALESCED_LENGTHS, EAGER_LAUNCHES, WAITED_S
 from pathways_ray.simulation.snapshots import SimulatedSnapshots
 from pathways_ray.simulation.values import Outcome, made_alone, mixed
 from pathways_ray.simulation.way_back import Kind, WayBack
@@ -71,7 +71,7 @@ class SimulatedClient:
         self.data = ClientData(world, self.process, 0, self.handle)
         self.mover = SimulatedMover(self)
         self.snapshots = SimulatedSnapshots(self)
-        self.last_drop = self.last_outcome = 0.0
+        self.last_drop = self.last_freeing = 0.0
         self.tenant = Tenant(f"tenant{number % 2}", 1.0 + number % 3, number % 3, trusted=True)
         self.way_back = WayBack(self)
         world.network.after(self.process, 0.5 * self.random.random(), self._open)
@@ -358,7 +358,8 @@ class SimulatedClient:
         for launch in launches:
             if launch not in self.core.pending:
                 self.world.checker.outcome(self.session, launch, failure, by_client)
-                self.last_outcome = self.world.clock.now
+                if failure is not None or self.world.clock.now - self.last_drop > WAITED_S:
+                    self.last_freeing = self.world.clock.now
                 self.cancelled["all"] += failure is not None and failure.kind == "Cancelled"
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -373,7 +374,7 @@ class SimulatedClient:
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             return self.world.network.after(self.process, 0.5, self._leave_when_done)
         # What was freed behind a launch that waited goes with the end of that one.
-        self.world.checker.check_kept(self.session, set(self.handles), max(self.last_drop, self.last_outcome))
+        self.world.checker.check_kept(self.session, set(self.handles), max(self.last_drop, self.last_freeing))
         self.world.network.post(self.process, self.controller.process, self.controller.close, self.session)
         self._end(events.Closing())
         self._disconnected("it left")

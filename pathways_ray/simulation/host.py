@@ -21,14 +21,13 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived, Joined, SchedulerFound
 from pathways_ray.executor.run.journal import Said
 from pathways_ray.executor.run.prepared import PreparedProgram
-from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Group
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager, info_of
 from pathways_ray.simulation.network import End, Process
-from pathways_ray.simulation.parts import SimulatedParts, decoded
+from pathways_ray.simulation.parts import SimulatedParts, decoded, functions_on
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, agreed, when_all_ready
@@ -218,14 +217,13 @@ class SimulatedHost:
         self.transfer.set_peers(peers)
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
-        here = [one for one in plan.plan.executables if self.host in plan.plan.placed(one.slice).hosts]
-        names = [part.function for one in here for part in functions_in(one.recipe.parts)]
-        assert all(name in functions for name in names)  # a real host would compile them
+        names = functions_on(plan.plan, self.host)
+        assert functions.keys() >= set(names)  # a real host would compile them
         parts = SimulatedParts(plan.plan, self.devices, self.transfer, self.calls, self._made)
         if refusal := parts.refusal():
             raise ProgramRefused(refusal)
         if parts.flaw in (UNCOMPILED, DEADLY):
-            self.world.checker.compiles(self.host, plan.plan.name, tuple(names))
+            self.world.checker.compiles(self.host, plan.plan.name, names)
             raise Flawed(parts.flaw)
         return parts.program(plan, self.store)
 

@@ -49,6 +49,12 @@ def decoded(plan: bytes) -> IslandPlan:
     return _PLAN.decode(plan)
 
 
+def functions_on(plan: IslandPlan, host: int) -> tuple[str, ...]:
+    """The functions that a host compiles of a plan; it may lack the others."""
+    here = [one for one in plan.executables if host in plan.placed(one.slice).hosts]
+    return tuple(part.function for one in here for part in functions_in(one.recipe.parts))
+
+
 class SimulatedProgram(PreparedProgram):
     """Notes which launch is being enqueued: devices want to know, and real computations need not."""
 

@@ -10,6 +10,10 @@ from pathways_ray.simulation.policies import POLICIES
 COALESCED_LENGTHS = (16, 8, 4)
 """Lengths of coalesced launches: shorter than in use, so that short loops have some."""
 
+WAITED_S = 0.5
+"""A launch whose outcome comes so long after the last drop of a handle waited for somebody. What was freed behind it
+goes with the end of it."""
+
 EAGER_LAUNCHES = 16
 """Launches under way up to which an eager client hands over the next one."""
 

@@ -162,7 +162,7 @@ def _without(what: type) -> Callable[..., Any]:
     return changed
 
 
-@bug(faults=0, seeds=120, shown=68, **ORPHANING)
+@bug(faults=0, seeds=300, shown=163, **ORPHANING)
 def a_host_keeps_buffers_that_nobody_wants(patch: Patch) -> None:
     wrapped(patch, hosts, "compared", _without(Drop))
 
