@@ -34,6 +34,7 @@ class ManagerCalls:
         self.schedulers: dict[int, str] = {}
         self.incarnation = ""
         self.is_behind = True
+        self.told = 0
         self.again: list[events.CallManager] = []
 
     def knows(self, event: events.ManagerKnows) -> list[events.Command]:
@@ -41,8 +42,10 @@ class ManagerCalls:
         commands: list[events.Command] = []
         if self.is_behind or event.incarnation != self.incarnation:
             self.is_behind, self.incarnation = False, event.incarnation
-            commands.append(events.TellManager(holdings(self.tables, self.schedulers)))
-        again, self.again = self.again, []
+            self.told += 1
+            commands.append(events.TellManager(holdings(self.tables, self.schedulers, self.told)))
+        # The slices that sessions have by now come before what gives them back.
+        again, self.again = sorted(self.again, key=lambda call: call.method != "hold_slices"), []
         return [*commands, *map(self._anew, again)]
 
     def _anew(self, call: events.CallManager) -> events.CallManager:
@@ -69,7 +72,7 @@ class ManagerCalls:
         return over
 
 
-def holdings(tables: Tables, schedulers: Mapping[int, str]) -> Holdings:
+def holdings(tables: Tables, schedulers: Mapping[int, str], number: int) -> Holdings:
     """All that the controller knows and a resource manager has to know."""
     return Holdings(
         tuple(KnownHost(h.info, h.epoch, h.down_since is None) for h in tables.hosts.values() if h.info is not None),
@@ -77,6 +80,7 @@ def holdings(tables: Tables, schedulers: Mapping[int, str]) -> Holdings:
         tuple(one for session in tables.sessions.values() for one in held_by(session))
         + tuple(one for slices in tables.unclaimed.values() for one in slices.values()),
         tables.last_slice,
+        number,
     )
 
 

@@ -30,6 +30,7 @@ class Controllers:
         self.story = story
         self.known = events.ControllerServes("", "", actor)
         self.past: set[str] = set()
+        self.lists_heard = 0
         self.serving: Liveness[str] = Liveness(max(silence_limit_s, MAX_CONTROLLER_SILENCE_S), TICK_S)
         self.starting: Liveness[tuple[int, int]] = Liveness(MAX_CONTROLLER_START_S, TICK_S)
 
@@ -46,11 +47,20 @@ class Controllers:
         known, self.known = self.known, event
         if other := event.incarnation != known.incarnation:
             self.past.add(known.incarnation)
+            self.lists_heard = 0
             self.serving.forget(known.incarnation)
             self.story.note(Entry(now, "new controller", event.address))
         self.serving.hear(event.incarnation, now)
         self.starting.forget((event.pid, event.started))
         return other
+
+    def hears(self, event: events.ControllerHolds) -> bool:
+        """Whether a list of what a controller holds is of the one that serves, and newer than those before."""
+        number = event.holdings.number
+        if event.incarnation != self.known.incarnation or number <= self.lists_heard:
+            return False
+        self.lists_heard = number
+        return True
 
     def starts(self, event: events.ControllerStarts, now: float) -> None:
         """Notes that a process has begun to be the controller; it is the one that was awaited."""

@@ -190,7 +190,7 @@ class ManagerCore:
     def _controller_holds(self, event: events.ControllerHolds, now: float) -> list[events.Command]:
         """Takes over what the controller knows; slices after a restart only, since later they are mapped here."""
         holdings, commands = event.holdings, list[events.Command]()
-        if event.incarnation != self.controllers.known.incarnation:
+        if not self.controllers.hears(event):
             return []
         serving = of_schedulers(holdings.schedulers)
         self.addresses.forget_schedulers(but=serving)

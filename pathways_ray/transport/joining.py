@@ -63,13 +63,15 @@ class Holdings(Message):
     """All that a controller knows of the cluster, for a resource manager that knows nothing yet.
 
     `schedulers` are islands with the addresses at which they serve their hosts; `last_slice` is the highest number that
-    a slice has had, also one that was given back since.
+    a slice has had, also one that was given back since. A controller numbers its lists from 1 on: one that comes twice
+    may be older than other news.
     """
 
     hosts: tuple[KnownHost, ...]
     schedulers: tuple[tuple[int, str], ...]
     slices: tuple[HeldSlice, ...]
     last_slice: int
+    number: int = 1
 
 
 class HeldSlices(Message):

@@ -462,6 +462,22 @@ def test_a_restarted_manager_knows_what_the_controller_holds_and_kills_nobody() 
     assert len(after.inventory.slices) == 1, "slices are mapped here from then on"
 
 
+def test_a_list_of_the_controller_that_comes_twice_takes_no_news_back() -> None:
+    """The second time it is older than the word that a host is back; a later list is not."""
+    before = running()
+    told = holding(before)
+    zero, one, two = told.holdings.hosts
+    gone = msgspec.structs.replace(two, up=False)
+    first = ControllerHolds("first", msgspec.structs.replace(told.holdings, hosts=(zero, one, gone)))
+    after = successor(before)
+    after.handle(first, 11.0)
+    after.handle(HostServes(two), 12.0)
+    after.handle(first, 12.1)
+    assert after.inventory.hosts[2].up
+    after.handle(ControllerHolds("first", msgspec.structs.replace(first.holdings, number=2)), 13.0)
+    assert not after.inventory.hosts[2].up
+
+
 def test_a_restarted_manager_goes_on_with_hosts_that_come_and_go() -> None:
     """
     1. The controller has lost host 2, and knew no host 1: it had joined, and its scheduler had not seen it.
