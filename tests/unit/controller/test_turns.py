@@ -138,7 +138,7 @@ def test_an_upload_whose_message_waits_for_its_turn_outlives_the_scheduler_of_it
 
 def test_a_host_that_lived_on_without_its_scheduler_has_data_of_launches_that_were_under_way() -> None:
     core = with_sessions(1)
-    say(core, 1, Launch(1, 1, (), 100))
+    core.core.launches.tables.sequence = 40
     core.handle(IslandDisconnected(1, 1, "scheduler-1"))
     core.connect(1, link=7)
     commands = core.from_island(1, HostUp(2, 1, "transfer-2", "data-2", 2, 102, holds=Holds({}, (), since=0)), link=7)
