@@ -157,9 +157,9 @@ class SchedulerCore:
     def _tick(self, now: float, slowness: float) -> list[events.Command]:
         order = self.order
         commands: list[events.Command] = []
-        if joined := frozenset(self.members.epochs):
+        if present := frozenset(self.members.present):
             longest_s = order.ledger.longest_limit_s
-            overdue = self.deadlines.overdue(order.outstanding, order.programs, joined, now, longest_s)
+            overdue = self.deadlines.overdue(order.outstanding, order.programs, present, now, longest_s)
             commands += self._carry_out([overdue]) if overdue is not None else []
         for host in self.liveness.silent(now, slowness):
             reason = f"it did not answer for {self.liveness.limit_s:.0f} s"

@@ -91,7 +91,7 @@ class Deadlines:
 
         Args:
             outstanding: launches with the hosts, in the order in which they were sent.
-            hosts: those that have joined the island, at least one.
+            hosts: those of the island that are up, at least one.
             longest_s: the longest limit that a tenant has of its own, here or on other islands.
         """
         for (host, program), seconds in self.compiling.items():

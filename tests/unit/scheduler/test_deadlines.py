@@ -201,6 +201,17 @@ def test_what_is_over_a_limit_ends_those_that_have_come_to_the_successor_of_thei
     assert Kill(1, 1) in commands
 
 
+def test_what_is_over_a_limit_ends_those_that_have_come_back() -> None:
+    """The island restarts, and host 0 has yet to come. Host 1 has, and runs something that nobody here knows."""
+    made = island(0, 1)
+    made.host_lost(0, 1)
+    made.host_up(HostUp(1, 2, "t", "d", 2, 1))
+    assert downs(made.tick(1.0, running={3: 0.0})) == []
+    commands = made.tick(LIMIT_S + 1.0, running={3: 0.0})
+    assert [(down.host, down.kind) for down in downs(commands)] == [(1, "LaunchTimeout")]
+    assert Kill(1, 2) in commands
+
+
 def test_a_host_that_does_not_run_does_not_compile() -> None:
     """Its heartbeats are late, or its machine is crowded: a compilation is charged for the time that it had."""
     made = island(0, slow=("0.0",))
