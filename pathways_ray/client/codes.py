@@ -68,8 +68,8 @@ _OTHER_DIALECTS = ("chlo.", "sdy.")
 """What stands in the text of functions that have operations beside those of StableHLO."""
 
 _OF_LINES = _names("""
-abs add and closed_call convert_element_type custom_jvp_call div integer_pow jit max min mul neg not or
-sharding_constraint sqrt sub xor
+add and closed_call convert_element_type custom_jvp_call div integer_pow jit max min mul not or sharding_constraint
+sub xor
 """)
 MAX_LINE_EQUATIONS = 16
 """Of functions that are probably lines (`executor.compile.lines`)."""

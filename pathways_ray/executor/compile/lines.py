@@ -2,8 +2,10 @@
 
 Each operation of a *line* takes the value before it, alone or with a constant. So XLA makes one kernel of it, alone or
 between other lines: nothing in it has a second user, for which it would be made or rounded by itself. No two values
-meet that may both be NaN, of which the compiler would choose one. All values have 32 bits and one shape, so that their
-bits can be taken as numbers (`composition`).
+meet that may both be NaN, of which the compiler would choose one. No operation only changes a sign, nor takes a root,
+which of a square XLA takes for one that does: LLVM makes it one with a product beside it or not, as what stands around
+them is, and a NaN has another sign then. All values have 32 bits and one shape, so that their bits can be taken as
+numbers (`composition`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathways_ray.joint_exports import Joint, Member
 MAX_OPERATIONS = 16
 """Operations of a line: several lines are one kernel, and compile time grows with it."""
 
-_NAMES = "abs add and convert divide maximum minimum multiply negate not or sqrt subtract xor"
+_NAMES = "abs add and convert divide maximum minimum multiply negate not or subtract xor"
 _PLAIN = frozenset(f"stablehlo.{name}" for name in _NAMES.split())
 """Operations whose results IEEE 754, arithmetic modulo 2**32 or XLA's rules for divisions by 0 and conversions out of
 range say to the last bit."""
@@ -74,15 +76,19 @@ class _Look:
         block = self.functions[name].regions[0].blocks[0]
         if len(block.arguments) != 1 or not self._fits(block.arguments[0]):
             return False
-        value, constants = block.arguments[0], set()
+        value, constants = block.arguments[0], dict[Any, float]()
         for op in (entry.operation for entry in block):
             taken = {operand for operand in op.operands if operand not in constants}
             if op.name == "func.return":
                 return list(op.operands) == [value]
-            if op.name == "stablehlo.constant" or (op.name == "stablehlo.broadcast_in_dim" and not taken):
-                if op.name == "stablehlo.constant" and not _is_number(op):
+            if op.name == "stablehlo.constant":
+                if (number := _number(op)) is None:
                     return False
-                constants.add(op.results[0])
+                constants[op.results[0]] = number
+            elif op.name == "stablehlo.broadcast_in_dim" and not taken:
+                constants[op.results[0]] = constants[op.operands[0]]
+            elif _changes_sign(op, constants):
+                return False
             elif taken == {value} and len(op.results) == 1 and self._goes_on(op):
                 value = op.results[0]
             else:
@@ -108,13 +114,29 @@ class _Look:
         return is_plain and len(self.shapes) == 1
 
 
-def _is_number(constant: ir.Operation) -> bool:
-    """Whether a constant is one number for all of its elements, and not NaN."""
+def _changes_sign(op: ir.Operation, constants: Mapping[Any, float]) -> bool:
+    """Whether an operation on numbers with a fraction is, or may be simplified to, a change of the sign alone."""
+    if not op.results or not isinstance(ir.RankedTensorType(op.results[0].type).element_type, ir.F32Type):
+        return False
+    numbers = [constants.get(operand) for operand in op.operands]
+    match op.name.removeprefix("stablehlo."):
+        case "abs" | "negate":
+            return True
+        case "multiply" | "divide":
+            return -1 in numbers
+        case "subtract":
+            return numbers[0] == 0
+    return False
+
+
+def _number(constant: ir.Operation) -> float | None:
+    """The number that a constant is in all of its elements; None where they differ, or are NaN."""
     try:
         value = constant.attributes["value"]
     except TypeError:
-        return False  # complex numbers, which these bindings cannot look into
+        return None  # complex numbers, which these bindings cannot look into
     if not isinstance(value, ir.DenseElementsAttr) or not value.is_splat:
-        return False
+        return None
     element: Any = value.get_splat_value()
-    return not (isinstance(element, ir.FloatAttr) and math.isnan(element.value))
+    number = float(element.value)
+    return None if math.isnan(number) else number

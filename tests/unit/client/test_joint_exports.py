@@ -87,7 +87,8 @@ def test_plain_arithmetic_on_one_array_is_a_line_also_where_it_is_exported_alone
     row, number = jnp.arange(8.0), jnp.float32(3)
     written: list[tuple[Any, bool]] = [
         (lambda v: v * 2 + 1, True),
-        (lambda v: jax.nn.relu(-v), True),
+        (lambda v: jax.nn.relu(v), True),
+        (lambda v: -v, False),
         (jnp.tanh, False),
         (lambda v: v.astype(jnp.float16).astype(np.float32), False),
         (lambda v: v.sum() * v, False),

@@ -89,9 +89,15 @@ FLOATS = jax.ShapeDtypeStruct((8,), np.float32)
         (lambda v: 2 - v / 3, True),
         (lambda v: v * v, True),
         (lambda v: v, True),
-        (lambda v: jnp.maximum(-abs(v), 0.5), True),
+        (lambda v: jnp.maximum(v - 3, 0.5), True),
         (jax.nn.relu, True),  # calls another function
         (lambda v: v.astype(np.int32).astype(np.float32), True),
+        (lambda v: abs(v), False),
+        (lambda v: 3 - (-v), False),
+        (lambda v: v * -1, False),  # which is -v
+        (lambda v: v / -1, False),
+        (lambda v: np.float32(-0.0) - v, False),
+        (lambda v: jnp.sqrt(v * v), False),  # which is abs(v)
         (lambda v: v * v + v, False),  # two values that may be NaN meet
         (lambda v: v + np.nan, False),
         (lambda v: v + np.arange(8, dtype=np.float32), False),  # not one number
@@ -164,9 +170,6 @@ TWO: list[Callable[[Any, Any], Any]] = [
     lambda v, c: v / c,
     lambda v, c: c / v,
     lambda v, c: v * v,
-    lambda v, c: -v,
-    lambda v, c: abs(v),
-    lambda v, c: jnp.sqrt(v),
     lambda v, c: jax.nn.relu(v),
     lambda v, c: jnp.minimum(v, c),
 ]
@@ -175,7 +178,7 @@ TWO: list[Callable[[Any, Any], Any]] = [
 
 def drawn(generator: random.Random) -> Function:
     """A line of one to four operations."""
-    constants = [generator.uniform(-3, 3), 0.0, 1.0, -1.0, 0.5, 3.0, 1e-20, np.inf]
+    constants = [generator.uniform(-3, 3), 1.0, 0.5, 3.0, 1e-20, np.inf]
     steps = [(generator.choice(TWO), np.float32(generator.choice(constants))) for _ in range(generator.randint(1, 4))]
 
     def run(v: Any) -> Any:

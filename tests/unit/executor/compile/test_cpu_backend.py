@@ -155,8 +155,14 @@ def test_barriers_stay_where_functions_were_fused() -> None:
 
 @pytest.mark.parametrize(("elements", "expected"), [(1, True), (FEW_ELEMENTS, True), (FEW_ELEMENTS + 1, False)])
 def test_few_elements_are_not_given_to_other_threads(elements: int, expected: bool) -> None:
-    (passes,) = (CpuBackend().options(fused=True, loops=False, elements=elements) or {}).values()
-    assert str(passes).split(",") == ["cse_barrier_expander", *["cpu-parallel-task-assigner"] * expected]
+    options = CpuBackend().options(fused=True, loops=False, elements=elements) or {}
+    passes = str(options["xla_disable_hlo_passes"]).split(",")
+    assert passes == ["cse_barrier_expander", *["cpu-parallel-task-assigner"] * expected]
+
+
+def test_xla_writes_kernels_of_lines_without_its_fusion_emitters() -> None:
+    made = [CpuBackend().options(fused=True, loops=False, elements=elements) or {} for elements in (0, 1)]
+    assert [each.get("xla_cpu_use_fusion_emitters") for each in made] == [None, False]
 
 
 def test_a_computation_on_several_devices_stays_as_it_is() -> None:
