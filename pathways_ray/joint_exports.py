@@ -92,6 +92,11 @@ class Member(NamedTuple):
         """Its results, in a function that is traced."""
         return tuple(_member_p().bind(*values, joint=self.joint, number=self.number))
 
+    def emitted(self, context: Any, values: Sequence[Any]) -> list[Any]:
+        """Its results as operations of a module, whose `ModuleContext` is given, put where JAX puts some at the
+        moment."""
+        return emitted_call(context, self, values)
+
 
 class _Reads(threading.local):
     """The modules that this thread has read since `read_once` began; None outside of it."""
@@ -162,17 +167,6 @@ def texts_of(module: Any) -> dict[str, str]:
         for op in (entry.operation for entry in module.body)
         if op.name == "func.func"
     }
-
-
-def serialized_plainly(module: Any) -> bytes:
-    """A module of StableHLO's own operations as `compat.serialized_module` gives it, but for the order of constants;
-    the module is of no use afterwards. JAX's way, which tidies and takes other operations, takes three times as long.
-    """
-    from jaxlib.mlir.dialects import stablehlo
-
-    version = stablehlo.get_version_from_compatibility_requirement(stablehlo.StablehloCompatibilityRequirement.WEEK_4)
-    with module.context:
-        return bytes(stablehlo.serialize_portable_artifact(module, version))
 
 
 def call_of(traced: Any, *values: Any) -> tuple[jax.Array, ...]:

@@ -20,15 +20,16 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import export
-from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
-from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of, inner_jaxprs
+from pathways_ray.client.jaxpr_formulas import formula_of
+from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.compat import serialized_module, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
+from pathways_ray.formulas.formula import MAX_IN_LINE, Formula, distinct
 from pathways_ray.jax_hooks import setting
-from pathways_ray.joint_exports import Joint, Packed, call_of, lowered_for_export, serialized_plainly, texts_of
+from pathways_ray.joint_exports import Joint, Packed, call_of, lowered_for_export, texts_of
 
 _WIDE, _PRECISION = setting("jax_enable_x64"), setting("jax_default_matmul_precision")
 _PARTITIONABLE, _GENERATOR = setting("jax_threefry_partitionable"), setting("jax_default_prng_impl")
@@ -63,16 +64,6 @@ while xor
 """)
 """The operations of functions that are exported with others. A host refuses an export as a whole, so that none of them
 may be a reason to: no collectives, and nothing that becomes a custom call."""
-
-_OTHER_DIALECTS = ("chlo.", "sdy.")
-"""What stands in the text of functions that have operations beside those of StableHLO."""
-
-_OF_LINES = _names("""
-add and closed_call convert_element_type custom_jvp_call div integer_pow jit max min mul not or sharding_constraint
-sub xor
-""")
-MAX_LINE_EQUATIONS = 16
-"""Of functions that are probably lines (`executor.compile.lines`)."""
 
 _making = threading.RLock()
 """Held while code is made, and by who looks for what has none."""
@@ -112,7 +103,9 @@ class Code:
         """The code, made alone unless it is there. Raises `TraceError` where it cannot be exported."""
         if (found := self._made) is None:
             with _making:
-                if self.pending is not None:
+                if self.pending is not None and (formula := self.pending.formula()) is not None:
+                    _write([(self, self.pending, formula)])
+                elif self.pending is not None:
                     exported, blob = self.pending.exported()
                     loops = _LOOP in exported.mlir_module_serialized
                     self.set(Made.alone(blob, loops, self.pending.is_line))
@@ -143,6 +136,10 @@ class Pending(NamedTuple):
             _check_devices(made.nr_devices, self.mesh)
             return made, bytes(made.serialize())
 
+    def formula(self) -> Formula | None:
+        """The formula that it is, if it is one, on one device: then it needs no export."""
+        return formula_of(self.traced.jaxpr) if self.mesh.size == 1 else None
+
     def size(self) -> int:
         """Its equations, where it is exported with others: at most `MAX_SMALL_EQUATIONS`. More for those that are not:
         for several platforms, for one, an export takes a further argument."""
@@ -162,31 +159,9 @@ class Pending(NamedTuple):
     def is_line(self) -> bool:
         """Whether hosts will probably find it plain arithmetic on one array, 32 bits wide, as most such functions are.
         They look for themselves, on CPUs; this says how many are worth one computation."""
-        jaxpr = self.traced.jaxpr.jaxpr
-        few = list(itertools.islice(equations_of(jaxpr), MAX_LINE_EQUATIONS + 1))
-        if self.platforms != ("cpu",) or len(few) > MAX_LINE_EQUATIONS or not _is_straight(jaxpr):
-            return False
-        if not all(equation.primitive.name in _OF_LINES for equation in few):
-            return False
-        kinds = [value.aval for value in (*jaxpr.invars, *(made for equation in few for made in equation.outvars))]
-        return all((kind.shape, kind.dtype.itemsize) == (kinds[0].shape, 4) for kind in kinds)
-
-
-def _is_straight(jaxpr: Any) -> bool:
-    """Whether a jaxpr takes one value, and each equation that of the one before, alone or with numbers."""
-    if not len(jaxpr.invars) == len(jaxpr.outvars) == 1:
-        return False
-    (value,) = jaxpr.invars
-    numbers = {constant for constant in jaxpr.constvars if not constant.aval.shape}
-    for equation in jaxpr.eqns:
-        taken = {one for one in equation.invars if not isinstance(one, jex_core.Literal)} - numbers
-        inner = (getattr(one, "jaxpr", one) for one in inner_jaxprs(equation))
-        if taken != {value} or len(equation.outvars) != 1 or not all(map(_is_straight, inner)):
-            return False
-        if equation.primitive.name == "integer_pow" and abs(equation.params["y"]).bit_count() != 1:
-            return False  # beside squares, it multiplies different powers
-        (value,) = equation.outvars
-    return bool(jaxpr.outvars[0] is value)
+        few = len(list(itertools.islice(equations_of(self.traced.jaxpr.jaxpr), 2 * MAX_IN_LINE)))
+        found = formula_of(self.traced.jaxpr, laid_out=True) if few < 2 * MAX_IN_LINE else None
+        return self.platforms == ("cpu",) and found is not None and found.is_line
 
 
 @dataclass(frozen=True)
@@ -208,12 +183,19 @@ class _Known:
 
 
 def export_together(codes: Iterable[Code]) -> None:
-    """Makes the code of those that are small, and have none yet, as one export for each mesh: see `joint_exports`."""
+    """Makes the code of those that are small, and have none yet: formulas as one, and an export of others for each mesh
+    (`formulas.formula`, `joint_exports`)."""
     with _making:
+        written: list[tuple[Code, Pending, Formula]] = []
         groups: dict[Any, list[tuple[Code, Pending]]] = {}
         sizes: Counter[Any] = Counter()
         for code in dict.fromkeys(codes):
-            if (one := code.pending) is None or (size := one.size()) > MAX_SMALL_EQUATIONS:
+            if (one := code.pending) is None:
+                continue
+            if (formula := one.formula()) is not None:
+                written.append((code, one, formula))
+                continue
+            if (size := one.size()) > MAX_SMALL_EQUATIONS:
                 continue
             alike = one.mesh, one.platforms, one.disabled, one.settings
             if len(groups.get(alike, ())) == MAX_JOINT or sizes[alike] + size > MAX_JOINT_EQUATIONS:
@@ -223,6 +205,15 @@ def export_together(codes: Iterable[Code]) -> None:
             sizes[alike] += size
         for group in groups.values():
             _export_as_one(group)
+        for k in range(0, len(written), MAX_JOINT):
+            _write(written[k : k + MAX_JOINT])
+
+
+def _write(codes: Sequence[tuple[Code, Pending, Formula]]) -> None:
+    """Makes the code of functions that are formulas."""
+    blob, names = distinct([formula for _, _, formula in codes], lambda blob: hashlib.sha256(blob).hexdigest())
+    for (code, one, formula), name in zip(codes, names, strict=True):
+        code.set(Made(name, blob, has_loop=False, is_line=one.platforms == ("cpu",) and formula.is_line))
 
 
 def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
@@ -242,11 +233,8 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
             traced = jitted(joint, shardings, like.mesh).trace(*(one.avals for one in given))
             module, devices = lowered_for_export(traced, like.platforms)
             _check_devices(devices, like.mesh)
-            texts = texts_of(module)
-            kinds = Joint(Packed(like.platforms, devices, b""), module).kinds(texts)
-            is_plain = all(lines) and not any(name in text for text in texts.values() for name in _OTHER_DIALECTS)
-            serialized = serialized_plainly if is_plain else serialized_module
-            blob = Packed(like.platforms, devices, serialized(module)).packed()
+            kinds = Joint(Packed(like.platforms, devices, b""), module).kinds(texts_of(module))
+            blob = Packed(like.platforms, devices, serialized_module(module)).packed()
     except PathwaysError:
         return
     digest = hashlib.sha256(blob).hexdigest()

@@ -25,6 +25,8 @@ from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.compat import module_of
 from pathways_ray.errors import TooLarge, TraceError
+from pathways_ray.formulas.calls import text_of
+from pathways_ray.formulas.formula import Formulas, is_formulas
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
@@ -175,7 +177,9 @@ def _check_layouts(types: Iterable[ArrayType], specs: Sequence[Spec], where: Vir
 
 
 def stablehlo(blob: bytes) -> str:
-    """The code of an exported function, or of a joint export, as text."""
+    """The code of an exported function, of a joint export or of formulas, as text."""
+    if is_formulas(blob):
+        return text_of(Formulas.read(blob))
     if is_joint_export(blob):
         return str(module_of(Packed.read(blob).code))
     return str(export.deserialize(bytearray(blob)).mlir_module())

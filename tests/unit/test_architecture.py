@@ -120,6 +120,7 @@ FLOORS = {
         {"compat", "errors", "forks", "jax_cache", "jax_hooks", "limits", "liveness", "machine_load", "story", "waits"},
         {"error_page", "ir", "names", "observe", "os_process", "process_log", "worker"},
         {"jax_types", "joint_exports", "transport"},
+        {"formulas"},
         {"resource_manager", "scheduler"},
         {"client", "controller", "executor"},
         {"dashboard", "deployment"},

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import ml_dtypes
 import numpy as np
-from jax import export
 from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from pathways_ray.compat import shared_mlir_context
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.composition import Calls, composed
+from pathways_ray.executor.compile.functions import Called, Read, function_in, read
 from pathways_ray.executor.compile.lines import lines_among
 from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
@@ -28,7 +28,7 @@ from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
-from pathways_ray.joint_exports import Joint, Member, Packed, is_joint_export, only_called, read_once
+from pathways_ray.joint_exports import only_called, read_once
 from pathways_ray.transport.messages import encode
 
 MAX_CACHED = 1024
@@ -150,7 +150,7 @@ class Compiler:
         self.backend = backend_of(devices[0].platform)
         self.is_busy: Callable[[], bool] = lambda: False
         self.sandbox = Sandbox(host)
-        self._exported: OrderedDict[str, tuple[export.Exported | Joint, int]] = OrderedDict()
+        self._exported: OrderedDict[str, tuple[Read, int]] = OrderedDict()
         self._exported_bytes = 0
         self._cache: OrderedDict[bytes, Any] = OrderedDict()
         self._costs: weakref.WeakKeyDictionary[Any, Mapping[str, float]] = weakref.WeakKeyDictionary()
@@ -203,25 +203,21 @@ class Compiler:
 
         return self._cached(key, make, name)
 
-    def _function(self, name: str, functions: Mapping[str, bytes]) -> export.Exported | Member:
-        digest, is_joint, member = name.partition("#")
-        key = digest + is_joint
+    def _function(self, name: str, functions: Mapping[str, bytes]) -> Called:
+        digest, is_member, _ = name.partition("#")
+        key = digest + is_member
         with self._lock:
             if found := self._exported.get(key):
                 self._exported.move_to_end(key)
         if found is None:
             code = functions[digest]
-            if is_joint_export(code) and not is_joint:  # which the sandbox has read as the one, and not as the other
-                raise ProgramRefused(
-                    f"{name[:80]} is a joint export, and a part of the program names none of its members"
-                )
-            found = (Joint(Packed.read(code)) if is_joint else export.deserialize(bytearray(code))), len(code)
+            found = read(name, code), len(code)
             with self._lock:
                 self._exported_bytes += found[1] if key not in self._exported else 0
                 self._exported[key] = found
                 while self._exported_bytes > MAX_EXPORTED_BYTES:
                     self._exported_bytes -= self._exported.popitem(last=False)[1][1]
-        return found[0].member(member) if isinstance(found[0], Joint) else found[0]
+        return function_in(found[0], name)
 
     def _compile(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
         recipe = executable.recipe

@@ -19,16 +19,17 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import export
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
+from pathways_ray.executor.compile.functions import Called
+from pathways_ray.formulas.calls import FormulaCall
 from pathways_ray.ir.graph import Loop, Part, Ref
-from pathways_ray.joint_exports import Member, emitted_call
+from pathways_ray.joint_exports import Member
 
-Calls = Mapping[str, export.Exported | Member]
+Calls = Mapping[str, Called]
 """The functions of a recipe by name."""
 
 
@@ -45,7 +46,8 @@ def composed(
         lines: functions between which a seal is enough.
     """
     given = _Chain(parts, outputs, calls, lines)
-    if len(parts) > 1 and all(isinstance(part, Part) and isinstance(calls[part.function], Member) for part in parts):
+    emitted = (Member, FormulaCall)
+    if len(parts) > 1 and all(isinstance(part, Part) and isinstance(calls[part.function], emitted) for part in parts):
         return list(_chain_p().bind(*inputs, chain=given))
     return given.run(_Traced(lines), inputs)
 
@@ -69,14 +71,14 @@ class _Traced:
 
 class _Emitted:
     """The same as operations of the module that JAX makes at the moment, of values of it: to trace and lower 100
-    functions takes 80 ms, to write down 400 operations 6. Only calls members."""
+    functions takes 80 ms, to write down 400 operations 6. Only calls members and formulas."""
 
     def __init__(self, context: Any) -> None:
         self.context = context
         self.zeros: dict[tuple[int, ...], Any] = {}
 
-    def call(self, function: Member, values: Sequence[Any]) -> Sequence[Any]:
-        return emitted_call(self.context, function, values)
+    def call(self, function: Member | FormulaCall, values: Sequence[Any]) -> Sequence[Any]:
+        return function.emitted(self.context, values)
 
     def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
         return list(stablehlo.OptimizationBarrierOp(values).results)
@@ -98,7 +100,7 @@ class _Emitted:
 
 @functools.cache
 def _chain_p() -> Any:
-    """The primitive that a recipe is which only calls members; its lowering has what stands in it."""
+    """The primitive that a recipe is which only calls members and formulas; its lowering has what stands in it."""
     made = jex_core.Primitive("pathways_chain")
     made.multiple_results = True
 

@@ -15,13 +15,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jax import export
 from jaxlib.mlir import ir
 
 from pathways_ray.compat import module_of
+from pathways_ray.executor.compile.functions import Called
+from pathways_ray.formulas.calls import FormulaCall
+from pathways_ray.formulas.formula import MAX_IN_LINE
 from pathways_ray.joint_exports import Joint, Member
 
-MAX_OPERATIONS = 16
+MAX_OPERATIONS = MAX_IN_LINE
 """Operations of a line: several lines are one kernel, and compile time grows with it."""
 
 _NAMES = "abs add and convert divide maximum minimum multiply negate not or subtract xor"
@@ -39,12 +41,14 @@ _in_joints: weakref.WeakKeyDictionary[Joint, frozenset[str]] = weakref.WeakKeyDi
 """The lines of each joint export that was looked into: several computations have members of one."""
 
 
-def lines_among(calls: Mapping[str, export.Exported | Member]) -> frozenset[str]:
+def lines_among(calls: Mapping[str, Called]) -> frozenset[str]:
     """The names of those functions that are lines; a sandbox has read them before."""
     return frozenset(name for name, call in calls.items() if _is_line(call))
 
 
-def _is_line(call: export.Exported | Member) -> bool:
+def _is_line(call: Called) -> bool:
+    if isinstance(call, FormulaCall):
+        return call.formula.is_line
     if not isinstance(call, Member):
         code = call.mlir_module_serialized
         return len(code) <= MAX_BYTES and bool(_lines_of(module_of(code), ["main"]))

@@ -21,6 +21,7 @@ import msgspec
 
 from pathways_ray.errors import CompileError, PathwaysError, ProgramRefused
 from pathways_ray.executor.compile import confinement
+from pathways_ray.formulas.formula import is_formulas
 from pathways_ray.transport.messages import encode
 from pathways_ray.worker import Limits, Worker, WorkerEnded, serve
 
@@ -75,7 +76,8 @@ class Sandbox:
     def check(
         self, name: str, digests: Sequence[str], functions: Mapping[str, bytes], trusted: bool = False, devices: int = 0
     ) -> None:
-        """Has functions read, with those that came with them, unless they were read before.
+        """Has functions read, with those that came with them, unless they were read before. Formulas are no code, and
+        left to who takes them in.
 
         Args:
             name: the user's name of the program.
@@ -88,9 +90,11 @@ class Sandbox:
             ProgramRefused: one does what is not allowed, or cannot be read.
             CompileError: the checker does not run.
         """
+        code = {digest: blob for digest, blob in functions.items() if not is_formulas(blob)}
+        digests = [digest for digest in digests if digest in code]
         with self._lock:
             if any((trusted, digest) not in self._known for digest in digests):
-                unknown = [digest for digest in functions if (trusted, digest) not in self._known]
+                unknown = [digest for digest in code if (trusted, digest) not in self._known]
                 verdicts = self._ask(name, trusted, [functions[digest] for digest in unknown])
                 self._known.update(zip([(trusted, digest) for digest in unknown], verdicts, strict=True))
             for digest in digests:

@@ -1,0 +1,39 @@
+"""The functions of programs as hosts read them: exports, members of joint exports, formulas."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from jax import export
+
+from pathways_ray.errors import ProgramRefused
+from pathways_ray.formulas.calls import FormulaCall, FormulaCalls
+from pathways_ray.formulas.formula import Formulas, is_formulas
+from pathways_ray.joint_exports import Joint, Member, Packed, is_joint_export
+
+Called: TypeAlias = export.Exported | Member | FormulaCall
+"""A function that a recipe names."""
+
+Read: TypeAlias = export.Exported | Joint | FormulaCalls
+"""One function, or several that came as its members."""
+
+
+def read(name: str, code: bytes) -> Read:
+    """The function of a name, or what has it as a member. The sandbox has read `code` before, unless it has formulas.
+
+    Raises:
+        ProgramRefused: it has no such members, or others than the sandbox has seen.
+    """
+    is_member = "#" in name
+    if is_formulas(code) and is_member:
+        return FormulaCalls(Formulas.read(code))
+    if is_member:
+        return Joint(Packed.read(code))
+    if is_joint_export(code) or is_formulas(code):
+        raise ProgramRefused(f"{name[:80]} has members, and a part of the program names none of them")
+    return export.deserialize(bytearray(code))
+
+
+def function_in(found: Read, name: str) -> Called:
+    """The function of a name in what was read for it. Raises `ProgramRefused` for a member that there is not."""
+    return found.member(name.partition("#")[2]) if isinstance(found, Joint | FormulaCalls) else found

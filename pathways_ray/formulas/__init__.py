@@ -1,0 +1,1 @@
+"""Formulas: element-wise functions as data, and their code."""

@@ -1,0 +1,154 @@
+"""Formulas as code: the StableHLO of each, as JAX would lower the same operations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.extend import core as jex_core
+from jax.interpreters import mlir
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import func, stablehlo
+
+from pathways_ray.errors import ProgramRefused
+from pathways_ray.formulas.formula import COMPARE, CONVERT, FLOATS, SIGNED, SPREAD, Formula, Formulas, Kind, Operation
+from pathways_ray.jax_types import dtype_named
+
+_MADE_OF_IT = (COMPARE, CONVERT, SPREAD)
+
+
+class FormulaCall(NamedTuple):
+    """A formula as a function of a recipe, as those are that were exported."""
+
+    formula: Formula
+    kinds: tuple[Kind, ...]
+
+    @classmethod
+    def of(cls, formula: Formula) -> FormulaCall:
+        """Raises `ProgramRefused` where it makes no sense."""
+        return cls(formula, tuple(formula.kinds()))
+
+    @property
+    def nr_devices(self) -> int:
+        """The devices that it is for."""
+        return 1
+
+    @property
+    def in_avals(self) -> Sequence[Any]:
+        """The types that it takes."""
+        return [self._aval(kind) for kind in self.formula.arguments]
+
+    @property
+    def out_avals(self) -> Sequence[Any]:
+        """The types that it gives."""
+        return [self._aval(self.kinds[result]) for result in self.formula.results]
+
+    @property
+    def mlir_module_serialized(self) -> bytes:
+        """Raises `ProgramRefused`: it has no module of its own."""
+        raise ProgramRefused("a formula cannot be compiled as it is")
+
+    def call(self, *values: Any) -> tuple[jax.Array, ...]:
+        """Its results, in a function that is traced."""
+        return tuple(_formula_p().bind(*values, call=self))
+
+    def emitted(self, context: Any, values: Sequence[Any]) -> list[Any]:
+        """Its results as operations of a module, put where JAX puts some at the moment."""
+        return _Emission(self).results(values)
+
+    def _aval(self, kind: Kind) -> Any:
+        shape = self.formula.shape if kind.is_array else ()
+        return jax.core.ShapedArray(shape, dtype_named(kind.dtype))
+
+
+class FormulaCalls(NamedTuple):
+    """Formulas as functions of a recipe."""
+
+    formulas: Formulas
+
+    def member(self, number: str) -> FormulaCall:
+        """One of them, by the end of its name. Raises `ProgramRefused` for a number that there is not."""
+        return FormulaCall.of(self.formulas.at(number))
+
+
+class _Emission:
+    """A formula while it is written down."""
+
+    def __init__(self, call: FormulaCall) -> None:
+        self.formula, self.kinds = call.formula, call.kinds
+        self._elements: dict[str, Any] = {}
+        self._types: dict[Kind, Any] = {}
+        self._spread: dict[int, Any] = {}
+        self._dimensions = ir.DenseI64ArrayAttr.get([])
+
+    def results(self, values: Sequence[Any]) -> list[Any]:
+        made = [*values, *(mlir.ir_constant(constant.number()) for constant in self.formula.constants)]
+        for operation in self.formula.operations:
+            kind = self.kinds[len(made)]
+            made.append(self._written(operation, kind, made))
+        return [made[result] for result in self.formula.results]
+
+    def _written(self, operation: Operation, kind: Kind, made: list[Any]) -> Any:
+        if operation.name == SPREAD:
+            return self._array(operation.operands[0], made)
+        operands = [
+            self._array(operand, made) if kind.is_array and not self.kinds[operand].is_array else made[operand]
+            for operand in operation.operands
+        ]
+        if operation.name == COMPARE:
+            dtype = self.kinds[operation.operands[0]].dtype
+            means = "FLOAT" if dtype in FLOATS else "SIGNED" if dtype in SIGNED else "UNSIGNED"
+            direction = stablehlo.ComparisonDirectionAttr.get(operation.how)
+            left, right = operands
+            return stablehlo.compare(left, right, direction, compare_type=stablehlo.ComparisonTypeAttr.get(means))
+        types = [self._type(kind)]
+        return ir.Operation.create(f"stablehlo.{operation.name}", results=types, operands=operands).results[0]
+
+    def _array(self, number: int, made: list[Any]) -> Any:
+        """A number as an array of it."""
+        if number not in self._spread:
+            kind = self._type(Kind(self.kinds[number].dtype, True))
+            self._spread[number] = stablehlo.broadcast_in_dim(kind, made[number], self._dimensions)
+        return self._spread[number]
+
+    def _type(self, kind: Kind) -> Any:
+        if kind not in self._types:
+            shape = self.formula.shape if kind.is_array else ()
+            element = mlir.dtype_to_ir_type(dtype_named(kind.dtype))
+            self._types[kind] = ir.RankedTensorType.get(shape, element)
+        return self._types[kind]
+
+
+@functools.cache
+def _formula_p() -> Any:
+    """The primitive that a call of a formula is."""
+    made = jex_core.Primitive("pathways_formula")
+    made.multiple_results = True
+
+    @made.def_abstract_eval
+    def types(*_: Any, call: FormulaCall) -> list[Any]:
+        return list(call.out_avals)
+
+    def lowered(ctx: Any, *values: Any, call: FormulaCall) -> Sequence[Any]:
+        return call.emitted(ctx.module_context, values)
+
+    mlir.register_lowering(made, lowered, cacheable=False)
+    return made
+
+
+def text_of(formulas: Formulas) -> str:
+    """The StableHLO of formulas, a function for each."""
+    with mlir.make_ir_context(), ir.Location.unknown():
+        module = ir.Module.create()
+        for number, formula in enumerate(formulas.members):
+            call = FormulaCall.of(formula)
+            emission = _Emission(call)
+            taken = [emission._type(kind) for kind in formula.arguments]
+            given = [emission._type(call.kinds[result]) for result in formula.results]
+            with ir.InsertionPoint(module.body):
+                entry: Any = func.FuncOp(f"formula_{number}", (taken, given))
+            with ir.InsertionPoint(entry.add_entry_block()):
+                func.ReturnOp(emission.results(list(entry.arguments)))
+        return str(module)

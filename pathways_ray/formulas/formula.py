@@ -1,0 +1,246 @@
+"""Formulas: functions of element-wise operations as data, which need neither an export nor a checker.
+
+Most small functions of a program, and almost all of its ordinary operations, are sums, products, comparisons and the
+like of arrays of one shape and of numbers. To export one takes a client 0.3 ms among others and 7 alone, and a host
+reads its code in a process that may crash. A *formula* is a list of such operations instead: every field is one that a
+reader of MessagePack checks, and `Formula.kinds` says whether the whole makes sense. A host writes the operations down
+itself (`calls`), each as JAX would.
+
+Values are numbered: arguments, then constants, then what each operation gives. Each is an array of the formula's shape
+or a single number, which an operation with an array takes as an array of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from pathways_ray import limits
+from pathways_ray.errors import ProgramRefused
+from pathways_ray.jax_types import dtype_named
+
+_MARK = b"pathways formulas 1\n"
+"""The beginning of the bytes of formulas, by which readers know them from exports."""
+
+MAX_RANK = 64
+
+MAX_OPERATIONS = 128
+"""Operations of a formula, and its constants: a host writes each down in Python."""
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+FLOATS = frozenset(_names("bfloat16 float16 float32 float64"))
+SIGNED = frozenset(_names("int8 int16 int32 int64"))
+UNSIGNED = frozenset(_names("uint8 uint16 uint32 uint64"))
+_INTEGERS = SIGNED | UNSIGNED
+_NUMBERS = FLOATS | _INTEGERS
+_BOOL = frozenset(["bool"])
+_ANY = _NUMBERS | _BOOL
+
+COMPARE, SELECT, CONVERT, SPREAD = "compare", "select", "convert", "broadcast_in_dim"
+"""Operations whose operands are of other types than their results, or that make an array of a number."""
+
+DIRECTIONS = frozenset(_names("EQ NE LT LE GT GE"))
+
+ALIKE: dict[str, tuple[int, frozenset[str]]] = {
+    **dict.fromkeys(_names("add subtract multiply divide maximum minimum remainder"), (2, _NUMBERS)),
+    **dict.fromkeys(_names("negate"), (1, _NUMBERS)),
+    **dict.fromkeys(_names("abs sign"), (1, FLOATS | SIGNED)),
+    **dict.fromkeys(_names("and or xor"), (2, _INTEGERS | _BOOL)),
+    **dict.fromkeys(_names("not"), (1, _INTEGERS | _BOOL)),
+    **dict.fromkeys(_names("power atan2"), (2, FLOATS)),
+    **dict.fromkeys(
+        _names("""
+            cbrt ceil cosine exponential exponential_minus_one floor log log_plus_one round_nearest_afz
+            round_nearest_even rsqrt sine sqrt tan tanh
+        """),
+        (1, FLOATS),
+    ),
+    "clamp": (3, _NUMBERS),
+}
+"""StableHLO's operations whose operands are all of the type that they give: how many, and of which types."""
+
+_IN_LINES = frozenset(_names("add and convert divide maximum minimum multiply not or subtract xor"))
+MAX_IN_LINE = 16
+"""What a line may consist of (`executor.compile.lines`)."""
+
+
+class Kind(NamedTuple):
+    """The type of a value: its dtype, and whether it is an array of the formula's shape, or a single number."""
+
+    dtype: str
+    is_array: bool
+
+
+class Operation(msgspec.Struct, frozen=True, array_like=True):
+    """An operation of StableHLO: its name, the values that it takes, the dtype that it gives; `how` is the direction of
+    a comparison."""
+
+    name: str
+    operands: tuple[int, ...]
+    dtype: str
+    how: str = ""
+
+
+class Constant(msgspec.Struct, frozen=True, array_like=True):
+    """A number, as the bytes that it takes in memory."""
+
+    dtype: str
+    value: bytes
+
+    @classmethod
+    def of(cls, value: np.ndarray) -> Constant:
+        """The constant of an array without dimensions."""
+        return cls(value.dtype.name, value.tobytes())
+
+    def number(self) -> np.ndarray:
+        """Its value, an array without dimensions."""
+        return np.frombuffer(self.value, dtype_named(self.dtype)).reshape(())
+
+
+class Formula(msgspec.Struct, frozen=True, array_like=True):
+    """A function of arrays of one shape, and of numbers: see the module."""
+
+    shape: tuple[int, ...]
+    arguments: tuple[Kind, ...]
+    constants: tuple[Constant, ...]
+    operations: tuple[Operation, ...]
+    results: tuple[int, ...]
+
+    def kinds(self) -> list[Kind]:
+        """The types of all values. Raises `ProgramRefused` where the formula makes no sense."""
+        if len(self.shape) > MAX_RANK or any(size < 0 for size in self.shape):
+            raise ProgramRefused(f"a formula has the shape {self.shape[:8]}")
+        if 8 * math.prod(self.shape) > limits.MAX_TENSOR_BYTES:
+            raise ProgramRefused(f"a formula has values {self.shape[:8]} of more than {limits.MAX_TENSOR_BYTES} bytes")
+        if max(len(self.operations), len(self.constants)) > MAX_OPERATIONS:
+            raise ProgramRefused(
+                f"a formula has {len(self.operations)} operations and {len(self.constants)} constants; of each "
+                f"{MAX_OPERATIONS} are the limit"
+            )
+        found = [*self.arguments, *(Kind(constant.dtype, False) for constant in self.constants)]
+        if unknown := next((kind.dtype for kind in found if kind.dtype not in _ANY), ""):
+            raise ProgramRefused(f"a formula has values of type {unknown[:20]!r}")
+        for constant in self.constants:
+            if len(constant.value) != dtype_named(constant.dtype).itemsize:
+                raise ProgramRefused(f"a constant of type {constant.dtype} has {len(constant.value)} bytes")
+        for operation in self.operations:
+            found.append(_kind_of(operation, found))
+        if any(not 0 <= result < len(found) for result in self.results):
+            raise ProgramRefused(f"a formula of {len(found)} values gives those numbered {self.results[:8]}")
+        return found
+
+    @property
+    def is_line(self) -> bool:
+        """Whether it is a line, as `executor.compile.lines` has it."""
+        if len(self.arguments) != 1 or len(self.operations) > MAX_IN_LINE:
+            return False
+        kinds = self.kinds()
+        if any(kind.dtype not in ("float32", "int32", "uint32") for kind in kinds):
+            return False
+        numbers = {1 + k: float(constant.number()) for k, constant in enumerate(self.constants)}
+        value, first = 0, 1 + len(self.constants)
+        for number, operation in enumerate(self.operations, first):
+            if operation.name == SPREAD and operation.operands[0] in numbers:
+                numbers[number] = numbers[operation.operands[0]]
+                continue
+            if {operand for operand in operation.operands if operand not in numbers} != {value}:
+                return False
+            if operation.name not in _IN_LINES or _turns(operation, numbers):
+                return False
+            value = number
+        is_one = kinds[0].is_array == bool(self.shape)
+        return is_one and self.results == (value,) and not any(map(math.isnan, numbers.values()))
+
+
+def _kind_of(operation: Operation, before: list[Kind]) -> Kind:
+    """The type of what an operation gives. Raises `ProgramRefused` where it cannot take what it says."""
+    name, dtype = operation.name, operation.dtype
+    if any(not 0 <= operand < len(before) for operand in operation.operands):
+        raise ProgramRefused(f"operation {name[:40]} of a formula takes values that there are not")
+    given = [before[operand] for operand in operation.operands]
+    taken = [kind.dtype for kind in given]
+    is_array = name == SPREAD or any(kind.is_array for kind in given)
+    if name in ALIKE:
+        count, allowed = ALIKE[name]
+        fits = taken == [dtype] * count and dtype in allowed
+    elif name == COMPARE:
+        fits = len(taken) == 2 and taken[0] == taken[1] and dtype == "bool" and operation.how in DIRECTIONS
+    elif name == "is_finite":
+        fits = len(taken) == 1 and taken[0] in FLOATS and dtype == "bool"
+    elif name == SELECT:
+        fits = taken == ["bool", dtype, dtype]
+    elif name == CONVERT:
+        fits = len(taken) == 1 and dtype in _NUMBERS
+    else:
+        fits = name == SPREAD and taken == [dtype] and not given[0].is_array
+    if not fits:
+        raise ProgramRefused(f"operation {name[:40]!r} of a formula gives {dtype[:20]!r} of {taken[:4]}")
+    return Kind(dtype, is_array)
+
+
+def _turns(operation: Operation, numbers: dict[int, float]) -> bool:
+    """Whether an operation of a line is, or may be simplified to, a change of the sign alone."""
+    given = [numbers.get(operand) for operand in operation.operands]
+    is_product = operation.name in ("multiply", "divide") and -1 in given
+    return operation.dtype == "float32" and (is_product or (operation.name == "subtract" and given[0] == 0))
+
+
+class Formulas:
+    """Formulas that come as one: member k of those named DIGEST is the function `DIGEST#k`."""
+
+    def __init__(self, members: tuple[Formula, ...]) -> None:
+        self.members = members
+
+    def packed(self) -> bytes:
+        """Their bytes."""
+        return _MARK + msgspec.msgpack.encode(self.members)
+
+    @staticmethod
+    def read(blob: bytes) -> Formulas:
+        """Formulas from their bytes. Raises `ProgramRefused` for any others, and for those that make no sense."""
+        try:
+            members = _FORMULAS.decode(memoryview(blob)[len(_MARK) :])
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ProgramRefused(f"it has no formulas ({error})") from None
+        size = sum(1 + len(one.arguments) + len(one.constants) + len(one.operations) for one in members)
+        if size > limits.MAX_OPERATIONS:
+            raise ProgramRefused(f"its formulas have {size} values; {limits.MAX_OPERATIONS} are the limit")
+        for one in members:
+            one.kinds()
+        return Formulas(members)
+
+    def at(self, number: str) -> Formula:
+        """One of them, by the end of its name. Raises `ProgramRefused` for a number that there is not."""
+        if not (number.isascii() and number.isdigit() and int(number) < len(self.members)):
+            raise ProgramRefused(f"of {len(self.members)} formulas none has the number {number[:20]!r}")
+        return self.members[int(number)]
+
+
+_FORMULAS = msgspec.msgpack.Decoder(tuple[Formula, ...])
+
+
+def is_formulas(blob: bytes) -> bool:
+    """Whether bytes of a function are said to be formulas."""
+    return blob.startswith(_MARK)
+
+
+def distinct(formulas: list[Formula], named: Callable[[bytes], str]) -> tuple[bytes, list[str]]:
+    """The bytes of formulas, each once, and the name of each, those alike having one.
+
+    Args:
+        named: the name of bytes.
+    """
+    places: dict[Formula, int] = {}
+    for one in formulas:
+        places.setdefault(one, len(places))
+    blob = Formulas(tuple(places)).packed()
+    name = named(blob)
+    return blob, [f"{name}#{places[one]}" for one in formulas]
