@@ -27,7 +27,7 @@ from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.compat import serialized_module, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
-from pathways_ray.formulas.formula import MAX_IN_LINE, Formula, distinct
+from pathways_ray.formulas.formula import Formula, distinct
 from pathways_ray.jax_hooks import setting
 from pathways_ray.joint_exports import Joint, Packed, call_of, lowered_for_export, texts_of
 
@@ -71,17 +71,17 @@ _making = threading.RLock()
 
 class Made(NamedTuple):
     """The code of a function: its name for hosts, the export that has it, whether it may have a loop, and whether it
-    is probably a line (`Pending.is_line`)."""
+    is a line on CPUs (`Formula.is_line`)."""
 
     function: str
     blob: bytes
     has_loop: bool
-    is_line: bool
+    is_line: bool = False
 
     @classmethod
-    def alone(cls, blob: bytes, has_loop: bool = False, is_line: bool = False) -> Made:
+    def alone(cls, blob: bytes, has_loop: bool = False) -> Made:
         """Names an export by its content."""
-        return cls(hashlib.sha256(blob).hexdigest(), blob, has_loop, is_line)
+        return cls(hashlib.sha256(blob).hexdigest(), blob, has_loop)
 
 
 class Code:
@@ -108,7 +108,7 @@ class Code:
                 elif self.pending is not None:
                     exported, blob = self.pending.exported()
                     loops = _LOOP in exported.mlir_module_serialized
-                    self.set(Made.alone(blob, loops, self.pending.is_line))
+                    self.set(Made.alone(blob, loops))
                 found = self._made
         assert found is not None, "code is pending or made"
         return found
@@ -137,8 +137,8 @@ class Pending(NamedTuple):
             return made, bytes(made.serialize())
 
     def formula(self) -> Formula | None:
-        """The formula that it is, if it is one, on one device: then it needs no export."""
-        return formula_of(self.traced.jaxpr) if self.mesh.size == 1 else None
+        """The formula that it is, if it is one: then it needs no export."""
+        return formula_of(self.traced.jaxpr, self.mesh)
 
     def size(self) -> int:
         """Its equations, where it is exported with others: at most `MAX_SMALL_EQUATIONS`. More for those that are not:
@@ -154,14 +154,6 @@ class Pending(NamedTuple):
             and not any(True for _ in constants_of(closed))
         )
         return len(few) if is_plain else MAX_SMALL_EQUATIONS + 1
-
-    @property
-    def is_line(self) -> bool:
-        """Whether hosts will probably find it plain arithmetic on one array, 32 bits wide, as most such functions are.
-        They look for themselves, on CPUs; this says how many are worth one computation."""
-        few = len(list(itertools.islice(equations_of(self.traced.jaxpr.jaxpr), 2 * MAX_IN_LINE)))
-        found = formula_of(self.traced.jaxpr, laid_out=True) if few < 2 * MAX_IN_LINE else None
-        return self.platforms == ("cpu",) and found is not None and found.is_line
 
 
 @dataclass(frozen=True)
@@ -221,7 +213,6 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
     if len(codes) < 2:
         return
     given = [one for _, one in codes]
-    lines = [one.is_line for one in given]
 
     def joint(*groups: Any) -> tuple[Any, ...]:
         return tuple(call_of(one.traced, *group) for one, group in zip(given, groups, strict=True))
@@ -239,8 +230,8 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
         return
     digest = hashlib.sha256(blob).hexdigest()
     assert len(kinds) == len(codes), "a joint export has a member for each function"
-    for (code, _), (member, has_loop), is_line in zip(codes, kinds, lines, strict=True):
-        code.set(Made(f"{digest}#{member}", blob, has_loop, is_line))
+    for (code, _), (member, has_loop) in zip(codes, kinds, strict=True):
+        code.set(Made(f"{digest}#{member}", blob, has_loop))
 
 
 def _check_devices(devices: int, mesh: AbstractMesh) -> None:

@@ -8,13 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core as jex_core
+from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client.jaxprs import body_of
+from pathways_ray.client.specs import spec_from_user
+from pathways_ray.errors import SpecError
 from pathways_ray.formulas import formula as table
 from pathways_ray.formulas.formula import (
     ALIKE,
     COMPARE,
     CONVERT,
+    LAY,
     MAX_OPERATIONS,
     MAX_RANK,
     SELECT,
@@ -24,6 +28,7 @@ from pathways_ray.formulas.formula import (
     Kind,
     Operation,
 )
+from pathways_ray.ir.types import Spec
 
 _NAMES = {
     **{name: name for name in ("and", "or", "xor", "not", "abs", "atan2", "cbrt", "ceil", "clamp", "floor", "log")},
@@ -53,19 +58,14 @@ DIRECTIONS = {direction.lower(): direction for direction in table.DIRECTIONS}
 _ROUNDING = {"AWAY_FROM_ZERO": "round_nearest_afz", "TO_NEAREST_EVEN": "round_nearest_even"}
 
 
-def formula_of(closed: Any, laid_out: bool = False) -> Formula | None:
-    """The formula of a jaxpr; None of any other function.
-
-    Args:
-        laid_out: whether constraints of layouts count as nothing.
-    """
+def formula_of(closed: Any, mesh: AbstractMesh) -> Formula | None:
+    """The formula of a jaxpr that was traced for a mesh; None of any other function."""
     avals = [*closed.in_avals, *closed.out_avals]
     if closed.effects or not all(isinstance(aval, jax.core.ShapedArray) for aval in avals):
         return None
     shape = next((aval.shape for aval in avals if aval.shape), ())
-    writer = _Writer(shape, laid_out)
     try:
-        return writer.written(closed)
+        return _Writer(shape, mesh).written(closed)
     except _NoFormula:
         return None
 
@@ -78,10 +78,10 @@ class _Writer:
     """A formula while it is found. Values are told by what they are until all are known: arguments, constants and
     operations by the number among their own."""
 
-    def __init__(self, shape: tuple[int, ...], laid_out: bool) -> None:
-        self.shape, self.laid_out = shape, laid_out
+    def __init__(self, shape: tuple[int, ...], mesh: AbstractMesh) -> None:
+        self.shape, self.mesh = shape, mesh
         self.constants: dict[Constant, int] = {}
-        self.operations: list[tuple[str, tuple[_Value, ...], str, str]] = []
+        self.operations: list[tuple[str, tuple[_Value, ...], str, str, Spec]] = []
 
     def written(self, closed: Any) -> Formula:
         """Raises `_NoFormula`."""
@@ -96,9 +96,11 @@ class _Writer:
             return first[value.origin] + value.number
 
         operations = tuple(
-            Operation(name, tuple(map(place, operands)), dtype, how) for name, operands, dtype, how in self.operations
+            Operation(name, tuple(map(place, operands)), dtype, how, spec)
+            for name, operands, dtype, how, spec in self.operations
         )
-        return Formula(self.shape, arguments, tuple(self.constants), operations, tuple(map(place, results)))
+        mesh = self.mesh.shape_tuple if self.mesh.size > 1 else ()
+        return Formula(self.shape, arguments, tuple(self.constants), operations, tuple(map(place, results)), mesh)
 
     def _kind(self, aval: Any) -> Kind:
         if getattr(aval, "shape", None) not in ((), self.shape):  # a token has none
@@ -135,7 +137,7 @@ class _Writer:
         if dtype != "bool" and dtype not in ALIKE["add"][1]:
             raise _NoFormula
 
-    def _does(self, name: str, *operands: _Value, dtype: str = "", how: str = "") -> _Value:
+    def _does(self, name: str, *operands: _Value, dtype: str = "", how: str = "", spec: Spec = ()) -> _Value:
         """Adds an operation, which gives what it takes unless `dtype` is given."""
         dtype = dtype or operands[0].kind.dtype
         if name in ALIKE and (dtype not in ALIKE[name][1] or any(one.kind.dtype != dtype for one in operands)):
@@ -143,7 +145,7 @@ class _Writer:
         self._check(dtype)
         if len(self.operations) == MAX_OPERATIONS:
             raise _NoFormula
-        self.operations.append((name, operands, dtype, how))
+        self.operations.append((name, operands, dtype, how, spec))
         is_array = name == SPREAD or any(one.kind.is_array for one in operands)
         return _Value("operation", len(self.operations) - 1, Kind(dtype, is_array and self.shape != ()))
 
@@ -240,9 +242,18 @@ class _Writer:
         return self._does(SPREAD, value) if self.shape else value
 
     def _sharding_constraint(self, params: Any, value: _Value) -> _Value:
-        if not self.laid_out:
+        sharding = params["sharding"]
+        is_plain = isinstance(sharding, NamedSharding) and not params["unconstrained_dims"] and not params["layout"]
+        mesh: Any = getattr(sharding, "mesh", None)
+        if not is_plain or getattr(mesh, "abstract_mesh", mesh) != self.mesh or sharding.spec.unreduced:
             raise _NoFormula
-        return value
+        if self.mesh.size == 1:
+            return value
+        try:
+            spec = spec_from_user(sharding.spec, self.mesh.axis_names, len(self.shape) if value.kind.is_array else 0)
+        except SpecError:
+            raise _NoFormula from None
+        return self._does(LAY, value, spec=spec)
 
 
 _RULES: dict[str, Callable[..., _Value]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,13 +11,11 @@ import jax
 from jax.extend import core as jex_core
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func, stablehlo
+from jaxlib.mlir.dialects import func, sdy, stablehlo
 
 from pathways_ray.errors import ProgramRefused
-from pathways_ray.formulas.formula import COMPARE, CONVERT, FLOATS, SIGNED, SPREAD, Formula, Formulas, Kind, Operation
+from pathways_ray.formulas.formula import COMPARE, FLOATS, LAY, SIGNED, SPREAD, Formula, Formulas, Kind, Operation
 from pathways_ray.jax_types import dtype_named
-
-_MADE_OF_IT = (COMPARE, CONVERT, SPREAD)
 
 
 class FormulaCall(NamedTuple):
@@ -33,7 +32,12 @@ class FormulaCall(NamedTuple):
     @property
     def nr_devices(self) -> int:
         """The devices that it is for."""
-        return 1
+        return math.prod(size for _, size in self.formula.mesh)
+
+    def check_mesh(self, axes: Sequence[str], sizes: Sequence[int]) -> None:
+        """Raises `ProgramRefused` where it is for another mesh than that of a slice."""
+        if self.formula.mesh not in ((), said := tuple(zip(axes, sizes, strict=True))):
+            raise ProgramRefused(f"a formula is for the mesh {self.formula.mesh[:8]}, and its slice has {said}")
 
     @property
     def in_avals(self) -> Sequence[Any]:
@@ -93,6 +97,8 @@ class _Emission:
     def _written(self, operation: Operation, kind: Kind, made: list[Any]) -> Any:
         if operation.name == SPREAD:
             return self._array(operation.operands[0], made)
+        if operation.name == LAY:
+            return sdy.sharding_constraint(made[operation.operands[0]], self._layout(operation, kind))
         operands = [
             self._array(operand, made) if kind.is_array and not self.kinds[operand].is_array else made[operand]
             for operand in operation.operands
@@ -105,6 +111,14 @@ class _Emission:
             return stablehlo.compare(left, right, direction, compare_type=stablehlo.ComparisonTypeAttr.get(means))
         types = [self._type(kind)]
         return ir.Operation.create(f"stablehlo.{operation.name}", results=types, operands=operands).results[0]
+
+    def _layout(self, operation: Operation, kind: Kind) -> Any:
+        """The layout of an operation's result, in Shardy's form."""
+        mesh = sdy.MeshAttr.get([sdy.MeshAxisAttr.get(axis, size) for axis, size in self.formula.mesh])
+        rank = len(self.formula.shape) if kind.is_array else 0
+        spec = (*operation.spec, *((),) * (rank - len(operation.spec)))
+        split = [sdy.DimensionShardingAttr.get([sdy.AxisRefAttr.get(axis) for axis in axes], True) for axes in spec]
+        return sdy.TensorShardingAttr.get(mesh, split)
 
     def _array(self, number: int, made: list[Any]) -> Any:
         """A number as an array of it."""

@@ -7,7 +7,8 @@ reader of MessagePack checks, and `Formula.kinds` says whether the whole makes s
 itself (`calls`), each as JAX would.
 
 Values are numbered: arguments, then constants, then what each operation gives. Each is an array of the formula's shape
-or a single number, which an operation with an array takes as an array of it.
+or a single number, which an operation with an array takes as an array of it. On several devices a formula says over
+which axes of the slice's mesh values are split.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import msgspec
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.errors import ProgramRefused
+from pathways_ray.errors import ProgramRefused, SpecError
+from pathways_ray.ir.types import Spec, check_spec
 from pathways_ray.jax_types import dtype_named
 
 _MARK = b"pathways formulas 1\n"
@@ -47,6 +49,9 @@ _ANY = _NUMBERS | _BOOL
 COMPARE, SELECT, CONVERT, SPREAD = "compare", "select", "convert", "broadcast_in_dim"
 """Operations whose operands are of other types than their results, or that make an array of a number."""
 
+LAY = "sharding_constraint"
+"""The operation, of Shardy's, that says how its operand lies."""
+
 DIRECTIONS = frozenset(_names("EQ NE LT LE GT GE"))
 
 ALIKE: dict[str, tuple[int, frozenset[str]]] = {
@@ -69,7 +74,7 @@ ALIKE: dict[str, tuple[int, frozenset[str]]] = {
 
 _IN_LINES = frozenset(_names("add and convert divide maximum minimum multiply not or subtract xor"))
 MAX_IN_LINE = 16
-"""What a line may consist of (`executor.compile.lines`)."""
+"""Operations of a line, and how many there may be: several lines are one kernel, and compile time grows with it."""
 
 
 class Kind(NamedTuple):
@@ -81,12 +86,13 @@ class Kind(NamedTuple):
 
 class Operation(msgspec.Struct, frozen=True, array_like=True):
     """An operation of StableHLO: its name, the values that it takes, the dtype that it gives; `how` is the direction of
-    a comparison."""
+    a comparison, and `spec` how its result lies, of `LAY`."""
 
     name: str
     operands: tuple[int, ...]
     dtype: str
     how: str = ""
+    spec: Spec = ()
 
 
 class Constant(msgspec.Struct, frozen=True, array_like=True):
@@ -106,18 +112,22 @@ class Constant(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Formula(msgspec.Struct, frozen=True, array_like=True):
-    """A function of arrays of one shape, and of numbers: see the module."""
+    """A function of arrays of one shape, and of numbers: see the module. `mesh` has the axes of the slice that it is
+    for, each with its size; none where that has one device."""
 
     shape: tuple[int, ...]
     arguments: tuple[Kind, ...]
     constants: tuple[Constant, ...]
     operations: tuple[Operation, ...]
     results: tuple[int, ...]
+    mesh: tuple[tuple[str, int], ...] = ()
 
     def kinds(self) -> list[Kind]:
         """The types of all values. Raises `ProgramRefused` where the formula makes no sense."""
         if len(self.shape) > MAX_RANK or any(size < 0 for size in self.shape):
             raise ProgramRefused(f"a formula has the shape {self.shape[:8]}")
+        if len(self.mesh) > MAX_RANK or any(size < 1 for _, size in self.mesh):
+            raise ProgramRefused(f"a formula has the mesh {self.mesh[:8]}")
         if 8 * math.prod(self.shape) > limits.MAX_TENSOR_BYTES:
             raise ProgramRefused(f"a formula has values {self.shape[:8]} of more than {limits.MAX_TENSOR_BYTES} bytes")
         if max(len(self.operations), len(self.constants)) > MAX_OPERATIONS:
@@ -133,14 +143,41 @@ class Formula(msgspec.Struct, frozen=True, array_like=True):
                 raise ProgramRefused(f"a constant of type {constant.dtype} has {len(constant.value)} bytes")
         for operation in self.operations:
             found.append(_kind_of(operation, found))
+            self._check_spec(operation, found[-1])
         if any(not 0 <= result < len(found) for result in self.results):
             raise ProgramRefused(f"a formula of {len(found)} values gives those numbered {self.results[:8]}")
         return found
 
+    def _check_spec(self, operation: Operation, kind: Kind) -> None:
+        if operation.name != LAY:
+            return
+        spec = operation.spec
+        if sum(map(len, spec)) > len(self.mesh) or len(spec) > (len(self.shape) if kind.is_array else 0):
+            raise ProgramRefused(
+                "a value of a formula has fewer dimensions, or its mesh axes, than it is laid out over"
+            )
+        try:
+            check_spec(spec, tuple(axis for axis, _ in self.mesh))
+        except SpecError as error:
+            raise ProgramRefused(f"a value of a formula is not laid out on its mesh: {error}") from None
+
     @property
     def is_line(self) -> bool:
-        """Whether it is a line, as `executor.compile.lines` has it."""
-        if len(self.arguments) != 1 or len(self.operations) > MAX_IN_LINE:
+        """Whether it is a *line*: plain arithmetic on one array, one operation behind the other.
+
+        Each operation takes the value before it, alone or with constants that are one number and not NaN; there are at
+        most `MAX_IN_LINE`. So XLA makes one kernel of it, alone or between other lines: nothing in it has a second
+        user, for which it would be made or rounded by itself, and no two values meet that may both be NaN, of which
+        the compiler would choose one. What operations give is said to the last bit by IEEE 754, arithmetic modulo
+        2**32, or XLA's rules for divisions by 0 and conversions out of range. None of them only changes a sign, nor
+        takes a root, which of a square XLA takes for one that does: LLVM makes it one with a product beside it or not,
+        as what stands around them is, and a NaN has another sign then. All values have 32 bits, so that their bits can
+        be taken as numbers (`executor.compile.composition`), and lie alike, or devices would exchange parts of them.
+        """
+        if len(self.arguments) != 1 or len(self.operations) > 2 * MAX_IN_LINE:
+            return False
+        layouts = {operation.spec for operation in self.operations if operation.name == LAY}
+        if len(layouts) > 1 or sum(one.name in _IN_LINES for one in self.operations) > MAX_IN_LINE:
             return False
         kinds = self.kinds()
         if any(kind.dtype not in ("float32", "int32", "uint32") for kind in kinds):
@@ -153,7 +190,7 @@ class Formula(msgspec.Struct, frozen=True, array_like=True):
                 continue
             if {operand for operand in operation.operands if operand not in numbers} != {value}:
                 return False
-            if operation.name not in _IN_LINES or _turns(operation, numbers):
+            if operation.name != LAY and (operation.name not in _IN_LINES or _turns(operation, numbers)):
                 return False
             value = number
         is_one = kinds[0].is_array == bool(self.shape)
@@ -177,6 +214,8 @@ def _kind_of(operation: Operation, before: list[Kind]) -> Kind:
         fits = len(taken) == 1 and taken[0] in FLOATS and dtype == "bool"
     elif name == SELECT:
         fits = taken == ["bool", dtype, dtype]
+    elif name == LAY:
+        fits = taken == [dtype]
     elif name == CONVERT:
         fits = len(taken) == 1 and dtype in _NUMBERS
     else:

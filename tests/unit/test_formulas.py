@@ -31,6 +31,11 @@ def doing(name: str, operands: tuple[int, ...], dtype: str = "float32", how: str
     return changed(operations=(Operation(name, operands, dtype, how),))
 
 
+def laid(spec: tuple[tuple[str, ...], ...], operand: int = 0) -> Formula:
+    layout = Operation("sharding_constraint", (operand,), "float32", spec=spec)
+    return changed(operations=(layout,), mesh=(("x", 2),))
+
+
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
@@ -43,6 +48,13 @@ def doing(name: str, operands: tuple[int, ...], dtype: str = "float32", how: str
         (changed(constants=(Constant("object", b"12345678"),)), "object"),
         (changed(constants=(TWO,) * 129), "129 constants"),
         (changed(operations=PLAIN.operations * 129), "129 operations"),
+        (changed(mesh=(("x", 0),)), "mesh"),
+        (changed(mesh=(("x", 2),) * 100), "mesh"),
+        (laid((("y",),)), "not laid out on its mesh"),
+        (laid((("x",), ("x",))), "fewer"),
+        (laid((("x",) * 1000,)), "fewer"),
+        (laid(((), ())), "fewer"),
+        (laid((("x",),), operand=1), "fewer"),
         (changed(results=(4,)), "values gives"),
         (changed(results=(-1,)), "values gives"),
         (doing("multiply", (0, 3)), "that there are not"),
@@ -121,6 +133,15 @@ def test_a_formula_whose_types_are_not_those_of_the_graph_is_refused() -> None:
     blob = Formulas((PLAIN,)).packed()
     assert compiler._function("a#0", {"a": blob}).in_avals[1].shape == ()
     assert compiler._function("a#0", {}) == FormulaCall.of(PLAIN)  # it was read before
+
+
+def test_a_formula_for_another_mesh_is_refused() -> None:
+    call = FormulaCall.of(laid((("x",),)))
+    call.check_mesh(("x",), (2,))
+    FormulaCall.of(PLAIN).check_mesh(("x", "y"), (2, 2))
+    for axes, sizes in ((("x",), (4,)), (("y",), (2,)), (("x", "y"), (2, 1))):
+        with pytest.raises(ProgramRefused, match="for the mesh"):
+            call.check_mesh(axes, sizes)
 
 
 def test_lines_are_told_by_their_formulas() -> None:

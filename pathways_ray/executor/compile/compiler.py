@@ -18,8 +18,7 @@ from pathways_ray.compat import shared_mlir_context
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.composition import Calls, composed
-from pathways_ray.executor.compile.functions import Called, Read, function_in, read
-from pathways_ray.executor.compile.lines import lines_among
+from pathways_ray.executor.compile.functions import Called, Read, check_meshes, function_in, lines_among, read
 from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
@@ -199,6 +198,7 @@ class Compiler:
             with shared_mlir_context(sum(len(functions[digest]) for digest in set(digests))), read_once():
                 calls = {part.function: self._function(part.function, functions) for part in parts}
                 check_types(executable, placed.mesh.size, calls)
+                check_meshes(placed.mesh, calls)
                 return self._compile(executable, placed, calls)
 
         return self._cached(key, make, name)

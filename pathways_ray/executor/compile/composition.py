@@ -6,8 +6,8 @@ it from both, between the rounds of loops as well:
 
 - A *barrier*: both sides are kernels of their own, each of which takes XLA some 11 ms to make.
 - A *seal*: an exclusive or of the value's bits and a number that is 0, which only the running computation knows. The
-  kernel goes on behind it. It stands between two lines (`lines`) of which the second alone takes what the first makes:
-  what XLA does within each is then what it does with it alone.
+  kernel goes on behind it. It stands between two lines (`Formula.is_line`) of which the second alone takes what the
+  first makes: what XLA does within each is then what it does with it alone.
 """
 
 from __future__ import annotations

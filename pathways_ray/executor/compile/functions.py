@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from jax import export
@@ -9,6 +10,7 @@ from jax import export
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.formulas.calls import FormulaCall, FormulaCalls
 from pathways_ray.formulas.formula import Formulas, is_formulas
+from pathways_ray.ir.types import SliceType
 from pathways_ray.joint_exports import Joint, Member, Packed, is_joint_export
 
 Called: TypeAlias = export.Exported | Member | FormulaCall
@@ -16,6 +18,18 @@ Called: TypeAlias = export.Exported | Member | FormulaCall
 
 Read: TypeAlias = export.Exported | Joint | FormulaCalls
 """One function, or several that came as its members."""
+
+
+def lines_among(calls: Mapping[str, Called]) -> frozenset[str]:
+    """The names of those functions that are lines (`Formula.is_line`)."""
+    return frozenset(name for name, call in calls.items() if isinstance(call, FormulaCall) and call.formula.is_line)
+
+
+def check_meshes(mesh: SliceType, calls: Mapping[str, Called]) -> None:
+    """Raises `ProgramRefused` for a formula that says how values lie on another mesh than that of its slice."""
+    for call in calls.values():
+        if isinstance(call, FormulaCall):
+            call.check_mesh(mesh.axes, mesh.shape)
 
 
 def read(name: str, code: bytes) -> Read:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
@@ -39,7 +40,7 @@ def values(dtype: str, count: int = 96) -> np.ndarray[Any, Any]:
 
 
 def formula(function: Callable[..., Any], *arguments: Any) -> Formula | None:
-    return formula_of(jax.jit(function).trace(*arguments).jaxpr)
+    return formula_of(jax.jit(function).trace(*arguments).jaxpr, AbstractMesh((1,), ("x",)))
 
 
 def check(function: Callable[..., Any], *arguments: Any) -> None:
@@ -176,10 +177,37 @@ def test_a_function_that_is_called_alone_is_a_formula(session) -> None:
     assert is_formulas(blob)
 
 
-def test_formulas_run_on_several_devices_as_exports(session) -> None:
-    """Where values lie is part of such functions."""
-    where = session.virtual_slice((4,), ("x",))
-    f = pw.compiled(lambda v: v * 3, slice=where, in_specs=P("x"), out_specs=P("x"))
-    given = np.arange(8, dtype=np.float32)
-    np.testing.assert_array_equal(np.asarray(f(given)), given * 3)
-    assert not any(map(is_formulas, built(f._program((given,)), given).functions.values()))
+@pytest.mark.parametrize("spec", [P(), P("x"), P(("x", "y")), P("y", "x")])
+def test_formulas_of_several_devices_say_how_their_values_lie(session, spec: P) -> None:
+    where = session.virtual_slice((2, 2), ("x", "y"))
+    scaled = [
+        pw.compiled(lambda v, k=k: jnp.where(v > k, v * k, 1 - v), slice=where, in_specs=spec, out_specs=out)
+        for k, out in enumerate((spec, P(), spec))
+    ]
+
+    def chain(v: Any) -> Any:
+        for one in scaled:
+            v = one(v)
+        return v + 1
+
+    f, given = pw.program(chain), np.arange(32, dtype=np.float32).reshape(4, 8)
+    wanted = given
+    for one in (*scaled, lambda v: v + 1):
+        wanted = jax.jit(getattr(one, "fun", one))(wanted)
+    placed = pw.put(given, where, spec)
+    assert np.asarray(f(placed)).tobytes() == np.asarray(wanted).tobytes()
+    made = built(f, placed)
+    assert all(map(is_formulas, made.functions.values()))
+    if spec != P():
+        assert "sdy.sharding_constraint" in f.lower(placed).as_text("stablehlo")
+    alone = built(scaled[0]._program((placed,)), placed)
+    assert all(map(is_formulas, alone.functions.values()))
+
+
+def test_a_layout_over_another_mesh_is_not_one_of_a_formula(session) -> None:
+    other = jax.sharding.NamedSharding(AbstractMesh((2,), ("x",)), P("x"))
+    found = jax.jit(lambda v: lax.with_sharding_constraint(v, other))
+    with jax.sharding.use_abstract_mesh(AbstractMesh((2,), ("x",))):
+        closed = found.trace(np.ones(4, np.float32)).jaxpr
+    assert formula_of(closed, AbstractMesh((4,), ("x",))) is None
+    assert formula_of(closed, AbstractMesh((2,), ("x",))) is not None

@@ -13,12 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.sharding import AbstractMesh
 
-from pathways_ray import compat
-from pathways_ray.executor.compile import lines
+from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.composition import Calls
-from pathways_ray.executor.compile.lines import MAX_BYTES, MAX_OPERATIONS, lines_among
+from pathways_ray.executor.compile.functions import lines_among
+from pathways_ray.formulas.calls import FormulaCall
+from pathways_ray.formulas.formula import MAX_IN_LINE
 from pathways_ray.ir.graph import Loop, Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable
 from pathways_ray.ir.types import ArrayType, Layout
@@ -36,17 +38,22 @@ def compiler() -> Compiler:
     return Compiler(0, devices, {0: devices})
 
 
-def calls_of(functions: Sequence[Function], *avals: Any, joint: bool = False) -> Calls:
-    """The functions as clients export them, each named by its number; of the same types, alone or as one."""
+def calls_of(functions: Sequence[Function], *avals: Any, how: str = "formula", devices: int = 1) -> Calls:
+    """The functions as clients send them, each named by its number; of the same types, as formulas where they are, or
+    as exports alone or as members of one."""
     members = [jax.jit(lambda *given, one=one: (one(*given),), keep_unused=True) for one in functions]
-    if not joint:
-        return {str(k): export.export(one, platforms=("cpu",))(*avals) for k, one in enumerate(members)}
+    if how == "member":
 
-    def together(*groups: Any) -> Any:
-        return tuple(member(*group) for member, group in zip(members, groups, strict=True))
+        def together(*groups: Any) -> Any:
+            return tuple(member(*group) for member, group in zip(members, groups, strict=True))
 
-    found = joint_of(export.export(jax.jit(together, keep_unused=True), platforms=("cpu",))(*[avals] * len(members)))
-    return {str(k): found.member(str(k)) for k in range(len(members))}
+        every = export.export(jax.jit(together, keep_unused=True), platforms=("cpu",))(*[avals] * len(members))
+        return {str(k): joint_of(every).member(str(k)) for k in range(len(members))}
+    found: dict[str, Any] = {}
+    for k, one in enumerate(members):
+        formula = formula_of(one.trace(*avals).jaxpr, AbstractMesh((devices,), ("x",))) if how == "formula" else None
+        found[str(k)] = export.export(one, platforms=("cpu",))(*avals) if formula is None else FormulaCall.of(formula)
+    return found
 
 
 def chain(count: int) -> tuple[Part, ...]:
@@ -107,13 +114,13 @@ FLOATS = jax.ShapeDtypeStruct((8,), np.float32)
         (lambda v: v.sum(), False),
         (lambda v: jnp.where(v > 0, v, 0.0), False),
         (lambda v: jnp.ones_like(v) * 2, False),  # does not depend on what it takes
-        (lambda v: functools.reduce(lambda v, _: v * 2 + 1, range(MAX_OPERATIONS // 2), v), True),
-        (lambda v: functools.reduce(lambda v, _: v * 2 + 1, range(MAX_OPERATIONS // 2 + 1), v), False),
+        (lambda v: functools.reduce(lambda v, _: v * 2 + 1, range(MAX_IN_LINE // 2), v), True),
+        (lambda v: functools.reduce(lambda v, _: v * 2 + 1, range(MAX_IN_LINE // 2 + 1), v), False),
     ],
 )
-@pytest.mark.parametrize("joint", [False, True])
-def test_a_line_is_plain_arithmetic_on_one_array(function: Function, expected: bool, joint: bool) -> None:
-    assert lines_among(calls_of([function], FLOATS, joint=joint)) == ({"0"} if expected else set())
+def test_a_line_is_plain_arithmetic_on_one_array(function: Function, expected: bool) -> None:
+    assert lines_among(calls_of([function], FLOATS)) == ({"0"} if expected else set())
+    assert not lines_among(calls_of([function], FLOATS, how="export"))
 
 
 def test_functions_of_two_arrays_of_none_or_of_other_widths_are_no_lines() -> None:
@@ -124,21 +131,6 @@ def test_functions_of_two_arrays_of_none_or_of_other_widths_are_no_lines() -> No
         "whole": calls_of([lambda v: v ^ 5], jax.ShapeDtypeStruct((8,), np.uint32))["0"],
     }
     assert lines_among(calls) == {"whole"}
-
-
-def test_a_module_with_an_array_in_it_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
-    large = np.arange(MAX_BYTES // 4 + 1, dtype=np.float32)
-    calls = {"large": calls_of([lambda v: v + large], large)["0"], **calls_of([lambda v: v * 2], FLOATS)}
-    looked: list[bytes] = []
-
-    def module_of(data: bytes) -> object:
-        looked.append(data)
-        return read(data)
-
-    read = compat.module_of
-    monkeypatch.setattr(lines, "module_of", module_of)
-    assert lines_among(calls) == {"0"}
-    assert len(looked) == 1
 
 
 # --- bits -------------------------------------------------------------------------------------------------------------
@@ -194,7 +186,7 @@ def test_chains_of_lines_are_one_kernel_with_the_bits_of_each_function_alone(see
     generator = random.Random(seed)
     functions = [drawn(generator) for _ in range(generator.choice([3, 9, 32]))]
     value = values(generator.choice([1, 8, 13, 1000, 4096, 100_000]), seed)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=bool(seed % 2))
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), how="formula")
     assert lines_among(calls) == set(calls)
     made = compiled(chain(len(functions)), [Ref(len(functions) - 1, 0)], calls, value)
     assert kernels(made) <= 1
@@ -209,15 +201,15 @@ def added(v: Any) -> Any:
     return v + np.float32(0.1)
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_a_multiplication_and_an_addition_are_not_rounded_as_one(joint: bool) -> None:
+@pytest.mark.parametrize("how", ["formula", "export", "member"])
+def test_a_multiplication_and_an_addition_are_not_rounded_as_one(how: str) -> None:
     """As they are where nothing lies between them: so a border that XLA sees through would not pass."""
     value = values(1000, 1)
     alone = one_by_one([multiplied, added], value)
     assert np.asarray(jax.jit(lambda v: added(multiplied(v)))(value)).tobytes() != alone.tobytes()
-    calls = calls_of([multiplied, added], jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
+    calls = calls_of([multiplied, added], jax.ShapeDtypeStruct(value.shape, value.dtype), how=how)
     made = compiled(chain(2), [Ref(1, 0)], calls, value)
-    assert kernels(made) == 1
+    assert kernels(made) == (1 if how == "formula" else 2)
     assert np.asarray(made(value)[0]).tobytes() == alone.tobytes()
 
 
@@ -229,13 +221,13 @@ def test_constants_of_two_lines_are_not_put_together() -> None:
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions, value).tobytes()
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_values_that_two_parts_take_or_that_are_results_lie_behind_barriers(joint: bool) -> None:
+@pytest.mark.parametrize("how", ["formula", "export", "member"])
+def test_values_that_two_parts_take_or_that_are_results_lie_behind_barriers(how: str) -> None:
     """`multiplied` may become one with either `added`, or with both, where it would be rounded with neither."""
     functions: list[Function] = [multiplied, added, lambda v: v + np.float32(0.7), lambda a, b: a * b]
     value = values(512, 2)
     one, two = jax.ShapeDtypeStruct(value.shape, value.dtype), [jax.ShapeDtypeStruct(value.shape, value.dtype)] * 2
-    calls = {**calls_of(functions[:3], one, joint=joint), "3": calls_of(functions[3:], *two, joint=joint)["0"]}
+    calls = {**calls_of(functions[:3], one, how=how), "3": calls_of(functions[3:], *two, how=how)["0"]}
     taken = [(Ref(-1, 0),), (Ref(0, 0),), (Ref(0, 0),), (Ref(1, 0), Ref(2, 0))]
     parts = [Part(str(k), str(k), refs) for k, refs in enumerate(taken)]
     made = compiled(parts, [Ref(3, 0), Ref(0, 0), Ref(1, 0)], calls, value)
@@ -248,30 +240,30 @@ def test_values_that_two_parts_take_or_that_are_results_lie_behind_barriers(join
 def test_lines_between_other_functions_have_the_bits_of_each_alone() -> None:
     functions = [jnp.tanh, multiplied, added, jnp.cumsum, multiplied, added, jnp.sin]
     value = np.linspace(-3, 3, 333, dtype=np.float32)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=True)
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype))
     assert lines_among(calls) == {"1", "2", "4", "5"}
     made = compiled(chain(7), [Ref(6, 0)], calls, value)
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions, value).tobytes()
 
 
-@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("how", ["formula", "export", "member"])
 @pytest.mark.parametrize("times", [1, 2, 7])
-def test_bodies_of_loops_have_the_bits_of_each_function_alone(times: int, joint: bool) -> None:
+def test_bodies_of_loops_have_the_bits_of_each_function_alone(times: int, how: str) -> None:
     functions = [multiplied, added, lambda v: v / 3, lambda v: 1 - v]
     value = values(1000, 3)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), how=how)
     loop = Loop(chain(4), times, (Ref(-1, 0),), ((0, Ref(3, 0)),), (Ref(3, 0),))
     made = compiled([loop], [Ref(0, 0)], calls, value)
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions * times, value).tobytes()
 
 
-@pytest.mark.parametrize("joint", [False, True])
-def test_chains_over_several_devices_have_the_bits_of_each_function_alone(joint: bool) -> None:
+@pytest.mark.parametrize("how", ["formula", "export", "member"])
+def test_chains_over_several_devices_have_the_bits_of_each_function_alone(how: str) -> None:
     functions = [multiplied, added, lambda v: v / 3, jax.nn.relu]
     value = values(4096, 4)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), how=how)
     made = compiled(chain(4), [Ref(3, 0)], calls, value, devices=4)
-    assert kernels(made) == 1
+    assert kernels(made) == (1 if how == "formula" else 4)
     placed_value = jax.device_put(value, made.input_shardings[0][0])
     assert np.asarray(made(placed_value)[0]).tobytes() == one_by_one(functions, value).tobytes()
 
@@ -289,11 +281,11 @@ def test_lines_on_small_arrays_are_not_given_to_other_threads() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint32])
-@pytest.mark.parametrize("joint", [False, True])
-def test_whole_numbers_keep_their_bits(joint: bool, dtype: Any) -> None:
+@pytest.mark.parametrize("how", ["formula", "export", "member"])
+def test_whole_numbers_keep_their_bits(how: str, dtype: Any) -> None:
     functions = [lambda v: v * 1_000_003, lambda v: v + 7, lambda v: ~v, lambda v: v // 1 ^ 0x55, lambda v: v * v]
     value = np.random.default_rng(5).integers(-(2**31), 2**31, 777).astype(dtype)
-    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), joint=joint)
+    calls = calls_of(functions, jax.ShapeDtypeStruct(value.shape, value.dtype), how=how)
     made = compiled(chain(5), [Ref(4, 0)], calls, value)
     assert np.asarray(made(value)[0]).tobytes() == one_by_one(functions, value).tobytes()
 
