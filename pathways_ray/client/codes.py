@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import jax
 from jax import export
+from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
@@ -112,6 +113,12 @@ class Code:
                 found = self._made
         assert found is not None, "code is pending or made"
         return found
+
+
+class Evaluated(NamedTuple):
+    """A formula's jaxpr, in place of the `jax.stages.Traced` of a function that evaluates it."""
+
+    jaxpr: jex_core.ClosedJaxpr
 
 
 class Pending(NamedTuple):

@@ -19,7 +19,8 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
 from pathways_ray.client import debugging, estimates, prng, source_info
-from pathways_ray.client.codes import Code, Pending, jax_settings, jitted, tracing_for
+from pathways_ray.client.codes import Code, Evaluated, Pending, jax_settings, jitted, tracing_for
+from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
@@ -117,8 +118,12 @@ def export_function(
     platforms: tuple[str, ...],
     donated: tuple[int, ...] = (),
     output_tree: Callable[[], Any] = lambda: None,
+    known: jex_core.ClosedJaxpr | None = None,
 ) -> Exported:
     """Traces and exports a flat function.
+
+    Args:
+        known: the jaxpr that the function evaluates, if it is one: a formula on one device is not traced again.
 
     Raises:
         TraceError: the function raised, or does what cannot be shipped (host callbacks, effects).
@@ -142,7 +147,12 @@ def export_function(
 
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
     reports: list[debugging.Report] = []
-    effects, pending = _traced(name, run, shardings, data, where, platforms, reports)
+    if known is not None and _is_formula(known, mesh):
+        results[:] = map(prng.logical, known.out_avals)
+        chosen.append(output_specs([_array_type(kind) for kind in results]))
+        effects, pending = _as_it_is(name, known, shardings, data, where, platforms)
+    else:
+        effects, pending = _traced(name, run, shardings, data, where, platforms, reports)
     traced = pending.traced
     count = len(chosen[-1])
     specs = (*chosen[-1], *((),) * (len(traced.jaxpr.out_avals) - count))
@@ -212,6 +222,24 @@ def _traced(
             traced = jitted(rewritten, shardings, mesh).trace(*avals)
         _check_shippable(name, traced.jaxpr)
     return effects, Pending(name, traced, shardings, tuple(avals), mesh, platforms, disabled, jax_settings())
+
+
+def _is_formula(closed: jex_core.ClosedJaxpr, mesh: AbstractMesh) -> bool:
+    """Whether a jaxpr is what is made of it: on one device, where nothing is said of layouts, and not looked into."""
+    return mesh.size == 1 and not debugging.checks_asked() and formula_of(closed, mesh) is not None
+
+
+def _as_it_is(
+    name: str,
+    closed: jex_core.ClosedJaxpr,
+    shardings: tuple[NamedSharding, ...],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    where: VirtualSlice,
+    platforms: tuple[str, ...],
+) -> tuple[frozenset[Any], Pending]:
+    """As `_traced`, of a formula: its code is made of its jaxpr alone."""
+    settings, mesh = jax_settings(), where.mesh.abstract_mesh
+    return frozenset(), Pending(name, Evaluated(closed), shardings, tuple(avals), mesh, platforms, (), settings)
 
 
 def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:

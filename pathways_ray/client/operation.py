@@ -148,6 +148,7 @@ class Operation:
             where,
             platforms,
             self.donated,
+            known=self.closed,
         )
 
 

@@ -160,6 +160,7 @@ def without_code(
     where: VirtualSlice,
     platforms: tuple[str, ...],
     donated: tuple[int, ...] = (),
+    known: Any = None,
 ) -> Exported:
     """An operation with its types and layouts, and no code."""
     made = jax.eval_shape(flat, *avals)
