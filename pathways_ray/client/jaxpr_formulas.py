@@ -11,6 +11,7 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client.jaxprs import body_of
+from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import SpecError
 from pathways_ray.formulas import formula as table
@@ -105,6 +106,7 @@ class _Writer:
     def _kind(self, aval: Any) -> Kind:
         if getattr(aval, "shape", None) not in ((), self.shape):  # a token has none
             raise _NoFormula
+        self._check(str(aval.dtype))
         return Kind(str(aval.dtype), bool(aval.shape))
 
     def _run(self, jaxpr: Any, consts: Sequence[Any], given: Sequence[_Value]) -> list[_Value]:
@@ -123,7 +125,9 @@ class _Writer:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _constant(self, held: Any) -> _Value:
-        if not isinstance(held, np.ndarray | np.generic | jax.Array) or np.shape(held):
+        if isinstance(held, SliceArray) or not isinstance(held, np.ndarray | np.generic | jax.Array):
+            raise _NoFormula  # what lies on a slice is not fetched for it
+        if held.shape:
             raise _NoFormula
         if jax.numpy.issubdtype(held.dtype, jax.dtypes.extended):
             raise _NoFormula

@@ -141,6 +141,15 @@ def test_other_functions_are_no_formulas(function: Callable[..., Any]) -> None:
     assert formula(function, values("float32")) is None
 
 
+@pytest.mark.parametrize("dtype", ["complex64", "complex128", "int4", "float8_e4m3fn", "uint2"])
+def test_values_of_other_types_are_of_no_formula(dtype: str) -> None:
+    """Also where nothing is done with them."""
+    with jax.enable_x64(True):
+        given = jax.ShapeDtypeStruct((96,), jnp.dtype(dtype))
+        assert formula(lambda v, w: (v, w), given, np.float32(1)) is None
+        assert formula(lambda v: v == v, given) is None
+
+
 def built(f: Any, *arguments: Any) -> Any:
     return f.prepared(arguments)._built
 
@@ -202,6 +211,15 @@ def test_formulas_of_several_devices_say_how_their_values_lie(session, spec: P) 
         assert "sdy.sharding_constraint" in f.lower(placed).as_text("stablehlo")
     alone = built(scaled[0]._program((placed,)), placed)
     assert all(map(is_formulas, alone.functions.values()))
+
+
+def test_a_number_that_lies_on_a_slice_is_not_fetched(session) -> None:
+    held = pw.put(np.float32(3), session.virtual_slice((1,), ("x",)))
+    closed = jax.make_jaxpr(lambda v, c: v * c)(np.ones(4, np.float32), np.float32(1)).jaxpr
+    taken = jax.extend.core.ClosedJaxpr(closed.replace(constvars=closed.invars[1:], invars=closed.invars[:1]), [held])
+    assert formula_of(taken, AbstractMesh((1,), ("x",))) is None
+    f = pw.program(lambda v: v * held)
+    np.testing.assert_array_equal(np.asarray(f(np.ones(4, np.float32))), np.full(4, 3, np.float32))
 
 
 def test_a_layout_over_another_mesh_is_not_one_of_a_formula(session) -> None:
