@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from pathways_ray.client.jaxprs import body_of
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.specs import spec_from_user
-from pathways_ray.errors import SpecError
+from pathways_ray.errors import ProgramRefused, SpecError
 from pathways_ray.formulas import formula as table
 from pathways_ray.formulas.formula import (
     ALIKE,
@@ -66,8 +66,10 @@ def formula_of(closed: Any, mesh: AbstractMesh) -> Formula | None:
         return None
     shape = next((aval.shape for aval in avals if aval.shape), ())
     try:
-        return _Writer(shape, mesh).written(closed)
-    except _NoFormula:
+        found = _Writer(shape, mesh).written(closed)
+        found.kinds()
+        return found
+    except (_NoFormula, ProgramRefused):  # what hosts would refuse is exported, and says there what is wrong
         return None
 
 
