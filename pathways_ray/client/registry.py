@@ -103,6 +103,8 @@ def answers(record: Record) -> bool:
     """Whether a process listens at the address of a record."""
     host, _, port = record.url.rpartition("/")[2].rpartition(":")
     try:
+        if int(port) >= 1 << 16:
+            return False  # the C library takes its last 16 bits
         socket.create_connection((host.strip("[]"), int(port)), timeout=PROBE_LIMIT_S).close()
     except (OSError, ValueError, OverflowError):
         return False

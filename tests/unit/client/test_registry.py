@@ -148,3 +148,10 @@ def test_one_record_for_each_name_on_each_ray_cluster() -> None:
 @pytest.mark.parametrize("url", ["", "grpc://", "grpc://127.0.0.1", "grpc://127.0.0.1:x", "grpc://127.0.0.1:99999"])
 def test_nobody_answers_at_what_is_no_address(url: str) -> None:
     assert not registry.answers(registry.Record(url, TOKEN, name="pathways"))
+
+
+def test_a_port_that_is_too_large_is_not_another_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert registry.answers(registry.Record(f"grpc://127.0.0.1:{port}", TOKEN))
+        assert not registry.answers(registry.Record(f"grpc://127.0.0.1:{port + (1 << 16)}", TOKEN))
