@@ -90,7 +90,7 @@ class Member(NamedTuple):
 
     def call(self, *values: Any) -> tuple[jax.Array, ...]:
         """Its results, in a function that is traced."""
-        return tuple(_member_p().bind(*values, joint=self.joint, number=self.number))
+        return tuple(called_p().bind(*values, called=self))
 
     def emitted(self, context: Any, values: Sequence[Any]) -> list[Any]:
         """Its results as operations of a module, whose `ModuleContext` is given, put where JAX puts some at the
@@ -284,23 +284,22 @@ def _dtypes() -> dict[str, np.dtype[Any]]:
 
 
 @functools.cache
-def _member_p() -> Any:
-    """The primitive that a call of a member is."""
+def called_p() -> Any:
+    """The primitive that a call of a function is that hosts write down themselves: of a member, or of a formula."""
     from jax._src.interpreters import mlir
 
-    made = jex_core.Primitive("pathways_member")
+    made = jex_core.Primitive("pathways_called")
     made.multiple_results = True
 
     @made.def_abstract_eval
-    def types(*_: Any, joint: Joint, number: int) -> list[Any]:
-        return [jax.core.ShapedArray(kind.shape, kind.dtype) for kind in joint.members[number].results]
+    def types(*_: Any, called: Any) -> list[Any]:
+        return [jax.core.ShapedArray(kind.shape, kind.dtype) for kind in called.out_avals]
 
-    mlir.register_lowering(made, _lowered, cacheable=False)
+    def lowered(ctx: Any, *values: Any, called: Any) -> Sequence[Any]:
+        return called.emitted(ctx.module_context, values)
+
+    mlir.register_lowering(made, lowered, cacheable=False)
     return made
-
-
-def _lowered(ctx: Any, *values: Any, joint: Joint, number: int) -> Sequence[Any]:
-    return emitted_call(ctx.module_context, joint.member(str(number)), values)
 
 
 def emitted_call(context: Any, member: Member, values: Sequence[Any]) -> list[Any]:

@@ -24,11 +24,10 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray.client import debugging, source_info
-from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
 from pathways_ray.compat import serialized_module, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
-from pathways_ray.formulas.formula import Formula, distinct
+from pathways_ray.formulas.formula import MAX_MEMBERS, Formula, packed
 from pathways_ray.jax_hooks import setting
 from pathways_ray.joint_exports import Joint, Packed, call_of, lowered_for_export, texts_of
 
@@ -104,8 +103,8 @@ class Code:
         """The code, made alone unless it is there. Raises `TraceError` where it cannot be exported."""
         if (found := self._made) is None:
             with _making:
-                if self.pending is not None and (formula := self.pending.formula()) is not None:
-                    _write([(self, self.pending, formula)])
+                if self.pending is not None and self.pending.formula is not None:
+                    _write([(self, self.pending, self.pending.formula)])
                 elif self.pending is not None:
                     exported, blob = self.pending.exported()
                     loops = _LOOP in exported.mlir_module_serialized
@@ -133,6 +132,8 @@ class Pending(NamedTuple):
     disabled: tuple[Any, ...]
     settings: tuple[Any, ...]
     """What `jax_settings` were when it was traced."""
+    formula: Formula | None
+    """The formula that it is, if it is one: then it needs no export."""
 
     def exported(self) -> tuple[export.Exported, bytes]:
         """Its export, and that as bytes. Raises `TraceError`."""
@@ -142,10 +143,6 @@ class Pending(NamedTuple):
             made = export.export(known, platforms=self.platforms, disabled_checks=self.disabled)()
             _check_devices(made.nr_devices, self.mesh)
             return made, bytes(made.serialize())
-
-    def formula(self) -> Formula | None:
-        """The formula that it is, if it is one: then it needs no export."""
-        return formula_of(self.traced.jaxpr, self.mesh)
 
     def size(self) -> int:
         """Its equations, where it is exported with others: at most `MAX_SMALL_EQUATIONS`. More for those that are not:
@@ -191,8 +188,8 @@ def export_together(codes: Iterable[Code]) -> None:
         for code in dict.fromkeys(codes):
             if (one := code.pending) is None:
                 continue
-            if (formula := one.formula()) is not None:
-                written.append((code, one, formula))
+            if one.formula is not None:
+                written.append((code, one, one.formula))
                 continue
             if (size := one.size()) > MAX_SMALL_EQUATIONS:
                 continue
@@ -204,15 +201,18 @@ def export_together(codes: Iterable[Code]) -> None:
             sizes[alike] += size
         for group in groups.values():
             _export_as_one(group)
-        for k in range(0, len(written), MAX_JOINT):
-            _write(written[k : k + MAX_JOINT])
+        for k in range(0, len(written), MAX_MEMBERS):
+            _write(written[k : k + MAX_MEMBERS])
 
 
 def _write(codes: Sequence[tuple[Code, Pending, Formula]]) -> None:
     """Makes the code of functions that are formulas."""
-    blob, names = distinct([formula for _, _, formula in codes], lambda blob: hashlib.sha256(blob).hexdigest())
-    for (code, one, formula), name in zip(codes, names, strict=True):
-        code.set(Made(name, blob, has_loop=False, is_line=one.platforms == ("cpu",) and formula.is_line))
+    places = {formula: place for place, formula in enumerate(dict.fromkeys(formula for _, _, formula in codes))}
+    blob = packed(places)
+    digest = hashlib.sha256(blob).hexdigest()
+    for code, one, formula in codes:
+        is_line = one.platforms == ("cpu",) and formula.is_line
+        code.set(Made(f"{digest}#{places[formula]}", blob, has_loop=False, is_line=is_line))
 
 
 def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -27,7 +27,7 @@ from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.compat import module_of
 from pathways_ray.errors import TooLarge, TraceError
 from pathways_ray.formulas.calls import text_of
-from pathways_ray.formulas.formula import Formulas, is_formulas
+from pathways_ray.formulas.formula import Formula, is_formulas, unpacked
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import partition_spec
@@ -133,29 +133,20 @@ def export_function(
     mesh = where.mesh.abstract_mesh
     data = [prng.data_type(aval) for aval in avals]
     _check_layouts(map(_array_type, data), input_specs, where, f"{name}, input")
-    chosen: list[Sequence[Spec]] = []
-    results: list[jax.ShapeDtypeStruct] = []
-
-    def run(*leaves: jax.Array) -> tuple[jax.Array, ...]:
-        leaves = tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, input_specs, strict=True))
-        given = [prng.from_data(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
-        logical = [jax.numpy.asarray(leaf) for leaf in flat(*given)]
-        results[:] = map(type_of, logical)
-        out = [prng.to_data(leaf) for leaf in logical]
-        chosen.append(output_specs([_array_type(leaf) for leaf in out]))
-        return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, chosen[-1], strict=True))
-
+    given = _Results()
+    run = _laid_out(flat, avals, input_specs, output_specs, mesh, given)
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
     reports: list[debugging.Report] = []
-    if known is not None and _is_formula(known, mesh):
-        results[:] = map(prng.logical, known.out_avals)
-        chosen.append(output_specs([_array_type(kind) for kind in results]))
-        effects, pending = _as_it_is(name, known, shardings, data, where, platforms)
+    formula = _formula_as_it_is(known, mesh)
+    if known is not None and formula is not None:
+        given.types = list(map(prng.logical, known.out_avals))
+        given.specs = output_specs([_array_type(kind) for kind in given.types])
+        effects: frozenset[Any] = frozenset()
+        pending = Pending(name, Evaluated(known), shardings, tuple(data), mesh, platforms, (), jax_settings(), formula)
     else:
         effects, pending = _traced(name, run, shardings, data, where, platforms, reports)
     traced = pending.traced
-    count = len(chosen[-1])
-    specs = (*chosen[-1], *((),) * (len(traced.jaxpr.out_avals) - count))
+    specs = (*given.specs, *((),) * (len(traced.jaxpr.out_avals) - len(given.specs)))
     outputs = tuple(map(_array_type, traced.jaxpr.out_avals))
     _check_layouts(outputs, specs, where, f"{name}, output")
     return Exported(
@@ -164,7 +155,7 @@ def export_function(
         input_specs=tuple(input_specs),
         outputs=outputs,
         arguments=tuple(avals),
-        results=tuple(results),
+        results=tuple(given.types),
         output_specs=specs,
         output_tree=output_tree(),
         donated=donated,
@@ -175,6 +166,36 @@ def export_function(
         effects=effects,
         work=estimates.work(traced.jaxpr, mesh.size),
     )
+
+
+@dataclass
+class _Results:
+    """The types that a function gives, and how they lie; noted while it is traced."""
+
+    types: list[jax.ShapeDtypeStruct] = field(default_factory=list)
+    specs: Sequence[Spec] = ()
+
+
+def _laid_out(
+    flat: Callable[..., Sequence[Any]],
+    avals: Sequence[jax.ShapeDtypeStruct],
+    input_specs: Sequence[Spec],
+    output_specs: Callable[[list[ArrayType]], Sequence[Spec]],
+    mesh: AbstractMesh,
+    given: _Results,
+) -> Callable[..., tuple[jax.Array, ...]]:
+    """A flat function of values as they lie on devices, whose layouts are fixed."""
+
+    def run(*leaves: jax.Array) -> tuple[jax.Array, ...]:
+        leaves = tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(leaves, input_specs, strict=True))
+        taken = [prng.from_data(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
+        logical = [jax.numpy.asarray(leaf) for leaf in flat(*taken)]
+        given.types = list(map(type_of, logical))
+        out = [prng.to_data(leaf) for leaf in logical]
+        given.specs = output_specs([_array_type(leaf) for leaf in out])
+        return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, given.specs, strict=True))
+
+    return run
 
 
 def _array_type(value: Any) -> ArrayType:
@@ -189,7 +210,7 @@ def _check_layouts(types: Iterable[ArrayType], specs: Sequence[Spec], where: Vir
 def stablehlo(blob: bytes) -> str:
     """The code of an exported function, of a joint export or of formulas, as text."""
     if is_formulas(blob):
-        return text_of(Formulas.read(blob))
+        return text_of(unpacked(blob))
     if is_joint_export(blob):
         return str(module_of(Packed.read(blob).code))
     return str(export.deserialize(bytearray(blob)).mlir_module())
@@ -221,25 +242,14 @@ def _traced(
             rewritten = debugging.reporting(traced.jaxpr, reports)
             traced = jitted(rewritten, shardings, mesh).trace(*avals)
         _check_shippable(name, traced.jaxpr)
-    return effects, Pending(name, traced, shardings, tuple(avals), mesh, platforms, disabled, jax_settings())
+    formula = formula_of(traced.jaxpr, mesh)
+    return effects, Pending(name, traced, shardings, tuple(avals), mesh, platforms, disabled, jax_settings(), formula)
 
 
-def _is_formula(closed: jex_core.ClosedJaxpr, mesh: AbstractMesh) -> bool:
-    """Whether a jaxpr is what is made of it: on one device, where nothing is said of layouts, and not looked into."""
-    return mesh.size == 1 and not debugging.checks_asked() and formula_of(closed, mesh) is not None
-
-
-def _as_it_is(
-    name: str,
-    closed: jex_core.ClosedJaxpr,
-    shardings: tuple[NamedSharding, ...],
-    avals: Sequence[jax.ShapeDtypeStruct],
-    where: VirtualSlice,
-    platforms: tuple[str, ...],
-) -> tuple[frozenset[Any], Pending]:
-    """As `_traced`, of a formula: its code is made of its jaxpr alone."""
-    settings, mesh = jax_settings(), where.mesh.abstract_mesh
-    return frozenset(), Pending(name, Evaluated(closed), shardings, tuple(avals), mesh, platforms, (), settings)
+def _formula_as_it_is(known: jex_core.ClosedJaxpr | None, mesh: AbstractMesh) -> Formula | None:
+    """The formula of a jaxpr, where its code is made of it alone: on one device, where nothing is said of layouts, and
+    no values are looked for."""
+    return formula_of(known, mesh) if known is not None and mesh.size == 1 and not debugging.checks_asked() else None
 
 
 def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:

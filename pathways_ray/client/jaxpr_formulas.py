@@ -16,14 +16,14 @@ from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import ProgramRefused, SpecError
 from pathways_ray.formulas import formula as table
 from pathways_ray.formulas.formula import (
-    ALIKE,
+    BROADCAST,
     COMPARE,
+    CONSTRAIN,
     CONVERT,
-    LAY,
-    MAX_OPERATIONS,
+    ELEMENT_WISE,
     MAX_RANK,
+    MAX_VALUES,
     SELECT,
-    SPREAD,
     Constant,
     Formula,
     Kind,
@@ -54,7 +54,7 @@ _NAMES = {
 
 _CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
-DIRECTIONS = {direction.lower(): direction for direction in table.DIRECTIONS}
+_COMPARISONS = {direction.lower(): direction for direction in table.DIRECTIONS}
 
 _ROUNDING = {"AWAY_FROM_ZERO": "round_nearest_afz", "TO_NEAREST_EVEN": "round_nearest_even"}
 
@@ -99,8 +99,8 @@ class _Writer:
             return first[value.origin] + value.number
 
         operations = tuple(
-            Operation(name, tuple(map(place, operands)), dtype, how, spec)
-            for name, operands, dtype, how, spec in self.operations
+            Operation(name, tuple(map(place, operands)), dtype, direction, spec)
+            for name, operands, dtype, direction, spec in self.operations
         )
         mesh = self.mesh.shape_tuple if self.mesh.size > 1 else ()
         return Formula(self.shape, arguments, tuple(self.constants), operations, tuple(map(place, results)), mesh)
@@ -135,24 +135,26 @@ class _Writer:
             raise _NoFormula
         constant = Constant.of(np.asarray(held))
         self._check(constant.dtype)
-        if len(self.constants) == MAX_OPERATIONS:
+        if len(self.constants) == MAX_VALUES:
             raise _NoFormula
         return _Value("constant", self.constants.setdefault(constant, len(self.constants)), Kind(constant.dtype, False))
 
     def _check(self, dtype: str) -> None:
-        if dtype != "bool" and dtype not in ALIKE["add"][1]:
+        if dtype != "bool" and dtype not in ELEMENT_WISE["add"][1]:
             raise _NoFormula
 
-    def _does(self, name: str, *operands: _Value, dtype: str = "", how: str = "", spec: Spec = ()) -> _Value:
+    def _added(self, name: str, *operands: _Value, dtype: str = "", direction: str = "", spec: Spec = ()) -> _Value:
         """Adds an operation, which gives what it takes unless `dtype` is given."""
         dtype = dtype or operands[0].kind.dtype
-        if name in ALIKE and (dtype not in ALIKE[name][1] or any(one.kind.dtype != dtype for one in operands)):
+        if name in ELEMENT_WISE and (
+            dtype not in ELEMENT_WISE[name][1] or any(one.kind.dtype != dtype for one in operands)
+        ):
             raise _NoFormula
         self._check(dtype)
-        if len(self.operations) == MAX_OPERATIONS:
+        if len(self.operations) == MAX_VALUES:
             raise _NoFormula
-        self.operations.append((name, operands, dtype, how, spec))
-        is_array = name == SPREAD or any(one.kind.is_array for one in operands)
+        self.operations.append((name, operands, dtype, direction, spec))
+        is_array = name == BROADCAST or any(one.kind.is_array for one in operands)
         return _Value("operation", len(self.operations) - 1, Kind(dtype, is_array and self.shape != ()))
 
     def _equation(self, equation: Any, given: list[_Value]) -> list[_Value]:
@@ -166,18 +168,18 @@ class _Writer:
         if name in _NAMES:
             if any(value is not None for value in params.values()):
                 raise _NoFormula
-            return [self._does(_NAMES[name], *given, dtype="bool" if name == "is_finite" else "")]
-        if name in DIRECTIONS:
+            return [self._added(_NAMES[name], *given, dtype="bool" if name == "is_finite" else "")]
+        if name in _COMPARISONS:
             left, right = given
-            return [self._compared(left, right, DIRECTIONS[name])]
+            return [self._compared(left, right, _COMPARISONS[name])]
         if name not in _RULES:
             raise _NoFormula
         return [_RULES[name](self, params, *given)]
 
-    def _compared(self, left: _Value, right: _Value, how: str) -> _Value:
+    def _compared(self, left: _Value, right: _Value, direction: str) -> _Value:
         if left.kind.dtype != right.kind.dtype:
             raise _NoFormula
-        return self._does(COMPARE, left, right, dtype="bool", how=how)
+        return self._added(COMPARE, left, right, dtype="bool", direction=direction)
 
     def _call(self, equation: Any, given: list[_Value]) -> list[_Value]:
         """A call of a function that says nothing of where it runs, or how its values lie."""
@@ -193,14 +195,14 @@ class _Writer:
     # --- operations of JAX that are not one of StableHLO's, or have parameters ----------------------------------------
 
     def _square(self, params: Any, value: _Value) -> _Value:
-        return self._does("multiply", value, value)
+        return self._added("multiply", value, value)
 
     def _logistic(self, params: Any, value: _Value) -> _Value:
         if params["accuracy"] is not None:
             raise _NoFormula
         one = self._number(1, value)
-        below = self._does("add", one, self._does("exponential", self._does("negate", value)))
-        return self._does("divide", one, below)
+        below = self._added("add", one, self._added("exponential", self._added("negate", value)))
+        return self._added("divide", one, below)
 
     def _integer_pow(self, params: Any, value: _Value) -> _Value:
         """As JAX has it: by repeated squares, and one quotient where the power is negative."""
@@ -209,26 +211,26 @@ class _Writer:
         if params["y"] == 0:
             raise _NoFormula
         if params["y"] == 3:
-            return self._does("multiply", self._does("multiply", value, value), value)
+            return self._added("multiply", self._added("multiply", value, value), value)
         while power:
             if power & 1:
-                made = value if made is None else self._does("multiply", made, value)
+                made = value if made is None else self._added("multiply", made, value)
             power >>= 1
             if power:
-                value = self._does("multiply", value, value)
+                value = self._added("multiply", value, value)
         assert made is not None, "a power has a first bit"
-        return made if params["y"] > 0 else self._does("divide", self._number(1, made), made)
+        return made if params["y"] > 0 else self._added("divide", self._number(1, made), made)
 
     def _number(self, number: int, like: _Value) -> _Value:
         return self._constant(np.asarray(number, jax.numpy.dtype(like.kind.dtype)))
 
     def _round(self, params: Any, value: _Value) -> _Value:
-        return self._does(_ROUNDING[params["rounding_method"].name], value)
+        return self._added(_ROUNDING[params["rounding_method"].name], value)
 
     def _select_n(self, params: Any, which: _Value, *cases: _Value) -> _Value:
         if which.kind.dtype != "bool" or len(cases) != 2:
             raise _NoFormula
-        return self._does(SELECT, which, cases[1], cases[0], dtype=cases[0].kind.dtype)
+        return self._added(SELECT, which, cases[1], cases[0], dtype=cases[0].kind.dtype)
 
     def _convert_element_type(self, params: Any, value: _Value) -> _Value:
         dtype = str(params["new_dtype"])
@@ -238,14 +240,14 @@ class _Writer:
             return value
         if dtype == "bool":
             return self._compared(value, self._number(0, value), "NE")
-        return self._does(CONVERT, value, dtype=dtype)
+        return self._added(CONVERT, value, dtype=dtype)
 
     def _broadcast_in_dim(self, params: Any, value: _Value, *sizes: Any) -> _Value:
         if sizes or params["sharding"] is not None or (value.kind.is_array and self.shape):
             raise _NoFormula
         if params["shape"] != self.shape or params["broadcast_dimensions"]:
             raise _NoFormula
-        return self._does(SPREAD, value) if self.shape else value
+        return self._added(BROADCAST, value) if self.shape else value
 
     def _sharding_constraint(self, params: Any, value: _Value) -> _Value:
         sharding = params["sharding"]
@@ -259,7 +261,7 @@ class _Writer:
             spec = spec_from_user(sharding.spec, self.mesh.axis_names, len(self.shape) if value.kind.is_array else 0)
         except SpecError:
             raise _NoFormula from None
-        return self._does(LAY, value, spec=spec)
+        return self._added(CONSTRAIN, value, spec=spec)
 
 
 _RULES: dict[str, Callable[..., _Value]] = {

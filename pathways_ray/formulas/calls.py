@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend import core as jex_core
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
 
 from pathways_ray.errors import ProgramRefused
-from pathways_ray.formulas.formula import COMPARE, FLOATS, LAY, SIGNED, SPREAD, Formula, Formulas, Kind, Operation
+from pathways_ray.formulas.formula import BROADCAST, COMPARE, CONSTRAIN, FLOATS, SIGNED, Formula, Kind, Operation
 from pathways_ray.jax_types import dtype_named
+from pathways_ray.joint_exports import called_p
 
 
 class FormulaCall(NamedTuple):
@@ -37,7 +36,8 @@ class FormulaCall(NamedTuple):
     def check_mesh(self, axes: Sequence[str], sizes: Sequence[int]) -> None:
         """Raises `ProgramRefused` where it is for another mesh than that of a slice."""
         if self.formula.mesh not in ((), said := tuple(zip(axes, sizes, strict=True))):
-            raise ProgramRefused(f"a formula is for the mesh {self.formula.mesh[:8]}, and its slice has {said}")
+            mesh = str(self.formula.mesh[:8])[:100]  # with names that are the client's
+            raise ProgramRefused(f"a formula is for the mesh {mesh}, and its slice has {said}")
 
     @property
     def in_avals(self) -> Sequence[Any]:
@@ -56,7 +56,7 @@ class FormulaCall(NamedTuple):
 
     def call(self, *values: Any) -> tuple[jax.Array, ...]:
         """Its results, in a function that is traced."""
-        return tuple(_formula_p().bind(*values, call=self))
+        return tuple(called_p().bind(*values, called=self))
 
     def emitted(self, context: Any, values: Sequence[Any]) -> list[Any]:
         """Its results as operations of a module, put where JAX puts some at the moment."""
@@ -65,16 +65,6 @@ class FormulaCall(NamedTuple):
     def _aval(self, kind: Kind) -> Any:
         shape = self.formula.shape if kind.is_array else ()
         return jax.core.ShapedArray(shape, dtype_named(kind.dtype))
-
-
-class FormulaCalls(NamedTuple):
-    """Formulas as functions of a recipe."""
-
-    formulas: Formulas
-
-    def member(self, number: str) -> FormulaCall:
-        """One of them, by the end of its name. Raises `ProgramRefused` for a number that there is not."""
-        return FormulaCall.of(self.formulas.at(number))
 
 
 class _Emission:
@@ -95,9 +85,9 @@ class _Emission:
         return [made[result] for result in self.formula.results]
 
     def _written(self, operation: Operation, kind: Kind, made: list[Any]) -> Any:
-        if operation.name == SPREAD:
+        if operation.name == BROADCAST:
             return self._array(operation.operands[0], made)
-        if operation.name == LAY:
+        if operation.name == CONSTRAIN:
             return sdy.sharding_constraint(made[operation.operands[0]], self._layout(operation, kind))
         operands = [
             self._array(operand, made) if kind.is_array and not self.kinds[operand].is_array else made[operand]
@@ -106,7 +96,7 @@ class _Emission:
         if operation.name == COMPARE:
             dtype = self.kinds[operation.operands[0]].dtype
             means = "FLOAT" if dtype in FLOATS else "SIGNED" if dtype in SIGNED else "UNSIGNED"
-            direction = stablehlo.ComparisonDirectionAttr.get(operation.how)
+            direction = stablehlo.ComparisonDirectionAttr.get(operation.direction)
             left, right = operands
             return stablehlo.compare(left, right, direction, compare_type=stablehlo.ComparisonTypeAttr.get(means))
         types = [self._type(kind)]
@@ -135,28 +125,11 @@ class _Emission:
         return self._types[kind]
 
 
-@functools.cache
-def _formula_p() -> Any:
-    """The primitive that a call of a formula is."""
-    made = jex_core.Primitive("pathways_formula")
-    made.multiple_results = True
-
-    @made.def_abstract_eval
-    def types(*_: Any, call: FormulaCall) -> list[Any]:
-        return list(call.out_avals)
-
-    def lowered(ctx: Any, *values: Any, call: FormulaCall) -> Sequence[Any]:
-        return call.emitted(ctx.module_context, values)
-
-    mlir.register_lowering(made, lowered, cacheable=False)
-    return made
-
-
-def text_of(formulas: Formulas) -> str:
+def text_of(formulas: Sequence[Formula]) -> str:
     """The StableHLO of formulas, a function for each."""
     with mlir.make_ir_context(), ir.Location.unknown():
         module = ir.Module.create()
-        for number, formula in enumerate(formulas.members):
+        for number, formula in enumerate(formulas):
             call = FormulaCall.of(formula)
             emission = _Emission(call)
             taken = [emission._type(kind) for kind in formula.arguments]

@@ -14,7 +14,7 @@ which axes of the slice's mesh values are split.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -30,8 +30,13 @@ _MARK = b"pathways formulas 1\n"
 
 MAX_RANK = 64
 
-MAX_OPERATIONS = 128
-"""Operations of a formula, and its constants: a host writes each down in Python."""
+MAX_VALUES = 128
+"""Arguments of a formula, its constants, operations and results, each: a host writes them down in Python."""
+
+MAX_MEMBERS = 128
+MAX_BYTES = 4 << 20
+"""Formulas that come as one, and their bytes, of which the largest ones take a half: no other thread of a host runs
+while they are decoded."""
 
 
 def _names(text: str) -> list[str]:
@@ -46,15 +51,15 @@ _NUMBERS = FLOATS | _INTEGERS
 _BOOL = frozenset(["bool"])
 _ANY = _NUMBERS | _BOOL
 
-COMPARE, SELECT, CONVERT, SPREAD = "compare", "select", "convert", "broadcast_in_dim"
+COMPARE, SELECT, CONVERT, BROADCAST = "compare", "select", "convert", "broadcast_in_dim"
 """Operations whose operands are of other types than their results, or that make an array of a number."""
 
-LAY = "sharding_constraint"
+CONSTRAIN = "sharding_constraint"
 """The operation, of Shardy's, that says how its operand lies."""
 
 DIRECTIONS = frozenset(_names("EQ NE LT LE GT GE"))
 
-ALIKE: dict[str, tuple[int, frozenset[str]]] = {
+ELEMENT_WISE: dict[str, tuple[int, frozenset[str]]] = {
     **dict.fromkeys(_names("add subtract multiply divide maximum minimum remainder"), (2, _NUMBERS)),
     **dict.fromkeys(_names("negate"), (1, _NUMBERS)),
     **dict.fromkeys(_names("abs sign"), (1, FLOATS | SIGNED)),
@@ -85,13 +90,13 @@ class Kind(NamedTuple):
 
 
 class Operation(msgspec.Struct, frozen=True, array_like=True):
-    """An operation of StableHLO: its name, the values that it takes, the dtype that it gives; `how` is the direction of
-    a comparison, and `spec` how its result lies, of `LAY`."""
+    """An operation of StableHLO: its name, the values that it takes, the dtype that it gives; `direction` is that of a
+    comparison, and `spec` how its result lies, of `CONSTRAIN`."""
 
     name: str
     operands: tuple[int, ...]
     dtype: str
-    how: str = ""
+    direction: str = ""
     spec: Spec = ()
 
 
@@ -127,14 +132,12 @@ class Formula(msgspec.Struct, frozen=True, array_like=True):
         if len(self.shape) > MAX_RANK or any(size < 0 for size in self.shape):
             raise ProgramRefused(f"a formula has the shape {self.shape[:8]}")
         if len(self.mesh) > MAX_RANK or any(size < 1 for _, size in self.mesh):
-            raise ProgramRefused(f"a formula has the mesh {self.mesh[:8]}")
+            raise _refused(f"a formula has the mesh {self.mesh[:8]}")
         if 8 * math.prod(self.shape) > limits.MAX_TENSOR_BYTES:
             raise ProgramRefused(f"a formula has values {self.shape[:8]} of more than {limits.MAX_TENSOR_BYTES} bytes")
-        if max(len(self.operations), len(self.constants)) > MAX_OPERATIONS:
-            raise ProgramRefused(
-                f"a formula has {len(self.operations)} operations and {len(self.constants)} constants; of each "
-                f"{MAX_OPERATIONS} are the limit"
-            )
+        for what in ("arguments", "constants", "operations", "results"):
+            if (count := len(getattr(self, what))) > MAX_VALUES:
+                raise ProgramRefused(f"a formula has {count} {what}; {MAX_VALUES} are the limit")
         found = [*self.arguments, *(Kind(constant.dtype, False) for constant in self.constants)]
         if unknown := next((kind.dtype for kind in found if kind.dtype not in _ANY), ""):
             raise ProgramRefused(f"a formula has values of type {unknown[:20]!r}")
@@ -149,7 +152,7 @@ class Formula(msgspec.Struct, frozen=True, array_like=True):
         return found
 
     def _check_spec(self, operation: Operation, kind: Kind) -> None:
-        if operation.name != LAY:
+        if operation.name != CONSTRAIN:
             return
         spec = operation.spec
         if sum(map(len, spec)) > len(self.mesh) or len(spec) > (len(self.shape) if kind.is_array else 0):
@@ -159,7 +162,7 @@ class Formula(msgspec.Struct, frozen=True, array_like=True):
         try:
             check_spec(spec, tuple(axis for axis, _ in self.mesh))
         except SpecError as error:
-            raise ProgramRefused(f"a value of a formula is not laid out on its mesh: {error}") from None
+            raise _refused(f"a value of a formula is not laid out on its mesh: {error}") from None
 
     @property
     def is_line(self) -> bool:
@@ -176,24 +179,24 @@ class Formula(msgspec.Struct, frozen=True, array_like=True):
         """
         if len(self.arguments) != 1 or len(self.operations) > 2 * MAX_IN_LINE:
             return False
-        layouts = {operation.spec for operation in self.operations if operation.name == LAY}
+        layouts = {operation.spec for operation in self.operations if operation.name == CONSTRAIN}
         if len(layouts) > 1 or sum(one.name in _IN_LINES for one in self.operations) > MAX_IN_LINE:
             return False
-        kinds = self.kinds()
-        if any(kind.dtype not in ("float32", "int32", "uint32") for kind in kinds):
+        dtypes = [one.dtype for group in (self.arguments, self.constants, self.operations) for one in group]
+        if not {"float32", "int32", "uint32"}.issuperset(dtypes):
             return False
         numbers = {1 + k: float(constant.number()) for k, constant in enumerate(self.constants)}
         value, first = 0, 1 + len(self.constants)
         for number, operation in enumerate(self.operations, first):
-            if operation.name == SPREAD and operation.operands[0] in numbers:
+            if operation.name == BROADCAST and operation.operands[0] in numbers:
                 numbers[number] = numbers[operation.operands[0]]
                 continue
             if {operand for operand in operation.operands if operand not in numbers} != {value}:
                 return False
-            if operation.name != LAY and (operation.name not in _IN_LINES or _turns(operation, numbers)):
+            if operation.name != CONSTRAIN and (operation.name not in _IN_LINES or _flips_sign(operation, numbers)):
                 return False
             value = number
-        is_one = kinds[0].is_array == bool(self.shape)
+        is_one = self.arguments[0].is_array == bool(self.shape)
         return is_one and self.results == (value,) and not any(map(math.isnan, numbers.values()))
 
 
@@ -204,66 +207,54 @@ def _kind_of(operation: Operation, before: list[Kind]) -> Kind:
         raise ProgramRefused(f"operation {name[:40]} of a formula takes values that there are not")
     given = [before[operand] for operand in operation.operands]
     taken = [kind.dtype for kind in given]
-    is_array = name == SPREAD or any(kind.is_array for kind in given)
-    if name in ALIKE:
-        count, allowed = ALIKE[name]
+    is_array = name == BROADCAST or any(kind.is_array for kind in given)
+    if name in ELEMENT_WISE:
+        count, allowed = ELEMENT_WISE[name]
         fits = taken == [dtype] * count and dtype in allowed
     elif name == COMPARE:
-        fits = len(taken) == 2 and taken[0] == taken[1] and dtype == "bool" and operation.how in DIRECTIONS
+        fits = len(taken) == 2 and taken[0] == taken[1] and dtype == "bool" and operation.direction in DIRECTIONS
     elif name == "is_finite":
         fits = len(taken) == 1 and taken[0] in FLOATS and dtype == "bool"
     elif name == SELECT:
         fits = taken == ["bool", dtype, dtype]
-    elif name == LAY:
+    elif name == CONSTRAIN:
         fits = taken == [dtype]
     elif name == CONVERT:
         fits = len(taken) == 1 and dtype in _NUMBERS
     else:
-        fits = name == SPREAD and taken == [dtype] and not given[0].is_array
+        fits = name == BROADCAST and taken == [dtype] and not given[0].is_array
     if not fits:
         raise ProgramRefused(f"operation {name[:40]!r} of a formula gives {dtype[:20]!r} of {taken[:4]}")
     return Kind(dtype, is_array)
 
 
-def _turns(operation: Operation, numbers: dict[int, float]) -> bool:
+def _flips_sign(operation: Operation, numbers: dict[int, float]) -> bool:
     """Whether an operation of a line is, or may be simplified to, a change of the sign alone."""
     given = [numbers.get(operand) for operand in operation.operands]
     is_product = operation.name in ("multiply", "divide") and -1 in given
     return operation.dtype == "float32" and (is_product or (operation.name == "subtract" and given[0] == 0))
 
 
-class Formulas:
-    """Formulas that come as one: member k of those named DIGEST is the function `DIGEST#k`."""
-
-    def __init__(self, members: tuple[Formula, ...]) -> None:
-        self.members = members
-
-    def packed(self) -> bytes:
-        """Their bytes."""
-        return _MARK + msgspec.msgpack.encode(self.members)
-
-    @staticmethod
-    def read(blob: bytes) -> Formulas:
-        """Formulas from their bytes. Raises `ProgramRefused` for any others, and for those that make no sense."""
-        try:
-            members = _FORMULAS.decode(memoryview(blob)[len(_MARK) :])
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ProgramRefused(f"it has no formulas ({error})") from None
-        size = sum(1 + len(one.arguments) + len(one.constants) + len(one.operations) for one in members)
-        if size > limits.MAX_OPERATIONS:
-            raise ProgramRefused(f"its formulas have {size} values; {limits.MAX_OPERATIONS} are the limit")
-        for one in members:
-            one.kinds()
-        return Formulas(members)
-
-    def at(self, number: str) -> Formula:
-        """One of them, by the end of its name. Raises `ProgramRefused` for a number that there is not."""
-        if not (number.isascii() and number.isdigit() and int(number) < len(self.members)):
-            raise ProgramRefused(f"of {len(self.members)} formulas none has the number {number[:20]!r}")
-        return self.members[int(number)]
+def packed(formulas: Iterable[Formula]) -> bytes:
+    """The bytes of formulas that come as one: number k of those whose bytes have the digest DIGEST is the function
+    `DIGEST#k`."""
+    return _MARK + msgspec.msgpack.encode(tuple(formulas))
 
 
 _FORMULAS = msgspec.msgpack.Decoder(tuple[Formula, ...])
+
+
+def unpacked(blob: bytes) -> tuple[Formula, ...]:
+    """Formulas from their bytes; whether each makes sense, its `kinds` say. Raises `ProgramRefused` for other bytes."""
+    if len(blob) > MAX_BYTES:
+        raise ProgramRefused(f"its formulas have {len(blob)} bytes; {MAX_BYTES} are the limit")
+    try:
+        found = _FORMULAS.decode(memoryview(blob)[len(_MARK) :])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _refused(f"it has no formulas ({error})") from None
+    if len(found) > MAX_MEMBERS:
+        raise ProgramRefused(f"{len(found)} formulas come as one; {MAX_MEMBERS} are the limit")
+    return found
 
 
 def is_formulas(blob: bytes) -> bool:
@@ -271,15 +262,6 @@ def is_formulas(blob: bytes) -> bool:
     return blob.startswith(_MARK)
 
 
-def distinct(formulas: list[Formula], named: Callable[[bytes], str]) -> tuple[bytes, list[str]]:
-    """The bytes of formulas, each once, and the name of each, those alike having one.
-
-    Args:
-        named: the name of bytes.
-    """
-    places: dict[Formula, int] = {}
-    for one in formulas:
-        places.setdefault(one, len(places))
-    blob = Formulas(tuple(places)).packed()
-    name = named(blob)
-    return blob, [f"{name}#{places[one]}" for one in formulas]
+def _refused(text: str) -> ProgramRefused:
+    """A refusal that may have words of the client's, as long as they like, in its text."""
+    return ProgramRefused(text[:280])

@@ -8,15 +8,15 @@ from typing import TypeAlias
 from jax import export
 
 from pathways_ray.errors import ProgramRefused
-from pathways_ray.formulas.calls import FormulaCall, FormulaCalls
-from pathways_ray.formulas.formula import Formulas, is_formulas
+from pathways_ray.formulas.calls import FormulaCall
+from pathways_ray.formulas.formula import Formula, is_formulas, unpacked
 from pathways_ray.ir.types import SliceType
 from pathways_ray.joint_exports import Joint, Member, Packed, is_joint_export
 
 Called: TypeAlias = export.Exported | Member | FormulaCall
 """A function that a recipe names."""
 
-Read: TypeAlias = export.Exported | Joint | FormulaCalls
+Read: TypeAlias = export.Exported | Joint | tuple[Formula, ...]
 """One function, or several that came as its members."""
 
 
@@ -40,7 +40,7 @@ def read(name: str, code: bytes) -> Read:
     """
     is_member = "#" in name
     if is_formulas(code) and is_member:
-        return FormulaCalls(Formulas.read(code))
+        return unpacked(code)
     if is_member:
         return Joint(Packed.read(code))
     if is_joint_export(code) or is_formulas(code):
@@ -49,5 +49,13 @@ def read(name: str, code: bytes) -> Read:
 
 
 def function_in(found: Read, name: str) -> Called:
-    """The function of a name in what was read for it. Raises `ProgramRefused` for a member that there is not."""
-    return found.member(name.partition("#")[2]) if isinstance(found, Joint | FormulaCalls) else found
+    """The function of a name in what was read for it. Raises `ProgramRefused` for a member that there is not, and for a
+    formula that makes no sense."""
+    _, _, number = name.partition("#")
+    if isinstance(found, Joint):
+        return found.member(number)
+    if not isinstance(found, tuple):
+        return found
+    if not (number.isascii() and number.isdigit() and int(number) < len(found)):
+        raise ProgramRefused(f"of {len(found)} formulas none has the number {number[:20]!r}")
+    return FormulaCall.of(found[int(number)])

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.formulas.calls import FormulaCall
-from pathways_ray.formulas.formula import Formula, Formulas, is_formulas
+from pathways_ray.formulas.formula import Formula, is_formulas, packed, unpacked
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 INTEGERS = ("int32", "uint32", "int8", "uint8", "int64", "uint64")
@@ -47,7 +47,7 @@ def check(function: Callable[..., Any], *arguments: Any) -> None:
     """The function is a formula, and has the bits that JAX gives it, also from its bytes."""
     found = formula(function, *arguments)
     assert found is not None
-    (read,) = Formulas.read(Formulas((found,)).packed()).members
+    (read,) = unpacked(packed((found,)))
     assert read == found
     call = FormulaCall.of(read)
     assert [(one.shape, one.dtype) for one in call.in_avals] == [(np.shape(a), jnp.asarray(a).dtype) for a in arguments]
@@ -211,6 +211,26 @@ def test_formulas_of_several_devices_say_how_their_values_lie(session, spec: P) 
         assert "sdy.sharding_constraint" in f.lower(placed).as_text("stablehlo")
     alone = built(scaled[0]._program((placed,)), placed)
     assert all(map(is_formulas, alone.functions.values()))
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, ("y", "x"))])
+def test_lines_of_several_devices_have_the_bits_of_each_alone(session, spec: P) -> None:
+    where = session.virtual_slice((2, 2), ("x", "y"))
+    lines = [pw.compiled(lambda v, k=k: v * 1.1 + k / 7, slice=where, in_specs=spec, out_specs=spec) for k in range(9)]
+
+    def chain(v: Any) -> Any:
+        for one in lines:
+            v = one(v)
+        return v
+
+    f, given = pw.program(chain), values("float32").reshape(4, 24)
+    wanted = given
+    for one in lines:
+        wanted = jax.jit(one.fun)(wanted)
+    placed = pw.put(given, where, spec)
+    assert np.asarray(f(placed)).tobytes() == np.asarray(wanted).tobytes()
+    recipes = built(f, placed).graph.recipes
+    assert all(part.is_line for recipe in recipes for part in recipe.parts)
 
 
 def test_a_number_that_lies_on_a_slice_is_not_fetched(session) -> None:
