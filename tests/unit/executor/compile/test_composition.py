@@ -31,6 +31,9 @@ jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do
 
 Function = Callable[..., Any]
 
+OPTIMIZED = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
+"""As users compile; `make test` has XLA do without."""
+
 
 @functools.cache
 def compiler() -> Compiler:
@@ -206,7 +209,8 @@ def test_a_multiplication_and_an_addition_are_not_rounded_as_one(how: str) -> No
     """As they are where nothing lies between them: so a border that XLA sees through would not pass."""
     value = values(1000, 1)
     alone = one_by_one([multiplied, added], value)
-    assert np.asarray(jax.jit(lambda v: added(multiplied(v)))(value)).tobytes() != alone.tobytes()
+    together = jax.jit(lambda v: added(multiplied(v)), compiler_options=OPTIMIZED)
+    assert np.asarray(together(value)).tobytes() != alone.tobytes()
     calls = calls_of([multiplied, added], jax.ShapeDtypeStruct(value.shape, value.dtype), how=how)
     made = compiled(chain(2), [Ref(1, 0)], calls, value)
     assert kernels(made) == (1 if how == "formula" else 2)
