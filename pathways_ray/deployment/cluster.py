@@ -25,9 +25,9 @@ from pathways_ray.controller.actor import Controller
 from pathways_ray.controller.metrics_server import metrics_url
 from pathways_ray.deployment import detached, growing, keeper, placement, tracing
 from pathways_ray.deployment.fork_server import ForkServer
-from pathways_ray.deployment.islands import IslandActors, Processes, actor, kill, start_island
+from pathways_ray.deployment.islands import IslandActors, Processes, actor, await_started, kill, start_island
 from pathways_ray.deployment.options import Options, usable_port
-from pathways_ray.deployment.ray_connection import Leave, cause_text, connect_ray
+from pathways_ray.deployment.ray_connection import Leave, connect_ray
 from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import Island, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
@@ -233,9 +233,9 @@ class Starting:
         """The cluster, once all serve. Raises `PathwaysError` for one that did not start in time."""
         deadline = time.monotonic() + self.options.limit_s
         listen, controller = self.listen, self.made[1]
-        url = _await(controller.start.remote(), "the controller did not start", deadline)
-        answers = [answer for island in self.started for answer in island.started()]
-        _await(answers, "an island did not start", deadline)
+        [url] = await_started({"the controller": controller.start.remote()}, deadline - time.monotonic())
+        answers = {name: answer for island in self.started for name, answer in island.started().items()}
+        await_started(answers, deadline - time.monotonic())
         if self.common.detached and (self.options.auto is not None or len(placement.alive_nodes()) > 1):
             self._actor(keeper.IslandKeeper, names.keeper(self.runtime), self.common, self.options.auto)
         return Cluster(
@@ -317,15 +317,3 @@ def _answers(asked: list[Any]) -> list[Any]:
     except ray.exceptions.RayError:
         return []
     return answers
-
-
-def _await(refs: Any, what: str, deadline: float) -> Any:
-    try:
-        return ray.get(refs, timeout=max(0.0, deadline - time.monotonic()))
-    except ray.exceptions.GetTimeoutError as error:
-        there = placement.resources_text([ray.cluster_resources()])
-        raise PathwaysError(f"{what} in time; Ray's nodes have {there}") from error
-    except ray.exceptions.RayTaskError as error:
-        raise (error.cause if isinstance(error.cause, PathwaysError) else PathwaysError(f"{what}: {error}")) from error
-    except ray.exceptions.RayError as error:
-        raise PathwaysError(f"{what}: {cause_text(error)}") from error

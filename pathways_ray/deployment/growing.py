@@ -13,9 +13,8 @@ from ray.util.placement_group import PlacementGroup
 
 from pathways_ray import names
 from pathways_ray.deployment import placement
-from pathways_ray.deployment.islands import IslandActors, Processes, kill, start_island
+from pathways_ray.deployment.islands import IslandActors, Processes, await_started, kill, start_island
 from pathways_ray.deployment.options import START_LIMIT_S
-from pathways_ray.deployment.ray_connection import cause_text
 from pathways_ray.deployment.topology import ACCELERATORS, Island, platform_of
 from pathways_ray.errors import PathwaysError, Unschedulable, UsageError, from_failure
 from pathways_ray.transport.messages import Refused
@@ -75,7 +74,7 @@ def add_island(
         made.append(groups[number])
         started = start_island(processes, number, members, island, groups[number])
         made += started.all()
-        _await(started.started(), f"island {number}", limit_s)
+        await_started(started.started(), limit_s)
     return started, groups[number]
 
 
@@ -91,15 +90,6 @@ def _undone(manager: Any, number: int) -> Iterator[list[Any]]:
         with contextlib.suppress(ray.exceptions.RayError):
             manager.remove_island.remote(number)
         raise
-
-
-def _await(answers: list[Any], what: str, limit_s: float) -> None:
-    try:
-        ray.get(answers, timeout=limit_s)
-    except ray.exceptions.GetTimeoutError as error:
-        raise PathwaysError(f"{what} did not start within {limit_s:.0f} s") from error
-    except ray.exceptions.RayError as error:
-        raise PathwaysError(f"{what} did not start: {cause_text(error)}") from error
 
 
 def _answer(asked: Any) -> Any:

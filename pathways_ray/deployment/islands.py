@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ from ray.util.placement_group import PlacementGroup
 
 from pathways_ray import names
 from pathways_ray.deployment import placement
+from pathways_ray.deployment.ray_connection import cause_text
 from pathways_ray.deployment.topology import Island
+from pathways_ray.errors import PathwaysError
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.scheduler.actor import IslandScheduler
 from pathways_ray.transport.endpoints import ListenConfig
@@ -50,9 +52,10 @@ class IslandActors:
     def all(self) -> list[Any]:
         return [*self.hosts.values(), self.scheduler]
 
-    def started(self) -> list[Any]:
-        """Ray's references to the answers of all that run."""
-        return [self.scheduler.start.remote(), *(host.ready.remote() for host in self.hosts.values())]
+    def started(self) -> dict[str, Any]:
+        """Ray's references to what each answers once it serves, by its name."""
+        hosts = {f"host {host}": actor.ready.remote() for host, actor in self.hosts.items()}
+        return {f"the scheduler of island {self.number}": self.scheduler.start.remote(), **hosts}
 
 
 def actor(processes: Processes, kind: type, name: str, **settings: Any) -> Any:
@@ -109,6 +112,32 @@ def start_island(
             processes.silence_limit_s,
         )
     return started
+
+
+def await_started(answers: Mapping[str, Any], limit_s: float) -> list[Any]:
+    """The answers of all who start.
+
+    Args:
+        answers: Ray's references, by the names of those who are to answer.
+        limit_s: for all of them.
+
+    Raises:
+        PathwaysError: one did not answer in time, or cannot start.
+    """
+    try:
+        found: list[Any] = ray.get([*answers.values()], timeout=max(0.0, limit_s))
+        return found
+    except ray.exceptions.GetTimeoutError as error:
+        late = set(ray.wait([*answers.values()], num_returns=len(answers), timeout=0)[1])
+        what = ", ".join(name for name, answer in answers.items() if answer in late)
+        there = placement.resources_text([ray.cluster_resources()])
+        raise PathwaysError(f"not started in time: {what}; Ray's nodes have {there}") from error
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, PathwaysError):
+            raise error.cause from error
+        raise PathwaysError(f"{', '.join(answers)}: {error}") from error
+    except ray.exceptions.RayError as error:
+        raise PathwaysError(f"{', '.join(answers)}: {cause_text(error)}") from error
 
 
 def kill(actors: Iterable[Any]) -> None:

@@ -14,7 +14,7 @@ from ray.util.placement_group import PlacementGroup
 
 from pathways_ray import limits, names
 from pathways_ray.deployment import detached
-from pathways_ray.deployment.islands import IslandActors, Processes, kill, start_island
+from pathways_ray.deployment.islands import IslandActors, Processes, await_started, kill, start_island
 from pathways_ray.deployment.topology import Topology
 
 START_LIMIT_S = 60.0
@@ -118,7 +118,8 @@ class TenantIslands:
         for base, (number, hosts) in found.items():
             island, group = self.topology.islands[base], self.groups[base]
             islands.append(start_island(self.processes, number, hosts, island, group, tenant=tenant, base=base))
-        ray.get([answer for island in islands for answer in island.started()], timeout=START_LIMIT_S)
+        answers = {name: answer for island in islands for name, answer in island.started().items()}
+        await_started(answers, START_LIMIT_S)
 
     def _stop(self, tenant: str) -> None:
         for island in self.running.pop(tenant, ()):

@@ -36,6 +36,7 @@ from pathways_ray.client.api import ClusterSession
 from pathways_ray.client.context import sessions
 from pathways_ray.transport import frames
 from pathways_ray.transport.messages import encode
+from tests.integration import ray_logs
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).resolve().parent / "scripts"
@@ -106,6 +107,8 @@ def _clusters_shared(item: pytest.Item) -> int:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     item.stash[FAILED] = report.failed or item.stash.get(FAILED, False)
+    if report.failed:
+        report.sections.append(("the last lines of Ray's logs", ray_logs.last_words()))
     return report
 
 

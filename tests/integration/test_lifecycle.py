@@ -7,6 +7,11 @@ import signal
 import time
 
 import pytest
+import ray
+
+import pathways_ray as pw
+from pathways_ray.deployment.islands import await_started
+from tests.integration.ray_logs import last_words
 
 
 @pytest.mark.long
@@ -46,3 +51,27 @@ def test_ctrl_c_in_the_middle_of_a_wait(python) -> None:
     assert "y.cancel() cancels it" in err.splitlines()[-1]
     assert "Error" not in err, err
     python.assert_none_left()
+
+
+@ray.remote(num_cpus=0)
+def serves_after(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@ray.remote(num_cpus=0)
+def cannot_start() -> None:
+    raise pw.errors.UsageError("no such core")
+
+
+def test_who_did_not_start_in_time_is_named(session) -> None:
+    assert session.url
+    answers = {f"host {k}": serves_after.remote(seconds) for k, seconds in enumerate((0.0, 60.0))}
+    ray.get(answers["host 0"])
+    with pytest.raises(pw.errors.PathwaysError, match=r"^not started in time: host 1; Ray's nodes have "):
+        await_started(answers, 0.5)
+    ray.cancel(answers["host 1"], force=True)
+    assert await_started({"host 0": answers["host 0"]}, 0.0) == [0.0]
+    with pytest.raises(pw.errors.UsageError, match="no such core"):
+        await_started({"host 2": cannot_start.remote()}, 60.0)
+    assert "raylet.out" in last_words()  # what a test that fails shows beside it
