@@ -215,10 +215,11 @@ class Whole(msgspec.Struct, eq=False):
         self.flying[record.sequence] = self.segment
 
     def ended(self, record: InFlight, now: float) -> bool:
-        """Notes that a part has ended; returns whether that was all. What it waited for others is not its own time."""
+        """Notes that a part has ended; returns whether that was all. What it waited for others is not its own time, and
+        what several parts took at once counts once."""
         self.flying.pop(record.sequence, None)
         busy_s = record.device_seconds / record.program.devices
-        self.spent_s += min(now - record.at, busy_s + PART_COST_S)
+        self.spent_s += min(now - max(record.at, self.at), busy_s + PART_COST_S)
         self.at = now
         self.device_us += round(1e6 * busy_s)
         if record.failure is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 from typing import Any, Protocol
 
@@ -45,6 +46,10 @@ class SimulatedOperator:
     def __init__(self, world: OperatorEnvironment, seed: int) -> None:
         self.world = world
         self.random = Random(f"operator {seed}")
+        self.undrains: Counter[int] = Counter()
+        self.undrained: Counter[int] = Counter()
+        """By island: drains that were to be taken back, and those of them that have an answer. A drain that was under
+        way meanwhile may have come before or after: the order of the answers does not say."""
         self.process = world.network.process("operator", "operator")
         for _ in range(world.settings.changes):
             change = self.random.choice([self._add, self._drain, self._drain])
@@ -64,10 +69,12 @@ class SimulatedOperator:
         deadline_s = self.random.choice(DEADLINES_S)
         until = self.world.clock.now + deadline_s
         self.world.deadlines[island] = min(until, self.world.deadlines.get(island, until))
+        undrains, undrained = self.undrains[island], self.undrained[island]
 
         def answered(reply: wire.Reply) -> None:
             if isinstance(reply, wire.Accepted):
-                self.world.drained.add(island)
+                if self.undrains[island] == undrains == undrained:
+                    self.world.drained.add(island)
                 self.world.deadlines.setdefault(island, until)  # one that was taken back may have been answered since
                 self.world.come_late(1)
                 if self.random.random() < CHANGED_MIND:
@@ -79,11 +86,13 @@ class SimulatedOperator:
 
     def _undrain(self, island: int) -> None:
         def answered(reply: wire.Reply) -> None:
+            self.undrained[island] += 1
             if isinstance(reply, wire.Accepted):
                 self.world.deadlines.pop(island, None)
                 self.world.drained.discard(island)  # another drain may have been answered meanwhile
 
         if self.world.controller.process.alive and island in self.world.islands:
+            self.undrains[island] += 1
             self.world.drained.discard(island)  # it may get slices as soon as the resource manager knows
             self._ask(wire.UndrainIsland(0, island), answered)
 

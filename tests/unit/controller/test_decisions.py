@@ -16,7 +16,7 @@ from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import Turns
 from pathways_ray.ir.graph import Branch, Graph, Repeat
-from pathways_ray.transport.messages import Cancel, Decided, Drop, Following, IslandLaunch, LaunchFailed, encode
+from pathways_ray.transport.messages import Cancel, Decided, Done, Drop, Following, IslandLaunch, LaunchFailed, encode
 from tests.unit.controller.harness import BOOM, SLICES, Harness, completed, sketch_with_slices, to_client
 from tests.unit.helpers import SCALAR, VECTOR, Sketch
 from tests.unit.ir.test_script import one_call
@@ -271,6 +271,17 @@ def test_the_launch_limit_ends_a_loop_without_end() -> None:
     assert report.failure.kind == "LaunchTimeout"
     assert "after 1 rounds of its loops" in report.failure.message
     assert (report.failure.node, report.failure.where) == ("loop", "rl.py:7")
+
+
+def test_what_several_parts_took_at_once_counts_once_for_the_launch_limit() -> None:
+    front = Deciding(looping(times=100))
+    front.tick(0.0)
+    first = sent(front.launch(1, (12,), 20))
+    front.tick(0.7 * limits.LAUNCH_LIMIT_S)
+    took = round(0.7e6 * limits.LAUNCH_LIMIT_S)
+    for send in first:
+        more = front.checked(front.launches.done(send.island, Done((send.message.sequence,), (took,))))
+        assert sent(more), "it goes on"
 
 
 def test_what_a_part_took_of_donated_arguments_is_said_with_the_failure() -> None:
