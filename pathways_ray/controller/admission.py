@@ -163,7 +163,7 @@ class Admission:
         message = launch.message
         program = session.programs.get(message.program)
         if launch.whole is not None and program is not None:
-            return self.decisions.step(session, backlog, launch, program)
+            return self._go_on(session, backlog, launch, program)
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self.refuse(session, launch, Failure("WireError", text))
@@ -184,7 +184,7 @@ class Admission:
             backlog.defer(launch, program, LaunchEvent.ARGUMENTS_ABSENT)
             return asked
         if program.script is not None:
-            return self.decisions.step(session, backlog, launch, program)
+            return self._go_on(session, backlog, launch, program)
         sent, came = self._start(session, program, message, launch)
         match came:
             case InFlight():
@@ -197,6 +197,18 @@ class Admission:
             case LaunchEvent():
                 launch.move(came)
         return None
+
+    def _go_on(self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram) -> list[Send]:
+        """Lets a launch that decides go on."""
+        commands = self.decisions.step(session, backlog, launch, program)
+        if launch.whole is not None and launch.whole.failure is not None:
+            self._waits_no_more(session)
+        return commands
+
+    def _waits_no_more(self, session: Session) -> None:
+        """The launch of a session that may have waited for room has ended instead, and holds back nobody."""
+        self.memory.waits_no_more(session.id)
+        self.window.queued.pop(session.id, None)
 
     def _start(self, session: Session, program: PlannedProgram, message: Launch, launch: WaitingLaunch) -> Started:
         """Sends a launch, or a part of one, to its islands if they have room for it."""
@@ -224,11 +236,9 @@ class Admission:
 
     def refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
         """Ends a launch that waited here."""
-        self.memory.waits_no_more(session.id)
+        self._waits_no_more(session)
         if launch.whole is not None:
-            self.window.queued.pop(session.id, None)
             return self.decisions.abandon(session, launch, failure)
         launch.move(LaunchEvent.REFUSED)
-        self.window.queued.pop(session.id, None)
         self.tables.ledger.leave(session.usage)
         return self.outcomes.refuse(session, launch.message, failure)

@@ -248,6 +248,31 @@ def test_a_lost_host_ends_it_between_its_parts() -> None:
     assert [(m.launch, m.failure.kind) for m in failures] == [(1, "HostLost")]
 
 
+def across() -> Graph:
+    """A value on slice 1 decides between two functions, on slice 2 and then on slice 3."""
+    sketch = sketch_with_slices("across")
+    x, y, z = (sketch.argument(slice) for slice in (1, 2, 3))
+    index = sketch.call("index", x, slice=1, outputs=(SCALAR,))
+    bodies = tuple(
+        sketch.body([y], lambda s, v, name=name: [s.call(f"{name}3", s.call(f"{name}2", v[0], slice=2), slice=3)])
+        for name in "fg"
+    )
+    return sketch.graph(sketch.control(Branch("pick", index, (y,), bodies, (VECTOR,), (sketch.layout(z),))))
+
+
+def test_one_that_ends_while_it_waits_for_room_on_islands_holds_back_nobody() -> None:
+    front = Deciding(across())
+    front.put(13, slice=3)
+    front.launches.cross_island.window = 0
+    front.launch(1, (11, 12, 13), 20)
+    assert not sent(front.decided(1, 0))
+    front.done(SLICES[0].island, 1)
+    assert 1 in front.launches.cross_island.queued
+    commands = front.down(SLICES[2].hosts[0]) + front.tick(1000.0)
+    assert [m.launch for m in to_client(commands, kind=LaunchFailed)] == [1]
+    assert not front.launches.cross_island.queued
+
+
 def test_it_may_be_cancelled_between_its_parts() -> None:
     front = Deciding(looping())
     front.launch(1, (12,), 20)
