@@ -283,13 +283,13 @@ class ClusterSession(Session):
         changing.undrain(self.url, self.token, island, self.cluster.ca)
 
     def remove_island(self, island: int) -> None:
-        """Ends an island for good.
+        """Ends an island for good. One that was removed may be again, without effect.
 
             session.drain_island(2)
             session.remove_island(2)
 
         Raises:
-            UsageError: there is no such island; it is the last one that takes slices; or it has slices, and the
+            UsageError: there was no such island; it is the last one that takes slices; or it has slices, and the
                 deadline of its drain is not over.
         """
         self.check_open()

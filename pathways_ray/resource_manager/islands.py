@@ -119,11 +119,14 @@ class SharedIslands:
         self.inventory.drained_for.pop(island, None)
 
     def remove(self, island: int, now: float) -> tuple[int, ...]:
-        """The island is no more; its hosts, whose processes are to be ended.
+        """The island is no more; its hosts, whose processes are to be ended. One that was removed may be again: the
+        answer may have been lost with the process that gave it, which may have ended its processes in part.
 
         Raises:
-            UsageError: there is no such island; it is the last one; or it has slices, and time to give them up.
+            UsageError: there was no such island; it is the last one; or it has slices, and time to give them up.
         """
+        if self.was_removed(island, "") and island not in self.members:
+            return ()
         self._check(island, "removed")
         held = [r for r in self.inventory.slices.values() if r.placed.island == island and not r.within]
         if held and now < self.inventory.draining.get(island, math.inf):

@@ -73,6 +73,15 @@ def test_an_island_with_slices_is_removed_when_the_deadline_of_its_drain_is_over
     assert 2 not in core.inventory.hosts
 
 
+def test_one_that_was_removed_may_be_again_for_the_answer_may_have_been_lost() -> None:
+    core = running()
+    (kept,) = [c.islands for c in core.handle(RemoveRequested(1, 1), 1.0) if isinstance(c, Keep)]
+    again = ManagerCore(kept, "secret")
+    again.handle(JoinRequested(2, HostInfo(0, 0, "cpu", 2, "node", 300, "", (0, 1))), 2.0)
+    assert answer(again, RemoveRequested(3, 1), 3.0) == Accepted()
+    assert isinstance(answer(again, RemoveRequested(4, 2), 3.0), Refused), "there was none"
+
+
 def test_a_drain_can_be_taken_back() -> None:
     core = running()
     core.handle(DrainRequested(1, 1, 60.0, "its node is drained"), 1.0)
