@@ -15,7 +15,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import Turns
-from pathways_ray.ir.graph import Branch, Graph, Repeat
+from pathways_ray.ir.graph import Body, Branch, Graph, Repeat
 from pathways_ray.transport.messages import Cancel, Decided, Done, Drop, Following, IslandLaunch, LaunchFailed, encode
 from tests.unit.controller.harness import BOOM, SLICES, Harness, completed, sketch_with_slices, to_client
 from tests.unit.helpers import SCALAR, VECTOR, Sketch
@@ -253,11 +253,13 @@ def across() -> Graph:
     sketch = sketch_with_slices("across")
     x, y, z = (sketch.argument(slice) for slice in (1, 2, 3))
     index = sketch.call("index", x, slice=1, outputs=(SCALAR,))
-    bodies = tuple(
-        sketch.body([y], lambda s, v, name=name: [s.call(f"{name}3", s.call(f"{name}2", v[0], slice=2), slice=3)])
-        for name in "fg"
+
+    def body(name: str) -> Body:
+        return sketch.body([y], lambda s, v: [s.call(f"{name}3", s.call(f"{name}2", v[0], slice=2), slice=3)])
+
+    return sketch.graph(
+        sketch.control(Branch("pick", index, (y,), (body("f"), body("g")), (VECTOR,), (sketch.layout(z),)))
     )
-    return sketch.graph(sketch.control(Branch("pick", index, (y,), bodies, (VECTOR,), (sketch.layout(z),))))
 
 
 def test_one_that_ends_while_it_waits_for_room_on_islands_holds_back_nobody() -> None:
