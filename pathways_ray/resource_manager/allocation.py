@@ -99,13 +99,14 @@ class Inventory:
 
     `now` is the time of the event that is handled, `missed` since when islands have been without a host, `draining`
     until when those that get no slices any more may keep what they have, `drained_for` why. `busy` is the part of its
-    time, 0 to 1, for which each device computed lately.
+    time, 0 to 1, for which each device computed lately. Slices up to `past_slice` are of controllers before.
     """
 
     members: Mapping[int, Sequence[int]] = field(default_factory=dict)
     hosts: dict[int, HostRecord] = field(default_factory=dict)
     slices: dict[tuple[int, int], SliceRecord] = field(default_factory=dict)
     next_slice: int = 0
+    past_slice: int = 0
     last_epoch: int = 0
     held: Counter[Device] = field(default_factory=Counter)
     """Slices on each device that has some, also on one that a host has come back without."""
@@ -173,7 +174,7 @@ class Inventory:
     def new_controller(self) -> None:
         """Another controller has come: a host is down until that one has heard of it. Slices stay: it says which
         sessions do not come back."""
-        self.busy.clear()
+        self.busy, self.past_slice = {}, self.next_slice
         for host in self.hosts.values():
             host.up = False
 
@@ -269,10 +270,10 @@ class Inventory:
                 self.held.update(one.placed.devices)
 
     def hold(self, session: int, slices: Sequence[HeldSlice], last_slice: int) -> bool:
-        """A session has these slices, and of those numbered up to `last_slice` no others: this may come late."""
+        """A session has these slices, and no others up to `last_slice` or `past_slice`: this may come late."""
         self.next_slice = max(self.next_slice, last_slice)
-        named = {one.placed.mesh.id for one in slices}
-        for number in [n for n in self.of_session.get(session, ()) if n <= last_slice and n not in named]:
+        last = max(last_slice, self.past_slice)
+        for number in {n for n in self.of_session.get(session, ()) if n <= last} - {s.placed.mesh.id for s in slices}:
             self.release(session, number)
         self.restore(slices)
         return True

@@ -562,6 +562,16 @@ def test_slices_that_came_after_a_session_stay_when_it_is_told_late_which_it_cam
     assert not +core.inventory.held
 
 
+def test_what_a_controller_asked_for_as_it_died_is_free_once_its_session_comes_back() -> None:
+    """The next controller has asked which slices there are before that, and knows of none."""
+    core = running()
+    core.handle(request(4), 1.0)
+    core.handle(ControllerServes("second", "c:2", "controller"), 2.0)
+    core.handle(request(5), 3.0)
+    core.handle(SlicesHeld(6, 1, HeldSlices((), 0)), 4.0)
+    assert sorted(core.inventory.slices) == [(1, 2)], "what the next one asked for stays"
+
+
 def test_a_slice_of_a_tenant_whose_island_comes_late_is_there_with_its_parts() -> None:
     core = running()
     whole = PlacedSlice.on(SliceType(30, (2,), ("x",)), 7, [Device(40, 0), Device(40, 1)])
