@@ -2,7 +2,8 @@
 
 The request, and the answer, are single messages. A name is served once. Reading takes a while: memory that is
 overwritten meanwhile goes out as garbage. As the real transfer server does, it tries for ever to reach an address where
-nobody listens, waits for ever for a peer that says nothing, and keeps for ever what is offered and not pulled.
+nobody listens, waits for ever for a peer that says nothing, and keeps for ever what is offered and not pulled, unless
+its host is gone.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pathways_ray.errors import Failure
-from pathways_ray.ir.plan import launch_of
+from pathways_ray.ir.plan import launch_of, receiver_of
 from pathways_ray.simulation.network import Network, Process
 from pathways_ray.simulation.values import Future, when_all_ready
 from pathways_ray.transport.messages import Following, Peer
@@ -63,7 +64,11 @@ class Transfer:
     on_handed: Callable[[Following], None] = field(init=False)
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
-        self.peers = {peer.host: peer for peer in peers}
+        left, self.peers = self.peers, {peer.host: peer for peer in peers}
+        for name in self.served:
+            before, now = left.get(receiver_of(name)), self.peers.get(receiver_of(name))
+            if before is not None and (now is None or now.epoch != before.epoch):
+                self.served[name] = Failure("HostLost", f"host {before.host} was lost", host=before.host)
 
     def hand_over(self, host: int, following: Following) -> None:
         peer = self.peers.get(host)

@@ -17,16 +17,18 @@ import os
 import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import msgspec
+import numpy as np
 from jax.experimental import transfer
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.failure_texts import error_text
-from pathways_ray.executor.data.near_transfer import NearTransfer
+from pathways_ray.executor.data.near_transfer import NearTransfer, PeerKey
 from pathways_ray.ir.plan import launch_of, receiver_of
 from pathways_ray.transport.messages import Following, Peer
 
@@ -38,6 +40,17 @@ _FOLLOWING = msgspec.msgpack.Decoder(Following)
 
 TRIM_AFTER_S = 5.0
 """After this time launches with a lost host have ended, and what they held is free."""
+
+
+MAX_OFFERED = 4096
+"""Offers to a host that are remembered: all that may be under way, and more. Nobody says when one has been pulled."""
+
+
+class _Offered(NamedTuple):
+    """An offer by its name, and where its arrays lie."""
+
+    name: int
+    shardings: Sequence[jax.sharding.Sharding]
 
 
 class DeviceTransfer:
@@ -66,6 +79,8 @@ class DeviceTransfer:
         self._peers: dict[int, Peer] = {}
         self._connections: dict[tuple[int, int], Any] = {}
         self._lent: dict[int, weakref.ref[Any]] = {}
+        self._offered: dict[PeerKey, deque[_Offered]] = {}
+        """The last offers to each host of another machine."""
         self._near = NearTransfer(host, self.address, secret, lambda: self.on_arrival()) if machine else None
         if self._near is not None:
             self._near.on_handed = lambda data: self.on_handed(_FOLLOWING.decode(data))
@@ -83,6 +98,8 @@ class DeviceTransfer:
         for key in gone.keys() & self._connections.keys():
             del self._connections[key]
             hang_up(gone[key])
+        for key in gone:
+            self._let_go(key)
         trim = threading.Timer(TRIM_AFTER_S, return_free_memory)
         trim.daemon = True
         trim.start()
@@ -98,7 +115,16 @@ class DeviceTransfer:
         if self._near is not None and is_near(peer, self.machine):
             self._near.serve(self._secret_name(name), (peer.host, peer.epoch), arrays)
             return
+        if peer is not None:
+            last = self._offered.setdefault((peer.host, peer.epoch), deque(maxlen=MAX_OFFERED))
+            last.append(_Offered(name, [array.sharding for array in arrays]))
         self._server.await_pull(self._secret_name(name), arrays)
+
+    def _let_go(self, gone: PeerKey) -> None:
+        """Lets go of what was for a host that is gone, and that the library would keep for ever."""
+        for name, shardings in self._offered.pop(gone, ()):
+            tiny = [jax.ShapeDtypeStruct((1,), np.uint8, sharding=sharding) for sharding in shardings]
+            self._fail(name, tiny, Failure("HostLost", f"host {gone[0]} was lost", host=gone[0]))
 
     def hand_over(self, host: int, following: Following) -> None:
         """Tells a host of this machine what follows a value; others hear of it by the controller. For any thread."""
@@ -134,6 +160,9 @@ class DeviceTransfer:
         if self._near is not None and is_near(peer, self.machine):
             self._near.serve_failure(self._secret_name(name), (peer.host, peer.epoch), failure)
             return
+        self._fail(name, types, failure)
+
+    def _fail(self, name: int, types: list[jax.ShapeDtypeStruct], failure: Failure) -> None:
         text = error_text(failure)
         self._server.await_pull(self._secret_name(name), [transfer.make_error_array(t, text) for t in types])
 

@@ -75,6 +75,28 @@ def test_memory_of_what_is_taken_back_is_free(pair) -> None:
     assert resident() - before < 2 * OFFER_BYTES
 
 
+def test_memory_of_what_was_for_a_host_that_is_gone_is_free() -> None:
+    """Nobody may be left who knows of the launch: its controller and its scheduler died too."""
+    client = jax.local_devices()[0].client
+    sender = DeviceTransfer(0, client, "127.0.0.1", "the link secret")
+    there, other = Peer(1, 1, "127.0.0.1:1"), Peer(2, 1, "127.0.0.1:1")
+    sender.set_peers((there, other))
+    add = jax.jit(lambda v, k: v + k)
+    zeros = jax.device_put(np.zeros(OFFER_BYTES // 4, np.float32))
+    add(zeros, 0.0).block_until_ready()
+    gc.collect()
+    return_free_memory()
+    before = resident()
+    for k in range(6):
+        sender.serve(transfer_id(k + 1, 0, 1), [add(zeros, float(k)).block_until_ready()])
+    sender.set_peers((there,))
+    gc.collect()
+    assert resident() - before > 5 * OFFER_BYTES, "another one is gone"
+    sender.set_peers((Peer(1, 2, "127.0.0.1:1", since=20),))
+    gc.collect()
+    assert resident() - before < 2 * OFFER_BYTES
+
+
 def test_who_asked_before_gets_the_failure(pair) -> None:
     sender, receiver = pair
     name = transfer_id(11, 0, 1)
