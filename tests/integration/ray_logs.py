@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 SESSION = Path("/tmp/ray/session_latest/logs")
-LINES = {"worker-*": 3, "gcs_server.out": 6, "raylet.out": 12}
+LINES = {"worker-*": 3, "gcs_server.out": 6, "raylet.err": 6, "raylet.out": 12}
 """The last lines that are shown, by the names of files."""
 NEWEST = 10  # files of a name
 WIDTH = 200
