@@ -61,6 +61,8 @@ class Admission:
         self.backlogs: dict[int, Backlog] = {}
         self.relieved: list[int] = []
         """Sessions whose backlog was full, and is so no more."""
+        self.asked: list[Send] = []
+        """Programs for hosts that have started again, asked for by launches that wait for something else."""
 
     def open(self, session: int) -> None:
         self.backlogs[session] = Backlog()
@@ -92,7 +94,7 @@ class Admission:
         commands = self._step(session, backlog, call)
         if commands is None:
             backlog.append(call)
-            return []
+            return self._take_asked()
         return commands
 
     def resume(self, sessions: Iterable[Session]) -> list[Send]:
@@ -140,6 +142,7 @@ class Admission:
                 commands += done
             if backlog.stuck:
                 break
+        commands += self._take_asked()
         if backlog.full and not backlog.is_over(2):
             backlog.full = False
             self.relieved.append(session.id)
@@ -188,7 +191,7 @@ class Admission:
         sent, came = self._start(session, program, message, launch)
         match came:
             case InFlight():
-                return sent
+                return asked + sent
             case Failure():
                 return asked + sent + self.refuse(session, launch, came)
             case LaunchEvent.HOSTS_ABSENT:
@@ -196,7 +199,12 @@ class Admission:
                 return asked + sent
             case LaunchEvent():
                 launch.move(came)
+        self.asked += asked  # all that compile it have, and a host is new that only has to know it
         return None
+
+    def _take_asked(self) -> list[Send]:
+        asked, self.asked = self.asked, []
+        return asked
 
     def _go_on(self, session: Session, backlog: Backlog, launch: WaitingLaunch, program: PlannedProgram) -> list[Send]:
         """Lets a launch that decides go on."""

@@ -78,7 +78,7 @@ class HostCore:
             wire.DropSession: self._session_ended,
             do.Joined: self._joined,
             do.InputsArrived: self._arrived,
-            do.SchedulerFound: lambda _: self.rejoining.scheduler_found(self._now),
+            do.SchedulerFound: self._scheduler_found,
             wire.Recount: lambda _: self.rejoining.recount(self._now),
             wire.CatchUp: lambda message: self.rejoining.catch_up(message, self.handle, self._now),
             wire.AllowEarly: lambda message: self.early.allow(message.tenant),
@@ -102,6 +102,15 @@ class HostCore:
     def _joined(self, event: do.Joined) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "joined", f"epoch {event.epoch}", host=self.host))
         return []
+
+    def _scheduler_found(self, _: do.SchedulerFound) -> list[do.Instruction]:
+        """The controller has failed what the scheduler had when it died, and what its islands have for each other may
+        never come. Hosts of an island of several hear so once all of them have the same launches."""
+        made = self.rejoining.scheduler_found(self._now)
+        if self.multi_host or not self.active:
+            return made
+        waiting = tuple((sequence, active.launch.program) for sequence, active in self.active.items())
+        return made + self._abort(wire.Abort(waiting, Failure("HostLost", "its island's scheduler ended")))
 
     def _peers(self, message: wire.Peers) -> list[do.Instruction]:
         present = ", ".join(f"{peer.host} (epoch {peer.epoch})" for peer in message.peers)

@@ -16,6 +16,7 @@ from pathways_ray.transport.messages import (
     Holds,
     HostAddress,
     HostUp,
+    IslandLaunch,
     Launch,
     LaunchFailed,
     Peers,
@@ -60,7 +61,7 @@ def test_a_scheduler_takes_the_launches_with_it_and_no_array() -> None:
     assert to_client(commands, kind=BuffersLost) == []
     assert HOST in {peer.host for peer in to_island(commands, 0, Peers)[-1].peers}
     front.ready(program, HOST)
-    assert len(to_island(front.launch(2, (1,), 3), ISLAND)) == 1
+    assert len(to_island(front.launch(2, (1,), 3), ISLAND, IslandLaunch)) == 1
 
 
 def test_what_nobody_wants_is_taken_from_a_host_that_comes_back() -> None:
@@ -128,7 +129,7 @@ def test_an_upload_goes_on_while_the_host_has_no_scheduler() -> None:
     assert to_client(commands, kind=BuffersLost) == []
     front.ready(program, HOST)
     message = Launch(1, 1, (2,), 3)
-    assert len(to_island(front.launches.admission.call(front.launches.sessions[1], message), ISLAND)) == 1
+    assert len(to_island(front.launches.admission.call(front.launches.sessions[1], message), ISLAND, IslandLaunch)) == 1
 
 
 def test_an_upload_waits_for_its_turn_while_the_host_has_no_scheduler() -> None:

@@ -259,8 +259,27 @@ def test_a_host_that_has_not_joined_is_away_from_the_start() -> None:
     assert (failure.kind, failure.host) == ("HostLost", 2)
     launches.host_up(1, HostUp(2, 1, "t", "d", 2, 100))
     launches.ready(Ready(2, program.key, 0))
-    assert len(to_island(launches.admission.call(launches.sessions[1], Launch(2, 1, (1,), 3)), 1)) == 1
+    commands = launches.admission.call(launches.sessions[1], Launch(2, 1, (1,), 3))
+    assert len(to_island(commands, 1, IslandLaunch)) == 1
     check_launches(launches)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_host_that_starts_again_knows_a_program_before_its_launch_also_without_a_part_in_it(full: bool) -> None:
+    """Those with a part have compiled it before that host has come. The launch may have to wait for something else."""
+    front = Harness(max_in_flight=0 if full else 100)
+    program = front.register(program_over(1), 1)
+    assert program.hosts == {0}
+    front.put(1)
+    for host in (0, 1):
+        front.down(host)
+    front.up(0, epoch=2)
+    front.put(2)
+    front.launch(1, (2,), 3)
+    front.ready(program, 0)
+    found = to_island(front.up(1, epoch=2), 0)
+    kinds = [type(message) for message in found if isinstance(message, Program | IslandLaunch)]
+    assert kinds == ([Program] if full else [Program, IslandLaunch])
 
 
 def test_islands_that_live_are_told_of_a_launch_that_has_failed_elsewhere() -> None:

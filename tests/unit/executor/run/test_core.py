@@ -561,6 +561,17 @@ def test_a_launch_that_has_ended_elsewhere_waits_for_nothing() -> None:
     assert host.watched[-1] == (1, [LOST])
 
 
+def test_what_waits_as_the_scheduler_dies_ends_once_there_is_another_one() -> None:
+    """It may never have come to the other island: nobody else knows of it once the controller has died too."""
+    host = host_with_barrier()
+    host.handle(run(1, program=2))
+    host.driver.handle(SchedulerFound(), 0.0)
+    assert host.abandoned == [1]
+    assert host.core.active == {}
+    ((number, (failure,)),) = host.watched
+    assert (number, failure.kind) == (1, "HostLost")
+
+
 def test_what_an_aborted_launch_offers_is_taken_back() -> None:
     """One that is over here has offered its value already; nobody pulls it any more."""
     sketch = Sketch()
