@@ -97,8 +97,9 @@ class Inherited:
         it."""
         self.over = False
 
-    def told(self, island: int, outcomes: Iterable[IslandOutcome]) -> None:
-        """A scheduler says what it knows."""
+    def told(self, island: int, outcomes: Iterable[IslandOutcome]) -> list[Send]:
+        """A scheduler says what it knows. What was aborted before it came is aborted there too."""
+        commands: list[Send] = []
         for one in outcomes:
             fate = self.fates.get(one.sequence)
             if fate is None:
@@ -110,23 +111,30 @@ class Inherited:
             if one.runs:
                 self.busy[one.program] += not fate.runs
                 fate.runs.add(island)
+                if fate.aborted:
+                    commands.append(SendIsland(island, self._abortion(fate)))
             else:
                 fate.over[island] = one.failure
+        return commands
 
     def abort_unknown(self) -> list[Send]:
         """All have said what they know: aborts launches that some of their islands do not."""
         commands: list[Send] = []
-        text = "the controller ended before the launch came to all of its islands"
         for fate in self.fates.values():
             if not fate.aborted and (not fate.is_known or fate.fails_elsewhere):
-                commands += self._abort(fate, fate.failure or Failure("ControllerLost", text))
+                commands += self._abort(fate)
         idle = [program for program in self.unwanted if not self.busy[program]]
         return [*commands, *(one for program in idle for one in self.unwanted.pop(program))]
 
-    def _abort(self, fate: Fate, failure: Failure) -> list[Send]:
+    def _abort(self, fate: Fate) -> list[Send]:
         fate.aborted = True
-        message = Abort(((fate.told.sequence, fate.told.program),), msgspec.structs.replace(failure, story=()))
+        message = self._abortion(fate)
         return [SendIsland(island, message) for island in sorted({*fate.runs, *fate.over})]
+
+    def _abortion(self, fate: Fate) -> Abort:
+        text = "the controller ended before the launch came to all of its islands"
+        failure = fate.failure or Failure("ControllerLost", text)
+        return Abort(((fate.told.sequence, fate.told.program),), msgspec.structs.replace(failure, story=()))
 
     def abort_again(self, island: int) -> list[Send]:
         """The scheduler of an island has a successor: what it was told last may not have come to its hosts, which offer
@@ -178,8 +186,7 @@ class Inherited:
         fate.over[island] = failure
         commands = self._settled(fate)
         if fate.fails_elsewhere and not fate.aborted:
-            assert fate.failure is not None
-            commands += self._abort(fate, fate.failure)
+            commands += self._abort(fate)
         if not fate.runs:
             program = fate.told.program
             self.busy[program] -= 1

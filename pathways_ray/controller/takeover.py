@@ -119,8 +119,8 @@ class Takeover:
 
     def outcomes(self, island: int, message: wire.IslandOutcomes) -> list[Send]:
         """A scheduler says what launches of the controller before have come to."""
-        self.inherited.told(island, message.outcomes)
-        return self.inherited.abort_unknown() if self.open_since is not None else []
+        commands = self.inherited.told(island, message.outcomes)
+        return commands + (self.inherited.abort_unknown() if self.open_since is not None else [])
 
     def is_new(self, message: wire.HostUp) -> bool:
         """Whether a host that holds something was not known to this controller."""

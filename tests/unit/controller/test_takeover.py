@@ -257,6 +257,20 @@ def test_what_a_launch_of_before_offers_is_taken_back_also_by_a_host_whose_sched
     assert abort.launches == ((1001, 9),)
 
 
+def test_a_launch_of_before_whose_island_is_lost_is_aborted_on_one_that_says_later_that_it_has_it() -> None:
+    """It would wait there for what the lost one was to send."""
+    front = Successor()
+    island, later = ISLAND_OF_HOST[0], ISLAND_OF_HOST[3]
+    for host in (0, 1, 2):
+        front.comes(host, Holds({SESSION: ()}, ()))
+    front.from_island(island, IslandOutcomes((outcome(1, islands=2, runs=True),)))
+    front.handle(IslandDisconnected(island, island, "its scheduler"))
+    front.connect(later)
+    commands = front.from_island(later, IslandOutcomes((outcome(1, islands=2, runs=True), outcome(2, runs=True))))
+    (abort,) = [m for m in sent(commands) if isinstance(m, Abort)]
+    assert (abort.launches, abort.failure.kind) == (((1001, 9),), "HostLost")
+
+
 def _back(front: Successor, host: int, holds: Holds) -> list[Any]:
     again = HostUp(host, 5, f"t{host}", f"d{host}", 2, 100 + host, holds=holds)
     return list(sent(front.from_island(0, again, link=7)))
