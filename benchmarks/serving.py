@@ -7,6 +7,9 @@ and makes the next. Callers are threads of one client, or clients in processes o
 (`join_calls=True`). All clients are of one tenant, as the processes of one service are: each session with the
 operator's token would be a tenant of its own. JAX has as many threads, in one process.
 
+`bare` is the floor of what any server in another process can do: a thread for each connection, which reads a batch from
+a socket, calls `jax.jit`, and writes the result.
+
 Run it with `python -m benchmarks.serving --json serving.json`; it takes about two minutes.
 """
 
@@ -16,7 +19,9 @@ import contextlib
 import functools
 import itertools
 import json
+import socket
 import statistics
+import struct
 import tempfile
 import threading
 import time
@@ -34,12 +39,18 @@ from benchmarks.workers import Worker, answers, ask_all
 
 SIZES = (1, 2, 4, 8, 16, 32)
 JOINED_SIZES = (*SIZES, 64, 128)
-SYSTEMS = ("pathways", "joined", "jax")
+SYSTEMS = ("pathways", "joined", "bare", "jax")
 BATCHES = 64
 TOLERANCE = 1e-3
 """Of a value against NumPy's, which adds in another order."""
 
 LIMIT_S = 180.0
+
+COUNT = struct.Struct("!I")
+
+OF = {"pathways": "", "joined": "", "bare": "bare server: "}
+BESIDE = {"pathways": "", "joined": ", joined", "bare": ""}
+"""Before and behind what a ratio is of, by system."""
 
 TOKEN = "the-token-of-the-service"
 TENANTS = {"tenants": [{"name": "service", "token": TOKEN}]}
@@ -163,10 +174,64 @@ class Jax:
         jitted = jax.jit(model)
 
         def predict(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-            count = len(rows)
-            filled = np.zeros((next(size for size in SIZES if size >= count), rows.shape[1]), rows.dtype)
-            filled[:count] = rows
-            return np.asarray(jitted(placed, filled))[:count]
+            return np.asarray(jitted(placed, padded(rows)))[: len(rows)]
+
+        self.latencies = Load(predict, layers).latencies
+
+
+def padded(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A batch with zeros behind it, up to the next of the sizes."""
+    filled = np.zeros((next(size for size in SIZES if size >= len(rows)), rows.shape[1]), rows.dtype)
+    filled[: len(rows)] = rows
+    return filled
+
+
+class BareServer:
+    """`jax.jit` of the model behind sockets. A request is the number of rows, then the rows; the answer its result."""
+
+    def __init__(self, layers: Sequence[int]) -> None:
+        import jax
+
+        self._placed, self._jitted, self._width = jax.device_put(weights(layers)), jax.jit(model), layers[0]
+        for size in SIZES:
+            self._answer(np.zeros((size, self._width), np.float32))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    def _answer(self, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return np.asarray(self._jitted(self._placed, rows))
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while header := connection.recv(COUNT.size, socket.MSG_WAITALL):
+            rows = np.empty((COUNT.unpack(header)[0], self._width), np.float32)
+            connection.recv_into(rows.data, 0, socket.MSG_WAITALL)
+            connection.sendall(self._answer(rows).data)
+
+
+class BareClient:
+    """Callers of a bare server, each with a connection of its own."""
+
+    def __init__(self, port: int, layers: Sequence[int]) -> None:
+        connections = threading.local()
+
+        def predict(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+            if not hasattr(connections, "own"):
+                connections.own = socket.create_connection(("127.0.0.1", port))
+                connections.own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            filled = padded(rows)
+            connections.own.sendmsg([COUNT.pack(len(filled)), filled.data])
+            result = np.empty((len(filled), layers[-1]), np.float32)
+            connections.own.recv_into(result.data, 0, socket.MSG_WAITALL)
+            return result[: len(rows)]
 
         self.latencies = Load(predict, layers).latencies
 
@@ -182,19 +247,26 @@ def run(settings: Settings, progress: Progress) -> Result:
         session = stack.enter_context(pw.init(devices_per_host=1, tenants=str(table)))
         several = max(settings.processes, default=1)
         clients = [Worker(Client, session.url, TOKEN, settings.layers) for _ in range(max(several, 1))]
-        jax = Worker(Jax, settings.layers)
-        for worker in (*clients, jax):
+        jax, server = Worker(Jax, settings.layers), Worker(BareServer, settings.layers)
+        for worker in (*clients, jax, server):
             stack.callback(worker.close, 30)
-        progress.say(f"{len(clients)} clients and JAX: starting")
-        answers([*clients, jax], LIMIT_S)
+        progress.say(f"{len(clients)} clients, JAX and a bare server: starting")
+        answers([*clients, jax, server], LIMIT_S)
+        bare = [Worker(BareClient, server.ask("port"), settings.layers) for _ in clients]
+        for worker in bare:
+            stack.callback(worker.close, 30)
+        answers(bare, LIMIT_S)
 
         def latencies(case: tuple[str, str, int]) -> list[float]:
             system, callers, count = case
             if system == "jax":
                 return list(jax.ask("latencies", count, settings.seconds))
+            if callers == "threads" and system == "bare":
+                return list(bare[0].ask("latencies", count, settings.seconds))
             if callers == "threads":
                 return list(clients[0].ask("latencies", count, settings.seconds, system == "joined"))
-            each = ask_all(clients[:count], "latencies", 1, settings.seconds, limit_s=LIMIT_S)
+            own = bare if system == "bare" else clients
+            each = ask_all(own[:count], "latencies", 1, settings.seconds, limit_s=LIMIT_S)
             return [one for ones in each for one in ones]
 
         every = [
@@ -218,7 +290,7 @@ def run(settings: Settings, progress: Progress) -> Result:
             for case, ones in samples.items()
         ],
         "ratios": [
-            {"name": f"{what} / jax.jit in one process, {count} {callers}{', joined' if system == 'joined' else ''}"}
+            {"name": f"{OF[system]}{what} / jax.jit in one process, {count} {callers}{BESIDE[system]}"}
             | measure.paired_ratios(ones, of["jax", callers, count])
             for what, of in (("requests a second", rates), ("p99 of a request", last))
             for (system, callers, count), ones in of.items()
