@@ -15,6 +15,7 @@ from pathways_ray.controller import hosts, manager_calls, moves
 from pathways_ray.controller.islands import Islands
 from pathways_ray.controller.manager_calls import ManagerCalls
 from pathways_ray.controller.moves import Moves
+from pathways_ray.executor.run.core import HostCore
 from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager import choosing
 from pathways_ray.resource_manager import events as manager_events
@@ -176,6 +177,14 @@ WIDE: dict[str, Any] = SINGLES | {"clients": 4, "slices": 3, "launches": (40, 40
 """Launches over many islands, each of a host that outlives its scheduler: some wait for what the others lost."""
 
 
-@bug(faults=0, shown=1, **ORPHANING | WIDE | {"parallel": False})
+@bug(faults=0, shown=2, **ORPHANING | WIDE | {"parallel": False})
 def launches_go_on_that_failed_with_a_scheduler(patch: Patch) -> None:
+    """Neither the host ends them by itself, nor does the controller."""
     wrapped(patch, hosts, "compared", _without(Abort))
+    patch.setattr(HostCore, "_scheduler_found", lambda self, event: self.rejoining.scheduler_found(self._now))
+
+
+@bug(faults=0, shown=23, **ORPHANING | WIDE | {"parallel": False, "controller_deaths": 3})
+def what_waits_goes_on_where_a_scheduler_and_the_controller_die(patch: Patch) -> None:
+    """Nobody is left who knows that it failed."""
+    patch.setattr(HostCore, "_scheduler_found", lambda self, event: self.rejoining.scheduler_found(self._now))
