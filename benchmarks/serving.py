@@ -48,9 +48,8 @@ LIMIT_S = 180.0
 
 COUNT = struct.Struct("!I")
 
-OF = {"pathways": "", "joined": "", "bare": "bare server: "}
-BESIDE = {"pathways": "", "joined": ", joined", "bare": ""}
-"""Before and behind what a ratio is of, by system."""
+RATIOS = {"pathways": "{}", "joined": "{}, joined", "bare": "bare server: {}"}
+"""The names of ratios, by system."""
 
 TOKEN = "the-token-of-the-service"
 TENANTS = {"tenants": [{"name": "service", "token": TOKEN}]}
@@ -90,6 +89,13 @@ def batches(width: int) -> list[np.ndarray[Any, Any]]:
         random.standard_normal((int(random.integers(1, max(SIZES) + 1)), width)).astype(np.float32)
         for _ in range(BATCHES)
     ]
+
+
+def padded(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A batch with zeros behind it, up to the next of the sizes."""
+    filled = np.zeros((next(size for size in SIZES if size >= len(rows)), rows.shape[1]), rows.dtype)
+    filled[: len(rows)] = rows
+    return filled
 
 
 def model(layers: Any, rows: Any) -> Any:
@@ -179,13 +185,6 @@ class Jax:
         self.latencies = Load(predict, layers).latencies
 
 
-def padded(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A batch with zeros behind it, up to the next of the sizes."""
-    filled = np.zeros((next(size for size in SIZES if size >= len(rows)), rows.shape[1]), rows.dtype)
-    filled[: len(rows)] = rows
-    return filled
-
-
 class BareServer:
     """`jax.jit` of the model behind sockets. A request is the number of rows, then the rows; the answer its result."""
 
@@ -259,20 +258,21 @@ def run(settings: Settings, progress: Progress) -> Result:
 
         def latencies(case: tuple[str, str, int]) -> list[float]:
             system, callers, count = case
-            if system == "jax":
-                return list(jax.ask("latencies", count, settings.seconds))
-            if callers == "threads" and system == "bare":
-                return list(bare[0].ask("latencies", count, settings.seconds))
-            if callers == "threads":
-                return list(clients[0].ask("latencies", count, settings.seconds, system == "joined"))
-            own = bare if system == "bare" else clients
-            each = ask_all(own[:count], "latencies", 1, settings.seconds, limit_s=LIMIT_S)
-            return [one for ones in each for one in ones]
+            workers = {"jax": [jax], "bare": bare}.get(system, clients)
+            if callers == "processes" and system != "jax":
+                each = ask_all(workers[:count], "latencies", 1, settings.seconds, limit_s=LIMIT_S)
+                return [one for ones in each for one in ones]
+            joins = (True,) if system == "joined" else ()
+            return list(workers[0].ask("latencies", count, settings.seconds, *joins))
 
         every = [
             (system, *case) for case in cases for system in SYSTEMS if (system, case[0]) != ("joined", "processes")
         ]
         samples = measure.interleaved(every, latencies, settings.rounds)
+    return _result(settings, samples)
+
+
+def _result(settings: Settings, samples: dict[tuple[str, str, int], list[list[float]]]) -> Result:
     rates = {case: [len(one) / settings.seconds for one in ones] for case, ones in samples.items()}
     last = {case: [1e3 * measure.p99(one) for one in ones] for case, ones in samples.items()}
     return {
@@ -290,7 +290,7 @@ def run(settings: Settings, progress: Progress) -> Result:
             for case, ones in samples.items()
         ],
         "ratios": [
-            {"name": f"{OF[system]}{what} / jax.jit in one process, {count} {callers}{BESIDE[system]}"}
+            {"name": RATIOS[system].format(f"{what} / jax.jit in one process, {count} {callers}")}
             | measure.paired_ratios(ones, of["jax", callers, count])
             for what, of in (("requests a second", rates), ("p99 of a request", last))
             for (system, callers, count), ones in of.items()

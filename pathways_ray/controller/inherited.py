@@ -112,7 +112,7 @@ class Inherited:
                 self.busy[one.program] += not fate.runs
                 fate.runs.add(island)
                 if fate.aborted:
-                    commands.append(SendIsland(island, self._abortion(fate)))
+                    commands.append(SendIsland(island, self._abort_message(fate)))
             else:
                 fate.over[island] = one.failure
         return commands
@@ -128,10 +128,10 @@ class Inherited:
 
     def _abort(self, fate: Fate) -> list[Send]:
         fate.aborted = True
-        message = self._abortion(fate)
+        message = self._abort_message(fate)
         return [SendIsland(island, message) for island in sorted({*fate.runs, *fate.over})]
 
-    def _abortion(self, fate: Fate) -> Abort:
+    def _abort_message(self, fate: Fate) -> Abort:
         text = "the controller ended before the launch came to all of its islands"
         failure = fate.failure or Failure("ControllerLost", text)
         return Abort(((fate.told.sequence, fate.told.program),), msgspec.structs.replace(failure, story=()))

@@ -135,9 +135,9 @@ def await_started(answers: Mapping[str, Any], limit_s: float) -> list[Any]:
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, PathwaysError):
             raise error.cause from error
-        raise PathwaysError(f"{', '.join(answers)}: {error}") from error
+        raise PathwaysError(f"one of these did not start: {', '.join(answers)}: {error}") from error
     except ray.exceptions.RayError as error:
-        raise PathwaysError(f"{', '.join(answers)}: {cause_text(error)}") from error
+        raise PathwaysError(f"one of these did not start: {', '.join(answers)}: {cause_text(error)}") from error
 
 
 def kill(actors: Iterable[Any]) -> None:

@@ -120,7 +120,7 @@ class SharedIslands:
 
     def remove(self, island: int, now: float) -> tuple[int, ...]:
         """The island is no more; its hosts, whose processes are to be ended. One that was removed may be again: the
-        answer may have been lost with the process that gave it, which may have ended its processes in part.
+        resource manager may have died before its answer came.
 
         Raises:
             UsageError: there was no such island; it is the last one; or it has slices, and time to give them up.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 SESSION = Path("/tmp/ray/session_latest/logs")
@@ -14,11 +15,14 @@ ENDS = "received SIGTERM"
 
 def last_words(folder: Path = SESSION) -> str:
     """The end of each file that has more than the name of its process; "" without a Ray."""
-    found = []
+    found: list[str] = []
     for pattern, most in LINES.items():
-        newest = sorted(folder.glob(pattern), key=lambda path: path.stat().st_mtime)[-NEWEST:]
-        for path in newest:
-            text = path.read_text(errors="replace").partition(ENDS)[0]
+        files = []
+        for path in folder.glob(pattern):
+            with contextlib.suppress(OSError):  # Ray has moved it away
+                files.append((path.stat().st_mtime, path, path.read_text(errors="replace")))
+        for _, path, whole in sorted(files)[-NEWEST:]:
+            text = whole.partition(ENDS)[0]
             if said := [line[:WIDTH] for line in text.splitlines() if line and not line.startswith(":")]:
                 found.append("\n".join([f"--- {path.name}", *said[-most:]]))
     return "\n".join(found)

@@ -1,4 +1,5 @@
-"""Before, after and twice; Ctrl-C while waiting; nothing left behind. Each in a process with a cluster of its own."""
+"""Before, after and twice; Ctrl-C while waiting; nothing left behind; who does not start. All but the last in a process
+with a cluster of its own."""
 
 from __future__ import annotations
 
