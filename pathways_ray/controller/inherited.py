@@ -33,12 +33,14 @@ from pathways_ray.transport.messages import (
 @dataclass(slots=True)
 class Fate:
     """A launch from before. It `runs` on some islands, or waits there, and is over on others, with or without a
-    failure. `results` are those that its client has handles to; it is `awaited` once the client has come, and has yet
+    failure: on those of `since` it has ended under this controller, and hosts may have said before what they hold.
+    `results` are those that its client has handles to; it is `awaited` once the client has come, and has yet
     to hear of it."""
 
     told: IslandOutcome
     runs: set[int] = field(default_factory=set)
     over: dict[int, Failure | None] = field(default_factory=dict)
+    since: set[int] = field(default_factory=set)
     results: tuple[int, ...] = ()
     awaited: bool = False
     aborted: bool = False
@@ -177,6 +179,16 @@ class Inherited:
                 commands += [SendIsland(island, Drop(session, numbers)) for island in sorted(fate.runs)]
         return commands
 
+    def made_since(self, session: int, asked: Iterable[Unanswered]) -> dict[int, set[int]]:
+        """The results of launches that have ended under this controller, by island: hosts may have them, and not have
+        said so."""
+        found: dict[int, set[int]] = {}
+        for one in asked:
+            fate = self.named.get((session, one.launch))
+            for island in fate.since if fate is not None else ():
+                found.setdefault(island, set()).update(one.numbers)
+        return found
+
     def reported(self, island: int, sequence: int, failure: Failure | None) -> list[Send]:
         """A launch that this controller has not sent is over on an island."""
         fate = self.fates.get(sequence)
@@ -184,6 +196,7 @@ class Inherited:
             return []
         fate.runs.discard(island)
         fate.over[island] = failure
+        fate.since.add(island)
         commands = self._settled(fate)
         if fate.fails_elsewhere and not fate.aborted:
             commands += self._abort(fate)

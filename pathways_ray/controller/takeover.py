@@ -292,11 +292,13 @@ class Takeover:
         dropped."""
         inherited = self.inherited.answer(session.id, request.unanswered)
         held = self._still_held()
+        made = self.inherited.made_since(session.id, request.unanswered)
         there: dict[int, set[int]] = {}
         said: dict[int, list[wire.Stored]] = {}
         for host, holds in held.items():
             arrived = self.arrived.pop((host, session.id), ())
-            there[host] = {*holds.buffers.get(session.id, ()), *(one.buffer for one in arrived)}
+            later = made.get(self.tables.hosts[host].island, ())
+            there[host] = {*holds.buffers.get(session.id, ()), *(one.buffer for one in arrived), *later}
             for report in (*(one for one in holds.uploads if one.session == session.id), *arrived):
                 said.setdefault(report.buffer, []).append(report)
         commands: list[Command] = []

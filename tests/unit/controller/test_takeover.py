@@ -228,6 +228,21 @@ def test_launches_of_before_have_the_outcome_that_schedulers_know() -> None:
     assert sent(front.from_island(here, Done((1004,)))) == []
 
 
+def test_results_of_launches_that_ended_behind_what_their_hosts_said_are_there() -> None:
+    """A launch may wait at its scheduler while hosts say what they hold. Results without a handle are dropped."""
+    front = Successor()
+    front.all_come(h0=(), h1=())
+    here = ISLAND_OF_HOST[0]
+    front.from_island(here, IslandOutcomes((outcome(1, runs=True), outcome(2, runs=True))))
+    front.from_island(here, Done((1001, 1002)))
+    commands = front.ask(unanswered=(Unanswered(1, (21,), (kept(21),)), Unanswered(2, (22,))))
+    found = reply(commands)
+    assert isinstance(found, SessionResumed)
+    assert (found.done, found.lost) == ((1, 2), ())
+    assert sorted(front.core.launches.sessions[SESSION].buffers) == [21]
+    assert Drop(SESSION, (22,)) in sent(commands)
+
+
 def test_a_launch_of_before_fails_with_the_island_that_it_runs_on() -> None:
     """So do its results here: what takes them fails for the same reason."""
     front = Successor()
