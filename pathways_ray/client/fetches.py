@@ -14,7 +14,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Wake
-from pathways_ray.client.questions import Done, Question, ask, ask_whether_there
+from pathways_ray.client.questions import Done, Question, ask, ask_whether_there, hosts_of
 from pathways_ray.client.siblings import Results
 from pathways_ray.errors import PathwaysError, from_failure
 from pathways_ray.transport.shared_memory import SharedFile
@@ -100,7 +100,8 @@ class Fetches:
             else:
                 self._driver.hurry()
 
-        question = ask_whether_there(self._data, record.id, record.host, told)
+        alone = hosts_of(self._data, record) == (record.host,)
+        question = ask_whether_there(self._data, record.id, record.host, told) if alone else None
         if question is None:
             self._driver.hurry()
         return question

@@ -123,7 +123,7 @@ def await_there(data: DataLinks, core: ClientCore, record: BufferRecord, check: 
         check(record)
         return record.state is not PENDING
 
-    hosts = (record.host,) if record.early else _hosts_of(data, record)
+    hosts = hosts_of(data, record)
     if not hosts:
         return False
     early.looked_at(record)
@@ -153,10 +153,12 @@ def _beside(core: ClientCore, record: BufferRecord) -> Sequence[BufferRecord]:
     return tuple(itertools.islice(found, limits.MAX_SIBLINGS))
 
 
-def _hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
+def hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
     """The hosts of a result, where all of them can be asked; else none."""
     if record.kind is None or record.kind.slice is None or record.upload is not None:
-        return ()
+        return (record.host,) if record.early else ()
+    if record.early and record.kind.slice.placed.hosts == (record.host,):
+        return (record.host,)
     hosts: set[int] = set()
     for device in record.kind.slice.placed.devices:  # of a slice of many hosts a few are looked at
         if device.host not in hosts:

@@ -144,8 +144,8 @@ class Decisions:
         if choice is None or len(choice.arguments) > MAX_FORESEEN_ARGUMENTS:
             return None
         segment = program.segments[choice.segment]
-        host = early.host_of(self.tables, segment) if len(segment.hosts) == 1 else early.NO_HOST
-        if host == early.NO_HOST:
+        host = early.host_of(self.tables, segment)
+        if host == early.NO_HOST or len(early.hosts_of(self.tables, self.tables.hosts[host].island)) > 1:
             return None
         session.own_numbers -= len(segment.results)
         return Following(host, session.id, segment.key, choice.arguments, session.own_numbers)

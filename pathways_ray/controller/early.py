@@ -15,16 +15,23 @@ NO_HOST = -1
 
 
 def host_of(tables: Tables, program: PlannedProgram) -> int:
-    """The host that takes launches of a program from clients; `NO_HOST` where no host does."""
+    """The host that takes launches of a program from clients, the only one of its island or the one that leads it;
+    `NO_HOST` where no host does."""
     parts = list(program.messages.items())
     if len(parts) != 1 or program.script is not None or program.donated or not program.results:
         return NO_HOST
     ((island, message),) = parts
-    hosts = [number for number, host in tables.hosts.items() if host.island == island]
+    leader = min(hosts_of(tables, island), default=NO_HOST)
     temporary = max(program.temporary_bytes.values(), default=0)
-    if message.calls or len(hosts) != 1 or program.result_bytes > limits.MAX_EARLY_BYTES:
+    has_part = any(device.host == leader for device in message.devices)
+    if message.calls or not has_part or program.result_bytes > limits.MAX_EARLY_BYTES:
         return NO_HOST
-    return hosts[0] if temporary <= limits.MAX_EARLY_TEMPORARY_BYTES else NO_HOST
+    return leader if temporary <= limits.MAX_EARLY_TEMPORARY_BYTES else NO_HOST
+
+
+def hosts_of(tables: Tables, island: int) -> list[int]:
+    """The hosts of an island."""
+    return [number for number, host in tables.hosts.items() if host.island == island]
 
 
 def prepared(tables: Tables, program: PlannedProgram) -> Prepared:

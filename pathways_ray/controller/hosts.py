@@ -230,7 +230,7 @@ class Hosts:
     def peers(self) -> list[SendIsland]:
         """The list of the hosts that are up, for all islands."""
         up = [h for h in self.tables.hosts.values() if h.down_since is None]
-        peers = Peers(tuple(Peer(h.host, h.epoch, h.transfer_address, h.since, h.machine) for h in up))
+        peers = Peers(tuple(Peer(h.host, h.epoch, h.transfer_address, h.since, h.machine, h.data_address) for h in up))
         return [SendIsland(island, peers) for island in self.tables.islands()]
 
     def away(self, program: PlannedProgram) -> list[HostState]:

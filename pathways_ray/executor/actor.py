@@ -20,6 +20,7 @@ from pathways_ray import limits, names
 from pathways_ray.executor.compile.backend import adopt_environment
 from pathways_ray.executor.compile.hardware import described
 from pathways_ray.executor.compile.platforms import backend_of
+from pathways_ray.executor.log_links import LogReader, LogWriter
 from pathways_ray.executor.profiling.crash_log import CrashLog
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined, SchedulerFound
@@ -51,6 +52,7 @@ from pathways_ray.transport.tls import trust_of
 if TYPE_CHECKING:
     from pathways_ray.executor.data.device_transfer import DeviceTransfer
     from pathways_ray.executor.profiling.profiler import Computed, Ran, Timeline
+    from pathways_ray.executor.run.leading import Leader
 
 UNKNOWN = Hardware()
 """Devices of which nothing is declared."""
@@ -163,7 +165,8 @@ class HostExecutor(Inspectable):
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self._send))
-        reach = (self.listen, self._say_stored, self.dispatcher.hand)
+        log = LogReader(self.host, self.epoch, self.link_secret, self.dispatcher.take)
+        reach = (self.listen, self._say_stored, self.dispatcher.hand, {streams.LOG_STREAM: log.serve})
         self.data = data = DataServer(self.host, compiler, self.store, reply.data_secret, *reach)
         self.dispatcher.refuse_early = lambda handed: data.later(data.early.refuse, handed)
         self.dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)
@@ -171,6 +174,8 @@ class HostExecutor(Inspectable):
         self.pool = node if shared else ""
         self.hardware = described(self.hardware, local[:devices], self.backend.memory(local[0]))
         ray.get(self.resource_manager.describe.remote(self.host, self.epoch, msgspec.msgpack.encode(self.hardware)))
+        if self.dispatcher.core.leader is not None:
+            self._lead(self.dispatcher.core.leader)
         self._link(reply.scheduler_address, transfer, devices)
         compiler.sandbox.start()
 
@@ -186,6 +191,17 @@ class HostExecutor(Inspectable):
             initialization_timeout=GROUP_LIMIT_S,
             coordinator_bind_address=coordinator,  # left out, it would listen everywhere
         )
+
+    def _lead(self, leader: Leader) -> None:
+        """Has this host lead its island, once it is linked to the others."""
+
+        def linked() -> None:
+            leader.linked = True
+
+        trust = trust_of(self.listen.tls)
+        log = LogWriter(self.host, self.members, self.epoch, self.link_secret, trust, self.silence, linked)
+        self.dispatcher.tell, self.dispatcher.on_peers = log.tell, log.set_peers
+        self.dispatcher.say_leads = lambda: self._send(self._heartbeat())
 
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
@@ -213,7 +229,7 @@ class HostExecutor(Inspectable):
         info = msgspec.structs.replace(self.info, hardware=self.hardware)
         self.hello = HostUp(self.host, self.epoch, *where, self.crash, *memory, info, machine=transfer.machine)
         self.outbox.send(self.hello)
-        self.dispatcher.on_rejoin = self._rejoin
+        self.dispatcher.rejoin = self._rejoin
         link = self._link_to(address, self.outbox)
         threading.Thread(target=self._read, args=(link,), name="read", daemon=True).start()
         self.dispatcher.start()

@@ -149,7 +149,7 @@ class SchedulerCore:
             case wire.Heartbeat():
                 self.deadlines.heard(host, message, self.order.now)
                 self.beats[host] = message
-                return []
+                return list(self.order.tick(self._leads())) if len(self.members.hosts) > 1 else []
             case wire.HostUp():  # it has joined, and says what it holds to another controller
                 said_again = message.holds is not None and message.holds.heard is not None
                 return [] if said_again else [events.ToController(message)]
@@ -166,11 +166,17 @@ class SchedulerCore:
             commands += self.restart.lose_host(host, self.members.epochs[host], reason, kill=True)
         commands += self.restart.repeated_kills(now)
         commands += self.absence.limit(now)
-        commands += order.tick()
+        commands += order.tick(self._leads())
         if now >= self.next_load:
             self.next_load = now + LOAD_PERIOD_S
             commands.append(events.ToController(self.load(slowness)))
         return commands
+
+    def _leads(self) -> bool:
+        """Whether a host takes launches that are handed to it: the only one, or the first of several that says so."""
+        hosts = self.members.hosts
+        beat = self.beats.get(min(hosts))
+        return len(hosts) == 1 or (beat is not None and beat.leads)
 
     def _join(self, hello: wire.HostUp, now: float) -> list[events.Command]:
         commands, said = self.joining.join(hello, now)

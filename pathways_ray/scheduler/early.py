@@ -1,8 +1,9 @@
 """The right to hand launches to the host of an island, which its scheduler gives to the clients of a tenant. Pure.
 
 Early launches go round the order of the island. So they are allowed only where there is nothing to order: to the
-clients of one tenant, on an island of one host, while nobody else has launches there. The launch of another one ends
-that before it goes to the host, which hears both in this order.
+clients of one tenant, while nobody else has launches there. The launch of another one ends that before it goes to the
+hosts, which hear both in this order. Of several hosts one leads the others in a term (`executor.run.leading`), while it
+says that this pays.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class EarlyRight:
         self.alone_s = alone_s
         self.tenant = ""
         self.last = ""
+        self.terms = 0
         self._since = 0.0
 
     def entered(self, tenant: str, now: float) -> list[Command]:
@@ -36,14 +38,15 @@ class EarlyRight:
         self.last, self._since = tenant, now
         return self.end()
 
-    def tick(self, alone: bool, now: float) -> list[Command]:
-        """Time has passed; `alone` says whether the island is one host that serves one tenant."""
+    def tick(self, alone: bool, hosts: int, now: float) -> list[Command]:
+        """Time has passed; `alone` says whether the island serves one tenant, and one of its `hosts` can lead."""
         if not alone:
             return self.end()
         if self.tenant or not self.last or now - self._since < self.alone_s:
             return []
         self.tenant = self.last
-        return [ToHosts(AllowEarly(tenant_mark(self.tenant)))]
+        self.terms += hosts > 1
+        return [ToHosts(AllowEarly(tenant_mark(self.tenant), self.terms))]
 
     def forget(self) -> list[Command]:
         """The hosts, or the controller, are others from now on."""

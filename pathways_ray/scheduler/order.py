@@ -127,13 +127,13 @@ class IslandOrder:
         tenant = self.sessions[launch.session].usage.tenant
         return [*self.early.entered(tenant, self.now), *self.advance()]
 
-    def tick(self) -> list[Command]:
-        """Time has passed."""
-        alone = self.members.complete and len(self.members.hosts) == 1 and self.ledger.active <= 1
+    def tick(self, leads: bool) -> list[Command]:
+        """Time has passed; `leads` says whether the island has a host to which launches may be handed."""
+        alone = self.members.complete and leads and self.ledger.active <= 1
         here = {one.usage.tenant for one in self.outstanding.values()}
         here |= {one.usage.tenant for one in self.waiting.values()}
         # The one that is alone now may have come before the last one, which is through.
-        return self.early.tick(alone and here <= {self.early.last}, self.now)
+        return self.early.tick(alone and here <= {self.early.last}, len(self.members.hosts), self.now)
 
     # --- dispatch -----------------------------------------------------------------------------------------------------
 

@@ -90,7 +90,8 @@ class Reunion:
                 launches.pop(one.sequence, None)  # those before come first
                 launches[one.sequence] = one, set(members.hosts)
         self.heard.clear()
-        return Met(wire.CatchUp(first, _needed(missing)), launches)
+        closed = max(heard.closed for heard in found.values())
+        return Met(wire.CatchUp(first, _needed(missing), closed), launches)
 
 
 def _needed(

@@ -16,7 +16,7 @@ from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
 from pathways_ray.executor.run.driver import HostDriver, with_uploads
 from pathways_ray.executor.run.early import EarlyReports
-from pathways_ray.executor.run.following import Followers
+from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived, Joined, SchedulerFound
 from pathways_ray.executor.run.journal import Said
@@ -25,16 +25,18 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Group
 from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.leading import LogLinks
 from pathways_ray.simulation.manager import SimulatedManager, info_of
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded, functions_on
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.transfer import Transfer
-from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, agreed, when_all_ready
+from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, agreed, failure_of, when_all_ready
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     Decided,
     Done,
+    FromLeader,
     Holds,
     HostUp,
     IslandLaunchFailed,
@@ -66,10 +68,11 @@ class Flawed(BaseException):
 class HostEnvironment(Environment, Protocol):
     """The environment of a host.
 
-    `servers` has the transfer servers by address, `slowness` the factor of a slow host's device times, `crashes` the
-    signals of which hosts died.
+    `hosts` are those that were started last, `servers` has the transfer servers by address, `slowness` the factor of a
+    slow host's device times, `crashes` the signals of which hosts died.
     """
 
+    hosts: dict[int, SimulatedHost]
     manager: SimulatedManager
     islands: dict[int, list[int]]
     servers: dict[str, tuple[Process, Transfer]]
@@ -108,6 +111,7 @@ class SimulatedHost:
         self.watched: dict[Any, deque[tuple[int, list[Any], PreparedProgram, float, tuple[int, ...]]]] = {}
         self.last_done = 0.0
         self.early: EarlyReports[Done | IslandLaunchFailed] = EarlyReports()
+        self.log = LogLinks(world, self, lambda other: world.hosts[other])
         world.manager.join(self.process, island, host, self._joined)
 
     def _joined(self, reply: JoinReply) -> None:
@@ -142,8 +146,8 @@ class SimulatedHost:
         self.calls = SimulatedCalls(network, self.process, self.host)
         self.core = HostCore(self.host, tuple(self.members))
         hand = functools.partial(network.after, self.process, 0.0, self._happened)
-        self.followers = Followers(self.host, self.core.early, self.transfer, self.store.ended, hand)
-        self.transfer.on_handed = self.followers.take
+        self.following = FollowingLaunches(self.host, self.core.early, self.transfer, self.store.ended, hand)
+        self.transfer.on_handed = self.following.take
         self.driver = HostDriver(self.core, self.store, self.transfer, self, decoded)
         self._happened(Joined(self.epoch))
         self.end = End(network, self.process, self._received, self._scheduler_gone)
@@ -162,8 +166,12 @@ class SimulatedHost:
         self.end.send(HostUp(self.host, self.epoch, *where, crash, settings.memory, info=info, holds=holds))
 
     def _beat(self) -> None:
-        self.end.send(self.devices.heartbeat(self.world.machine_slowness, self.early.sequence_of))
+        self.say_leads()
         self.world.network.after(self.process, HEARTBEAT_S, self._beat)
+
+    def say_leads(self) -> None:
+        beat = self.devices.heartbeat(self.world.machine_slowness, self.early.sequence_of)
+        self.end.send(msgspec.structs.replace(beat, leads=self.log.leads))
 
     def _received(self, batch: list[Any]) -> None:
         self.heard = True
@@ -215,6 +223,10 @@ class SimulatedHost:
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
+        self.log.set_peers(peers)
+
+    def tell(self, entry: FromLeader) -> None:
+        self.log.tell(entry)
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         names = functions_on(plan.plan, self.host)
@@ -262,7 +274,7 @@ class SimulatedHost:
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
         if all(isinstance(value, Failure) or value.ready for value in values):
-            return InputsArrived(sequence, barrier, _failure_of(values))
+            return InputsArrived(sequence, barrier, failure_of(values))
         when_all_ready(values, lambda: self.process.run(self._arrived, sequence, barrier, values))
         return None
 
@@ -273,7 +285,7 @@ class SimulatedHost:
         """Nothing to do: values that still arrive find no launch that waits."""
 
     def _arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
-        event = InputsArrived(sequence, barrier, _failure_of(values))
+        event = InputsArrived(sequence, barrier, failure_of(values))
         self.world.network.after(self.process, PASS_S, self._happened, event)
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
@@ -304,12 +316,12 @@ class SimulatedHost:
         now = self.world.clock.now
         seconds = now - max(enqueued, self.last_done)
         self.last_done = now
-        failed = next((k for k, value in enumerate(values) if _failure_of([value]) is not None), -1)
-        failure = _failure_of(values)
+        failed = next((k for k, value in enumerate(values) if failure_of([value]) is not None), -1)
+        failure = failure_of(values)
         if failure is None:
             if count := len(program.plan.decides):
                 found = tuple(agreed(value.memory().values()) for value in values[-count:])
-                self.followers.decided(sequence, found[0])
+                self.following.decided(sequence, found[0])
                 self.send(Decided(sequence, found))
             self._report(sequence, Done((sequence,), (round(seconds * 1e6),)))
         else:
@@ -386,14 +398,3 @@ def _numbered(report: Done | IslandLaunchFailed, sequence: int) -> Done | Island
     if isinstance(report, Done):
         return msgspec.structs.replace(report, sequences=(sequence,))
     return msgspec.structs.replace(report, sequence=sequence)
-
-
-def _failure_of(values: list[Any]) -> Failure | None:
-    """The first failure among values that have arrived."""
-    for value in values:
-        if isinstance(value, Failure):
-            return value
-        if value.error is not None:
-            error: Failure = value.error
-            return error
-    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from pathways_ray.errors import Failure
 from pathways_ray.ir.evaluate import evaluate, evaluate_control
@@ -281,3 +282,14 @@ def when_all_ready(values: Iterable[object], act: Callable[[], None]) -> None:
 
     for value in left:
         value.when_ready(one_more)
+
+
+def failure_of(values: list[Any]) -> Failure | None:
+    """The first failure among values that have arrived."""
+    for value in values:
+        if isinstance(value, Failure):
+            return value
+        if value.error is not None:
+            error: Failure = value.error
+            return error
+    return None

@@ -1,4 +1,5 @@
-"""Early launches: those that clients hand to a host themselves, before the scheduler sends them."""
+"""Early launches: those that clients hand to a host themselves, before the scheduler sends them; and the log by which a
+host that leads its island tells the others of it, on links of their own."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Annotated
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.transport.launch_messages import InlineArguments
-from pathways_ray.transport.message import Counted, Message
+from pathways_ray.transport.launch_messages import InlineArguments, IslandLaunch
+from pathways_ray.transport.message import Codec, Counted, Message
 
 
 class LaunchEarly(Message, tag=59):
@@ -37,7 +38,36 @@ class EarlyRefused(Message, tag=63):
 
 
 class AllowEarly(Message, tag=29):
-    """Scheduler to the only host of its island: clients of one tenant may hand it calls. `tenant` stands for that one
-    as in data tokens (`capabilities.tenant_mark`); with "", nobody may."""
+    """Scheduler to hosts: clients of one tenant may hand calls to the host that leads the island. `tenant` stands for
+    that one as in data tokens (`capabilities.tenant_mark`); with "", nobody may. Of several hosts, the others keep the
+    leader's order in this `term` (`executor.run.leading`)."""
 
     tenant: str
+    term: int = 0
+
+
+class Led(Message, tag=64):
+    """The leader has taken an early launch, and enqueues it now. In term `term` it stands behind `place` messages of
+    their scheduler, and behind `count` launches and releases in all that hosts count (`executor.run.journal`)."""
+
+    term: int
+    place: int
+    count: int
+    launch: IslandLaunch
+
+
+class Passed(Message, tag=65):
+    """The leader handles the scheduler's messages of a term up to number `place` now, with nothing between them."""
+
+    term: int
+    place: int
+
+
+class TermClosed(Message, tag=66):
+    """The leader has heard all of a scheduler that has died, and takes nothing early before it hears of the next."""
+
+
+FromLeader = Led | Passed | TermClosed
+"""Entries of the log, in the order of the leader."""
+
+FROM_LEADER: Codec[FromLeader] = Codec(FromLeader)

@@ -28,11 +28,13 @@ class Stored(Message, tag=61):
 
 class Heard(msgspec.Struct, frozen=True, array_like=True):
     """The talk of a host among several with its scheduler, which has died: `count` launches and releases of barriers
-    in all, the `last` of them, with the programs between them, and the launches that are `active` there."""
+    in all, the `last` of them, with the programs between them, and the launches that are `active` there. The leader of
+    the island has closed its log `closed` times, as far as this one knows."""
 
     count: int = 0
     last: tuple[IslandLaunch | BarrierReleased | Program, ...] = ()
     active: tuple[IslandLaunch, ...] = ()
+    closed: int = 0
 
 
 class Holds(msgspec.Struct, frozen=True, array_like=True):
@@ -75,7 +77,9 @@ class Recount(Message, tag=215):
 
 class CatchUp(Message, tag=216):
     """Scheduler to hosts that its predecessor has left: the launches and releases behind the `first` ones, which not
-    all have heard. Each takes those that it lacks. The answer is that to `Recount`."""
+    all have heard. Each takes those that it lacks, once the leader has closed its log for the `closed`-th time as far
+    as it knows. The answer is that to `Recount`."""
 
     first: int
     messages: tuple[IslandLaunch | BarrierReleased | Program, ...]
+    closed: int = 0

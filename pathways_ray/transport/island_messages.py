@@ -17,13 +17,15 @@ from pathways_ray.transport.message import Codec, Measured, Message
 
 class Peer(msgspec.Struct, frozen=True, array_like=True):
     """A host as other hosts reach it. What launches up to number `since` made there is gone: it was another epoch.
-    Those of one `machine` reach each other by local connections; with "" none do."""
+    Those of one `machine` reach each other by local connections; with "" none do. The leader of its island writes to it
+    at `data_address`."""
 
     host: int
     epoch: int
     transfer_address: str
     since: int = 0
     machine: str = ""
+    data_address: str = ""
 
 
 class Peers(Message, tag=20):
@@ -241,7 +243,8 @@ class Running(msgspec.Struct, frozen=True, array_like=True):
 class Heartbeat(Message, tag=36):
     """The host's process runs. `slowness` is that of its machine. `running` are launches that have kept its devices for
     a while; if there are such, `queued` are those in device queues behind others. `stopped` are launches that stand
-    before they are all enqueued, `uploads` arrays that come from clients."""
+    before they are all enqueued, `uploads` arrays that come from clients. One of several that `leads` is linked to the
+    others, and most of its last launches were waited for, one by one."""
 
     host: int
     slowness: Measured = 1.0
@@ -249,6 +252,7 @@ class Heartbeat(Message, tag=36):
     queued: tuple[int, ...] = ()
     stopped: tuple[Stopped, ...] = ()
     uploads: tuple[Arriving, ...] = ()
+    leads: bool = False
 
 
 class Compiling(Message, tag=171):

@@ -7,6 +7,7 @@ CLIENT_STREAM = "/pathways.Front/Stream"
 ISLAND_STREAM = "/pathways.Link/Island"
 HOST_STREAM = "/pathways.Link/Host"
 DATA_STREAM = "/pathways.Data/Stream"
+LOG_STREAM = "/pathways.Link/Log"
 
 
 def bind_address(bind: str) -> str:

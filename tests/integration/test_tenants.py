@@ -317,7 +317,8 @@ def test_every_endpoint_serves_nobody_without_the_right_token(whole: Cluster, ra
                     continue  # that is alice, who asks for something of bob's: below
                 reply = ask(bob.channel, request, authorization=secret, **metadata)
                 served += [(what, request, reply)] if not isinstance(reply, Refused) else []
-        for method in (streams.CLIENT_STREAM, streams.ISLAND_STREAM, streams.HOST_STREAM, streams.DATA_STREAM):
+        links = streams.ISLAND_STREAM, streams.HOST_STREAM, streams.LOG_STREAM
+        for method in (streams.CLIENT_STREAM, *links, streams.DATA_STREAM):
             if method == streams.DATA_STREAM and what == "its own data token":
                 continue
             batch = encode([Fetch(1, 1, (0,))] if method == streams.DATA_STREAM else [Free((1,))])

@@ -665,7 +665,7 @@ def a_failure_goes_unseen_when_its_result_was_donated(patch: Patch) -> None:
         return original([v for v in values if isinstance(v, Failure) or not v.deleted])
 
     wrapped(patch, PreparedProgram, "finish", finish)
-    wrapped(patch, simulation_host, "_failure_of", failure)
+    wrapped(patch, simulation_host, "failure_of", failure)
 
 
 @bug(faults=0)

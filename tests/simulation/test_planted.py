@@ -15,6 +15,7 @@ from tests.simulation import (
     planted_early,
     planted_following,
     planted_islands,
+    planted_leading,
     planted_preemption,
     planted_priorities,
     planted_reunion,
@@ -30,6 +31,7 @@ assert planted_decisions  # its bugs are in the table now
 assert planted_early  # and its
 assert planted_following  # and its
 assert planted_islands  # and its
+assert planted_leading  # and its
 assert planted_preemption  # and its
 assert planted_priorities  # and its
 assert planted_takeover  # and its

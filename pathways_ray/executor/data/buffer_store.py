@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from types import MappingProxyType
 from typing import Any
 
@@ -28,6 +28,8 @@ Waiter = Callable[[Later | None], None]
 MAX_ENDED = 1 << 16
 """Ended sessions that are known as such. Late results and uploads of a session come within seconds of its end."""
 
+_NONE: Set[int] = frozenset()
+
 _NOTHING: Mapping[int, Value] = MappingProxyType({})
 
 
@@ -45,6 +47,7 @@ class BufferStore:
         self._lock = threading.Lock()
         self._waiters: dict[tuple[int, int], list[Waiter]] = {}
         self._ended: dict[int, None] = {}
+        self._new_uploads: dict[int, set[int]] = {}
         self.on_end: Callable[[int], None] = lambda session: None
         """Called when a session has ended, with its number; must not wait."""
 
@@ -73,13 +76,25 @@ class BufferStore:
     def add(self, session: int, buffer: int, value: Value) -> bool:
         """Keeps an uploaded value, unless its number is taken; returns whether it was free."""
         found = self.sessions.setdefault(session, {})
+        self._new_uploads.setdefault(session, set()).add(buffer)  # before it can be looked at
         if found.setdefault(buffer, value) is not value:
             return False
         if session in self._ended:
             self.sessions.pop(session, None)
+            self._new_uploads.pop(session, None)
         elif self._waiters:
             self._wake(session, buffer)
         return True
+
+    def new_uploads(self, session: int) -> Set[int]:
+        """The uploads of a session that no launch has taken yet. Other hosts of the island may lack their part of
+        one: a launch is sent once all have reported it."""
+        return self._new_uploads.get(session, _NONE)
+
+    def launched(self, session: int, buffers: Iterable[int]) -> None:
+        """A launch that was sent has taken these."""
+        if new := self._new_uploads.get(session):
+            new.difference_update(buffers)
 
     def _wake(self, session: int, buffer: int, later: Later | None = None) -> bool:
         with self._lock:
@@ -124,12 +139,14 @@ class BufferStore:
         if found is not None:
             for buffer in buffers:
                 found.pop(buffer, None)
+        self.launched(session, buffers)
 
     def drop_session(self, session: int) -> None:
         self._ended[session] = None
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self.sessions.pop(session, None)
+        self._new_uploads.pop(session, None)
         with self._lock:
             for key in [key for key in self._waiters if key[0] == session]:
                 del self._waiters[key]

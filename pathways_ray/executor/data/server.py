@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -61,7 +62,7 @@ _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError,
 
 class DataServer:
     """Serves clients on an event loop in a thread of its own. `report` sends to the scheduler, from any thread; `hand`
-    takes calls to the dispatcher."""
+    takes calls to the dispatcher. Links to `others` than clients are served at the same address, by their paths."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class DataServer:
         listen: ListenConfig,
         report: Callable[[wire.Message], None],
         hand: Callable[[Handed], bool] = lambda handed: False,
+        others: Mapping[str, links.Handler] = MappingProxyType({}),
     ) -> None:
         self.host = host
         self.compiler = compiler
@@ -85,6 +87,7 @@ class DataServer:
         self.storing: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self.address = ""
+        self._others = others
         threading.Thread(target=lambda: asyncio.run(self._main(listen)), name="data", daemon=True).start()
         if not self._started.wait(30) or not self.address:
             raise RuntimeError(f"host {host} cannot serve data at {listen.data or 'its own address'}")
@@ -95,7 +98,7 @@ class DataServer:
             self.local: LocalServer[ClientStream] = LocalServer(self._take_local)
             self.fetches = FetchServer(self.reader, self.local)
             server, self.address = await links.serve(
-                {streams.DATA_STREAM: self._stream},
+                {streams.DATA_STREAM: self._stream, **self._others},
                 streams.bind_address(listen.data),
                 listen.client_ports,
                 tls=listen.tls,

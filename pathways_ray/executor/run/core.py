@@ -14,7 +14,7 @@ enqueue, complete), which is about a microsecond, and no trip through another th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pathways_ray.errors import Failure
@@ -33,6 +33,7 @@ from pathways_ray.executor.run.early import EarlyLaunches, refusal
 from pathways_ray.executor.run.forwarding import Producers, hand_over, resolve
 from pathways_ray.executor.run.host_plan import NO_LIMIT
 from pathways_ray.executor.run.journal import Journal
+from pathways_ray.executor.run.leading import Follower, Leader
 from pathways_ray.executor.run.preparation import Preparation
 from pathways_ray.executor.run.rejoining import Rejoining
 from pathways_ray.executor.run.senders import lost_sender
@@ -50,7 +51,7 @@ class HostCore:
     """The launches and programs of one host.
 
     Args:
-        members: the hosts of the island. Where there are several, they have rendezvous.
+        members: the hosts of the island. Where there are several, they have rendezvous, and the first one leads.
     """
 
     def __init__(self, host: int, members: tuple[int, ...]) -> None:
@@ -65,6 +66,8 @@ class HostCore:
         self.producers = Producers()
         self.early = EarlyLaunches()
         self.journal = Journal()
+        self.leader = Leader(self.journal) if self.multi_host and host == min(members) else None
+        self.follower = Follower(self.journal) if self.multi_host and host != min(members) else None
         self.rejoining = Rejoining(
             host, self.multi_host, self.active, self.preparation, self.journal, self.early, self.story
         )
@@ -80,15 +83,34 @@ class HostCore:
             do.InputsArrived: self._arrived,
             do.SchedulerFound: self._scheduler_found,
             wire.Recount: lambda _: self.rejoining.recount(self._now),
-            wire.CatchUp: lambda message: self.rejoining.catch_up(message, self.handle, self._now),
-            wire.AllowEarly: lambda message: self.early.allow(message.tenant),
-            do.Handed: lambda handed: self.early.handed(handed, self.programs, self.active),
+            wire.CatchUp: self._catch_up,
+            do.CatchingUp: lambda rest: self._catch_up(rest.message),
+            wire.AllowEarly: lambda message: self.early.allow(message.tenant) if self.follower is None else [],
+            wire.Led: self._follow,
+            do.Handed: self._handed,
             do.LookedAt: self._looked_at,
             wire.Dismissed: lambda _: [do.End("there is no controller that knows what it holds")],
         }
 
+    @property
+    def leads(self) -> bool:
+        """Whether this host takes launches of clients for all hosts of its island, and that pays."""
+        return self.leader is not None and self.leader.leads
+
+    def announce(self, events: Sequence[do.Event]) -> list[do.Instruction]:
+        """The instructions that come before these events are handled, with no others between them."""
+        return self.leader.announce(events) if self.leader is not None else []
+
     def handle(self, event: do.Event, now: float) -> list[do.Instruction]:
-        """The instructions that follow from an event at time `now`, in seconds."""
+        """The instructions that follow from an event at time `now`, in seconds. Those that follow another host handle
+        messages in its order, one by one."""
+        follower = self.follower
+        if follower is None or follower.lets_pass(event):
+            return self._handle(event, now)
+        first = follower.take(event)
+        return [] if first is None else [*self._handle(first, now), do.GoOn(do.Next())]
+
+    def _handle(self, event: do.Event, now: float) -> list[do.Instruction]:
         self._now = now
         handler = self._handlers.get(type(event))
         if handler is not None:
@@ -106,7 +128,8 @@ class HostCore:
     def _scheduler_found(self, _: do.SchedulerFound) -> list[do.Instruction]:
         """The controller has failed what the scheduler had when it died, and what its islands have for each other may
         never come. Hosts of an island of several hear so once all of them have the same launches."""
-        made = self.rejoining.scheduler_found(self._now)
+        closed = self.leader.close() if self.leader is not None else []
+        made = closed + self.rejoining.scheduler_found(self._now)
         if self.multi_host or not self.active:
             return made
         waiting = tuple((sequence, active.launch.program) for sequence, active in self.active.items())
@@ -168,9 +191,34 @@ class HostCore:
         self.producers.announce(active)
         return made
 
+    def _handed(self, handed: do.Handed) -> list[do.Instruction]:
+        if self.multi_host and handed.message.results < 0:  # what follows a value begins early on lone hosts only
+            return []
+        return self.early.handed(handed, self.programs, self.active)
+
     def _looked_at(self, looked: do.LookedAt) -> list[do.Instruction]:
         launch = self.early.take(looked, self.programs[looked.handed.message.program].plan)
-        return refusal(looked.handed) if launch is None else self._begin(launch)
+        if launch is None:
+            return refusal(looked.handed)
+        return self._begin(launch) if self.leader is None else [self.leader.led(launch), *self._begin(launch)]
+
+    def _follow(self, led: wire.Led) -> list[do.Instruction]:
+        """The leader has taken a call, and all hosts of the island begin it."""
+        prepared = self.programs.get(led.launch.program)
+        if prepared is None:
+            return [do.End(f"the leader began a launch of program {led.launch.program}, which is not compiled here")]
+        self.early.follow(led.launch, prepared.plan)
+        return self._begin(led.launch)
+
+    def _catch_up(self, message: wire.CatchUp) -> list[do.Instruction]:
+        """Takes what this host lacks, and begins between the same messages what the leader has begun there."""
+        return self.rejoining.catch_up(message, self._handle_with_late, self._now)
+
+    def _handle_with_late(self, event: do.Event, now: float) -> list[do.Instruction]:
+        made = self._handle(event, now)
+        while self.follower is not None and (led := self.follower.next_late()) is not None:
+            made += self._follow(led)
+        return made
 
     def _lost(self, launch: wire.IslandLaunch) -> do.Instruction:
         text = f"host {self.host} restarted before the launch reached it"

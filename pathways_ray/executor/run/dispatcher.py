@@ -33,9 +33,9 @@ from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
-from pathways_ray.executor.run.following import Followers
+from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.inbox import Inbox
+from pathways_ray.executor.run.inbox import FromScheduler, Inbox, Source
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.reports import Reports
@@ -45,7 +45,7 @@ from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe.ring import Ring
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Decided, Heartbeat, Holds, Message, Peer, Running
+from pathways_ray.transport.messages import Decided, FromLeader, Heartbeat, Holds, Message, Peer, Running
 from pathways_ray.waits import get_within
 
 T = TypeVar("T")
@@ -93,9 +93,12 @@ class Dispatcher:
         self.store = store
         self.transfer = transfer
         self.send = send
-        self.on_rejoin: Callable[[Holds], None] = lambda holds: None
+        self.rejoin: Callable[[Holds], None] = lambda holds: None
         self.refuse_early: Callable[[Handed], None] = lambda handed: None
         self.say_allowed: Callable[[str], None] = lambda tenant: None
+        self.tell: Callable[[FromLeader], None] = lambda entry: None
+        self.say_leads: Callable[[], None] = lambda: None
+        self.on_peers: Callable[[Sequence[Peer]], None] = lambda peers: None
         self.reports = Reports(send)
         self.calls = HostCalls(host, log)
         self.core = HostCore(host, members)
@@ -104,9 +107,10 @@ class Dispatcher:
         self.driver.check_ahead = compiler.sandbox.check_ahead
         self.inbox = Inbox(self._carry_out)
         self.arrivals = Arrivals(self._inputs_arrived)
+        self.abandon = self.arrivals.drop
         transfer.on_arrival = self.calls.on_end = self.arrivals.look
-        self.followers = Followers(host, self.core.early, transfer, store.ended, self.hand)
-        transfer.on_handed = self.followers.take
+        self.following = FollowingLaunches(host, self.core.early, transfer, store.ended, self.hand)
+        transfer.on_handed = self.following.take
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
@@ -145,9 +149,9 @@ class Dispatcher:
         while True:
             self.inbox.handle(self._next(self.inbox))
 
-    def take(self, batch: Sequence[Event]) -> None:
-        """Takes messages of the scheduler, from the thread that reads them."""
-        if self.inbox.read(batch) and self.reports.left_s() is not None:
+    def take(self, batch: Sequence[Event], source: Source = FromScheduler) -> None:
+        """Takes messages of the scheduler, or of the leader, from the thread that reads them."""
+        if self.inbox.read(batch, source) and self.reports.left_s() is not None:
             self.inbox.put(())  # the dispatcher looks at the time
 
     def _carry_out(self, batch: Sequence[Event]) -> None:
@@ -212,9 +216,7 @@ class Dispatcher:
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         self.transfer.set_peers(peers)
-
-    def rejoin(self, holds: Holds) -> None:
-        self.on_rejoin(holds)
+        self.on_peers(peers)
 
     def end_process(self, reason: str) -> None:
         print(f"host {self.host} ends: {reason}", flush=True)
@@ -230,9 +232,6 @@ class Dispatcher:
 
     def end_calls(self, session: int) -> None:
         self.calls.end(session)
-
-    def abandon(self, sequence: int) -> None:
-        self.arrivals.drop(sequence)
 
     def _inputs_arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
         self.inbox.put([InputsArrived(sequence, barrier, self._failure_of(values))])
@@ -304,7 +303,7 @@ class Dispatcher:
         """Says the scalars by which a program decides, now that they are there."""
         if count := len(watched.program.plan.decides):
             found = [int(np.asarray(value.addressable_data(0)).item()) for value in watched.values[-count:]]
-            self.followers.decided(watched.sequence, found[0])
+            self.following.decided(watched.sequence, found[0])
             self.reports.decided(Decided(watched.sequence, tuple(found)))
 
     def _taken(self, watched: Watched, now: float) -> int:
@@ -329,11 +328,10 @@ class Dispatcher:
                 self._early_ran.pop(next(iter(self._early_ran), 0), None)
         for observer in self.driver.observers:
             observer.ran(watched.sequence, start, now, watched.part)
+        seconds += self._spent.pop(watched.sequence, 0.0) if self._spent else 0.0
         if watched.part:
-            self._spent[watched.sequence] = self._spent.get(watched.sequence, 0.0) + seconds
+            self._spent[watched.sequence] = seconds
             return 0
-        if self._spent:
-            seconds += self._spent.pop(watched.sequence, 0.0)
         watched.program.seconds = seconds
         return round(seconds * 1e6)
 
@@ -375,7 +373,9 @@ class Dispatcher:
                 running[sequence] = Running(sequence, round(1000 * (now - since)), unsent)
             taken.update(devices)
         behind = tuple(sequence for sequence in queued if sequence not in running) if running else ()
-        return Heartbeat(self.host, slowness, tuple(running.values()), behind, stopped(self.core))
+        return Heartbeat(
+            self.host, slowness, tuple(running.values()), behind, stopped(self.core), leads=self.core.leads
+        )
 
     def _failure_of(self, values: list[Any]) -> Failure | None:
         """Waits for values; returns the first failure among them."""

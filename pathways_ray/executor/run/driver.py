@@ -25,6 +25,7 @@ from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
 from pathways_ray.transport.messages import (
     Compiling,
+    FromLeader,
     FunctionsAhead,
     Holds,
     IslandLaunch,
@@ -104,6 +105,12 @@ class HostIO(Protocol):
     def say_allowed(self, tenant: str) -> None:
         """Tells clients whether they may hand over calls."""
 
+    def tell(self, entry: FromLeader) -> None:
+        """Writes an entry into the log of this host, which leads its island. Does not wait for those that read it."""
+
+    def say_leads(self) -> None:
+        """Tells the scheduler now whether this host leads its island."""
+
 
 class LaunchObserver(Protocol):
     """Sees launches without taking part in them."""
@@ -173,6 +180,7 @@ class HostDriver:
             do.Forget: self._forget,
             do.SetPeers: lambda change: io.set_peers(change.peers),
             do.Rejoin: self._rejoin,
+            do.Tell: lambda tell: io.tell(tell.entry),
             do.GoOn: lambda following: following.rest,
             do.End: lambda end: io.end_process(end.reason),
             do.Send: lambda send: io.send(send.message),
@@ -180,6 +188,8 @@ class HostDriver:
 
     def handle_batch(self, events: Sequence[do.Event], now: float) -> None:
         """Handles events, one after the other, and everything that follows from each at once."""
+        for instruction in self.core.announce(events):
+            self._carry_out[type(instruction)](instruction)
         for event in events:
             self.handle(event, now)
 
@@ -320,6 +330,8 @@ class HostDriver:
         # Where it is no gang alone, a result may be there long before the launch is over.
         slots.later = [] if program.is_one_gang and self.answers(program) else None
         values = program.finish(slots)
+        if (leader := self.core.leader) is not None and leader.completed(slots.asked or complete.sequence < 0):
+            self.io.say_leads()
         self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked, slots.later or ())
 
     def _rejoin(self, rejoin: do.Rejoin) -> None:

@@ -138,6 +138,13 @@ class EarlyLaunches:
         self._note(launch.session, launch.results)
         return launch
 
+    def follow(self, launch: IslandLaunch, plan: HostPlan) -> None:
+        """Takes a call as the host that leads the island has, under its number."""
+        self.count = -launch.sequence
+        made = tuple([launch.results + result for _, result in plan.results])
+        self.taken[launch.session, launch.results] = Taken(launch, made)
+        self._note(launch.session, launch.results)
+
     def _is_new(self, session: int, results: int) -> bool:
         if session in self._ended:
             return False

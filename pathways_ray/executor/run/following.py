@@ -18,7 +18,7 @@ class Near(Protocol):
         """Tells a host what it may begin, if there is a short way to it."""
 
 
-class Followers:
+class FollowingLaunches:
     """The launches that follow values which this host makes, and those that follow here. For any thread.
 
     Args:

@@ -96,13 +96,20 @@ class HostPlan:
 
     @functools.cached_property
     def may_be_early(self) -> bool:
-        """Whether launches may begin before their scheduler sends them: they only compute, on this host alone, take
-        the memory of nothing, and make something that they are told by, which is small. Clients know that as well, but
-        nobody has looked at what one hands over."""
+        """Whether launches may begin before their scheduler sends them: they only compute, no host waits for another
+        one before it enqueues, they take the memory of nothing, and make something that they are told by, which is
+        small. Clients know that as well, but nobody has looked at what one hands over."""
         computes = all(isinstance(step, Execute | Regroup | Reshard) for step in self.plan.steps)
-        alone = not self.multi_host and self.is_unobstructed and computes
         small = bool(self.plan.results) and self._result_bytes <= limits.MAX_EARLY_BYTES
-        return alone and not self.overwritten and not self.decides and small
+        taken = any(self._donated(step) for step in self.plan.steps)
+        return self.is_unobstructed and computes and not taken and not self.plan.decides and small
+
+    def _donated(self, step: HostStep) -> set[int]:
+        """The slots of arguments whose memory a step takes."""
+        if not isinstance(step, Execute):
+            return set()
+        donated = {step.inputs[k] for k in self.plan.executables[step.executable].donated}
+        return donated & {slot for slot, _ in self.plan.arguments}
 
     @functools.cached_property
     def _result_bytes(self) -> float:
@@ -197,11 +204,8 @@ class HostPlan:
 
     @functools.cached_property
     def overwritten(self) -> tuple[int, ...]:
-        """The slots of arguments whose memory a computation takes."""
-        given = {slot for slot, _ in self.plan.arguments}
-        executed = [step for step in self.whole.steps if isinstance(step, Execute)]
-        donated = {step.inputs[k] for step in executed for k in self.plan.executables[step.executable].donated}
-        return tuple(sorted(donated & given))
+        """The slots of arguments whose memory a computation takes here."""
+        return tuple(sorted({slot for step in self.whole.steps for slot in self._donated(step)}))
 
     @functools.cached_property
     def devices(self) -> tuple[Device, ...]:

@@ -20,6 +20,15 @@ class FromScheduler(tuple[Event, ...]):
     __slots__ = ()
 
 
+class FromLeader(tuple[Event, ...]):
+    """The same of the host that leads the island, which another thread reads."""
+
+    __slots__ = ()
+
+
+Source = type[FromScheduler] | type[FromLeader]
+
+
 class Inbox(queue.SimpleQueue[Sequence[Event]]):
     """Batches that wait for the dispatcher; any thread may put one.
 
@@ -32,8 +41,10 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
         self.turn = threading.Lock()
         self.at_work = False
         """Whether the dispatcher has taken a batch out that is not handled yet."""
-        self._read = 0  # batches for the dispatcher, counted by the thread that reads
-        self._handled = 0  # of these, counted by the dispatcher
+        self._read: dict[Source, int] = {FromScheduler: 0, FromLeader: 0}
+        """Batches for the dispatcher, counted by the threads that read."""
+        self._handled: dict[Source, int] = {FromScheduler: 0, FromLeader: 0}
+        """Those of these that the dispatcher has handled, counted by it."""
 
     def handle(self, batch: Sequence[Event]) -> None:
         """Handles what was taken out. For the dispatcher."""
@@ -41,17 +52,17 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
         with self.turn:
             self._handle(batch)
         self.at_work = False
-        if type(batch) is FromScheduler:
-            self._handled += 1
+        if (source := type(batch)) is FromScheduler or source is FromLeader:
+            self._handled[source] += 1
 
-    def read(self, batch: Sequence[Event]) -> bool:
-        """Takes messages of the scheduler, and handles a lone one, if all before it are; whether it did. For the thread
+    def read(self, batch: Sequence[Event], source: Source = FromScheduler) -> bool:
+        """Takes messages of one source, and handles a lone one, if all before it are; whether it did. For the thread
         that reads them. While it handles one that takes long, as a collective does that runs within its call, nobody
         reads: the end of the connection is seen only afterwards, and heartbeats go on, which are another thread's."""
-        if len(batch) == 1 and self._read == self._handled and self.handles_here(batch):
+        if len(batch) == 1 and self._read[source] == self._handled[source] and self.handles_here(batch):
             return True
-        self._read += 1
-        self.put(FromScheduler(batch))
+        self._read[source] += 1
+        self.put(source(batch))
         return False
 
     def handles_here(self, batch: Sequence[Event]) -> bool:

@@ -14,6 +14,7 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.transport.messages import (
     CatchUp,
     Examine,
+    FromLeader,
     FunctionsAhead,
     Heard,
     IslandLaunch,
@@ -92,8 +93,21 @@ class Checked(msgspec.Struct, frozen=True):
     """Functions that came ahead of their program have been checked."""
 
 
+class CatchingUp(msgspec.Struct, frozen=True):
+    """The rest of a message by which this host catches up with others."""
+
+    message: CatchUp
+
+
+class Next(msgspec.Struct, frozen=True):
+    """Events that waited for their turn may have it now."""
+
+
 Event = (
     ToHost
+    | FromLeader
+    | CatchingUp
+    | Next
     | Joined
     | Prepared
     | PreparationFailed
@@ -104,7 +118,8 @@ Event = (
     | Handed
     | LookedAt
 )
-"""A message of the scheduler, a call that a client hands over, or something that an instruction led to."""
+"""A message of the scheduler or of the leader, a call that a client hands over, or something that an instruction led
+to."""
 
 
 # --- instructions: a launch's values ----------------------------------------------------------------------------------
@@ -265,10 +280,16 @@ class Rejoin(msgspec.Struct, frozen=True):
     since: int | None = None
 
 
-class GoOn(msgspec.Struct, frozen=True):
-    """Handle the rest of a message, behind what the instructions before led to."""
+class Tell(msgspec.Struct, frozen=True):
+    """Write an entry into the log that followers read, before anything else is done."""
 
-    rest: CatchUp
+    entry: FromLeader
+
+
+class GoOn(msgspec.Struct, frozen=True):
+    """Handle what is left, behind what the instructions before led to."""
+
+    rest: CatchingUp | Next
 
 
 class End(msgspec.Struct, frozen=True):
@@ -304,6 +325,7 @@ Instruction = (
     | Forget
     | SetPeers
     | Rejoin
+    | Tell
     | GoOn
     | End
     | Send

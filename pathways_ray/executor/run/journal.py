@@ -41,10 +41,11 @@ MAX_SAID = 1024
 class Journal:
     """The last launches and releases that a host among several has heard of, with the programs between them; `count` in
     all. `last_sequence` is the highest number of a launch, which hosts by themselves note as well; those up to `since`
-    were before this process, None while nobody has said so."""
+    were before this process, None while nobody has said so. The leader of the island has closed its log `closed` times:
+    with a scheduler that had died."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.closed = 0
         self.last_sequence = 0
         self.since: int | None = None
         self.last: deque[IslandLaunch | BarrierReleased | Program] = deque()
@@ -72,7 +73,7 @@ class Journal:
 
     def heard(self, active: Mapping[int, ActiveLaunch]) -> Heard:
         """All that is kept, and the launches that are active."""
-        return Heard(self.count, tuple(self.last), tuple(one.launch for one in active.values()))
+        return Heard(self.count, tuple(self.last), tuple(one.launch for one in active.values()), self.closed)
 
 
 def is_counted(message: Message) -> bool:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
@@ -68,6 +68,10 @@ class Store(Protocol):
     def held(self) -> dict[int, tuple[int, ...]]: ...
 
     def put(self, session: int, buffer: int, value: Any, later: list[Callable[[], None]] | None = None) -> bool: ...
+
+    def new_uploads(self, session: int) -> Set[int]: ...
+
+    def launched(self, session: int, buffers: Iterable[int]) -> None: ...
 
     def drop(self, session: int, buffers: tuple[int, ...]) -> None: ...
 

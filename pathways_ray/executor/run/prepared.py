@@ -101,8 +101,11 @@ class PreparedProgram:
             self.kinds, self.given = kinds, len(slots.launch.arguments)
 
     def fits(self, session: int, message: LaunchEarly, kind_of: Callable[[Any], Any]) -> bool:
-        """Whether the arguments of an early launch are here, of the same kinds, and its results are not."""
+        """Whether the arguments of an early launch are here, of the same kinds, and its results are not. On an island
+        of several hosts all of them have the arguments: the results of launches, and uploads that one has taken."""
         arguments, buffers = message.arguments, self.store.of_session(session)
+        if self.plan.multi_host and not self.store.new_uploads(session).isdisjoint(arguments):
+            return False
         if self.kinds is None or len(arguments) != self.given or self.temporary_bytes > MAX_EARLY_TEMPORARY_BYTES:
             return False
         if self.store.ended(session):
@@ -132,6 +135,8 @@ class PreparedProgram:
                 continue
             value = buffers.get(arguments[number])
             values[slot] = value if value is not None else self.carried.take(launch, number)
+        if launch.sequence > 0:
+            self.store.launched(launch.session, arguments)
         for incoming in self.incoming:
             slots.pulled[incoming.number] = incoming.post(launch.sequence, self.transfer)
         return slots

@@ -56,7 +56,7 @@ class Rejoining:
             if lacks > 0 or (lacks == 0 and not is_counted(one)):
                 made += handle(one, now)
                 if not is_counted(one):  # its launches follow, and it is ready once that is carried out
-                    return [*made, do.GoOn(wire.CatchUp(first, message.messages[k:]))]
+                    return [*made, do.GoOn(do.CatchingUp(wire.CatchUp(first, message.messages[k:])))]
         return made + self._rejoin("has heard what all others have", now)
 
     def _rejoin(self, what: str, now: float, heard: wire.Heard | None = None) -> list[do.Instruction]:
@@ -65,5 +65,7 @@ class Rejoining:
         for active in self.active.values():
             session = active.launch.session
             coming[session] = (*coming.get(session, ()), *active.results)
+        for session, _ in self.early.taken:  # one that makes nothing here has to be forgotten too, once that is over
+            coming.setdefault(session, ())
         programs = tuple(sorted(self.preparation.wanted | self.preparation.programs.keys()))
         return [do.Rejoin(coming, programs, self.journal.last_sequence, heard, self.journal.since)]

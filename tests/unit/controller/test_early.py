@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from pathways_ray.controller.early import NO_HOST, host_of, withdrawn
 from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import HostState, SendIsland, Tables
+from pathways_ray.ir.plan import Device
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_EARLY_BYTES, MAX_EARLY_TEMPORARY_BYTES
 from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Program
@@ -17,10 +19,13 @@ from tests.unit.controller.harness import Harness, failure_of, program_over, to_
 HOST = 7
 
 
-def program(message: Program | None = None, **options: Any) -> PlannedProgram:
-    """One with a part on island 3."""
+HERE = Program(1, b"", {}, devices=(Device(HOST, 0),))
+
+
+def program(message: Program = HERE, **options: Any) -> PlannedProgram:
+    """One with a part on island 3, on host 7 alone."""
     given: dict[str, Any] = {"results": (BufferType(ArrayType((2,), "float32"), 1, (), 8),), "messages": {}}
-    given["messages"] = {3: message or Program(1, b"", {})}
+    given["messages"] = {3: message}
     return PlannedProgram(1, 1, "p", **given | options)
 
 
@@ -42,16 +47,17 @@ def test_the_only_host_of_an_island_takes_calls() -> None:
         pytest.param(program(results=()), id="makes nothing to be told by"),
         pytest.param(program(result_bytes=MAX_EARLY_BYTES + 1), id="makes much"),
         pytest.param(program(temporary_bytes={HOST: MAX_EARLY_TEMPORARY_BYTES + 1}), id="takes much inside"),
-        pytest.param(program(Program(1, b"", {}, calls=True)), id="calls host functions"),
-        pytest.param(program(messages={3: Program(1, b"", {}), 4: Program(1, b"", {})}), id="on two islands"),
+        pytest.param(program(msgspec.structs.replace(HERE, calls=True)), id="calls host functions"),
+        pytest.param(program(messages={3: HERE, 4: HERE}), id="on two islands"),
     ],
 )
 def test_calls_of_other_programs_are_only_sent(other: PlannedProgram) -> None:
     assert host_of(tables(HOST), other) == NO_HOST
 
 
-def test_islands_of_several_hosts_take_none() -> None:
-    assert host_of(tables(HOST, HOST + 1), program()) == NO_HOST
+def test_the_first_of_several_hosts_takes_calls_of_programs_in_which_it_has_a_part() -> None:
+    assert host_of(tables(HOST + 1, HOST), program()) == HOST
+    assert host_of(tables(HOST - 1, HOST), program()) == NO_HOST
 
 
 def test_a_launch_that_is_refused_leaves_nothing_where_it_was_handed_to() -> None:

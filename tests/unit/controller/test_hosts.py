@@ -35,7 +35,7 @@ def test_a_host_that_comes_up_is_made_known_to_everybody() -> None:
     for island in (0, 1, 2):
         (peers,) = to_island(commands, island)
         assert isinstance(peers, Peers)
-        assert Peer(3, 2, "transfer-3-2") in peers.peers
+        assert Peer(3, 2, "transfer-3-2", data_address="data-3-2") in peers.peers
         assert {peer.host for peer in peers.peers} == {0, 1, 2, 3}
     assert to_client(commands, 1) == to_client(commands, 2) == [HostAddress(3, 2, "data-3-2")]
 

@@ -280,7 +280,7 @@ def test_a_client_hears_once_when_a_program_is_compiled_on_all_hosts() -> None:
     program = registered(front)
     hosts = sorted(program.hosts)
     said = [to_client(front.ready(program, host)) for host in (*hosts, *hosts)]
-    assert said == [[]] * (len(hosts) - 1) + [[Prepared(9)]] + [[]] * len(hosts)
+    assert said == [[]] * (len(hosts) - 1) + [[Prepared(9, program.key, hosts[0])]] + [[]] * len(hosts)
 
 
 def test_a_client_does_not_hear_of_compiled_programs_where_every_gang_is_sent_by_itself() -> None:

@@ -36,6 +36,7 @@ FAMILIES = {name: getattr(messages, camel) for name, camel in {
     "TO_HOST": "ToHost",
     "FROM_HOST": "FromHost",
     "FROM_ISLAND": "FromIsland",
+    "FROM_LEADER": "FromLeader",
     "TO_HOST_DATA": "ToHostData",
     "FROM_HOST_DATA": "FromHostData",
     "REQUEST": "Request",

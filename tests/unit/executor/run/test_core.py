@@ -59,7 +59,9 @@ from pathways_ray.transport.messages import (
     Enqueued,
     Examine,
     Examined,
+    FromLeader,
     FunctionsAhead,
+    Heartbeat,
     Holds,
     IslandLaunch,
     IslandLaunchFailed,
@@ -158,6 +160,7 @@ class Host:
         self.confirmed: list[tuple[int, int]] = []
         self.refused: list[int] = []
         self.allowed: list[str] = []
+        self.log: list[FromLeader] = []
         self.busy = 0
 
     def planned(self, data: bytes) -> IslandPlan:
@@ -312,6 +315,12 @@ class Host:
 
     def say_allowed(self, tenant: str) -> None:
         self.allowed.append(tenant)
+
+    def tell(self, entry: FromLeader) -> None:
+        self.log.append(entry)
+
+    def say_leads(self) -> None:
+        self.messages.append(Heartbeat(self.host, leads=self.core.leads))
 
     def set_peers(self, peers: tuple[Peer, ...]) -> None:
         """Pulls of tests need no peers."""

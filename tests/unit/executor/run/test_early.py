@@ -8,7 +8,7 @@ import pytest
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.early import MAX_PASSED, MAX_TAKEN, MAX_UNDER_WAY, EarlyLaunches, EarlyReports
-from pathways_ray.executor.run.following import Followers
+from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.instructions import Handed, SchedulerFound
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_EARLY_BYTES
@@ -115,7 +115,7 @@ def test_the_value_of_a_launch_says_what_follows() -> None:
     assert early.decided(7, 0) is None
 
 
-def test_followers_are_told_where_they_are() -> None:
+def test_what_follows_is_told_where_it_is() -> None:
     """On this host or another one; those of a session that has ended nowhere."""
 
     class Others:
@@ -124,15 +124,15 @@ def test_followers_are_told_where_they_are() -> None:
 
     told: list[Any] = []
     early, others = EarlyLaunches(), Others()
-    followers = Followers(0, early, others, lambda session: session == 2, told.append)
+    launches = FollowingLaunches(0, early, others, lambda session: session == 2, told.append)
     here, there, over = (Following(host, session, 7, (1,), -2) for host, session in ((0, 1), (1, 1), (0, 2)))
     for sequence, following in enumerate((here, there, over)):
         early.following[sequence] = (following,)
-        followers.decided(sequence, 0)
-    followers.decided(99, 0)
+        launches.decided(sequence, 0)
+    launches.decided(99, 0)
     mine = Handed(1, "", LaunchEarly(7, (1,), -2))
     assert told == [mine, (1, there)]
-    followers.take(here)
+    launches.take(here)
     assert told[2:] == [mine]
 
 
@@ -221,12 +221,6 @@ def test_only_programs_of_small_results_begin_early(size: int, specs: str, small
     host.store.put(1, 1, "x")
     host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
     assert host.refused == ([] if small else [600])
-
-
-def test_hosts_of_an_island_of_several_take_nothing() -> None:
-    host = host_with_call(multi_host=True)
-    host.handle(AllowEarly(MARK), run(5, 1), handed(600, 1))
-    assert host.refused == [600]
 
 
 @pytest.mark.parametrize(
