@@ -115,7 +115,9 @@ class World:
 
     def _look_around(self) -> None:
         """Looks twice a second whether the cluster is whole, and whether all is over."""
-        if self.clock.now < self.disturbed_until or not self.is_whole():
+        # A session that gave way finds room once all islands are there.
+        short = bool(self.gone()) and any(client.mover.gives_way for client in self.clients)
+        if self.clock.now < self.disturbed_until or not self.is_whole() or short:
             self.quiet_since = self.clock.now
         self.freeing_since = self.clock.now if self.controller.may_resume else max(self.freeing_since, self.quiet_since)
         self.checker.check_freed()
@@ -166,6 +168,12 @@ class World:
         for process in [h.process for h in self.hosts.values() if not h.under_epoch]:
             self.kill(process, "the resource manager died with its call")
 
+    def _group_hears(self, process: Process) -> None:
+        """The other hosts of a group hear of the end of one from JAX, if from nobody else before."""
+        shell = self.hosts[int(process.name[4:])]
+        if shell.epoch and len(shell.members) > 1:
+            self.clock.after(GROUP_SILENCE_S, self.group_member_gone, shell.island, shell.epoch)
+
     def kill_scheduler(self, island: int) -> None:
         for scheduler in list(self.schedulers.values()):
             if scheduler.island == island:
@@ -207,9 +215,7 @@ class World:
             if other.alive:
                 self.network.post(process, other, server.peer_died, process)
         if process.name.startswith("host"):
-            shell = self.hosts[int(process.name[4:])]
-            if shell.epoch and len(shell.members) > 1:
-                self.clock.after(GROUP_SILENCE_S, self.group_member_gone, shell.island, shell.epoch)
+            self._group_hears(process)
             for client in self.clients:
                 if client.process.alive:
                     self.network.post(process, client.process, self._link_broke, client, process)
@@ -238,6 +244,8 @@ class World:
         """A machine loses its power; after `seconds` a successor of the process starts."""
         self.network.vanish(process)
         self.losses += 1
+        if process.name.startswith("host"):
+            self._group_hears(process)
         restart = self.restarts.pop(process.number)
         if seconds < math.inf:
             self.clock.after(seconds, restart)

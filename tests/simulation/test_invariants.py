@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -30,6 +31,7 @@ from pathways_ray.simulation.world import World, simulate
 from pathways_ray.transport.messages import BuffersLost, HeldSlices, Holds, HostUp
 from tests.drawn import drawn
 from tests.simulation.planted import BUGS
+from tests.simulation.planted_leading import DYING
 
 FAULTS = 5
 
@@ -65,6 +67,26 @@ def test_nobody_alive_is_ended_while_the_machine_is_slow() -> None:
         result = World(seed, settings).run()
         assert result.violations == [], f"seed {seed}"
         assert result.launches > 0
+
+
+def test_hosts_keep_the_order_of_the_one_that_leads_them() -> None:
+    """It takes calls for all hosts of its island, whose schedulers die before what they say has come to all."""
+    led = 0
+    for seed in range(drawn(60)):
+        world = World(seed, replace(Settings.drawn(seed, 0, ""), **DYING))
+        assert world.run().violations == [], f"seed {seed}"
+        led += any(host.core.early.count for host in world.hosts.values() if host.under_epoch)
+    assert led, "no host has taken a call for others"
+
+
+def test_hosts_hear_from_jax_that_a_machine_of_their_group_is_gone() -> None:
+    """Nobody else tells them of one that went before its host had joined: they end, and wait for it as new ones."""
+    settings = replace(Settings.drawn(3, 0, ""), islands={0: [0, 1]}, changes=0, moves=0.0, suspends=0.0)
+    world = World(3, settings)
+    before = world.hosts[1].process
+    world.clock.at(1.0, lambda: world.vanish(world.hosts[0].process, math.inf))
+    world.run()
+    assert not before.alive
 
 
 @pytest.mark.parametrize("faults", [0, FAULTS])
