@@ -330,8 +330,10 @@ class HostDriver:
         # Where it is no gang alone, a result may be there long before the launch is over.
         slots.later = [] if program.is_one_gang and self.answers(program) else None
         values = program.finish(slots)
-        if (leader := self.core.leader) is not None and leader.completed(slots.asked or complete.sequence < 0):
-            self.io.say_leads()
+        if (leader := self.core.leader) is not None:
+            waited = complete.sequence < 0 or (slots.asked and program.plan.may_be_early)
+            if leader.completed(waited):
+                self.io.say_leads()
         self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked, slots.later or ())
 
     def _rejoin(self, rejoin: do.Rejoin) -> None:

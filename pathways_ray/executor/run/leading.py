@@ -82,7 +82,8 @@ class Leader:
         return [do.Tell(wire.TermClosed())]
 
     def completed(self, waited: bool) -> bool:
-        """A launch is enqueued, which a client `waited` for or handed over. Returns whether `leads` has changed."""
+        """A launch is enqueued: one that a client has handed over, or `waited` for where it could have. Returns whether
+        `leads` has changed."""
         before = self.leads
         self._waited = min(max(self._waited + (1 if waited else -1), 0), MOST_WAITED)
         if self._waited >= WAITED:

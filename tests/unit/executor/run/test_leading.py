@@ -148,6 +148,23 @@ def test_a_leader_says_so_while_launches_are_waited_for() -> None:
     assert [one.leads for one in leader.messages if isinstance(one, Heartbeat)] == [True, False]
 
 
+def test_launches_that_never_begin_early_are_no_reason_to_lead() -> None:
+    """Each of a training's steps takes the memory of the one before, and somebody waits for its loss."""
+    leader = host_of_two(0)
+    for k in range(2 * WAITED):
+        leader.store.when_present(1, 2000 + k, lambda later: None)
+        leader.handle(run(20 + k, 1, results=2000 + k))
+    assert leader.core.leads
+    sketch = Sketch()
+    both = sketch.slice("0.0", "1.0")
+    leader.program(2, sketch, sketch.call("step", sketch.argument(both), slice=both, donated=(0,)))
+    for k in range(2 * WAITED):
+        leader.store.put(1, 3, "state")
+        leader.store.when_present(1, 3000 + k, lambda later: None)
+        leader.handle(run(60 + k, 3, results=3000 + k, program=2))
+    assert not leader.core.leads
+
+
 def test_a_leader_without_links_says_nothing() -> None:
     leader = Leader(Journal())
     for _ in range(WAITED):
