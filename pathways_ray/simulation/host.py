@@ -150,7 +150,7 @@ class SimulatedHost:
         self.transfer.on_handed = self.following.take
         self.driver = HostDriver(self.core, self.store, self.transfer, self, decoded)
         self._happened(Joined(self.epoch))
-        self.end = End(network, self.process, self._received, self._scheduler_gone)
+        self.end = self.found = End(network, self.process, self._received, self._scheduler_gone)
         if not world.connect_to_scheduler(self.scheduler, self.end):
             world.kill(self.process, "its scheduler is gone")
             return
@@ -158,9 +158,8 @@ class SimulatedHost:
         self._beat()
 
     def _join_scheduler(self, holds: Holds | None = None) -> None:
-        world, address = self.world, f"{self.host}/{self.epoch}"
+        world, settings, address = self.world, self.world.settings, f"{self.host}/{self.epoch}"
         crash = world.crashes.pop(self.host, "")
-        settings = world.settings
         info = info_of(settings, self.island, self.members, self.host, self.process)
         where = (address, address, settings.devices, self.process.number)
         self.end.send(HostUp(self.host, self.epoch, *where, crash, settings.memory, info=info, holds=holds))
@@ -183,7 +182,7 @@ class SimulatedHost:
 
     def _scheduler_gone(self) -> None:
         """Looks for the successor, and joins it with all that is here, unless the next one does not take it."""
-        if not self.heard and self.end.peer.owner.alive:
+        if not self.heard and self.found.peer.owner.alive:
             self.world.kill(self.process, "its scheduler's stream ended")
             return
         if self.heard:
@@ -191,7 +190,7 @@ class SimulatedHost:
         self._look_for_scheduler()
 
     def _look_for_scheduler(self) -> None:
-        if self.end.open:
+        if self.found.open:
             return
         if self.world.clock.now - self.alone_since > limits.ORPHAN_LIMIT_S:
             self.world.kill(self.process, "there is no scheduler")
@@ -200,14 +199,15 @@ class SimulatedHost:
         self.world.network.after(self.process, LOOK_S * self.world.random.random(), self._look_for_scheduler)
 
     def _found_scheduler(self, address: str) -> None:
-        if self.end.open:
+        if self.found.open:
             return
         end = End(self.world.network, self.process, self._received, self._scheduler_gone)
         if self.world.connect_to_scheduler(address, end):
-            self.end, self.heard = end, False
+            self.found, self.heard = end, False
             self._happened(SchedulerFound())
 
     def rejoin(self, holds: Holds) -> None:
+        self.end = self.found  # from here on: as from a real host, what was said before goes nowhere
         self._join_scheduler(with_uploads(holds, self.uploads))
         for once_more in self.said.again(holds):
             self.end.send(once_more)

@@ -44,6 +44,9 @@ class Cluster(Protocol):
     freeing_since: float
     touched: set[str]
 
+    def gone(self) -> set[int]:
+        """The hosts of islands of which a machine has vanished, and is not back."""
+
 
 def deaf_islands(world: Cluster) -> set[int]:
     """The islands whose hosts hear of nothing that is over: their scheduler waits until all of them are there, or is
@@ -59,7 +62,7 @@ def waiting(world: Cluster) -> Iterable[str]:
             yield f"a device of host {host.host}"
         if host.process.alive and len(host.early):
             yield f"what became of {len(host.early)} early launches at host {host.host}"
-    for client in world.clients:
+    for client in () if world.gone() else world.clients:  # there may be no room before a machine is back
         if client.process.alive and not client.over and client.mover.gives_way:
             yield f"session {client.session}, which gave way and does not come back,"
 

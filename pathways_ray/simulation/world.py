@@ -115,9 +115,7 @@ class World:
 
     def _look_around(self) -> None:
         """Looks twice a second whether the cluster is whole, and whether all is over."""
-        # A session that gave way finds room once all islands are there.
-        short = bool(self.gone()) and any(client.mover.gives_way for client in self.clients)
-        if self.clock.now < self.disturbed_until or not self.is_whole() or short:
+        if self.clock.now < self.disturbed_until or not self.is_whole():
             self.quiet_since = self.clock.now
         self.freeing_since = self.clock.now if self.controller.may_resume else max(self.freeing_since, self.quiet_since)
         self.checker.check_freed()
