@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from pathways_ray import limits
-from pathways_ray.client.ahead import Ahead, Asked
+from pathways_ray.client.ahead import Ahead
 from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces, plan_of
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
@@ -122,9 +122,8 @@ class DataLinks:
         there is no stream to it."""
         if (link := self.link_of(host)) is None:
             return False
-        asked: Asked | None = None
-        if record is not None:
-            asked = self.ahead.ask(link, plan_of(record.kind), self.new_request(), program)
+        ask = self.ahead.ask
+        asked = ask(link, plan_of(record.kind), self.new_request(), program) if record is not None else None
         if record is None or asked is None:
             self._ask(link, message, link.is_local)
             return True
@@ -156,7 +155,8 @@ class DataLinks:
                 link.fetches[request] = fetching
                 asked.append((link, request, fetching, link.is_local))
                 self._ask(link, wire.Fetch(request, buffer, (), also), link.is_local)
-                fetching.failure = link.dead
+                if link.dead is not None:  # else one that has come meanwhile would be lost
+                    fetching.failure = link.dead
                 self.awaited[request] = is_over, told
             self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, is_over)
         finally:

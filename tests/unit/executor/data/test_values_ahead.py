@@ -184,6 +184,23 @@ def test_where_it_cannot_come_it_is_asked_for_again(host: Host, data: DataLinks)
     assert link.fetches == {}
 
 
+def test_a_failure_that_comes_while_it_is_asked_for_is_not_lost(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread reads the answer, and may do so before the one that asks goes on."""
+    host.put(2, Failure("HostLost", "it was away"))
+    ask = data._ask
+
+    def answered(link: Any, *rest: Any) -> None:
+        ask(link, *rest)
+        if not link.is_local:
+            eventually(lambda: all(one.failure is not None for one in link.fetches.values()))
+
+    monkeypatch.setattr(data, "_ask", answered)
+    with pytest.raises(HostLost):
+        data.await_values([2], (0,), lambda: False)
+
+
 @pytest.mark.parametrize("last", [SMALL, Failure("HostLost", "gone")], ids=["a value", "a failure"])
 def test_a_wait_for_several_values_ends_once_all_are_there(host: Host, data: DataLinks, last: Any) -> None:
     """They are put one by one, the one that is named first before the others."""
