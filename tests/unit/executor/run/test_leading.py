@@ -178,14 +178,12 @@ def test_a_session_is_said_to_a_successor_of_which_a_host_has_begun_something_an
     """Else nobody would tell it that the session has ended."""
     sketch = Sketch()
     here = sketch.slice("0.0")
-    result = sketch.call("f", sketch.argument(here), slice=here)
-    leader, follower = in_a_term()
-    for host in (leader, follower):
-        host.program(2, sketch, result)
-    follower.store.drop(1, (1, 500))
-    follower.handle(Led(1, 0, 1, IslandLaunch(-1, 1, 2, (1,), 600)), TermClosed(), SchedulerFound(), CatchUp(0, (), 1))
+    follower = host_of_two(1)
+    follower.program(2, sketch, sketch.call("f", sketch.argument(here), slice=here))
+    led = Led(1, 0, 0, IslandLaunch(-1, 2, 2, (1,), 600))
+    follower.handle(TERM, led, TermClosed(), SchedulerFound(), CatchUp(0, (), 1))
     assert follower.holds is not None
-    assert follower.holds.buffers[1] == ()
+    assert follower.holds.buffers[2] == ()
 
 
 # --- any order of arrival ---------------------------------------------------------------------------------------------
