@@ -135,11 +135,11 @@ class BufferStore:
         return sum(map(len, self._waiters.values()))
 
     def drop(self, session: int, buffers: tuple[int, ...]) -> None:
+        self.launched(session, buffers)  # first: an upload may take the number as soon as it is free
         found = self.sessions.get(session)
         if found is not None:
             for buffer in buffers:
                 found.pop(buffer, None)
-        self.launched(session, buffers)
 
     def drop_session(self, session: int) -> None:
         self._ended[session] = None

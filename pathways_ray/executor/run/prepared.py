@@ -135,7 +135,7 @@ class PreparedProgram:
                 continue
             value = buffers.get(arguments[number])
             values[slot] = value if value is not None else self.carried.take(launch, number)
-        if launch.sequence > 0:
+        if self.plan.multi_host and launch.sequence > 0:
             self.store.launched(launch.session, arguments)
         for incoming in self.incoming:
             slots.pulled[incoming.number] = incoming.post(launch.sequence, self.transfer)

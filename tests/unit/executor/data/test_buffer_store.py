@@ -80,3 +80,26 @@ def test_looking_into_a_session_that_is_not_there_leaves_nothing() -> None:
     assert store.of_session(7).get(1) is None
     store.drop(7, (1,))
     assert not store.sessions
+
+
+class UploadsMeanwhile(dict[int, str]):
+    """Buffers of session 7. A client uploads to a number as soon as it is free."""
+
+    store: BufferStore
+
+    def pop(self, number: int, default: str | None = None) -> str | None:  # type: ignore[override]
+        found = super().pop(number, default)
+        assert self.store.add(7, number, "another array")
+        return found
+
+
+def test_an_upload_that_comes_while_its_number_is_freed_is_new() -> None:
+    """Else a launch could begin early with it, of which other hosts of the island lack their part."""
+    store, buffers = BufferStore(), UploadsMeanwhile()
+    store.add(7, 1, "an array")
+    store.launched(7, (1,))
+    assert not store.new_uploads(7)
+    buffers.update(store.sessions[7])
+    store.sessions[7], buffers.store = buffers, store
+    store.drop(7, (1,))
+    assert store.new_uploads(7) == {1}
