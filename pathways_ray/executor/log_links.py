@@ -12,8 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from pathways_ray.executor.run.inbox import FromLeader as LogBatch
-from pathways_ray.executor.run.inbox import Source
+from pathways_ray.executor.run.inbox import FromLog, Source
 from pathways_ray.executor.run.instructions import Event
 from pathways_ray.executor.run.leading import FAREWELL_S
 from pathways_ray.transport import links, streams, thread_links
@@ -22,8 +21,8 @@ from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.messages import FROM_LEADER, FromLeader, Peer
 from pathways_ray.transport.tls import Trust
 
-REDIAL_PAUSE_S = 1.0
-"""Time between two attempts to reach a follower, which cost nobody anything: there is no term before all are linked."""
+REDIAL_PAUSE_S = 5.0
+"""Time between two attempts to reach a follower. Nobody waits for them: there is no term before all are linked."""
 
 
 def _end_process(host: int, reason: str) -> None:
@@ -90,7 +89,7 @@ class LogWriter:
         _end_process(self._host, f"host {peer.host}: {reason}")
 
     def _dialled(self, peer: Peer) -> thread_links.ThreadLink:
-        shown = {"authorization": self._secret, "epoch": str(self._epoch)}
+        shown, said = {"authorization": self._secret, "epoch": str(self._epoch)}, False
         while True:
             link = thread_links.ThreadLink(
                 peer.data_address, streams.LOG_STREAM, shown, self._outboxes[peer.host], self._trust, self._silence
@@ -99,7 +98,9 @@ class LogWriter:
                 link.dial(answer=_answer(self._secret, self._epoch, peer.host))
                 return link
             except LinkLost as error:
-                print(f"host {self._host} does not lead its island yet: host {peer.host}: {error}", flush=True)
+                if not said:
+                    print(f"host {self._host} leads its island once it reaches host {peer.host}: {error}", flush=True)
+                said = True
                 time.sleep(REDIAL_PAUSE_S)
 
 
@@ -123,7 +124,7 @@ class LogReader:
             await link.write(_answer(self._secret, self._epoch, self._host))
             while (data := await link.read()) is not None:
                 begun = True
-                self._take(FROM_LEADER.decode_batch(data), LogBatch)
+                self._take(FROM_LEADER.decode_batch(data), FromLog)
         finally:
             self._open = False
             if begun:  # else the leader has given up dialling, and dials again
