@@ -53,8 +53,8 @@ class LogLinks:
         if any(one.epoch != host.epoch or not one.under_epoch or not one.process.alive for one in found):
             return
         for follower in found:
-            near = End(self._world.network, host.process, lambda batch: None, self._ended)
-            far = End(self._world.network, follower.process, follower.log.received, follower.log._ended)
+            near = End(self._world.network, host.process, lambda batch: None, self.ended)
+            far = End(self._world.network, follower.process, follower.log.received, follower.log.ended)
             self._world.network.stream(near, far)
             self._ends.append(near)
         leader.linked = True
@@ -68,7 +68,8 @@ class LogLinks:
         """Takes entries of the leader."""
         self._host.driver.handle_batch(batch, self._world.clock.now)
 
-    def _ended(self) -> None:
-        """Nobody knows what the other end did: the island has to start again, if it does not already."""
+    def ended(self) -> None:
+        """Takes the end of a link. Nobody knows what the other end did: the island starts again, if it does not
+        already."""
         host = self._host
         self._world.network.after(host.process, FAREWELL_S, self._world.kill, host.process, "its log ended")

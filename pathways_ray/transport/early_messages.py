@@ -63,11 +63,11 @@ class Passed(Message, tag=65):
     place: int
 
 
-class TermClosed(Message, tag=66):
+class LogClosed(Message, tag=66):
     """The leader has heard all of a scheduler that has died, and takes nothing early before it hears of the next."""
 
 
-FromLeader = Led | Passed | TermClosed
+FromLeader = Led | Passed | LogClosed
 """Entries of the log, in the order of the leader."""
 
 FROM_LEADER: Codec[FromLeader] = Codec(FromLeader)

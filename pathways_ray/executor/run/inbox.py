@@ -20,13 +20,13 @@ class FromScheduler(tuple[Event, ...]):
     __slots__ = ()
 
 
-class FromLeader(tuple[Event, ...]):
-    """The same of the host that leads the island, which another thread reads."""
+class FromLog(tuple[Event, ...]):
+    """Entries of the log of the host that leads the island: the same, read by another thread."""
 
     __slots__ = ()
 
 
-Source = type[FromScheduler] | type[FromLeader]
+Source = type[FromScheduler] | type[FromLog]
 
 
 class Inbox(queue.SimpleQueue[Sequence[Event]]):
@@ -41,9 +41,9 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
         self.turn = threading.Lock()
         self.at_work = False
         """Whether the dispatcher has taken a batch out that is not handled yet."""
-        self._read: dict[Source, int] = {FromScheduler: 0, FromLeader: 0}
+        self._read: dict[Source, int] = {FromScheduler: 0, FromLog: 0}
         """Batches for the dispatcher, counted by the threads that read."""
-        self._handled: dict[Source, int] = {FromScheduler: 0, FromLeader: 0}
+        self._handled: dict[Source, int] = {FromScheduler: 0, FromLog: 0}
         """Those of these that the dispatcher has handled, counted by it."""
 
     def handle(self, batch: Sequence[Event]) -> None:
@@ -52,7 +52,7 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
         with self.turn:
             self._handle(batch)
         self.at_work = False
-        if (source := type(batch)) is FromScheduler or source is FromLeader:
+        if (source := type(batch)) is FromScheduler or source is FromLog:
             self._handled[source] += 1
 
     def read(self, batch: Sequence[Event], source: Source = FromScheduler) -> bool:

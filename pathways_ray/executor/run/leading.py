@@ -9,7 +9,7 @@ two messages as it did.
 They do so in a *term*, which a message of the scheduler begins (`AllowEarly`) and the next such one ends: messages are
 counted from there. Outside of terms nobody waits for the leader. When the scheduler dies, hosts may have heard a
 different number of its messages, and come to one point by those that they count (`journal`). So the leader says that
-its log is complete (`TermClosed`); what it has taken behind messages that a follower lacks stands there behind the same
+its log is complete (`LogClosed`); what it has taken behind messages that a follower lacks stands there behind the same
 number of counted ones, and comes up as the follower catches up.
 """
 
@@ -79,7 +79,7 @@ class Leader:
         if not self.linked:  # so there was no term
             return []
         self._journal.closed += 1
-        return [do.Tell(wire.TermClosed())]
+        return [do.Tell(wire.LogClosed())]
 
     def completed(self, waited: bool) -> bool:
         """A launch is enqueued: one that a client has handed over, or `waited` for where it could have. Returns whether
@@ -96,14 +96,18 @@ class Leader:
 _IN_ORDER = (wire.Message, do.SchedulerFound, do.Next)
 """Events that have a place in the order of an island."""
 
-_TURNS = {wire.AllowEarly, wire.CatchUp, wire.Led, wire.Passed, wire.TermClosed, do.SchedulerFound, do.Next}
+_TURNS = {wire.AllowEarly, wire.CatchUp, wire.Led, wire.Passed, wire.LogClosed, do.SchedulerFound, do.Next}
 """Those after which others may have to wait, or may go on."""
 
 
 class Follower:
     """A host that keeps the leader's order: `held` messages of the scheduler wait for entries of its `log`, and the
     other way round. `late` are launches of a scheduler that has died, which wait for what this host has yet to hear.
-    Its log is `_over` while there is more that it has said itself."""
+
+    While a term is `_open`, this host has handled `_place` messages of it, and the leader `_passed`. `_over` says that
+    the leader has closed its log, and that there are messages of the scheduler before that this host has not handled:
+    a term that begins among these is over as well.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self.held: deque[do.Event] = deque()
@@ -153,7 +157,7 @@ class Follower:
 
     def _note(self, entry: wire.FromLeader) -> bool:
         """Notes how far messages may be handled; whether that is all that an entry says."""
-        if isinstance(entry, wire.TermClosed):
+        if isinstance(entry, wire.LogClosed):
             if not (lacked := self._lacks_log()) and do.SchedulerFound not in map(type, self.held):
                 return False  # more may come of what the scheduler has said before
             self._open, self._over = False, not lacked
@@ -170,8 +174,8 @@ class Follower:
         return isinstance(event, wire.CatchUp) and self._journal.closed < event.closed
 
     def _close(self) -> bool:
-        """Takes the log up to where a term closes, if that has come: this host lacks messages that stand there."""
-        closing = next((k for k, entry in enumerate(self.log) if isinstance(entry, wire.TermClosed)), None)
+        """Takes the log up to where it was closed, if it was: this host lacks messages between which entries stand."""
+        closing = next((k for k, entry in enumerate(self.log) if isinstance(entry, wire.LogClosed)), None)
         if closing is None:
             return False
         for _ in range(closing):

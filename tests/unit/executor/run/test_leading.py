@@ -21,10 +21,10 @@ from pathways_ray.transport.messages import (
     IslandLaunch,
     LaunchEarly,
     Led,
+    LogClosed,
     Message,
     Passed,
     Recount,
-    TermClosed,
 )
 from tests.unit.executor.run.test_core import Host, run
 from tests.unit.executor.run.test_early import MARK, handed
@@ -181,7 +181,7 @@ def test_a_session_is_said_to_a_successor_of_which_a_host_has_begun_something_an
     follower = host_of_two(1)
     follower.program(2, sketch, sketch.call("f", sketch.argument(here), slice=here))
     led = Led(1, 0, 0, IslandLaunch(-1, 2, 2, (1,), 600))
-    follower.handle(TERM, led, TermClosed(), SchedulerFound(), CatchUp(0, (), 1))
+    follower.handle(TERM, led, LogClosed(), SchedulerFound(), CatchUp(0, (), 1))
     assert follower.holds is not None
     assert follower.holds.buffers[2] == ()
 
@@ -346,7 +346,7 @@ def test_the_successor_of_a_controller_hears_of_nothing_that_was_taken_early() -
 def test_a_log_is_closed_once_for_each_scheduler() -> None:
     leader, _ = in_a_term()
     leader.handle(SchedulerFound())
-    assert leader.log == [TermClosed()]
+    assert leader.log == [LogClosed()]
     assert leader.holds is not None
     assert leader.holds.heard is not None
     assert leader.holds.heard.closed == 1
