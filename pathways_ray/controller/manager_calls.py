@@ -22,6 +22,9 @@ resource manager that Ray starts again is there within seconds, on a busy machin
 NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host"})
 """Calls that say what `Holdings` say as well, or are made again by others."""
 
+OF_SLICES = frozenset({"create_slice", "release_slice", "exchange_slices", "hold_slices", "release_session"})
+"""Calls that say when the controller began that makes them: those of one that has a successor do nothing."""
+
 
 class ManagerCalls:
     """Calls of the resource manager that have to be made again.

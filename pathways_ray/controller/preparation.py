@@ -100,14 +100,20 @@ class Preparation:
         tables, breaker = self.tables, self.tables.circuit_breaker
         if not breaker.is_suspect(program.culprit):
             return False
-        compiled = [p for p in tables.programs.values() if not (p.unsent or p.is_ready or p.failure)]
-        launched = [record.program for record in tables.in_flight.values()]
+        compiled = ((p, self._compiling(p)) for p in tables.programs.values() if not (p.is_ready or p.failure))
+        launched = ((record.program, set(record.program.islands)) for record in tables.in_flight.values())
         return any(
             other.culprit != program.culprit
-            and not set(other.islands).isdisjoint(program.islands)
+            and not islands.isdisjoint(program.islands)
             and breaker.is_suspect(other.culprit)
-            for other in (*compiled, *launched)
+            for other, islands in (*compiled, *launched)
         )
+
+    def _compiling(self, program: PlannedProgram) -> set[int]:
+        """The islands whose hosts compile a program now. One that is away may be so for long, and does not."""
+        hosts = self.tables.hosts
+        there = (program.hosts - program.ready - self.tables.away) & hosts.keys()  # some islands are ended for good
+        return {hosts[one].island for one in there} - program.unsent
 
     def host_up(self, island: int, host: int) -> None:
         """A host has joined under a new epoch, and has no program."""

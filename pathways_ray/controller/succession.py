@@ -21,7 +21,7 @@ used up the time for an answer that is there."""
 
 
 async def ask_manager(
-    manager: Any, own_process: tuple[Any, ...], limit_s: Callable[[], float], kill: Callable[[], None]
+    manager: Any, own_process: tuple[int, int], limit_s: Callable[[], float], kill: Callable[[], None]
 ) -> tuple[Any, bytes] | None:
     """The islands that there are, and who holds slices; None where nobody says so.
 
@@ -29,8 +29,9 @@ async def ask_manager(
     is killed, once, and waited for.
 
     Args:
-        own_process: the process that begins. It is said with each question: a resource manager that starts again knows
-            nothing.
+        own_process: pid and start of the process that begins, see `HostInfo`. They are said with each question: what
+            those before it still ask about slices is not answered any more, and a resource manager that starts again
+            knows nothing.
         limit_s: seconds for an answer.
         kill: has the resource manager killed.
     """
@@ -40,7 +41,7 @@ async def ask_manager(
         manager.controller_starts.remote(*own_process)
         try:
             islands, slices = await asyncio.wait_for(
-                asyncio.gather(manager.islands.remote(), manager.slices.remote()), limit_s()
+                asyncio.gather(manager.islands.remote(), manager.slices.remote(own_process[1])), limit_s()
             )
         except TimeoutError:
             silent += 1

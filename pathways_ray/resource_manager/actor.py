@@ -173,10 +173,10 @@ class ResourceManager(Inspectable):
         with self.lock:
             return self.core.shared.kept().members
 
-    async def slices(self) -> bytes:
-        """The slices of all sessions, as an encoded `HeldSlices`."""
-        with self.lock:
-            return encode(self.core.inventory.held_slices())
+    async def slices(self, started: int) -> bytes:
+        """The slices of all sessions, as an encoded `HeldSlices`, for a controller that follows another one and
+        began at `started`, see `HostInfo`."""
+        return encode(await self._answer(lambda token: events.ControllerAsks(token, started)))
 
     async def specs(self) -> dict[int, bytes]:
         """The spec of each island that all share, as who started it encoded it."""
@@ -217,6 +217,7 @@ class ResourceManager(Inspectable):
     @ray.method(concurrency_group=CLIENTS)
     async def create_slice(
         self,
+        started: int,
         session: int,
         shape: tuple[int, ...],
         axes: tuple[str, ...],
@@ -235,6 +236,7 @@ class ResourceManager(Inspectable):
         """An encoded `SliceCreated`, or `Refused` with what exists.
 
         Args:
+            started: when the controller's process began, as in other calls about slices.
             tenant: the one that has islands for itself; "" where all share them.
             within: the slice that it is a part of, by its devices number `places`; 0 for one of its own.
             instead: the slice whose place it is to take, elsewhere; 0 for none.
@@ -242,31 +244,31 @@ class ResourceManager(Inspectable):
         """
         wanted = (topology, memory, generation)
         request = SliceRequest(shape, axes, island, platform, name, tenant, within, places, instead, *wanted)
-        return encode(await self._answer(lambda token: events.SliceRequested(token, session, request, final)))
+        return encode(await self._of(started, lambda token: events.SliceRequested(token, session, request, final)))
 
     @ray.method(concurrency_group=CLIENTS)
-    async def release_slice(self, session: int, slice_id: int) -> bool:
+    async def release_slice(self, started: int, session: int, slice_id: int) -> bool:
         """Whether the session had the slice, which is free now."""
-        released: bool = await self._answer(lambda token: events.SliceReleased(token, session, slice_id))
+        released: bool = await self._of(started, lambda token: events.SliceReleased(token, session, slice_id))
         return released
 
     @ray.method(concurrency_group=CLIENTS)
-    async def exchange_slices(self, session: int, pairs: tuple[tuple[int, int], ...]) -> bool:
+    async def exchange_slices(self, started: int, session: int, pairs: tuple[tuple[int, int], ...]) -> bool:
         """Whether slices of the session have changed devices in pairs."""
-        exchanged: bool = await self._answer(lambda token: events.SlicesExchanged(token, session, pairs))
+        exchanged: bool = await self._of(started, lambda token: events.SlicesExchanged(token, session, pairs))
         return exchanged
 
     @ray.method(concurrency_group=CLIENTS)
-    async def hold_slices(self, session: int, found: bytes) -> bool:
+    async def hold_slices(self, started: int, session: int, found: bytes) -> bool:
         """A session has come back to another controller with the slices of an encoded `HeldSlices`, and of those up to
         its `last_slice` with no others."""
-        held: bool = await self._answer(lambda token: events.SlicesHeld(token, session, _SLICES.decode(found)))
+        held: bool = await self._of(started, lambda token: events.SlicesHeld(token, session, _SLICES.decode(found)))
         return held
 
     @ray.method(concurrency_group=CLIENTS)
-    async def release_session(self, session: int) -> int:
+    async def release_session(self, started: int, session: int) -> int:
         """The number of slices that the session had, which are free now."""
-        released: int = await self._answer(lambda token: events.SessionReleased(token, session))
+        released: int = await self._of(started, lambda token: events.SessionReleased(token, session))
         return released
 
     @ray.method(concurrency_group=CLIENTS)
@@ -292,6 +294,10 @@ class ResourceManager(Inspectable):
         self.calls[token] = answer = asyncio.get_running_loop().create_future()
         self._handle(event(token))
         return await answer
+
+    async def _of(self, started: int, question: Callable[[int], events.SliceQuestion]) -> Any:
+        """The answer to the controller that began at `started`; None where another one has taken its place."""
+        return await self._answer(lambda token: events.OfController(started, question(token)))
 
     def _kill(self, command: events.KillProcess) -> None:
         """Kills a process of this machine; or of another one, by a task there, unless one is under way: the scheduler

@@ -1,4 +1,8 @@
-"""The controllers of a cluster, one after the other: which one serves, which are over, and which has to be killed."""
+"""The controllers of a cluster, one after the other: which one serves, which are over, and which has to be killed.
+
+They all run on the machine of the resource manager, so that the later one is the one whose process began later. What
+one says may come after it has died, when others have begun, and died as well: this process may have been stopped.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ class Controllers:
         self.story = story
         self.known = events.ControllerServes("", "", actor)
         self.past: set[str] = set()
+        self.newest = 0
         self.lists_heard = 0
         self.serving: Liveness[str] = Liveness(max(silence_limit_s, MAX_CONTROLLER_SILENCE_S), TICK_S)
         self.starting: Liveness[tuple[int, int]] = Liveness(MAX_CONTROLLER_START_S, TICK_S)
@@ -38,13 +43,22 @@ class Controllers:
         """Notes that a controller runs that has not been heard of: it may be stopped."""
         self.serving.hear("", now)
 
-    def is_past(self, incarnation: str) -> bool:
-        """Whether a message was sent by one that has a successor."""
-        return incarnation in self.past
+    def began(self, started: int) -> None:
+        """Notes that a controller's process began at this time: those that began before it are over."""
+        self.newest = max(self.newest, started)
+
+    def is_over(self, started: int) -> bool:
+        """Whether a later process has begun since to be the controller; never where the system does not say when."""
+        return 0 < started < self.newest
+
+    def is_past(self, event: events.ControllerServes) -> bool:
+        """Whether one that has a successor says that it serves: that was sent before it died."""
+        return event.incarnation in self.past or self.is_over(event.started)
 
     def serves(self, event: events.ControllerServes, now: float) -> bool:
         """Notes that a controller serves; returns whether it is another one than before."""
         known, self.known = self.known, event
+        self.began(event.started)
         if other := event.incarnation != known.incarnation:
             self.past.add(known.incarnation)
             self.lists_heard = 0
@@ -64,6 +78,7 @@ class Controllers:
 
     def starts(self, event: events.ControllerStarts, now: float) -> None:
         """Notes that a process has begun to be the controller; it is the one that was awaited."""
+        self.began(event.started)
         self.serving.forget("")
         self.starting.hear((event.pid, event.started), now)
 

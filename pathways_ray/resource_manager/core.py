@@ -1,6 +1,6 @@
 """The resource manager: events in, commands out.
 
-It is where the processes of a cluster meet. Four rules:
+It is where the processes of a cluster meet. No clock, thread or call: time comes with each event, in seconds.
 
 *Addresses.* Controller and schedulers publish where they serve; who looks one up waits until it is there.
 
@@ -16,17 +16,16 @@ may have islands for themselves, which share the devices of the first ones.
 for longer if nothing that is up can hold the slice, the answer is `NotYet`; the controller asks again, and says when it
 is to be mapped to what there is.
 
-*Controllers.* A new incarnation of the controller asks which slices there are, and says which sessions have ended.
-A controller that falls silent is killed; it may be stopped, and would be restarted only if it died.
+*Controllers.* A new incarnation of the controller asks which slices there are, and says which sessions have ended;
+from then on nothing is answered that one before it asked. A controller that falls silent is killed: it may be stopped.
 
 *Its own death* ends nothing. The successor knows which islands there are. The controller says to each resource manager
 that it meets what hosts, schedulers and slices there are; until then, questions about them wait here.
-
-No clock, thread or call: time comes with each event, in seconds.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -110,9 +109,11 @@ class ManagerCore:
                 return self._controller_serves(event, now)
             case events.ControllerStarts():
                 self.controllers.starts(event, now)
-                return []
             case events.ControllerHolds():
                 return self._controller_holds(event, now)
+            case events.ControllerAsks(token, started):
+                self.controllers.began(started)
+                return [events.Answer(token, self.inventory.held_slices())]
             case events.HostServes(known):
                 return self._host_known(known, now)
             case events.Published(name, address):
@@ -120,7 +121,6 @@ class ManagerCore:
                 return self._publish(name, address, now)
             case events.Withdrawn(name, address):
                 self.addresses.withdraw(name, address, now)
-                return []
             case events.LookedUp(token, name):
                 found = self.addresses.find(name, event)
                 return [] if found is None else [events.Answer(token, found)]
@@ -128,57 +128,57 @@ class ManagerCore:
                 return self._join(event, now)
             case events.HostDescribed():
                 self.inventory.describe_host(*event)
-                return []
             case events.IslandRemoved(island):
                 return self._remove(island, now)
             case events.HostLeft(host, epoch):
                 self.story.note(Entry(now, "host left", f"epoch {epoch}", host=host))
                 if self.inventory.leave(host, epoch):
                     self.starting.forget(host)
-                return []
             case events.KillRequested(host, epoch):
                 record = self.inventory.hosts.get(host)
-                if record is None or record.epoch != epoch:
-                    return []
-                return [self._kill(record, "its scheduler cannot use it", now)]
+                if record is not None and record.epoch == epoch:
+                    return [self._kill(record, "its scheduler cannot use it", now)]
             case events.Ticked(slowness):
                 lost = self._look_at_islands(now)
                 return [*lost, *self.controllers.silent(now, slowness), *self._silent_hosts(now, slowness)]
+        return []
 
     def _answer(self, event: events.Question, now: float) -> list[events.Command]:
         """Answers at once, or when the controller has said what it holds."""
         if self.uninformed:
             self.postponed.append(event)
             return []
+        answer: bool | int = True
         match event:
             case events.SliceRequested():
                 return [events.Answer(event.token, self._slice(event, now))]
-            case events.SliceReleased(token, session, slice_id):
-                return [events.Answer(token, self.inventory.release(session, slice_id))]
-            case events.SlicesExchanged(token, session, pairs):
-                return [events.Answer(token, self.inventory.exchange(session, pairs))]
-            case events.SlicesHeld(token, session, found):
-                return [events.Answer(token, self.shared.hold(session, found))]
-            case events.SessionReleased(token, session):
-                return [events.Answer(token, self.inventory.release_session(session))]
-            case events.Inquired(token):
-                return [events.Answer(token, True)]
-            case _:
+            case events.SliceReleased(_, session, slice_id):
+                answer = self.inventory.release(session, slice_id)
+            case events.SlicesExchanged(_, session, pairs):
+                answer = self.inventory.exchange(session, pairs)
+            case events.SlicesHeld(_, session, found):
+                answer = self.shared.hold(session, found)
+            case events.SessionReleased(_, session):
+                answer = self.inventory.release_session(session)
+            case events.OfController(started, question):
+                over = self.controllers.is_over(started)
+                return [events.Answer(question.token, None)] if over else self._answer(question, now)
+            case _ if not isinstance(event, events.Inquired):
                 return self._change_islands(event, now)
+        return [events.Answer(event.token, answer)]
 
     def _await_all(self, now: float) -> None:
         """Watches those who have not said a word: they may be stopped, and never be heard of."""
         self.awaited = False
         self.controllers.expect(now)
-        for members in self.islands.values():
-            for host in members:
-                self.rejoining.hear(host, now)
+        for host in itertools.chain.from_iterable(self.islands.values()):
+            self.rejoining.hear(host, now)
 
     # --- controllers and addresses ------------------------------------------------------------------------------------
 
     def _controller_serves(self, event: events.ControllerServes, now: float) -> list[events.Command]:
-        if self.controllers.is_past(event.incarnation):
-            return []  # sent before it died
+        if self.controllers.is_past(event):
+            return []
         if self.controllers.serves(event, now):
             self.inventory.new_controller()
             self.gathers_until = now + GATHER_S

@@ -192,6 +192,25 @@ class SessionReleased(NamedTuple):
     session: int
 
 
+SliceQuestion = SliceRequested | SliceReleased | SlicesExchanged | SlicesHeld | SessionReleased
+
+
+class OfController(NamedTuple):
+    """The controller whose process began at `started` asks or changes something about slices. Once a later one has
+    asked who holds them it is answered with None, and changes nothing, since that one would not know."""
+
+    started: int
+    question: SliceQuestion
+
+
+class ControllerAsks(NamedTuple):
+    """A controller whose process began at `started` is about to take the place of another one, and asks who holds
+    which slices; answered with `HeldSlices`."""
+
+    token: int
+    started: int
+
+
 class Inquired(NamedTuple):
     """The caller looks at hosts and slices; answered once they are known."""
 
@@ -221,18 +240,16 @@ Event = (
     | HostServes
     | HostLeft
     | KillRequested
-    | SliceRequested
-    | SliceReleased
-    | SlicesExchanged
-    | SlicesHeld
-    | SessionReleased
+    | SliceQuestion
+    | OfController
+    | ControllerAsks
     | Inquired
     | Ticked
 )
 
 IslandChange = IslandAdded | DrainRequested | UndrainRequested | RemoveRequested
 
-Question = SliceRequested | SliceReleased | SlicesExchanged | SlicesHeld | SessionReleased | Inquired | IslandChange
+Question = SliceQuestion | OfController | Inquired | IslandChange
 """Events whose answers depend on hosts and slices."""
 
 # --- commands ---------------------------------------------------------------------------------------------------------
@@ -244,7 +261,17 @@ class Answer:
 
     token: int
     value: (
-        str | int | bool | JoinReply | SliceCreated | Accepted | Refused | NotYet | tuple[int, tuple[int, ...]] | None
+        str
+        | int
+        | bool
+        | JoinReply
+        | HeldSlices
+        | SliceCreated
+        | Accepted
+        | Refused
+        | NotYet
+        | tuple[int, tuple[int, ...]]
+        | None
     )
 
 

@@ -49,8 +49,9 @@ OF_UPLOADS = {"BufferLost", "WireError"}
 OF_FLAWS = {"LaunchTimeout", "CompileError"}
 """Failures that only a flawed program explains, the first one also to others on its island."""
 
-MOST_COMPILED = 2 * MAX_DEATHS + 3
-"""Compilations without an end of one program on a host: some deaths have several candidates, or two count as one."""
+MOST_COMPILED = 3 * MAX_DEATHS + 3
+"""Compilations without an end of one program on a host: some deaths have several candidates, or two count as one, and
+two programs of others may end the host as well, each until it is refused."""
 
 VALIDATE_EVERY = 16
 """The costly checks of whole tables run once in this many events."""

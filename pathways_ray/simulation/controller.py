@@ -14,7 +14,7 @@ from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.manager_calls import NEWS
+from pathways_ray.controller.manager_calls import NEWS, OF_SLICES
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.watch import TICK_S
@@ -59,6 +59,7 @@ class SimulatedController:
         self.process = world.network.process("controller", "controller")
         settings = world.settings
         window = CrossIslandWindow(POLICIES[settings.policy], settings.cross_island_window)
+        self.incarnation = str(self.process.number)
         self.launches = Launches(
             settings.parallel, settings.max_in_flight, window, settings.compile_limit_s, settings.launch_limit_s
         )
@@ -75,8 +76,7 @@ class SimulatedController:
         if restarted:
             manager = world.manager
             answers = manager.process.alive and not manager.process.paused
-            self.core.take_over(manager.core.inventory.held_slices() if answers else wire.HeldSlices())
-        self.incarnation = str(self.process.number)
+            self.core.take_over(manager.slices(self.process.number) if answers else wire.HeldSlices())
         self.islands: dict[int, tuple[int, End]] = {}
         self.links: dict[int, End] = {}
         self.clients: dict[int, End] = {}
@@ -182,6 +182,8 @@ class SimulatedController:
         if method == "create_slice":
             session, *wanted, final = arguments
             arguments = (session, SliceRequest(*wanted), final)
+        if method in OF_SLICES:
+            arguments = (self.process.number, *arguments)
         call: Callable[..., None] = getattr(manager, method)
         if isinstance(command, events.CallManager) and method not in NEWS:
             return call(self.process, *arguments, answered)

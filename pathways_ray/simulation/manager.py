@@ -90,10 +90,17 @@ class SimulatedManager:
     # --- calls; what comes twice in bad weather can do no harm --------------------------------------------------------
 
     def controller_serves(self, caller: Process, incarnation: str, busy: events.Busy) -> None:
-        self._post(caller, events.ControllerServes(incarnation, incarnation, incarnation, busy))
+        self._post(caller, events.ControllerServes(incarnation, incarnation, incarnation, busy, 0, int(incarnation)))
 
     def controller_holds(self, caller: Process, incarnation: str, holdings: Holdings) -> None:
         self._post(caller, events.ControllerHolds(incarnation, holdings), twice=True)
+
+    def slices(self, started: int) -> HeldSlices:
+        """Answers at once, as the rest of a start does that takes no time here."""
+        (answer,) = self.core.handle(events.ControllerAsks(0, started), self.world.clock.now)
+        assert isinstance(answer, events.Answer)
+        assert isinstance(answer.value, HeldSlices)
+        return answer.value
 
     def publish(self, caller: Process, name: str, address: str) -> None:
         self._post(caller, events.Published(name, address), twice=True)
@@ -122,33 +129,64 @@ class SimulatedManager:
     def create_slice(
         self,
         caller: Process,
+        started: int,
         session: int,
         request: SliceRequest,
         final: bool,
         answer: Callable[[SliceCreated | Refused | NotYet], None],
     ) -> None:
-        self._post(caller, events.SliceRequested(self._token(caller, answer), session, request, final))
+        self._post(
+            caller,
+            events.OfController(started, events.SliceRequested(self._token(caller, answer), session, request, final)),
+        )
 
     def release_slice(
-        self, caller: Process, session: int, slice_id: int, answer: Callable[[bool], None] = lambda _: None
+        self,
+        caller: Process,
+        started: int,
+        session: int,
+        slice_id: int,
+        answer: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        self._post(caller, events.SliceReleased(self._token(caller, answer), session, slice_id))
+        self._post(
+            caller,
+            events.OfController(started, events.SliceReleased(self._token(caller, answer), session, slice_id)),
+        )
 
-    def release_session(self, caller: Process, session: int, answer: Callable[[int], None] = lambda _: None) -> None:
-        self._post(caller, events.SessionReleased(self._token(caller, answer), session))
+    def release_session(
+        self, caller: Process, started: int, session: int, answer: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._post(caller, events.OfController(started, events.SessionReleased(self._token(caller, answer), session)))
 
     def hold_slices(
-        self, caller: Process, session: int, found: bytes, answer: Callable[[bool], None] = lambda _: None
+        self,
+        caller: Process,
+        started: int,
+        session: int,
+        found: bytes,
+        answer: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        self._post(caller, events.SlicesHeld(self._token(caller, answer), session, _SLICES.decode(found)))
+        self._post(
+            caller,
+            events.OfController(
+                started, events.SlicesHeld(self._token(caller, answer), session, _SLICES.decode(found))
+            ),
+        )
 
     def add_island(self, caller: Process, hosts: int, answer: Callable[[Any], None]) -> None:
         self._post(caller, events.IslandAdded(self._token(caller, answer), hosts))
 
     def exchange_slices(
-        self, caller: Process, session: int, pairs: tuple[tuple[int, int], ...], answer: Callable[[bool], None]
+        self,
+        caller: Process,
+        started: int,
+        session: int,
+        pairs: tuple[tuple[int, int], ...],
+        answer: Callable[[bool], None],
     ) -> None:
-        self._post(caller, events.SlicesExchanged(self._token(caller, answer), session, pairs))
+        self._post(
+            caller, events.OfController(started, events.SlicesExchanged(self._token(caller, answer), session, pairs))
+        )
 
     def drain_island(
         self, caller: Process, island: int, deadline_s: float, reason: str, answer: Callable[[Any], None]

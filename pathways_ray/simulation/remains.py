@@ -123,10 +123,6 @@ def disagreements(world: Cluster) -> Iterable[str]:
     # Sessions that may come back keep their slices, unless they had ended before.
     unclaimed = {(number, n): one for number, known in launches.tables.unclaimed.items() for n, one in known.items()}
     held |= {key: one.placed for key, one in unclaimed.items() if key in found}
-    # Where the controller before asked for one as it died, that is there until the session comes back.
-    for session, number in found.keys() - held.keys():
-        if session in launches.tables.unclaimed and number <= inventory.past_slice:
-            del found[session, number]
     there = {key: placed for key, placed in held.items() if placed.island in manager.core.islands}
     # A new slice that an older one was moved to from a removed island is there until its client gives it back.
     for key in (found.keys() & held.keys()) - there.keys():

@@ -18,7 +18,6 @@ from pathways_ray.controller.moves import Moves
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager import choosing
-from pathways_ray.resource_manager import events as manager_events
 from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import SharedIslands
@@ -133,9 +132,16 @@ def a_new_resource_manager_hears_of_no_slice(patch: Patch) -> None:
     wrapped(patch, manager_calls, "holdings", without)
 
 
-@bug(faults=0, shown=31, **DYING)
+@bug(faults=0, **DYING)
 def a_new_resource_manager_maps_slices_before_it_knows_the_others(patch: Patch) -> None:
-    patch.setattr(manager_events, "Question", manager_events.Inquired)
+    def answer(original: Original, self: ManagerCore, event: Any, now: float) -> Any:
+        uninformed, self.uninformed = self.uninformed, False
+        try:
+            return original(self, event, now)
+        finally:
+            self.uninformed = uninformed
+
+    wrapped(patch, ManagerCore, "_answer", answer)
 
 
 @bug(faults=0, **DYING)

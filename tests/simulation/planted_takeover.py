@@ -15,6 +15,7 @@ from pathways_ray.controller import returning, takeover
 from pathways_ray.controller.inherited import Answer, Fate, Inherited
 from pathways_ray.controller.takeover import Takeover
 from pathways_ray.resource_manager.allocation import Inventory
+from pathways_ray.resource_manager.controllers import Controllers
 from pathways_ray.scheduler.controller_absence import ControllerAbsence
 from pathways_ray.scheduler.queues import Queues
 from pathways_ray.transport.messages import HostUp, IslandOutcomes
@@ -171,3 +172,18 @@ def what_a_suspended_session_has_saved_is_taken_for_lost(patch: Patch) -> None:
 @bug(faults=0, shown=13, **SUSPENDED)
 def slices_of_the_controller_before_are_taken_for_those_of_its_successor(patch: Patch) -> None:
     patch.setattr(suspending, "_check_same", lambda core, losses: None)
+
+
+@bug(
+    faults=16,
+    seeds=600,
+    shown=67,
+    controller_deaths=8,
+    moves=0.8,
+    suspends=0.5,
+    clients=4,
+    flaws=0.0,
+    poison=0.0,
+)
+def a_controller_that_is_gone_still_changes_slices(patch: Patch) -> None:
+    patch.setattr(Controllers, "is_over", lambda self, started: False)

@@ -165,6 +165,23 @@ def test_two_suspects_are_compiled_one_after_the_other() -> None:
     assert [len(front.launches.circuit_breaker.records[p.culprit].strikes) for p in (good, bad)] == [0, 1]
 
 
+def test_a_suspect_does_not_wait_for_one_that_only_a_host_which_is_away_has_yet_to_compile() -> None:
+    """That host may be away for long. One that is up compiles suspects one after the other, as ever."""
+    front = Harness(sessions=(1, 2))
+    both = front.register(program_over(1, 2), 1, ready=False)
+    other = front.register(program_over(1, key=2, session=2, arguments=2), 1, ready=False)
+    dies(front, 1, both, other)
+    front.put(1)
+    for buffer in (1, 2):
+        front.put(buffer, session=2)
+    assert programs(front.launch(1, (1,), 10)) == [both.key]
+    assert programs(front.launch(1, (1, 2), 10, session=2)) == []
+    front.down(2)
+    assert programs(front.tick(1.0)) == [], "host 0 compiles the first one"
+    front.ready(both, 0)
+    assert programs(front.tick(2.0)) == [other.key]
+
+
 def test_a_program_that_its_session_dropped_while_it_was_compiled_is_blamed_all_the_same() -> None:
     front = Harness(sessions=(1, 2))
     poison = front.register(program_over(1, key=2, session=2), 1, ready=False)

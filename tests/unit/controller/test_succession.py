@@ -37,7 +37,8 @@ class Manager:
 
     @property
     def slices(self) -> Method:
-        async def held() -> bytes:
+        async def held(started: int) -> bytes:
+            assert started == 7
             return b"slices"
 
         return Method(held)
@@ -55,8 +56,9 @@ class Manager:
 def found(manager: Manager) -> tuple[Any, int]:
     """The answer, and how often the resource manager was killed."""
     kills: list[int] = []
-    answer = asyncio.run(ask_manager(manager, ("host", 7), lambda: 0.01, lambda: kills.append(manager.asked)))
-    assert manager.greeted == [("host", 7)] * manager.asked, "one that starts anew has not heard of this process"
+    kill = lambda: kills.append(manager.asked)  # noqa: E731
+    answer = asyncio.run(ask_manager(manager, (70, 7), lambda: 0.01, kill))
+    assert manager.greeted == [(70, 7)] * manager.asked, "one that starts anew has not heard of this process"
     return answer, len(kills)
 
 

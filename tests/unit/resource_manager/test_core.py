@@ -15,6 +15,7 @@ from pathways_ray.resource_manager.core import GATHER_S, MAX_REJOIN_S, ManagerCo
 from pathways_ray.resource_manager.events import (
     Answer,
     Command,
+    ControllerAsks,
     ControllerHolds,
     ControllerServes,
     ControllerStarts,
@@ -30,6 +31,7 @@ from pathways_ray.resource_manager.events import (
     KillProcess,
     KillRequested,
     LookedUp,
+    OfController,
     Published,
     RemoveRequested,
     SessionReleased,
@@ -570,6 +572,41 @@ def test_what_a_controller_asked_for_as_it_died_is_free_once_its_session_comes_b
     core.handle(request(5), 3.0)
     core.handle(SlicesHeld(6, 1, HeldSlices((), 0)), 4.0)
     assert sorted(core.inventory.slices) == [(1, 2)], "what the next one asked for stays"
+
+
+def test_a_controller_whose_successor_has_asked_who_holds_slices_changes_nothing_any_more() -> None:
+    """What it said as it died comes late, its word that it serves too; the one that asked has not served yet."""
+    core = fresh()
+    first, second = (ControllerServes(name, f"c:{name}", "controller", (), at, at) for name, at in (("a", 5), ("b", 9)))
+    core.handle(first, 0.0)
+    for island in core.islands:
+        core.handle(Published(f"scheduler-{island}", f"s{island}:1"), 0.0)
+    for token, host in ((1, 0), (2, 1), (3, 2)):
+        core.handle(join(token, host), 0.0)
+    core.handle(OfController(5, request(4)), 1.0)
+    (told,) = core.handle(ControllerAsks(5, 9), 2.0)
+    assert isinstance(told, Answer)
+    assert isinstance(told.value, HeldSlices)
+    assert len(told.value.slices) == 1
+    late = (request(6), SliceReleased(7, 1, 1), SessionReleased(8, 1), SlicesHeld(9, 1, HeldSlices((), 9)))
+    for now, serves in ((3.0, first), (4.0, second)):
+        for question in late:
+            assert core.handle(OfController(5, question), now) == [Answer(question.token, None)]
+        core.handle(serves, now)
+        assert core.inventory.held_slices() == told.value
+    assert core.handle(OfController(9, SliceReleased(11, 1, 1)), 6.0) == [Answer(11, True)]
+
+
+def test_what_controllers_said_that_died_unheard_comes_after_the_word_of_the_one_that_serves() -> None:
+    """The resource manager was stopped meanwhile, and hears of three at once."""
+    core = running()
+    core.handle(ControllerServes("d", "c:d", "controller", (), 9, 9), 10.0)
+    core.handle(HostServes(KnownHost(join(0, 0).host, 1)), 10.0)
+    for name, started in (("b", 7), ("c", 8)):
+        assert core.handle(ControllerServes(name, f"c:{name}", "controller", (), started, started), 10.1) == []
+    assert core.addresses.known["controller"] == "c:d"
+    assert core.inventory.hosts[0].up
+    assert not [c for c in serving(core, 40.0, "d", start=10.1) if isinstance(c, KillController)]
 
 
 def test_a_slice_of_a_tenant_whose_island_comes_late_is_there_with_its_parts() -> None:
