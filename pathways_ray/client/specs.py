@@ -89,11 +89,17 @@ def broadcast_specs(
         full = jax.tree.leaves(jax.tree.broadcast(wrapped, tree))
     except ValueError as error:
         raise SpecError(f"{what} is no pytree prefix of the values it describes: {error}") from None
-    found = []
+    found: list[Spec] = []
+    before: tuple[PartitionSpec | None, int | None] | None = None
     for number, leaf in enumerate(full):
+        given_here = leaf.spec, ranks[number] if ranks is not None else None
+        if before is not None and before[0] is given_here[0] and before[1] == given_here[1]:
+            found.append(found[-1])  # one spec for many leaves is read once
+            continue
         try:
-            found.append(spec_from_user(leaf.spec, axes, ranks[number] if ranks is not None else None))
+            found.append(spec_from_user(given_here[0], axes, given_here[1]))
         except SpecError as error:
             at = leaves.path(tree, number)
             raise SpecError(f"{what}{f', leaf {at}' if at else ''}: {error}") from None
+        before = given_here
     return found
