@@ -38,7 +38,8 @@ class ControllerAbsence:
         known = outcomes(self.order)
         told = [events.ToController(wire.IslandOutcomes(known))] if known else []
         # Hosts that are apart say it anyway, once they are not.
-        recount = [events.ToHosts(wire.Recount())] if self.members.present and not self.members.apart else []
+        waiting = tuple((one.session, one.results) for one in self.order.queues.launches())
+        recount = [events.ToHosts(wire.Recount(waiting))] if self.members.present and not self.members.apart else []
         return [events.ToController(hello), *told, *recount]
 
     def begin(self, address: str, now: float) -> list[events.Command]:

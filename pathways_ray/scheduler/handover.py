@@ -20,9 +20,7 @@ def outcomes(order: IslandOrder) -> tuple[wire.IslandOutcome, ...]:
         for session, launch, sequence, program, islands, failure in order.ended
     ]
     here = [(one.launch, one.program.islands) for one in order.outstanding.values()]
-    for queue in order.waiting.values():
-        launches = (item for item in queue.items if isinstance(item, wire.IslandLaunch))
-        here += [(launch, order.queues.program_of(launch).islands) for launch in launches if launch.first == 0]
+    here += [(launch, order.queues.program_of(launch).islands) for launch in order.queues.launches()]
     for one, islands in here:
         numbers = one.session, one.launch, one.sequence, one.program
         found.append(wire.IslandOutcome(*numbers, islands, True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pathways_ray.scheduler.events import Command, ToHosts
 from pathways_ray.scheduler.policies import Candidate, Ledger
@@ -44,6 +44,11 @@ class Queues:
         if program is None:
             program = self.programs[launch.program] = ProgramState()
         return program
+
+    def launches(self) -> Iterator[wire.IslandLaunch]:
+        """The launches that wait."""
+        for queue in self.waiting.values():
+            yield from (item for item in queue.items if isinstance(item, wire.IslandLaunch) and item.first == 0)
 
     def calls_enough(self, queue: SessionQueue) -> bool:
         """Whether the next launch of a session calls host functions, and `MAX_CALLING` others do already. Cross-island

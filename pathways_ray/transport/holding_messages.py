@@ -72,7 +72,10 @@ class IslandOutcomes(Message, tag=217):
 
 
 class Recount(Message, tag=215):
-    """Scheduler to hosts: another controller has come. The answer is `HostUp` with what the host holds."""
+    """Scheduler to hosts: another controller has come. The answer is `HostUp` with what the host holds. `waiting` are
+    launches of the one before that the scheduler has yet to send, by session and first result."""
+
+    waiting: tuple[tuple[int, int], ...] = ()
 
 
 class CatchUp(Message, tag=216):

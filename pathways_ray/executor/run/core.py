@@ -82,7 +82,7 @@ class HostCore:
             do.Joined: self._joined,
             do.InputsArrived: self._arrived,
             do.SchedulerFound: self._scheduler_found,
-            wire.Recount: lambda _: self.rejoining.recount(self._now),
+            wire.Recount: lambda message: self.rejoining.recount(message, self._now),
             wire.CatchUp: self._catch_up,
             do.CatchingUp: lambda rest: self._catch_up(rest.message),
             wire.AllowEarly: lambda message: self.early.allow(message.tenant) if self.follower is None else [],

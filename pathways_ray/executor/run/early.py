@@ -191,11 +191,12 @@ class EarlyLaunches:
         found = [self.taken.pop(key) for key in list(self.taken) if key[0] == session]
         return [one for early in found for one in early.forget()]
 
-    def controller_lost(self) -> list[do.Instruction]:
-        """Nobody sends any of them: clients take what the controller has not told them for failed. What they made
-        stays until its successor has heard of it, and drops it. Its own numbers may come again."""
-        found = [early.launch.sequence for early in self.taken.values()]
-        self.taken.clear()
+    def controller_lost(self, waiting: Collection[tuple[int, int]]) -> list[do.Instruction]:
+        """Nobody sends them any more, but for those that are `waiting` with the scheduler: clients take what the
+        controller has not told them for failed. What they made stays until its successor has heard of it, and drops
+        it. Its own numbers may come again."""
+        found = [early.launch.sequence for key, early in self.taken.items() if key not in waiting]
+        self.taken = {key: early for key, early in self.taken.items() if key in waiting}
         self.following.clear()
         self._passed.clear()
         return [do.Confirm(number, 0) for number in found]

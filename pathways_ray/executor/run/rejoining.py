@@ -41,9 +41,9 @@ class Rejoining:
                 made.append(do.Send(wire.BarrierReached(self.host, sequence, barrier.number, active.brought)))
         return made + self.early.allow("")
 
-    def recount(self, now: float) -> list[do.Instruction]:
+    def recount(self, message: wire.Recount, now: float) -> list[do.Instruction]:
         """Another controller asks what is here."""
-        return self.early.controller_lost() + self._rejoin("says what it holds", now)
+        return self.early.controller_lost(frozenset(message.waiting)) + self._rejoin("says what it holds", now)
 
     def catch_up(
         self, message: wire.CatchUp, handle: Callable[[do.Event, float], list[do.Instruction]], now: float

@@ -118,8 +118,8 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
     """
     1. One launch is over, one with the hosts, one waits behind it, and so do parts of another one, which only the
        controller knew the whole of. The controller goes: these are forgotten.
-    2. The next one hears of the highest numbers and of the three, and each host says what it holds. They run to their
-       end, and the program stays with the hosts for as long as one waits for it.
+    2. The next one hears of the highest numbers and of the three, and each host says what it holds, and hears what it
+       may have begun already and will yet be sent. They run to their end, and the program stays with the hosts for as long as one waits for it.
     """
     core = SchedulerCore(3, (0,), 1)
     core.handle(HostConnected(up(0)), 0.0)
@@ -137,7 +137,7 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
     assert core.handle(ControllerConnected("here:1"), 6.0) == [
         ToController(IslandUp(3, "here:1", 5, 7)),
         ToController(IslandOutcomes(told)),
-        ToHosts(Recount()),
+        ToHosts(Recount(((1, 30),))),
     ]
     held = HostUp(0, 1, "t", "d", 2, 1, holds=Holds({1: (4,)}, ()))
     assert core.handle(HostMessage(0, 1, held), 6.1) == [ToController(held)]

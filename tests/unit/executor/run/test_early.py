@@ -111,7 +111,7 @@ def test_the_value_of_a_launch_says_what_follows() -> None:
     early.following = {6: follows, 7: follows}
     early.undecided(6)
     assert list(early.following) == [7]
-    early.controller_lost()
+    early.controller_lost(())
     assert early.decided(7, 0) is None
 
 
@@ -273,6 +273,18 @@ def test_a_call_that_is_never_sent_is_not_reported(gone: Any) -> None:
     host.handle(handed(600, 1), gone)
     assert host.confirmed == [(-1, 0)]
     assert host.core.early.taken == {}
+
+
+def test_a_call_that_waits_with_the_scheduler_as_the_controller_dies_is_not_begun_once_more() -> None:
+    """The scheduler sends it to the next controller's host, as it does with all that it has; of two calls one waits."""
+    host = host_that_takes_calls()
+    host.handle(handed(600, 1), handed(700, 1))
+    held, ran = host.buffers(), len(host.enqueued)
+    host.handle(Recount(((1, 600),)))
+    assert host.confirmed == [(-2, 0)]
+    host.handle(run(6, 1))
+    assert (host.buffers(), len(host.enqueued)) == (held, ran)
+    assert host.confirmed == [(-2, 0), (-1, 6)]
 
 
 @pytest.mark.parametrize("results", [600, -10])
