@@ -22,7 +22,18 @@ resource manager that Ray starts again is there within seconds, on a busy machin
 NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host"})
 """Calls that say what `Holdings` say as well, or are made again by others."""
 
-OF_SLICES = frozenset({"create_slice", "release_slice", "exchange_slices", "hold_slices", "release_session"})
+OF_CONTROLLER = frozenset(
+    {
+        "create_slice",
+        "release_slice",
+        "exchange_slices",
+        "hold_slices",
+        "release_session",
+        "drain_island",
+        "undrain_island",
+        "end_island",
+    }
+)
 """Calls that say when the controller began that makes them: those of one that has a successor do nothing."""
 
 

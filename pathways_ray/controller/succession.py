@@ -30,8 +30,7 @@ async def ask_manager(
 
     Args:
         own_process: pid and start of the process that begins, see `HostInfo`. They are said with each question: what
-            those before it still ask about slices is not answered any more, and a resource manager that starts again
-            knows nothing.
+            those before it still ask is not answered any more, and a resource manager that starts again knows nothing.
         limit_s: seconds for an answer.
         kill: has the resource manager killed.
     """
@@ -40,9 +39,7 @@ async def ask_manager(
     while True:
         manager.controller_starts.remote(*own_process)
         try:
-            islands, slices = await asyncio.wait_for(
-                asyncio.gather(manager.islands.remote(), manager.slices.remote(own_process[1])), limit_s()
-            )
+            islands, slices = await asyncio.wait_for(_ask(manager, own_process[1]), limit_s())
         except TimeoutError:
             silent += 1
             if silent == 2 * ASKED:
@@ -55,3 +52,8 @@ async def ask_manager(
             await asyncio.sleep(RETRY_PAUSE_S)
         else:
             return islands, slices
+
+
+async def _ask(manager: Any, started: int) -> tuple[Any, bytes]:
+    slices = await manager.slices.remote(started)  # first: from then on none before this one changes anything
+    return await manager.islands.remote(), slices

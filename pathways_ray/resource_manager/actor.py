@@ -188,19 +188,19 @@ class ResourceManager(Inspectable):
         return self.settings
 
     @ray.method(concurrency_group=CLIENTS)
-    async def drain_island(self, island: int, deadline_s: float, reason: str) -> bytes:
+    async def drain_island(self, started: int, island: int, deadline_s: float, reason: str) -> bytes:
         """An encoded `Accepted`, or `Refused`. The island gets no slices any more."""
-        return encode(await self._answer(lambda token: events.DrainRequested(token, island, deadline_s, reason)))
+        return encode(await self._of(started, lambda token: events.DrainRequested(token, island, deadline_s, reason)))
 
     @ray.method(concurrency_group=CLIENTS)
-    async def undrain_island(self, island: int) -> bytes:
+    async def undrain_island(self, started: int, island: int) -> bytes:
         """An encoded `Accepted`, or `Refused`. The island gets slices again."""
-        return encode(await self._answer(lambda token: events.UndrainRequested(token, island)))
+        return encode(await self._of(started, lambda token: events.UndrainRequested(token, island)))
 
     @ray.method(concurrency_group=CLIENTS)
-    async def end_island(self, island: int) -> bytes:
+    async def end_island(self, started: int, island: int) -> bytes:
         """An encoded `Accepted`, or `Refused`. The processes of the island are ended."""
-        return encode(await self._answer(lambda token: events.RemoveRequested(token, island)))
+        return encode(await self._of(started, lambda token: events.RemoveRequested(token, island)))
 
     async def serves(self, host: bytes) -> None:
         """A host has come to its scheduler, an encoded `KnownHost`."""
@@ -236,7 +236,7 @@ class ResourceManager(Inspectable):
         """An encoded `SliceCreated`, or `Refused` with what exists.
 
         Args:
-            started: when the controller's process began, as in other calls about slices.
+            started: when the controller's process began, as in its other calls.
             tenant: the one that has islands for itself; "" where all share them.
             within: the slice that it is a part of, by its devices number `places`; 0 for one of its own.
             instead: the slice whose place it is to take, elsewhere; 0 for none.
@@ -295,7 +295,7 @@ class ResourceManager(Inspectable):
         self._handle(event(token))
         return await answer
 
-    async def _of(self, started: int, question: Callable[[int], events.SliceQuestion]) -> Any:
+    async def _of(self, started: int, question: Callable[[int], events.ControllerQuestion]) -> Any:
         """The answer to the controller that began at `started`; None where another one has taken its place."""
         return await self._answer(lambda token: events.OfController(started, question(token)))
 

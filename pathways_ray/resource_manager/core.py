@@ -12,12 +12,11 @@ their scheduler, and join its successor; one that does not in time is stopped, a
 may be removed once it has none, or its deadline is over (`islands`). Others are known from the hosts that join: tenants
 may have islands for themselves, which share the devices of the first ones.
 
-*Slices.* A slice is mapped by `Inventory`. After the controller's restart the hosts join again: for some seconds, and
-for longer if nothing that is up can hold the slice, the answer is `NotYet`; the controller asks again, and says when it
-is to be mapped to what there is.
+*Slices.* `Inventory` maps them. After the controller's restart hosts join again: for some seconds, and for longer if
+nothing that is up can hold the slice, the answer is `NotYet`; the controller asks again, and says when it is final.
 
-*Controllers.* A new incarnation of the controller asks which slices there are, and says which sessions have ended;
-from then on nothing is answered that one before it asked. A controller that falls silent is killed: it may be stopped.
+*Controllers.* One that follows another asks what there is, and says which sessions have ended; from then on nothing is
+answered that one before it asked. A controller that falls silent is killed: it may be stopped.
 
 *Its own death* ends nothing. The successor knows which islands there are. The controller says to each resource manager
 that it meets what hosts, schedulers and slices there are; until then, questions about them wait here.
@@ -160,9 +159,9 @@ class ManagerCore:
                 answer = self.shared.hold(session, found)
             case events.SessionReleased(_, session):
                 answer = self.inventory.release_session(session)
-            case events.OfController(started, question):
+            case events.OfController(started, asked):
                 over = self.controllers.is_over(started)
-                return [events.Answer(question.token, None)] if over else self._answer(question, now)
+                return [events.Answer(asked.token, None)] if over else self._answer(asked, now)
             case _ if not isinstance(event, events.Inquired):
                 return self._change_islands(event, now)
         return [events.Answer(event.token, answer)]
@@ -211,8 +210,9 @@ class ManagerCore:
         return commands + [command for question in postponed for command in self._answer_late(question, now)]
 
     def _answer_late(self, question: events.Question, now: float) -> list[events.Command]:
-        if isinstance(question, events.RemoveRequested) and self.shared.was_removed(question.island, ""):
-            return [events.Answer(question.token, Accepted())]  # by the process before, which died with its answer
+        asked = question.question if isinstance(question, events.OfController) else question
+        if isinstance(asked, events.RemoveRequested) and self.shared.was_removed(asked.island, ""):
+            return [events.Answer(asked.token, Accepted())]  # by the process before, which died with its answer
         return self.handle(question, now)
 
     def _silent_hosts(self, now: float, slowness: float) -> list[events.Command]:

@@ -194,13 +194,15 @@ class SessionReleased(NamedTuple):
 
 SliceQuestion = SliceRequested | SliceReleased | SlicesExchanged | SlicesHeld | SessionReleased
 
+ControllerQuestion = SliceQuestion | DrainRequested | UndrainRequested | RemoveRequested
+
 
 class OfController(NamedTuple):
-    """The controller whose process began at `started` asks or changes something about slices. Once a later one has
-    asked who holds them it is answered with None, and changes nothing, since that one would not know."""
+    """The controller whose process began at `started` asks or changes something about slices or islands. Once a later
+    one has asked what there is it is answered with None, and changes nothing, since that one would not know."""
 
     started: int
-    question: SliceQuestion
+    question: ControllerQuestion
 
 
 class ControllerAsks(NamedTuple):

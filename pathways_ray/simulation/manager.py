@@ -189,15 +189,20 @@ class SimulatedManager:
         )
 
     def drain_island(
-        self, caller: Process, island: int, deadline_s: float, reason: str, answer: Callable[[Any], None]
+        self, caller: Process, started: int, island: int, deadline_s: float, reason: str, answer: Callable[[Any], None]
     ) -> None:
-        self._post(caller, events.DrainRequested(self._token(caller, answer), island, deadline_s, reason))
+        self._post(
+            caller,
+            events.OfController(
+                started, events.DrainRequested(self._token(caller, answer), island, deadline_s, reason)
+            ),
+        )
 
-    def undrain_island(self, caller: Process, island: int, answer: Callable[[Any], None]) -> None:
-        self._post(caller, events.UndrainRequested(self._token(caller, answer), island))
+    def undrain_island(self, caller: Process, started: int, island: int, answer: Callable[[Any], None]) -> None:
+        self._post(caller, events.OfController(started, events.UndrainRequested(self._token(caller, answer), island)))
 
-    def end_island(self, caller: Process, island: int, answer: Callable[[Any], None]) -> None:
-        self._post(caller, events.RemoveRequested(self._token(caller, answer), island))
+    def end_island(self, caller: Process, started: int, island: int, answer: Callable[[Any], None]) -> None:
+        self._post(caller, events.OfController(started, events.RemoveRequested(self._token(caller, answer), island)))
 
     # --- driver -------------------------------------------------------------------------------------------------------
 

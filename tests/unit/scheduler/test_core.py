@@ -119,7 +119,8 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
     1. One launch is over, one with the hosts, one waits behind it, and so do parts of another one, which only the
        controller knew the whole of. The controller goes: these are forgotten.
     2. The next one hears of the highest numbers and of the three, and each host says what it holds, and hears what it
-       may have begun already and will yet be sent. They run to their end, and the program stays with the hosts for as long as one waits for it.
+       may have begun already and will yet be sent. They run to their end, and the program stays with the hosts for as
+       long as one waits for it.
     """
     core = SchedulerCore(3, (0,), 1)
     core.handle(HostConnected(up(0)), 0.0)
