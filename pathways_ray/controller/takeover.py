@@ -137,8 +137,10 @@ class Takeover:
         """A host is up, with what it held under the controller before. What nobody can have a handle to is dropped."""
         assert message.holds is not None
         commands = self.launches.host_up(island, message)
-        # Its scheduler may have died too, and have seen no launch since.
-        self.tables.sequence = max(self.tables.sequence, message.holds.sequence + NUMBERS_APART)
+        # Its scheduler may have died too, and have seen no launch since. Numbers up to that from which on it has data
+        # may be of launches that waited here, and that nobody has seen: under those, its peers would take it for lost.
+        seen = max(message.holds.sequence, message.holds.since or 0)
+        self.tables.sequence = max(self.tables.sequence, seen + NUMBERS_APART)
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
         self.held[message.host], self.epochs[message.host] = message.holds, message.epoch

@@ -94,8 +94,9 @@ def remains(world: Cluster, session: int, programs: bool) -> Iterable[tuple[str,
                 yield f"scheduler {scheduler.island}", "its account"
             if programs and (stray := order.programs.keys() - launches.programs.keys()):
                 yield f"scheduler {scheduler.island}", f"programs {sorted(stray)[:4]}"
+    gone = world.gone()
     for host in world.hosts.values():
-        if not host.process.alive or not host.under_epoch:
+        if not host.process.alive or not host.under_epoch or (host.process.paused and host.host in gone):
             continue
         if session in host.store.sessions:
             yield f"host {host.host}", f"a table of {len(host.store.sessions[session])} buffers"

@@ -514,6 +514,15 @@ def test_launches_have_numbers_above_those_that_hosts_have_seen() -> None:
     assert front.core.launches.sequence == 5000 + NUMBERS_APART
 
 
+def test_launches_have_numbers_above_that_from_which_on_a_host_has_data() -> None:
+    """Those that waited at the controller before were numbered, and no host has seen them. Under their numbers, peers
+    would say that the host came later than the launch, and it would wait for their data without end."""
+    front = Successor()
+    front.comes(0, Holds({}, (), sequence=50, since=5000))
+    assert front.core.launches.sequence == 5000 + NUMBERS_APART
+    assert front.core.launches.hosts[0].since == 5000
+
+
 def test_programs_have_other_numbers_before_a_scheduler_has_reported_any() -> None:
     """A host that is cut off may have programs of the controller before, and would take them for these."""
     front = CoreHarness()
