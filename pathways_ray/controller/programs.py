@@ -31,6 +31,11 @@ _GRAPH = msgspec.msgpack.Decoder(Graph)
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
 
+def number_of(key: int) -> int:
+    """The number of the program that hosts know by a key, or one of whose segments they do."""
+    return key if key > 0 else (-key - 1) >> SEGMENT_BITS
+
+
 @dataclass(frozen=True)
 class BufferType:
     """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on

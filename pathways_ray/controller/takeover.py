@@ -22,7 +22,7 @@ from pathways_ray.controller.clients import Client
 from pathways_ray.controller.comparing import compared
 from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Command, Requested
 from pathways_ray.controller.inherited import launches
-from pathways_ray.controller.programs import BufferType
+from pathways_ray.controller.programs import BufferType, number_of
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendIsland, Session
 from pathways_ray.controller.tenants import Tenant
@@ -141,6 +141,10 @@ class Takeover:
         # may be of launches that waited here, and that nobody has seen: under those, its peers would take it for lost.
         seen = max(message.holds.sequence, message.holds.since or 0)
         self.tables.sequence = max(self.tables.sequence, seen + NUMBERS_APART)
+        # It may not hear that a program of before is dropped, and would take that for a new one of its number.
+        highest = max(map(number_of, message.holds.programs), default=0)
+        registrar = self.clients.registrar
+        registrar.programs_made = max(registrar.programs_made, highest + NUMBERS_APART)
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
         self.held[message.host], self.epochs[message.host] = message.holds, message.epoch

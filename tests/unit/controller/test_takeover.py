@@ -17,6 +17,7 @@ from pathways_ray.controller.events import (
     StreamOpened,
     WantIslands,
 )
+from pathways_ray.controller.programs import SEGMENT_BITS
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Quota, Tenant
@@ -521,6 +522,14 @@ def test_launches_have_numbers_above_that_from_which_on_a_host_has_data() -> Non
     front.comes(0, Holds({}, (), sequence=50, since=5000))
     assert front.core.launches.sequence == 5000 + NUMBERS_APART
     assert front.core.launches.hosts[0].since == 5000
+
+
+def test_programs_have_numbers_above_those_that_hosts_hold() -> None:
+    """A scheduler that has just begun knows of none, and may die before its hosts have dropped them."""
+    front = Successor()
+    front.join(0, sequence=0, program=0)
+    front.comes(0, Holds({}, (7, -((5000 << SEGMENT_BITS) + 2))))
+    assert front.core.clients.registrar.programs_made == 5000 + NUMBERS_APART
 
 
 def test_programs_have_other_numbers_before_a_scheduler_has_reported_any() -> None:
