@@ -24,7 +24,8 @@ from pathways_ray.transport import messages as wire
 class Islands:
     """The islands whose schedulers have joined.
 
-    `links` has, by island, the number of its scheduler's stream. `takeover`: another controller was before.
+    `links` has, by island, the number of its scheduler's stream. `over` are those that the operator has ended: their
+    numbers do not come again. `takeover`: another controller was before.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Islands:
         self.manager_calls = manager_calls
         self.story = launches.story
         self.links: dict[int, int] = {}
+        self.over: set[int] = set()
         self.takeover: Takeover | None = None
         requests.looks.connected = lambda: set(self.links)
         requests.changes.forget_island = self.removed
@@ -51,8 +53,10 @@ class Islands:
     # --- schedulers ---------------------------------------------------------------------------------------------------
 
     def connected(self, event: events.IslandConnected, now: float) -> list[events.Command]:
-        """A scheduler has opened its stream."""
+        """A scheduler has opened its stream. What one sent before its island was ended may come late."""
         island = event.hello.island
+        if island in self.over:
+            return [events.CloseIsland(event.link)]
         # A new scheduler may be heard of before the end of the old one's stream; it knows nothing of that one's time.
         commands: list[events.Command] = []
         if island in self.links:
@@ -173,6 +177,7 @@ class Islands:
 
     def removed(self, island: int) -> list[events.Command]:
         """The operator has ended an island. While sessions have slices there, its hosts are away."""
+        self.over.add(island)
         if self.requests.changes.moves.ended(island):
             return self.forget(island)
         commands = self.ended(island, "its island was removed", with_hosts=True) if island in self.links else []

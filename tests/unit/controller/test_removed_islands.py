@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from pathways_ray.controller.events import CallManager
+from pathways_ray.controller.events import CallManager, CloseIsland, IslandConnected, IslandMessages
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import (
     Accepted,
     DrainIsland,
+    HostUp,
+    IslandUp,
     Refused,
     RemoveIsland,
     UndrainIsland,
@@ -41,3 +43,15 @@ def test_an_island_that_stays_is_not_forgotten() -> None:
     refused = Refused(Failure("UsageError", "island 0 is the last one"))
     assert reply(core.answered(asked, encode(refused))) == refused
     assert set(core.core.launches.hosts) == set(ISLAND_OF_HOST)
+
+
+def test_what_a_scheduler_said_before_its_island_was_ended_brings_no_host_back() -> None:
+    """It comes late, by a stream that was opened then; nobody would say any more that these hosts are gone."""
+    core = CoreHarness(hosts=True)
+    assert reply(core.answered(core.request(None, RemoveIsland(0, 1)), encode(Accepted()))) == Accepted()
+    there = {host for host, island in ISLAND_OF_HOST.items() if island != 1}
+    assert set(core.core.launches.hosts) == there
+    assert core.handle(IslandConnected(77, IslandUp(1, "s"))) == [CloseIsland(77)]
+    late = HostUp(2, 9, "t", "d", 2, 1)
+    assert core.handle(IslandMessages(77, 1, [late])) == [CloseIsland(77)]
+    assert set(core.core.launches.hosts) == there
