@@ -370,7 +370,7 @@ class Checker:
         if world.clock.now >= world.deadlines.get(island, math.inf):
             return
         for client in world.clients:
-            held = any(placed.island == island and placed.mesh.id not in client.mover.away for placed in client.slices)
+            held = client.mover.suspension is None and any(placed.island == island for placed in client.slices)
             if held and not client.over and client.session in world.controller.core.clients.known:
                 self.report(f"island {island} ends under session {client.session}")
 
