@@ -13,6 +13,7 @@ from typing import Any
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.takeover import GATHER_LIMIT_S
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HostCore
 from pathways_ray.ir.plan import PlacedSlice, launch_of
@@ -31,7 +32,7 @@ OUTCOME_LIMIT_S = MAX_REJOIN_S + GROUP_LIMIT_S + HOST_ABSENCE_LIMIT_S
 """A launch has its outcome within this time after it was made and the last fault was over: a host that does not join
 its new scheduler is killed, the others of its island find out as late that it does not come, and a launch waits."""
 
-OVER_LIMIT_S = 10.0
+OVER_LIMIT_S = 2 * GATHER_LIMIT_S
 """A launch that has its outcome leaves the hosts within this time, and so does what it offered to others."""
 
 FREED_LIMIT_S = 10.0
@@ -50,8 +51,7 @@ OF_FLAWS = {"LaunchTimeout", "CompileError"}
 """Failures that only a flawed program explains, the first one also to others on its island."""
 
 MOST_COMPILED = 3 * MAX_DEATHS + 3
-"""Compilations without an end of one program on a host: some deaths have several candidates, or two count as one, and
-two programs of others may end the host as well, each until it is refused."""
+"""Compilations without an end of one program on a host, which may end for two others as well, until they are refused."""
 
 VALIDATE_EVERY = 16
 """The costly checks of whole tables run once in this many events."""
