@@ -51,7 +51,7 @@ OF_FLAWS = {"LaunchTimeout", "CompileError"}
 """Failures that only a flawed program explains, the first one also to others on its island."""
 
 MOST_COMPILED = 3 * MAX_DEATHS + 3
-"""Compilations without an end of one program on a host, which may end for two others as well, until they are refused."""
+"""Compilations without an end of one program on a host, which may end for two others too, until they are refused."""
 
 VALIDATE_EVERY = 16
 """The costly checks of whole tables run once in this many events."""
