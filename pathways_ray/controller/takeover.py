@@ -51,8 +51,8 @@ MAX_NAMED = 2 * limits.MAX_SESSION_BUFFERS
 """Arrays in such a call: some are freed behind launches that wait at the client."""
 
 NUMBERS_APART = 1 << 20
-"""Launches and programs are numbered from this far above the highest number that a scheduler tells: one that tells
-later may have seen higher ones."""
+"""Launches are numbered from this far above the highest number that a scheduler tells: one that tells later may have
+seen higher ones. So are programs, where the clock was set back."""
 
 PROGRAMS_APART = 128
 """Programs that a controller may number for each number of a session, a hundredth of a second, before those of the next
@@ -100,7 +100,7 @@ class Takeover:
         self.open_since: float | None = None
         self.over_since: float | None = None
         # Sessions are numbered by the clock. Hosts may have programs of a number that no scheduler has reported yet.
-        self.clients.registrar.programs_made = self.clients.sessions_made * PROGRAMS_APART
+        self.first_program = self.clients.registrar.programs_made = self.clients.sessions_made * PROGRAMS_APART
         requests.isolation.waits = self.launches.membership.gathering = True
 
     @property
@@ -112,10 +112,16 @@ class Takeover:
 
     def island_up(self, hello: wire.IslandUp) -> None:
         """A scheduler tells the highest numbers that it has seen: those that follow are above them."""
-        registrar = self.clients.registrar
         self.requests.changes.moves.heard_of(hello.island)
         self.tables.sequence = max(self.tables.sequence, hello.sequence + NUMBERS_APART)
-        registrar.programs_made = max(registrar.programs_made, hello.program + NUMBERS_APART)
+        self._heard_of_program(hello.program)
+
+    def _heard_of_program(self, number: int) -> None:
+        """There is a program of this number. It is below those of this controller, unless the clock was set back: then
+        these begin far above it."""
+        registrar = self.clients.registrar
+        if number > self.first_program:
+            registrar.programs_made = max(registrar.programs_made, number + NUMBERS_APART)
 
     def outcomes(self, island: int, message: wire.IslandOutcomes) -> list[Send]:
         """A scheduler says what launches of the controller before have come to."""
@@ -142,9 +148,7 @@ class Takeover:
         seen = max(message.holds.sequence, message.holds.since or 0)
         self.tables.sequence = max(self.tables.sequence, seen + NUMBERS_APART)
         # It may not hear that a program of before is dropped, and would take that for a new one of its number.
-        highest = max(map(number_of, message.holds.programs), default=0)
-        registrar = self.clients.registrar
-        registrar.programs_made = max(registrar.programs_made, highest + NUMBERS_APART)
+        self._heard_of_program(max(map(number_of, message.holds.programs), default=0))
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
         self.held[message.host], self.epochs[message.host] = message.holds, message.epoch

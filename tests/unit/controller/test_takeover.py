@@ -501,10 +501,11 @@ def test_a_session_is_resumed_once_and_answered_again_where_the_answer_got_lost(
 
 def test_numbers_go_on_above_those_that_schedulers_have_seen() -> None:
     front = Successor()
-    front.join(0, sequence=500, program=40)
+    first = front.core.clients.registrar.programs_made
+    front.join(0, sequence=500, program=first)
     front.join(1, sequence=900, program=7)
     assert front.core.launches.sequence == 900 + NUMBERS_APART
-    assert front.core.clients.registrar.programs_made == 40 + NUMBERS_APART
+    assert front.core.clients.registrar.programs_made == first, "they are made from the time"
     assert front.core.launches.tables.last_slice == 9
 
 
@@ -525,11 +526,13 @@ def test_launches_have_numbers_above_that_from_which_on_a_host_has_data() -> Non
 
 
 def test_programs_have_numbers_above_those_that_hosts_hold() -> None:
-    """A scheduler that has just begun knows of none, and may die before its hosts have dropped them."""
+    """The clock was set back. A scheduler that has just begun knows of none, and may die before its hosts have dropped
+    them."""
     front = Successor()
+    later = front.core.clients.registrar.programs_made + 5000
     front.join(0, sequence=0, program=0)
-    front.comes(0, Holds({}, (7, -((5000 << SEGMENT_BITS) + 2))))
-    assert front.core.clients.registrar.programs_made == 5000 + NUMBERS_APART
+    front.comes(0, Holds({}, (7, -((later << SEGMENT_BITS) + 2))))
+    assert front.core.clients.registrar.programs_made == later + NUMBERS_APART
 
 
 def test_programs_have_other_numbers_before_a_scheduler_has_reported_any() -> None:
