@@ -13,7 +13,6 @@ from typing import Any
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.takeover import GATHER_LIMIT_S
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HostCore
 from pathways_ray.ir.plan import PlacedSlice, launch_of
@@ -24,7 +23,7 @@ from pathways_ray.simulation import tables
 from pathways_ray.simulation.devices import Devices
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.placing import misplaced
-from pathways_ray.simulation.remains import Cluster, cycle, deaf_islands, remains, waiting
+from pathways_ray.simulation.remains import Cluster, cycle, deaf_islands, gathered_at, remains, users, waiting
 from pathways_ray.simulation.values import Future, Outcome, is_flawed
 from pathways_ray.transport.messages import HostDown, HostUp
 
@@ -32,7 +31,7 @@ OUTCOME_LIMIT_S = MAX_REJOIN_S + GROUP_LIMIT_S + HOST_ABSENCE_LIMIT_S
 """A launch has its outcome within this time after it was made and the last fault was over: a host that does not join
 its new scheduler is killed, the others of its island find out as late that it does not come, and a launch waits."""
 
-OVER_LIMIT_S = 2 * GATHER_LIMIT_S
+OVER_LIMIT_S = 10.0
 """A launch that has its outcome leaves the hosts within this time, and so does what it offered to others."""
 
 FREED_LIMIT_S = 10.0
@@ -50,8 +49,8 @@ OF_UPLOADS = {"BufferLost", "WireError"}
 OF_FLAWS = {"LaunchTimeout", "CompileError"}
 """Failures that only a flawed program explains, the first one also to others on its island."""
 
-MOST_COMPILED = 3 * MAX_DEATHS + 3
-"""Compilations without an end of one program on a host, which may end for two others too, until they are refused."""
+MOST_COMPILED = 2 * MAX_DEATHS + 3
+"""Compilations without an end of one program on a host: some deaths have several candidates, or two count as one."""
 
 VALIDATE_EVERY = 16
 """The costly checks of whole tables run once in this many events."""
@@ -332,7 +331,8 @@ class Checker:
                 found.update({(host.process.number, launch_of(name)): "an offer" for name in offers})
                 found.update(dict.fromkeys(((host.process.number, n) for n in host.core.active), "a part"))
         left = {key: what for key, what in found.items() if key[1] not in in_flight}
-        self.over = {key: max(self.over.get(key, now), world.disturbed_until) for key in left}
+        since = max(world.disturbed_until, gathered_at(world))
+        self.over = {key: max(self.over.get(key, now), since) for key in left}
         for key, since in self.over.items():
             if now - since > OVER_LIMIT_S:
                 self.over[key] = math.inf  # said once
@@ -369,10 +369,8 @@ class Checker:
         world = self.world
         if world.clock.now >= world.deadlines.get(island, math.inf):
             return
-        for client in world.clients:
-            held = client.mover.suspension is None and any(placed.island == island for placed in client.slices)
-            if held and not client.over and client.session in world.controller.core.clients.known:
-                self.report(f"island {island} ends under session {client.session}")
+        for session in users(world, island):
+            self.report(f"island {island} ends under session {session}")
 
     def _check_islands(self) -> None:
         """Nobody waits for the hosts of an island that was removed."""

@@ -55,6 +55,26 @@ def deaf_islands(world: Cluster) -> set[int]:
     return {scheduler.island for scheduler in alive if scheduler.process.paused or scheduler.core.members.apart}
 
 
+def gathered_at(world: Cluster) -> float:
+    """The time at which the controller knew all that it may hear of launches from before; now, if it does not yet."""
+    takeover = world.controller.core.takeover
+    if takeover is None:
+        return 0.0
+    return world.clock.now if takeover.open_since is None else takeover.open_since
+
+
+def users(world: Cluster, island: int) -> Iterable[int]:
+    """Yields the sessions whose clients count on a slice of an island. What a suspended one had begun to ask for again
+    went with the controller that it had asked."""
+    for client in world.clients:
+        session = world.controller.launches.sessions.get(client.session)
+        if session is None or client.over:
+            continue
+        held = {placed.mesh.id for placed in client.slices if placed.island == island} - client.mover.away
+        if held & session.slices.keys() if session.suspended else held:
+            yield session.id
+
+
 def waiting(world: Cluster) -> Iterable[str]:
     """Yields who still waits when the run is over."""
     for host in world.hosts.values():
