@@ -25,7 +25,7 @@ from pathways_ray.jax_types import partition_spec
 Target = tuple[VirtualSlice, Spec]
 """Where an array is placed."""
 
-_check = functools.lru_cache(maxsize=1024)(check_layout)
+_check_once = functools.lru_cache(maxsize=1024)(check_layout)
 """The leaves of a tree are often alike, and move each turn."""
 
 
@@ -157,7 +157,7 @@ def _moved(found: Sequence[Any], places: Sequence[Target]) -> list[Any]:
 
 def _check_layout(tree: Any, number: int, kind: ArrayType, where: VirtualSlice, spec: Spec) -> None:
     try:
-        _check(kind, spec, where.type, "reshard")
+        _check_once(kind, spec, where.type, "reshard")
     except SpecError as error:
         raise _about_leaf(error, tree, number) from None
 

@@ -31,7 +31,7 @@ from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.log_reading import read_log
-from pathways_ray.controller.manager_calls import OF_CONTROLLER
+from pathways_ray.controller.manager_calls import FENCED_CALLS
 from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.planner import Planner
 from pathways_ray.controller.planning import PlanReply
@@ -302,7 +302,7 @@ class Controller(Inspectable):
     def _call_manager(
         self, command: events.CallManager | events.TellManager, method: str, arguments: tuple[Any, ...]
     ) -> None:
-        if method in OF_CONTROLLER:
+        if method in FENCED_CALLS:
             arguments = (self.own_process[1], *arguments)
         # Here and now, and not in a task: Ray keeps the order of calls.
         result = getattr(self.resource_manager, method).remote(*arguments)

@@ -22,7 +22,7 @@ resource manager that Ray starts again is there within seconds, on a busy machin
 NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host"})
 """Calls that say what `Holdings` say as well, or are made again by others."""
 
-OF_CONTROLLER = frozenset(
+FENCED_CALLS = frozenset(
     {
         "create_slice",
         "release_slice",
@@ -34,7 +34,8 @@ OF_CONTROLLER = frozenset(
         "end_island",
     }
 )
-"""Calls that say when the controller began that makes them: those of one that has a successor do nothing."""
+"""Calls with a fencing token, the time at which the controller's process began: of one that has a successor they do
+nothing."""
 
 
 class ManagerCalls:

@@ -297,7 +297,7 @@ class ResourceManager(Inspectable):
 
     async def _of(self, started: int, question: Callable[[int], events.ControllerQuestion]) -> Any:
         """The answer to the controller that began at `started`; None where another one has taken its place."""
-        return await self._answer(lambda token: events.OfController(started, question(token)))
+        return await self._answer(lambda token: events.FromController(started, question(token)))
 
     def _kill(self, command: events.KillProcess) -> None:
         """Kills a process of this machine; or of another one, by a task there, unless one is under way: the scheduler

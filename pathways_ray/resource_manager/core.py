@@ -159,10 +159,10 @@ class ManagerCore:
                 answer = self.shared.hold(session, found)
             case events.SessionReleased(_, session):
                 answer = self.inventory.release_session(session)
-            case events.OfController(started, asked):
+            case events.FromController(started, asked):
                 over = self.controllers.is_over(started)
                 return [events.Answer(asked.token, None)] if over else self._answer(asked, now)
-            case _ if not isinstance(event, events.Inquired):
+            case events.IslandAdded() | events.DrainRequested() | events.UndrainRequested() | events.RemoveRequested():
                 return self._change_islands(event, now)
         return [events.Answer(event.token, answer)]
 
@@ -210,7 +210,7 @@ class ManagerCore:
         return commands + [command for question in postponed for command in self._answer_late(question, now)]
 
     def _answer_late(self, question: events.Question, now: float) -> list[events.Command]:
-        asked = question.question if isinstance(question, events.OfController) else question
+        asked = question.question if isinstance(question, events.FromController) else question
         if isinstance(asked, events.RemoveRequested) and self.shared.was_removed(asked.island, ""):
             return [events.Answer(asked.token, Accepted())]  # by the process before, which died with its answer
         return self.handle(question, now)

@@ -197,9 +197,10 @@ SliceQuestion = SliceRequested | SliceReleased | SlicesExchanged | SlicesHeld | 
 ControllerQuestion = SliceQuestion | DrainRequested | UndrainRequested | RemoveRequested
 
 
-class OfController(NamedTuple):
-    """The controller whose process began at `started` asks or changes something about slices or islands. Once a later
-    one has asked what there is it is answered with None, and changes nothing, since that one would not know."""
+class FromController(NamedTuple):
+    """The controller whose process began at `started`, its fencing token, asks or changes something about slices or
+    islands. Once a later one has asked what there is, which would not know of it, it changes nothing, and the answer is
+    None."""
 
     started: int
     question: ControllerQuestion
@@ -243,7 +244,7 @@ Event = (
     | HostLeft
     | KillRequested
     | SliceQuestion
-    | OfController
+    | FromController
     | ControllerAsks
     | Inquired
     | Ticked
@@ -251,7 +252,7 @@ Event = (
 
 IslandChange = IslandAdded | DrainRequested | UndrainRequested | RemoveRequested
 
-Question = SliceQuestion | OfController | Inquired | IslandChange
+Question = SliceQuestion | FromController | Inquired | IslandChange
 """Events whose answers depend on hosts and slices."""
 
 # --- commands ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
-from pathways_ray.controller.manager_calls import NEWS, OF_CONTROLLER
+from pathways_ray.controller.manager_calls import FENCED_CALLS, NEWS
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.watch import TICK_S
@@ -182,7 +182,7 @@ class SimulatedController:
         if method == "create_slice":
             session, *wanted, final = arguments
             arguments = (session, SliceRequest(*wanted), final)
-        if method in OF_CONTROLLER:
+        if method in FENCED_CALLS:
             arguments = (self.process.number, *arguments)
         call: Callable[..., None] = getattr(manager, method)
         if isinstance(command, events.CallManager) and method not in NEWS:

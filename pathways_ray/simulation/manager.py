@@ -137,7 +137,7 @@ class SimulatedManager:
     ) -> None:
         self._post(
             caller,
-            events.OfController(started, events.SliceRequested(self._token(caller, answer), session, request, final)),
+            events.FromController(started, events.SliceRequested(self._token(caller, answer), session, request, final)),
         )
 
     def release_slice(
@@ -150,13 +150,13 @@ class SimulatedManager:
     ) -> None:
         self._post(
             caller,
-            events.OfController(started, events.SliceReleased(self._token(caller, answer), session, slice_id)),
+            events.FromController(started, events.SliceReleased(self._token(caller, answer), session, slice_id)),
         )
 
     def release_session(
         self, caller: Process, started: int, session: int, answer: Callable[[int], None] = lambda _: None
     ) -> None:
-        self._post(caller, events.OfController(started, events.SessionReleased(self._token(caller, answer), session)))
+        self._post(caller, events.FromController(started, events.SessionReleased(self._token(caller, answer), session)))
 
     def hold_slices(
         self,
@@ -168,7 +168,7 @@ class SimulatedManager:
     ) -> None:
         self._post(
             caller,
-            events.OfController(
+            events.FromController(
                 started, events.SlicesHeld(self._token(caller, answer), session, _SLICES.decode(found))
             ),
         )
@@ -185,7 +185,7 @@ class SimulatedManager:
         answer: Callable[[bool], None],
     ) -> None:
         self._post(
-            caller, events.OfController(started, events.SlicesExchanged(self._token(caller, answer), session, pairs))
+            caller, events.FromController(started, events.SlicesExchanged(self._token(caller, answer), session, pairs))
         )
 
     def drain_island(
@@ -193,16 +193,16 @@ class SimulatedManager:
     ) -> None:
         self._post(
             caller,
-            events.OfController(
+            events.FromController(
                 started, events.DrainRequested(self._token(caller, answer), island, deadline_s, reason)
             ),
         )
 
     def undrain_island(self, caller: Process, started: int, island: int, answer: Callable[[Any], None]) -> None:
-        self._post(caller, events.OfController(started, events.UndrainRequested(self._token(caller, answer), island)))
+        self._post(caller, events.FromController(started, events.UndrainRequested(self._token(caller, answer), island)))
 
     def end_island(self, caller: Process, started: int, island: int, answer: Callable[[Any], None]) -> None:
-        self._post(caller, events.OfController(started, events.RemoveRequested(self._token(caller, answer), island)))
+        self._post(caller, events.FromController(started, events.RemoveRequested(self._token(caller, answer), island)))
 
     # --- driver -------------------------------------------------------------------------------------------------------
 

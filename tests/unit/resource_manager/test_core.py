@@ -21,6 +21,7 @@ from pathways_ray.resource_manager.events import (
     ControllerStarts,
     DrainRequested,
     EndIsland,
+    FromController,
     HostLeft,
     HostServes,
     Inquired,
@@ -31,7 +32,6 @@ from pathways_ray.resource_manager.events import (
     KillProcess,
     KillRequested,
     LookedUp,
-    OfController,
     Published,
     RemoveRequested,
     SessionReleased,
@@ -583,7 +583,7 @@ def test_a_controller_whose_successor_has_asked_who_holds_slices_changes_nothing
         core.handle(Published(f"scheduler-{island}", f"s{island}:1"), 0.0)
     for token, host in ((1, 0), (2, 1), (3, 2)):
         core.handle(join(token, host), 0.0)
-    core.handle(OfController(5, request(4)), 1.0)
+    core.handle(FromController(5, request(4)), 1.0)
     (told,) = core.handle(ControllerAsks(5, 9), 2.0)
     assert isinstance(told, Answer)
     assert isinstance(told.value, HeldSlices)
@@ -591,10 +591,10 @@ def test_a_controller_whose_successor_has_asked_who_holds_slices_changes_nothing
     late = (request(6), SliceReleased(7, 1, 1), SessionReleased(8, 1), SlicesHeld(9, 1, HeldSlices((), 9)))
     for now, serves in ((3.0, first), (4.0, second)):
         for question in late:
-            assert core.handle(OfController(5, question), now) == [Answer(question.token, None)]
+            assert core.handle(FromController(5, question), now) == [Answer(question.token, None)]
         core.handle(serves, now)
         assert core.inventory.held_slices() == told.value
-    assert core.handle(OfController(9, SliceReleased(11, 1, 1)), 6.0) == [Answer(11, True)]
+    assert core.handle(FromController(9, SliceReleased(11, 1, 1)), 6.0) == [Answer(11, True)]
 
 
 def test_what_controllers_said_that_died_unheard_comes_after_the_word_of_the_one_that_serves() -> None:
