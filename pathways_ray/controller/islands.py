@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from pathways_ray.controller import events
 from pathways_ray.controller.clients import Clients
+from pathways_ray.controller.comparing import compared
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.manager_calls import ManagerCalls
 from pathways_ray.controller.requests import Requests
@@ -111,10 +112,17 @@ class Islands:
         """A host has joined, or joins again with what it holds. One that is refused is killed, to start again."""
         launches, holds, takeover = self.launches, message.holds, self.takeover
         displaced = self._displaced(island, message)
-        if takeover is not None and takeover.is_new(message):
-            found: Sequence[events.Command] | None = takeover.host_up(island, message)
-        elif holds is None:
+        # A scheduler that died with its word may have been the only one to know that a host had started again.
+        known = launches.hosts.get(message.host)
+        is_new = known is None or known.epoch < message.epoch
+        found: Sequence[events.Command] | None
+        if takeover is not None and is_new and holds is not None:
+            found = takeover.host_up(island, message)
+        elif holds is None or is_new:
             found = launches.host_up(island, message)
+            if holds is not None:
+                unwanted = compared(launches.tables, launches.hosts[message.host], holds).unwanted
+                found += [SendIsland(island, one) for one in unwanted]
             if takeover is not None:
                 takeover.host_began(message)
         elif self._is_up(message):  # what it answers to a stream of its scheduler that has ended came by the next one
@@ -127,8 +135,8 @@ class Islands:
             return [*displaced, events.CallManager("kill_host", (message.host, message.epoch))]
         commands = [*displaced, *found]
         if message.info is not None:
-            known = wire.encode(wire.KnownHost(message.info, message.epoch))
-            commands.append(events.CallManager("serves", (known,)))
+            serves = wire.encode(wire.KnownHost(message.info, message.epoch))
+            commands.append(events.CallManager("serves", (serves,)))
         return commands + (takeover.look(launches.tables.now) if takeover is not None else [])
 
     def _displaced(self, island: int, message: wire.HostUp) -> list[events.Command]:

@@ -128,11 +128,6 @@ class Takeover:
         commands = self.inherited.told(island, message.outcomes)
         return commands + (self.inherited.abort_unknown() if self.open_since is not None else [])
 
-    def is_new(self, message: wire.HostUp) -> bool:
-        """Whether a host that holds something was not known to this controller."""
-        known = self.tables.hosts.get(message.host)
-        return message.holds is not None and (known is None or known.epoch == 0)
-
     def says_again(self, message: wire.HostUp) -> None:
         """Takes a further list of a host that is up. Its answer to the controller before this one comes first, where
         that died before it heard it."""

@@ -320,11 +320,20 @@ def test_a_violation_is_printed_with_a_command_that_shows_it_again(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     next(bug for bug in BUGS if bug.name == "a launch completes twice").plant(monkeypatch)
-    assert main(["--seeds", "3"]) == 1
+    assert main(["--seeds", "3", "--set", "poison=0.2"]) == 1
     printed = capsys.readouterr().out
     (command, violation) = re.findall(r"python -m pathways_ray.simulation (.*)\n  (.*)\n", printed)[0]
     assert "has a second outcome" in violation
+    assert "--set poison=0.2" in command
     assert main(command.split()) == 1
     again = capsys.readouterr().out
     assert violation in again
     assert "Launch(1, 1)" in again
+
+
+@pytest.mark.parametrize("setting", ["torn", "tron=0.3", "torn=", "torn=a third", "=1"])
+def test_a_setting_that_is_none_is_refused(setting: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--seeds", "1", "--set", setting])
+    assert ended.value.code == 2
+    assert "--set" in capsys.readouterr().err

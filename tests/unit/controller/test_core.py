@@ -45,6 +45,7 @@ from pathways_ray.transport.messages import (
     Completed,
     CreateSlice,
     Done,
+    DropProgram,
     DropSession,
     Explain,
     Explained,
@@ -287,6 +288,22 @@ def test_hosts_outlive_a_second_scheduler_that_dies_before_all_of_them_have_come
     assert core.core.launches.away == set()
     core.from_island(0, HostDown(1, 1, "its process ended"), link=78)
     assert killed(79, 0, 1) == [(0, 1), (1, 1)]
+
+
+def test_a_host_that_started_again_unheard_is_taken_with_what_it_holds() -> None:
+    """
+    1. Host 1 starts again, and the only one to hear of it, its scheduler, dies with its word. So does the resource
+       manager: nobody could end a process of this epoch.
+    2. It comes to the next scheduler with a program that nobody has: it is up, and drops that.
+    """
+    core = streaming()
+    core.connect(0, link=77)
+    back = HostUp(0, 1, "t", "d", 2, 1, holds=Holds({}, ())), HostUp(1, 2, "t", "d", 2, 2, holds=Holds({}, (55,)))
+    commands = core.from_island(0, *back, link=77)
+    assert not [call for call in of(CallManager, commands) if call.method == "kill_host"]
+    assert DropProgram(0, 55) in sent(commands)
+    assert core.core.launches.away == set()
+    assert core.core.launches.hosts[1].epoch == 2
 
 
 def test_a_scheduler_without_hosts_hears_of_sessions() -> None:
