@@ -10,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import events
+from pathways_ray.client.arrivals import Arrival
 from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord, Upload
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
@@ -22,11 +22,17 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.questions import await_there
 from pathways_ray.client.reading import Reading
 from pathways_ray.client.siblings import Siblings
-from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspension import Suspension
-from pathways_ray.errors import BufferDeleted, Failure, SessionClosed, SessionSuspended, WaitTimeout, from_failure
-from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.transport.messages import EarlyLaunch, Free, Message, Put
+from pathways_ray.errors import (
+    BufferDeleted,
+    ControllerLost,
+    Failure,
+    SessionClosed,
+    SessionSuspended,
+    WaitTimeout,
+    from_failure,
+)
+from pathways_ray.transport.messages import EarlyLaunch, Free, Message
 from pathways_ray.waits import slice_s
 
 WAIT_SLICE_S = slice_s()
@@ -34,24 +40,6 @@ WAIT_SLICE_S = slice_s()
 
 CANCEL_LIMIT_S = 10.0
 """A call to cancel waits this long for the controller's word."""
-
-
-@dataclass(eq=False)
-class Arrival:
-    """An upload that has begun, and whose `message` has yet to be `sent`. It is of no use once its slice is not where
-    it was `placed` any more."""
-
-    record: BufferRecord
-    where: VirtualSlice
-    placed: PlacedSlice
-    sent: bool = False
-
-    @property
-    def message(self) -> Put:
-        """The message that tells the controller about it."""
-        record, upload = self.record, self.record.upload
-        assert upload is not None
-        return Put(record.id, self.where.id, record.kind.array, record.kind.spec, upload.epochs)
 
 
 class Driver:
@@ -266,10 +254,18 @@ class Driver:
                 self.changed.notify_all()
 
     def hold_readers(self, deadline: float) -> None:
-        """Lets no fetch begin, and waits for those that have. Raises `WaitTimeout` after `deadline`."""
+        """Lets no fetch begin, and waits for those that have.
+
+        Raises:
+            WaitTimeout: some have not ended by `deadline`.
+            ControllerLost: the controller is gone. A fetch may wait for its successor, which is not asked before the
+                calls of the session go on.
+        """
         with self.changed:
             self.held = True
-            if not self.changed.wait_for(lambda: not self.readers, max(0.0, deadline - time.monotonic())):
+            self.changed.wait_for(lambda: not self.readers or self.core.away, max(0.0, deadline - time.monotonic()))
+            if self.readers:
+                self.check_connected()
                 raise WaitTimeout(f"{self.readers} fetches of the session did not end in time")
 
     def end_hold(self) -> None:
@@ -341,6 +337,11 @@ class Driver:
         """Raises the failure that the session ended with, which took its arrays with it: those that were ready too."""
         if self.core.ended is not None:
             raise from_failure(self.core.ended)
+
+    def check_connected(self) -> None:
+        """Raises `ControllerLost` while there is no controller."""
+        if self.core.away:
+            raise ControllerLost(self.core.away)
 
     def check_fetch(self, record: BufferRecord) -> None:
         """Raises once a fetch of a buffer has nothing to wait for."""

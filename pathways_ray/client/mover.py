@@ -13,6 +13,7 @@ from typing import Any
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array_pieces import FetchPlan
+from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
@@ -296,6 +297,7 @@ class Mover:
         elif self._core.away:  # it entered the queue, which nobody releases before this is over
             self._driver.handle(Cancelling(step.results[0]))
             raise ControllerLost(self._core.away)
+        self._await_copies(step.results)
         for record in step.results:
             try:
                 self._driver.wait(record)
@@ -303,13 +305,30 @@ class Mover:
                 if record.failure is None:
                     raise
 
+    def _await_copies(self, records: Sequence[BufferRecord]) -> None:
+        """Waits until copies have their outcome. Where the controller is lost, its successor knows of them once the
+        session is back, and that waits for the end of this."""
+        core, driver = self._core, self._driver
+
+        def there() -> bool:
+            return all(record.state is not PENDING for record in records)
+
+        while not there():
+            driver.check_not_ended()
+            driver.check_connected()
+            driver.wait_until(lambda: core.away or there(), WAIT_SLICE_S)
+
     def _save(self, step: Save, slices: Mapping[int, VirtualSlice]) -> None:
         assert self._saved is not None
         where = slices.get(step.held.slice)
         if where is None:
             raise BufferLost(f"array {step.held.number} lies on slice {step.held.slice}, which has no handle any more")
         plan = FetchPlan.of_array(step.held.type, step.held.spec, where.placed)
-        check = partial(self._driver.check_fetch, step.record)
+
+        def check() -> None:
+            self._driver.check_fetch(step.record)
+            self._driver.check_connected()  # its successor would say where a host is, once this is over
+
         self._saved.save(step.number, self._driver.data.fetch_to_keep(step.held.number, plan, check))
 
     def _load(self, step: Load, where: VirtualSlice) -> None:

@@ -8,9 +8,10 @@ from typing import Any, cast
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.array_pieces import ArrayPipe, Given
+from pathways_ray.client.arrivals import Arrival
 from pathways_ray.client.buffer import Buffer, BufferOwner, Upload
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.driver import Arrival, Driver
+from pathways_ray.client.driver import Driver
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout

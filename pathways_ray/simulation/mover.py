@@ -329,10 +329,12 @@ class SimulatedMover:
         client = self.client
         if client.over:
             return
-        if any(record.state is PENDING for record in records):
-            client.world.network.after(client.process, LOOK_S, self._wait_for, records)
-        else:
+        if all(record.state is not PENDING for record in records):
             self._go_on(None)
+        elif client.core.away:  # the successor says what came of it, once what is held is let go
+            self._go_on(LOST)
+        else:
+            client.world.network.after(client.process, LOOK_S, self._wait_for, records)
 
     def _exchanged(self, slices: Sequence[wire.SliceCreated]) -> None:
         client = self.client

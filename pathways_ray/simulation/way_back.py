@@ -95,6 +95,8 @@ class WayBack:
         if client.over or not client.core.away or calls != self.calls:
             return
         if world.clock.now - self.since > 2 * limits.RESUME_LIMIT_S:
+            if client.world.is_whole():
+                world.checker.report(f"session {client.core.session} never asked the successor of its controller")
             return self._fail("there was no successor")
         if client.mover.holding:  # who holds the session's calls goes on without an answer, and lets go of them
             return world.network.after(client.process, HELD_S, self._look, calls)

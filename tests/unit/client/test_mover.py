@@ -11,7 +11,7 @@ import pytest
 
 from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
-from pathways_ray.client.moving import Ask, Copy, Hold, Release, Step
+from pathways_ray.client.moving import Ask, Copy, Drop, Hold, Release, Step
 from pathways_ray.errors import ControllerLost, Unschedulable, WaitTimeout
 from pathways_ray.transport.messages import (
     CreateSlice,
@@ -78,6 +78,57 @@ def test_a_copy_does_not_wait_in_the_queue_of_a_session_that_is_held(offline: Of
     assert not core.pending
     assert driver.sending.acquire(timeout=1)
     driver.sending.release()
+
+
+def test_a_copy_that_has_left_is_not_waited_for_without_a_controller(offline: Offline) -> None:
+    """
+    1. The controller is lost with a copy under way. Its outcome comes with the successor, and that for the end of the
+       move.
+    2. The copy fails, and the calls of the session go on. The successor is asked what came of it.
+    """
+    core, driver = offline.session._core, offline.session._driver
+    made = core.new_buffers(1)
+
+    def steps() -> Generator[Step, Any, None]:
+        yield Hold()
+        try:
+            yield Copy(Register(1, b"", {}), [], made)
+        except ControllerLost:
+            yield Drop(made)
+            yield Release()
+            raise
+
+    mover = Background(lambda: carry_out(offline, steps()))
+    eventually(lambda: core.pending)
+    assert mover.waits
+    driver.handle(Disconnected("the controller is gone"))
+    with pytest.raises(ControllerLost, match="the controller is gone"):
+        mover.end()
+    assert driver.sending.acquire(timeout=1)
+    driver.sending.release()
+    (asked,) = core.resume_request("me", (), 0.0).unanswered
+    assert (asked.numbers, asked.results) == ((made[0].id,), ())
+
+
+def test_a_move_does_not_wait_for_a_fetch_that_waits_for_the_successor_of_the_controller(offline: Offline) -> None:
+    """
+    1. A fetch is under way, whose host may be gone: it waits for the controller's word, and the move for it.
+    2. The controller is lost. The move fails at once, and the calls of the session go on.
+    """
+    driver = offline.session._driver
+    driver.wait_to_read()
+
+    def steps() -> Generator[Step, Any, None]:
+        yield Hold()
+
+    mover = Background(lambda: carry_out(offline, steps()))
+    assert mover.waits
+    driver.handle(Disconnected("the controller is gone"))
+    with pytest.raises(ControllerLost, match="the controller is gone"):
+        mover.end()
+    assert driver.sending.acquire(timeout=1)
+    driver.sending.release()
+    assert not driver.held
 
 
 def test_a_session_that_asks_for_a_slice_is_suspended_with_it(offline: Offline) -> None:
