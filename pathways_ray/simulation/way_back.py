@@ -72,7 +72,7 @@ class WayBack:
 
     def __init__(self, client: Returning) -> None:
         self.client = client
-        self.calls = self.back = 0
+        self.calls = self.calls_before = self.back = 0
         self.since = 0.0
         self.answered: Counter[str] = Counter()
 
@@ -84,7 +84,7 @@ class WayBack:
     def begin(self) -> None:
         """The controller is lost. A session that has just begun ends."""
         client = self.client
-        self.since = self.world.clock.now
+        self.since, self.calls_before = self.world.clock.now, self.calls
         if not client.programs:
             return self._fail("it was not at work when its controller was lost")
         self.world.network.after(client.process, 0.0, client.mover.controller_lost)
@@ -95,7 +95,7 @@ class WayBack:
         if client.over or not client.core.away or calls != self.calls:
             return
         if world.clock.now - self.since > 2 * limits.RESUME_LIMIT_S:
-            if client.world.is_whole():
+            if client.world.is_whole() and self.calls == self.calls_before:
                 world.checker.report(f"session {client.core.session} never asked the successor of its controller")
             return self._fail("there was no successor")
         if client.mover.holding:  # who holds the session's calls goes on without an answer, and lets go of them
