@@ -3,7 +3,8 @@
 Each scheduler says which launches it has, and what the last ones came to (`IslandOutcomes`). A launch has ended in a
 value when all its islands say so, and in a failure when one does. Where all its islands have it and it is not over, its
 outcome comes with the reports that follow. Where one of them does not know it, it is aborted on the others: it never
-came there, and they would wait for it. Nothing runs again.
+came there, and they would wait for it. One that no scheduler knows any more is aborted where hosts may still offer
+something for it. Nothing runs again.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pathways_ray.transport.messages import (
     LaunchFailed,
     Unanswered,
 )
+
+NOBODY_KNOWS = "the controller ended before the launch came to all of its islands"
 
 
 @dataclass(slots=True)
@@ -97,6 +100,8 @@ class Inherited:
         self.unwanted: dict[int, list[Send]] = {}
         """By program, messages that have hosts drop it once no launch of it runs: what one offers is taken back by
         it."""
+        self.offered: dict[int, dict[tuple[int, int], None]] = {}
+        """By island, launches that have something for other hosts, and their programs, as hosts have said."""
         self.over = False
 
     def told(self, island: int, outcomes: Iterable[IslandOutcome]) -> list[Send]:
@@ -120,11 +125,16 @@ class Inherited:
         return commands
 
     def abort_unknown(self) -> list[Send]:
-        """All have said what they know: aborts launches that some of their islands do not."""
+        """All have said what they know: aborts launches that some of their islands do not, and those that none does:
+        nobody takes what hosts offer for them."""
         commands: list[Send] = []
         for fate in self.fates.values():
             if not fate.aborted and (not fate.is_known or fate.fails_elsewhere):
                 commands += self._abort(fate)
+        for island, offered in self.offered.items():
+            if unknown := tuple(one for one in offered if one[0] not in self.fates):
+                commands.append(SendIsland(island, Abort(unknown, Failure("ControllerLost", NOBODY_KNOWS))))
+        self.offered.clear()
         idle = [program for program in self.unwanted if not self.busy[program]]
         return [*commands, *(one for program in idle for one in self.unwanted.pop(program))]
 
@@ -134,8 +144,7 @@ class Inherited:
         return [SendIsland(island, message) for island in sorted({*fate.runs, *fate.over})]
 
     def _abort_message(self, fate: Fate) -> Abort:
-        text = "the controller ended before the launch came to all of its islands"
-        failure = fate.failure or Failure("ControllerLost", text)
+        failure = fate.failure or Failure("ControllerLost", NOBODY_KNOWS)
         return Abort(((fate.told.sequence, fate.told.program),), msgspec.structs.replace(failure, story=()))
 
     def abort_again(self, island: int) -> list[Send]:

@@ -131,6 +131,8 @@ class Islands:
             return []
         else:
             found = launches.host_back(island, message, holds, self.clients.turns.uploads())
+            if takeover is not None and found is not None:
+                found = takeover.host_back(message, found)
         if found is None:
             return [*displaced, events.CallManager("kill_host", (message.host, message.epoch))]
         commands = [*displaced, *found]

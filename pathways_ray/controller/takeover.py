@@ -13,6 +13,7 @@ No launch is taken over. Of those that a client has sent and has no outcome of i
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pathways_ray import limits
@@ -57,6 +58,10 @@ seen higher ones. So are programs, where the clock was set back."""
 PROGRAMS_APART = 128
 """Programs that a controller may number for each number of a session, a hundredth of a second, before those of the next
 controller begin. More would leave no room for `SEGMENT_BITS` in a number of 64 bits."""
+
+
+def _drops_session(command: Command) -> bool:
+    return isinstance(command, SendIsland) and isinstance(command.message, wire.DropSession)
 
 
 class _Asked(NamedTuple):
@@ -147,12 +152,18 @@ class Takeover:
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
         self.held[message.host], self.epochs[message.host] = message.holds, message.epoch
+        self.inherited.offered.setdefault(island, {}).update(dict.fromkeys(message.holds.offered))
         for one in compared(self.tables, self.tables.hosts[message.host], message.holds).unwanted:
             if isinstance(one, wire.DropProgram):
                 self.inherited.drop(island, one)
             elif self.over or not isinstance(one, wire.DropSession):
                 commands.append(SendIsland(island, one))
         return commands + (self.inherited.abort_unknown() if self.open_since is not None else [])
+
+    def host_back(self, message: wire.HostUp, commands: Sequence[Command]) -> list[Command]:
+        """A host is back that was without a scheduler. What it has of sessions that have not come back yet stays."""
+        self.says_again(message)
+        return [command for command in commands if self.over or not _drops_session(command)]
 
     def host_began(self, message: wire.HostUp) -> None:
         """A host has started again: it holds nothing yet."""

@@ -82,7 +82,13 @@ def waiting(world: Cluster) -> Iterable[str]:
             yield f"a device of host {host.host}"
         if host.process.alive and len(host.early):
             yield f"what became of {len(host.early)} early launches at host {host.host}"
-    for client in () if world.gone() else world.clients:  # there may be no room before a machine is back
+    gone = world.gone()
+    for client in world.clients:
+        fetches = client.data.fetches if client.session and client.process.alive and not client.over else ()
+        for fetch in fetches:
+            if any(host in world.hosts and host not in gone for host in fetch.waiting):
+                yield f"session {client.session}, for buffer {fetch.handle.number} from hosts {sorted(fetch.waiting)},"
+    for client in () if gone else world.clients:  # there may be no room before a machine is back
         if client.process.alive and not client.over and client.mover.gives_way:
             yield f"session {client.session}, which gave way and does not come back,"
 

@@ -41,7 +41,8 @@ class Holds(msgspec.Struct, frozen=True, array_like=True):
     """The holdings of a host that has lost its scheduler, or the controller: buffers by session, also those that
     launches have yet to store, programs by key, what it said of the last uploads, which may be lost, and the highest
     number of a launch that it has seen. Of those up to `since` it has seen none, as a controller has said; None where
-    none has. A host among several that has lost its scheduler says what it has `heard`."""
+    none has. A host among several that has lost its scheduler says what it has `heard`. The `offered` launches, each
+    with its program, are the last ones that have something for other hosts, whether that has been taken or not."""
 
     buffers: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
@@ -49,6 +50,7 @@ class Holds(msgspec.Struct, frozen=True, array_like=True):
     sequence: int = 0
     heard: Heard | None = None
     since: int | None = None
+    offered: tuple[tuple[int, int], ...] = ()
 
 
 class IslandOutcome(msgspec.Struct, frozen=True, array_like=True):

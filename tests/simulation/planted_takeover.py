@@ -187,3 +187,22 @@ def slices_of_the_controller_before_are_taken_for_those_of_its_successor(patch: 
 )
 def a_controller_that_is_gone_still_changes_slices(patch: Patch) -> None:
     patch.setattr(Controllers, "is_over", lambda self, started: False)
+
+
+TWICE: dict[str, Any] = {
+    "islands": {0: [0], 1: [1]},
+    "controller_deaths": 3,
+    "scheduler_deaths": 9,
+    "torn": 1.0,
+    "clients": 4,
+    "flaws": 0.0,
+    "poison": 0.0,
+    "launches": (40, 60),
+    "moves": 0.5,
+}
+"""Schedulers and controllers die again and again before others have heard of it."""
+
+
+@bug(faults=0, shown=23, **TWICE)
+def what_sessions_have_goes_with_a_scheduler_that_dies_before_they_come_back(patch: Patch) -> None:
+    patch.setattr(Takeover, "host_back", lambda self, message, commands: list(commands))

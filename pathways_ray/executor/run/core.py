@@ -175,6 +175,8 @@ class HostCore:
         if prepared is None:
             return [self._lost(launch)]
         plan, producers = prepared.plan, self.producers.sessions.get(launch.session)
+        if plan.offers:
+            self.journal.offered.append((sequence, launch.program))
         if producers is None:
             steps = plan.whole.steps
             if plan.is_unobstructed and not launch.gangs and not (plan.overwritten and self.active):

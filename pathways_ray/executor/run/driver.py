@@ -340,8 +340,7 @@ class HostDriver:
         held = self.store.held()
         for session, coming in rejoin.coming.items():
             held[session] = tuple(dict.fromkeys((*held.get(session, ()), *coming)))
-        again = Holds(held, rejoin.programs, sequence=rejoin.sequence, heard=rejoin.heard, since=rejoin.since)
-        self.io.rejoin(again)
+        self.io.rejoin(Holds(held, rejoin.programs, (), rejoin.sequence, rejoin.heard, rejoin.since, rejoin.offered))
 
     def _free(self, free: do.Free) -> None:
         self.store.drop(free.session, free.buffers)

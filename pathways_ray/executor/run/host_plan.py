@@ -11,7 +11,7 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.failure_texts import OF_A_PEER
 from pathways_ray.executor.run.barriers import HostStep, InputBarrier, hosts_of, is_independent, with_barriers
-from pathways_ray.ir.plan import Device, Execute, IslandPlan, Regroup, Reshard
+from pathways_ray.ir.plan import Device, Execute, IslandPlan, Regroup, Reshard, Send
 from pathways_ray.ir.regions import shard_shape
 from pathways_ray.ir.types import ArrayType, Layout, item_bytes
 from pathways_ray.transport.messages import Gang, IslandLaunch, IslandLaunchFailed
@@ -137,6 +137,11 @@ class HostPlan:
     @functools.cached_property
     def is_independent(self) -> bool:
         return is_independent(self.whole.steps, self.plan)
+
+    @functools.cached_property
+    def offers(self) -> bool:
+        """Whether a launch has something for other hosts."""
+        return any(isinstance(step, Send) for step in self.whole.steps)
 
     @functools.cached_property
     def last_gang(self) -> int:

@@ -271,13 +271,14 @@ class Rejoin(msgspec.Struct, frozen=True):
     """Join the successor of the scheduler, or of the controller, with all that is in the store. `coming` are the
     buffers, by session, that launches have yet to store, `programs` those that are compiled, or to be; `sequence` is
     the highest number of a launch so far, `heard` what the scheduler had said to this host among several; launches up
-    to number `since` were before this process."""
+    to number `since` were before this process. The `offered` launches have something for other hosts."""
 
     coming: dict[int, tuple[int, ...]]
     programs: tuple[int, ...]
     sequence: int
     heard: Heard | None = None
     since: int | None = None
+    offered: tuple[tuple[int, int], ...] = ()
 
 
 class Tell(msgspec.Struct, frozen=True):

@@ -34,6 +34,9 @@ the release that it waits for."""
 MAX_HEARD_BYTES = 64 << 20
 """Bytes of the plans among them. Where that is too few, the island starts again."""
 
+MAX_OFFERED = 256
+"""Launches that are remembered for what they offer to other hosts: more than may be under way."""
+
 MAX_SAID = 1024
 """Reports that are kept: more than the launches in what is kept of the others, and those that were under way before."""
 
@@ -42,12 +45,14 @@ class Journal:
     """The last launches and releases that a host among several has heard of, with the programs between them; `count` in
     all. `last_sequence` is the highest number of a launch, which hosts by themselves note as well; those up to `since`
     were before this process, None while nobody has said so. The leader of the island has closed its log `closed` times:
-    with a scheduler that had died."""
+    with a scheduler that had died. `offered` are the last launches that offer something to other hosts, and their
+    programs: nobody says here when it has been taken."""
 
     def __init__(self) -> None:
         self.count = self.closed = 0
         self.last_sequence = 0
         self.since: int | None = None
+        self.offered: deque[tuple[int, int]] = deque(maxlen=MAX_OFFERED)
         self.last: deque[IslandLaunch | BarrierReleased | Program] = deque()
         self._bytes = 0
 

@@ -68,4 +68,6 @@ class Rejoining:
         for session, _ in self.early.taken:  # one that makes nothing here has to be forgotten too, once that is over
             coming.setdefault(session, ())
         programs = tuple(sorted(self.preparation.wanted | self.preparation.programs.keys()))
-        return [do.Rejoin(coming, programs, self.journal.last_sequence, heard, self.journal.since)]
+        journal = self.journal
+        offered = tuple(journal.offered)
+        return [do.Rejoin(coming, programs, journal.last_sequence, heard, journal.since, offered)]

@@ -163,6 +163,43 @@ def test_a_session_comes_back_with_what_is_there() -> None:
     assert front.core.clients.known[SESSION].tenant == ALICE
 
 
+def test_what_a_session_has_outlives_a_scheduler_that_dies_before_it_comes_back() -> None:
+    """
+    1. Hosts have said what they hold. The scheduler of host 0 dies, and the host says so again to the next one.
+    2. Nothing of the session is dropped: it comes back with its array.
+    """
+    front = Successor()
+    front.all_come(h0=(1,), h1=(1,))
+    island = ISLAND_OF_HOST[0]
+    front.handle(IslandDisconnected(island, island, "s"))
+    front.connect(island, link=77)
+    members = [host for host, at in ISLAND_OF_HOST.items() if at == island]
+    again = [HostUp(h, 5, f"t{h}", f"d{h}", 2, 100 + h, holds=Holds({SESSION: (1,)}, ())) for h in members]
+    commands = front.from_island(island, *again, link=77)
+    assert not [message for message in sent(commands) if isinstance(message, DropSession)]
+    resumed = reply(front.ask(kept(1, slice=4)))
+    assert isinstance(resumed, SessionResumed)
+    assert resumed.lost == ()
+
+
+def test_launches_that_no_scheduler_knows_are_aborted_where_hosts_may_offer_something_for_them() -> None:
+    """
+    1. The scheduler of island 0 and the controller have died. Host 0 offers something for two launches: of one no
+       scheduler knows, and the other one waits on island 1.
+    2. Once all have come, host 0 hears that nobody takes the first one.
+    """
+    front = Successor()
+    front.connect(ISLAND_OF_HOST[0])
+    front.connect(1)
+    front.from_island(1, IslandOutcomes((IslandOutcome(SESSION, 4, 1002, 9, 1, True),)))
+    held = Holds({}, (9,), sequence=1002, offered=((1001, 9), (1002, 9)))
+    commands = front.from_island(ISLAND_OF_HOST[0], HostUp(0, 5, "t0", "d0", 2, 100, holds=held))
+    for host in ISLAND_OF_HOST:
+        commands += front.comes(host, Holds({}, ())) if host else []
+    aborted = [launch for message in sent(commands) if isinstance(message, Abort) for launch in message.launches]
+    assert aborted == [(1001, 9)]
+
+
 def test_a_suspended_session_stays_so_and_comes_back_to_other_devices() -> None:
     """
     1. Of its suspension the controller before may have died: what it still has of slices and arrays is given back.

@@ -544,6 +544,20 @@ def test_a_host_says_the_highest_number_of_a_launch_that_it_has_seen() -> None:
     assert host.holds.sequence == 9
 
 
+def test_a_host_says_which_launches_have_something_for_others() -> None:
+    """Program 1 has a value for host 5, program 2 has not. Nobody says when it is taken, so it is named."""
+    sketch = Sketch()
+    here, there = sketch.slice("0.0"), sketch.slice("5.0", island=-1)
+    made = sketch.call("here", sketch.argument(here), slice=here)
+    host = Host()
+    host.program(1, sketch, sketch.call("far", made, slice=there))
+    host.program(2, sketch, made)
+    host.handle(run(3, 1), run(4, 1, program=2))
+    host.driver.handle(Recount(), 0.0)
+    assert host.holds is not None
+    assert host.holds.offered == ((3, 1),)
+
+
 def test_a_host_says_up_to_which_launch_it_was_not_there() -> None:
     host = host_with_call()
     host.driver.handle(Recount(), 0.0)
