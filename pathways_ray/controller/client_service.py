@@ -23,10 +23,10 @@ from pathways_ray.controller.channel import Carrier, ChannelEvent
 from pathways_ray.controller.clients import STREAM_LIMIT_S, Client
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.tenants_file import TenantsFile
-from pathways_ray.controller.turns import check_batch
 from pathways_ray.errors import PathwaysError, TooLarge, WireError, to_failure
 from pathways_ray.transport import grpc_streams, links, outboxes, streams
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.batcher import check_batch
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import ListenConfig
 

@@ -11,8 +11,6 @@ from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 
-from pathways_ray import limits
-from pathways_ray.errors import TooLarge
 from pathways_ray.transport.messages import Cancel, Free, Launch, PrioritizedLaunch, Put, Register, ToController
 
 TURN_WORK = 256
@@ -33,8 +31,6 @@ LOOKS_PER_UNIT = 8
 NUMBERS_PER_UNIT = 16
 """Buffers that a message names, or results that it makes, for one further unit of work."""
 
-_ARRAY_16, _ARRAY_32 = 0xDC, 0xDD
-
 
 class Hold(StrEnum):
     """Reasons for which the messages of a session wait: until this is so."""
@@ -54,32 +50,6 @@ def work_of(message: ToController, results: int, looks: int = 0) -> int:
     if isinstance(message, Cancel):
         return CANCEL_WORK
     return PROGRAM_WORK if isinstance(message, Register) else 1
-
-
-def check_batch(data: bytes) -> None:
-    """Looks at a batch before it is decoded, which would take long for one that is not a client's of this project.
-
-    Raises:
-        TooLarge: it has too many messages, or too many bytes for a batch that is not a single program.
-    """
-    count = _count(data)
-    if count > limits.MAX_CLIENT_BATCH_MESSAGES:
-        raise TooLarge(f"a batch of {count} messages; the limit is {limits.MAX_CLIENT_BATCH_MESSAGES}")
-    # An array of four elements, of which the first is the tag of `Register`.
-    if len(data) > limits.MAX_CLIENT_BATCH_BYTES and data[:3] != b"\x91\x94\x01":
-        raise TooLarge(
-            f"a batch of {len(data)} bytes; without a program of its own {limits.MAX_CLIENT_BATCH_BYTES} are the limit"
-        )
-
-
-def _count(data: bytes) -> int:
-    """The number of messages in a batch, by its header; 0 for what is no batch."""
-    first = data[0] if data else 0
-    if first == _ARRAY_16:
-        return int.from_bytes(data[1:3], "big")
-    if first == _ARRAY_32:
-        return int.from_bytes(data[1:5], "big")
-    return first & 0x0F if first & 0xF0 == 0x90 else 0
 
 
 class Turns:

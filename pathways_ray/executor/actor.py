@@ -222,7 +222,7 @@ class HostExecutor(Inspectable):
         return thread_links.ThreadLink(address, streams.HOST_STREAM, shown, outbox, trust, self.silence)
 
     def _link(self, address: str, transfer: DeviceTransfer, devices: int) -> None:
-        from pathways_ray.executor.threads import heartbeat
+        from pathways_ray.executor.threads import ending_with_process, heartbeat
 
         where = (transfer.address, self.data.address, devices, os.getpid())
         memory = (self.hardware.memory, self.pool)
@@ -233,7 +233,8 @@ class HostExecutor(Inspectable):
         link = self._link_to(address, self.outbox)
         threading.Thread(target=self._read, args=(link,), name="read", daemon=True).start()
         self.dispatcher.start()
-        threading.Thread(target=heartbeat, args=(self._send, self._heartbeat, HEARTBEAT_S), daemon=True).start()
+        beating = ending_with_process(heartbeat)
+        threading.Thread(target=beating, args=(self._send, self._heartbeat, HEARTBEAT_S), daemon=True).start()
 
     def _read(self, link: thread_links.ThreadLink) -> None:
         """Hears one scheduler after the other. A host ends that a scheduler does not take, which says so, and one that

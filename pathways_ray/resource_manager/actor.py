@@ -44,8 +44,13 @@ KILL_LIMIT_S = 5.0
 CLIENTS = "clients"
 """The concurrency group of calls that clients cause."""
 
-GROUPS = {CLIENTS: 64}
-"""Calls of a concurrency group that are under way at a time; none of them waits for anything."""
+WAITING = "waiting"
+"""That of calls that wait for what other calls bring: of hosts that look for their scheduler, or for each other."""
+
+GROUPS = {CLIENTS: 64, WAITING: 1 << 14}
+"""Calls of a concurrency group that are under way at a time. Those of `CLIENTS` wait for nothing. Of the others there
+may be several for each host of the cluster: one that looks for its scheduler gives up waiting, and asks again. Were
+they in the way of all other calls, a thousand of them would keep out the one that answers them."""
 
 RETRIES = -1
 """Calls that hosts and schedulers make as they start are made again, by Ray, as often as this actor is restarted: their
@@ -134,6 +139,7 @@ class ResourceManager(Inspectable):
         """The process that served at `address` is gone; `lookup` waits for its successor, unless that was quicker."""
         self._handle(events.Withdrawn(name, address))
 
+    @ray.method(concurrency_group=WAITING)
     async def lookup(self, name: str) -> str:
         """The address that `name` has published, once there is one."""
         found: str = await self._answer(lambda token: events.LookedUp(token, name))
@@ -144,7 +150,7 @@ class ResourceManager(Inspectable):
         """The secrets of the cluster: for clients' data tokens, and for links between its processes."""
         return self.data_secret, self.link_secret
 
-    @ray.method(max_task_retries=RETRIES)
+    @ray.method(max_task_retries=RETRIES, concurrency_group=WAITING)
     async def join(self, info: bytes) -> bytes:
         """A host is about to start JAX. Answers with an encoded `JoinReply` once all hosts of its island have come."""
         return encode(await self._answer(lambda token: events.JoinRequested(token, _HOST.decode(info))))

@@ -15,6 +15,8 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from pathways_ray import limits
+from pathways_ray.errors import TooLarge
 from pathways_ray.transport.messages import Message, encode
 
 MAX_BATCH_BYTES = 8 << 20
@@ -22,6 +24,9 @@ MAX_BATCH_BYTES = 8 << 20
 
 MAX_MESSAGES = 4096
 """Messages that are taken out at a time."""
+
+MAX_HEADER_BYTES = 5
+"""Bytes of a batch beside its messages."""
 
 GATHER_DEPTH = 8
 """Launches under way beyond a stream above which its messages are gathered."""
@@ -143,3 +148,34 @@ def _counted(batch: bytes) -> tuple[int, bytes]:
         return batch[0] & 0x0F, batch[1:]
     size = 3 if batch[0] == 0xDC else 5
     return int.from_bytes(batch[1:size], "big"), batch[size:]
+
+
+# --- batches of clients -----------------------------------------------------------------------------------------------
+
+_ARRAY_16, _ARRAY_32 = 0xDC, 0xDD
+
+
+def check_batch(data: bytes) -> None:
+    """Looks at a batch before it is decoded, which would take long for one that is not a client's of this project.
+
+    Raises:
+        TooLarge: it has too many messages, or too many bytes for a batch that is not a single program.
+    """
+    count = _count(data)
+    if count > limits.MAX_CLIENT_BATCH_MESSAGES:
+        raise TooLarge(f"a batch of {count} messages; the limit is {limits.MAX_CLIENT_BATCH_MESSAGES}")
+    # An array of four elements, of which the first is the tag of `Register`.
+    if len(data) > limits.MAX_CLIENT_BATCH_BYTES + MAX_HEADER_BYTES and data[:3] != b"\x91\x94\x01":
+        raise TooLarge(
+            f"a batch of {len(data)} bytes; without a program of its own {limits.MAX_CLIENT_BATCH_BYTES} are the limit"
+        )
+
+
+def _count(data: bytes) -> int:
+    """The number of messages in a batch, by its header; 0 for what is no batch."""
+    first = data[0] if data else 0
+    if first == _ARRAY_16:
+        return int.from_bytes(data[1:3], "big")
+    if first == _ARRAY_32:
+        return int.from_bytes(data[1:5], "big")
+    return first & 0x0F if first & 0xF0 == 0x90 else 0

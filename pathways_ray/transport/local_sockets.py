@@ -34,6 +34,9 @@ ANSWER_LIMIT_S = 2.0
 MAX_STRANGERS = 64
 """Connections that have not shown a tag; a further one takes the place of the oldest."""
 
+ACCEPT_PAUSE_S = 0.05
+"""A host that has no descriptor left for a connection waits this long for one."""
+
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # to join flags takes longer than to read a message
@@ -159,13 +162,25 @@ class LocalServer(Generic[Owner]):
             self._server.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            connection, _ = self._server.accept()
-            connection.setblocking(False)
-            if len(self._strangers) >= MAX_STRANGERS:
-                self._end(self._strangers[0])
-            self._strangers.append(connection)
-            self._loop.add_reader(connection, self._read, connection)
+        try:
+            self._take_stranger()
+        except BlockingIOError:
+            pass
+        except OSError:  # who waits would be seen again at once, and without end: there is no descriptor for him
+            self._loop.remove_reader(self._server)
+            self._loop.call_later(ACCEPT_PAUSE_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if self._server.fileno() >= 0:
+            self._loop.add_reader(self._server, self._accept)
+
+    def _take_stranger(self) -> None:
+        connection, _ = self._server.accept()
+        connection.setblocking(False)
+        if len(self._strangers) >= MAX_STRANGERS:
+            self._end(self._strangers[0])
+        self._strangers.append(connection)
+        self._loop.add_reader(connection, self._read, connection)
 
     def _read(self, connection: socket.socket) -> None:
         try:

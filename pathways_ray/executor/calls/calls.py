@@ -137,7 +137,7 @@ class _Session:
     def end(self) -> None:
         """Ends the process; calls that are left fail."""
         self.ended = True
-        self.process.kill()
+        self.process.end()  # and not only killed: a call that waits for its arguments yet would start another one
         self.asked.put(None)
 
     def _run(self) -> None:

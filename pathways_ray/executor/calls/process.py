@@ -27,6 +27,8 @@ START_LIMIT_S = 60.0
 OWN_END_LIMIT_S = 1.0
 """A process that has closed its pipes has so long to end by itself, and so say why."""
 
+SESSION_ENDED = Failure("SessionClosed", "the session has ended")
+
 MAX_ANSWER_BYTES = 1 << 20
 MAX_READ = 1 << 16
 """Bytes of what is printed that are read at once."""
@@ -59,6 +61,7 @@ class FunctionProcess:
         self._answers: IO[bytes] | None = None
         self._known: set[str] = set()
         self._limit = Limit(self.kill)
+        self._over = threading.Event()
 
     @property
     def pid(self) -> int:
@@ -80,6 +83,8 @@ class FunctionProcess:
             CallFailed: it raised, gave something else than `outputs` say, ended its process, or took longer than
                 `limit_s`; then its process is killed, and the next call starts another one.
         """
+        if self._over.is_set():
+            raise CallFailed(SESSION_ENDED)
         if self._process is not None and self._process.poll() is not None:
             self.close()  # what an earlier call has left in it has ended it
         starts = self._process is None
@@ -87,6 +92,9 @@ class FunctionProcess:
             try:
                 if starts:
                     self._start()
+                if self._over.is_set():  # since before there was a process to kill, perhaps
+                    self.kill()
+                    raise Ended(SESSION_ENDED.message)
                 assert self._calls is not None
                 assert self._answers is not None
                 kinds = tuple((array.dtype.name, array.shape) for array in inputs)
@@ -146,6 +154,11 @@ class FunctionProcess:
                     self._printed(line)
             for line in printed.lines(b"", time.monotonic()):
                 self._printed(line)
+
+    def end(self) -> None:
+        """Kills the process, and has no other one start. For any thread."""
+        self._over.set()
+        self.kill()
 
     def kill(self) -> None:
         """Kills the process and what it has started. For any thread."""

@@ -76,7 +76,8 @@ class ClientStream:
     @property
     def files(self) -> int:
         """Files in memory and pipes that fetches hold open."""
-        return sum(fetching.file is not None or fetching.pipe is not None for fetching in self.fetches.values())
+        fetches = list(self.fetches.values())  # in one step: the threads that answer take fetches out meanwhile
+        return sum(fetching.file is not None or fetching.pipe is not None for fetching in fetches)
 
     def upload(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, came: SharedFile | None) -> Upload:
         """An upload whose bytes come in parts, or are in the file that came with it, or come by a pipe. The last two

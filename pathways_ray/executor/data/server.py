@@ -25,6 +25,7 @@ from pathways_ray.errors import (
     AuthenticationError,
     PathwaysError,
     QuotaExceeded,
+    TooLarge,
     WireError,
     to_failure,
 )
@@ -42,6 +43,7 @@ from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving
 from pathways_ray.transport import links, streams
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.batcher import check_batch
 from pathways_ray.transport.capabilities import grant_of, is_slice_tag, session_of
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.local_sockets import LocalServer
@@ -135,11 +137,14 @@ class DataServer:
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
             while (data := await link.read()) is not None and not self.store.ended(stream.session):
+                check_batch(data)
                 for message in wire.TO_HOST_DATA.decode_batch(data):
                     self._take(stream, message)
                 await stream.outbox.room(MAX_UNREAD)
-        except WireError:
-            pass
+                # Batches that are here already would otherwise be worked off before another client is served.
+                await asyncio.sleep(0)
+        except (TooLarge, WireError) as error:
+            link.close(str(error))
         finally:
             self.streams.discard(stream)
             self._end(stream)

@@ -175,8 +175,9 @@ class Dispatcher:
 
     def hand(self, handed: Handed) -> bool:
         """Takes a call that a client hands over; false where too much is to be done already. For another thread, which
-        carries it out itself where the dispatcher has nothing to do: who waits for it waits for no other thread."""
-        if self.inbox.handles_here([handed]):
+        carries it out itself where the dispatcher has nothing to do: who waits for it waits for no other thread. Not on
+        an island of several hosts: a collective may wait for these within its call, and that thread serves clients."""
+        if not self.multi_host and self.inbox.handles_here([handed]):
             return True
         if self.inbox.qsize() >= MAX_HANDED:
             return False

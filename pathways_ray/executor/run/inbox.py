@@ -58,8 +58,11 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
     def read(self, batch: Sequence[Event], source: Source = FromScheduler) -> bool:
         """Takes messages of one source, and handles a lone one, if all before it are; whether it did. For the thread
         that reads them. While it handles one that takes long, as a collective does that runs within its call, nobody
-        reads: the end of the connection is seen only afterwards, and heartbeats go on, which are another thread's."""
-        if len(batch) == 1 and self._read[source] == self._handled[source] and self.handles_here(batch):
+        reads: the end of the connection is seen only afterwards, and heartbeats go on, which are another thread's. So
+        entries of the log are left to the dispatcher: the loop that reads them serves clients as well, and would be
+        silent until all hosts have come to the collective."""
+        lone = len(batch) == 1 and source is FromScheduler
+        if lone and self._read[source] == self._handled[source] and self.handles_here(batch):
             return True
         self._read[source] += 1
         self.put(source(batch))

@@ -74,7 +74,6 @@ class Preparation:
 
     def _dropped(self, message: wire.DropProgram, now: float) -> list[do.Instruction]:
         self.programs.pop(message.program, None)
-        if message.program not in self.wanted:
-            return []
         self.wanted.discard(message.program)
+        # Also one that could not be compiled, and is not wanted any more: its functions are kept until then.
         return [do.Forget(message.program)]

@@ -25,7 +25,8 @@ def _stopped(core: HostCore) -> Iterator[Stopped]:
     for sequence, active in core.active.items():
         if active.phase is WAITING_FOR_INPUTS:
             producers = core.producers.sessions.get(active.launch.session, {})
-            found = [producers[buffer].launch.sequence for buffer in active.unresolved if buffer in producers]
+            there = [producers.get(buffer) for buffer in active.unresolved]  # one look for each: they go meanwhile
+            found = [producer.launch.sequence for producer in there if producer is not None]
             yield Stopped(sequence, active.phase.name, tuple(dict.fromkeys(found)))
             continue
         barrier = _next_barrier(active)

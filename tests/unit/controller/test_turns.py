@@ -27,12 +27,12 @@ from pathways_ray.controller.programs import check_size, references
 from pathways_ray.controller.registrar import CHEAP_FUNCTION_BYTES
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
-from pathways_ray.controller.turns import TURN_WORK, check_batch
+from pathways_ray.controller.turns import TURN_WORK
 from pathways_ray.errors import Failure, TooLarge
 from pathways_ray.ir.graph import Compute, Graph, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from pathways_ray.ir.verify import verify
-from pathways_ray.transport.batcher import MAX_BATCH_BYTES, MAX_MESSAGES, batches
+from pathways_ray.transport.batcher import MAX_BATCH_BYTES, MAX_MESSAGES, batches, check_batch
 from pathways_ray.transport.messages import (
     TO_CONTROLLER,
     Cancel,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import os
+import resource
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -169,3 +172,39 @@ def test_the_host_answers_from_any_thread_until_the_connection_is_gone(server: S
         assert sent < 10_000
     server.run(server.server.dismiss, "ours")
     assert not server.server.send(server.last, b"c")
+
+
+def test_a_host_without_descriptors_waits_for_some(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    1. Somebody connects whom it cannot take. It does not look for him all the time: its loop serves all clients.
+    2. Once it has a descriptor, it takes him.
+    """
+    invitation, tries = server.invite("a"), 0
+    accept = server.server._take_stranger
+
+    def counted() -> None:
+        nonlocal tries
+        tries += 1
+        accept()
+
+    monkeypatch.setattr(server.server, "_take_stranger", counted)
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(LIMIT_S)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    opened = [os.dup(0) for _ in range(64)]  # so that no number is free below
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(opened), limits[1]))
+    try:
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.dup(0))
+        connection.connect(f"\0{invitation.name}")
+        time.sleep(0.5)
+        seen = tries
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for number in opened:
+            os.close(number)
+    assert 1 <= seen <= 50
+    connection.send(invitation.tag)
+    assert connection.recv(100) == invitation.answer
+    connection.close()

@@ -16,8 +16,11 @@ import numpy as np
 import psutil
 import pytest
 
+from pathways_ray.errors import Failure
 from pathways_ray.executor.calls import reaper
+from pathways_ray.executor.calls.calls import HostCalls, Pending, _Asked
 from pathways_ray.executor.calls.process import CallFailed, FunctionProcess
+from pathways_ray.ir.plan import NodeLabel
 
 LIMIT_S = 60.0
 
@@ -243,3 +246,42 @@ def test_a_closed_process_leaves_no_thread_that_watches_it() -> None:
     called.process.close()
     watch.join(LIMIT_S)
     assert not watch.is_alive()
+
+
+def test_a_session_that_ends_while_a_call_waits_for_its_arguments_calls_nothing(called: Called) -> None:
+    """There is no process to kill then. One that starts later would run, with whatever it does, for nobody."""
+    waits, goes_on = threading.Event(), threading.Event()
+
+    class Waiting:
+        def run(self, process: FunctionProcess, inputs: Any) -> Any:
+            waits.set()
+            assert goes_on.wait(LIMIT_S)  # devices compute what it is given
+            called.process = process
+            return [called.call(lambda v: v, V)]
+
+    calls, pending = HostCalls(0), Pending()
+    calls._ask(1, _Asked(pending, Waiting(), NodeLabel("f", ""), []))  # type: ignore[arg-type]
+    assert waits.wait(LIMIT_S)
+    calls.end(1)
+    goes_on.set()
+    pending.block_until_ready()
+    assert isinstance(pending.failure, Failure)
+    assert pending.failure.kind == "SessionClosed"
+    assert called.process.pid == 0
+
+
+def test_what_has_ended_as_its_process_started_ends_that_as_well(
+    called: Called, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts, pids = called.process._start, []
+
+    def start() -> None:
+        called.process.end()
+        starts()
+        pids.append(called.process.pid)
+
+    monkeypatch.setattr(called.process, "_start", start)
+    with pytest.raises(CallFailed):
+        called.call(lambda v: v, V)
+    assert called.process.pid == 0
+    assert not psutil.pid_exists(pids[0])

@@ -37,9 +37,10 @@ from pathways_ray.executor.data.upload import SharedUpload, Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import streams, thread_links
+from pathways_ray.transport.batcher import MAX_MESSAGES
 from pathways_ray.transport.capabilities import data_token, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
-from pathways_ray.transport.frames import LinkLost
+from pathways_ray.transport.frames import LinkLost, framed
 from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
 from pathways_ray.transport.messages import (
@@ -1135,3 +1136,75 @@ def test_a_lone_shard_comes_in_a_file_as_an_array_does(host: Host, data: DataLin
         found = data.fetch(1, plan, lambda: None, None, None, into)
         np.testing.assert_array_equal(found, LARGE)
         np.testing.assert_array_equal(into.bytes(LARGE.nbytes).view(LARGE.dtype), LARGE.reshape(-1))
+
+
+# --- clients that are not of this project -----------------------------------------------------------------------------
+
+
+def test_a_batch_of_very_many_messages_is_not_decoded(host: Host, wire: Wire) -> None:
+    """To decode it, and to take its messages one by one, would keep the loop from all others for seconds."""
+    host.put(1, SMALL)
+    hostile = Wire(host, session=8)
+    hostile.doors.get(timeout=LIMIT_S)
+    hostile.outbox._write(framed(encode([CancelFetch(1)] * (MAX_MESSAGES + 1)))[0], True)  # type: ignore[misc]
+    with pytest.raises(LinkLost, match="a batch of 4097 messages; the limit is 4096"):
+        hostile.next()
+    wire.send(Fetch(1, 1, (0,)))
+    assert wire.next().data == SMALL.tobytes()
+
+
+def test_other_clients_are_served_between_the_batches_of_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that have come together are no turn of the loop by themselves."""
+    taken: list[int] = []
+    between = threading.Event()
+
+    def withdraw(stream: Any, request: int) -> None:
+        if not taken:
+            host.server.later(lambda _: taken.append(0), None)
+        taken.append(request)
+        if request == 2:
+            between.set()
+
+    monkeypatch.setattr(host.server.fetches, "withdraw", withdraw)
+    several = Wire(host)
+    several.doors.get(timeout=LIMIT_S)
+    data = b"".join(framed(encode([CancelFetch(number)]))[0] for number in (1, 2))
+    several.outbox._write(data, True)  # type: ignore[misc]
+    assert between.wait(LIMIT_S)
+    assert taken[:3] == [1, 0, 2]
+    monkeypatch.undo()
+    several.link.close()
+
+
+def test_files_of_fetches_are_counted_while_others_are_answered(host: Host, wire: Wire) -> None:
+    """
+    1. A client asks by its local socket, and the fetches before are counted. Meanwhile another thread answers one of
+       them.
+    2. The question is answered as well: its client would wait for ever.
+    """
+    door = local(wire)
+    host.put(1, SMALL)
+    door.send(encode(Fetch(1, 99, (0,))))
+    eventually(lambda: bool(host.server.streams) and any(stream.fetches for stream in host.server.streams))
+    (stream,) = host.server.streams
+
+    class Answered:
+        """A fetch that another thread answers at the moment at which it is looked at."""
+
+        pipe = None
+
+        @property
+        def file(self) -> None:
+            stream.fetches.pop(3, None)
+
+    stream.fetches[2] = Answered()  # type: ignore[assignment]
+    stream.fetches[3] = stream.fetches[1]
+    stream.fetches[4] = stream.fetches[1]
+    door.send(encode(Fetch(5, 1, (0,))))
+    door.connection.settimeout(LIMIT_S)
+    (part,) = FROM_HOST_DATA.decode_batch(door.connection.recv(1 << 16))
+    assert isinstance(part, FetchPart)
+    assert part.request == 5
+    for number in (2, 3, 4):
+        stream.fetches.pop(number, None)
+    door.close()

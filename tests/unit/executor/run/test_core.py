@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways_ray.errors import Failure
+from pathways_ray.errors import CompileError, Failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.active_launch import (
     AT_BARRIER,
@@ -162,6 +162,7 @@ class Host:
         self.allowed: list[str] = []
         self.log: list[FromLeader] = []
         self.busy = 0
+        self.refuses = False
 
     def planned(self, data: bytes) -> IslandPlan:
         """The plan of the program that is sent next."""
@@ -289,6 +290,8 @@ class Host:
 
     def compile(self, plan: HostPlan, functions: Mapping[str, bytes], trusted: bool) -> PreparedProgram:
         self.functions.append(functions)
+        if self.refuses:
+            raise CompileError("it cannot be compiled")
         return PreparedProgram(plan, self, self.store, self)
 
     def in_background(self, tenant: str, work: Callable[[], Event]) -> None:
@@ -453,6 +456,25 @@ def test_a_function_is_kept_while_a_program_names_it() -> None:
     host.handle(DropProgram(1, 1))
     assert host.driver.functions == {"f": b"code"}
     host.handle(DropProgram(1, 2))
+    assert host.driver.functions == {}
+    assert host.driver.named == {}
+
+
+def test_the_functions_of_a_program_that_could_not_be_compiled_go_with_it() -> None:
+    """
+    1. It may be sent again, without its functions, and so the host keeps them.
+    2. When it is dropped, they are gone.
+    """
+    host, sketch = Host(), Sketch()
+    here = sketch.slice("0.0")
+    host.plan = sketch.planned(sketch.call("f", sketch.argument(here), slice=here)).plans[0]
+    host.refuses = True
+    host.handle(Program(1, b"", {"f": b"code"}))
+    host.compiled()
+    host.handle(Program(1, b"", {}))
+    host.compiled()
+    assert host.functions == [{"f": b"code"}] * 2
+    host.handle(DropProgram(1, 1))
     assert host.driver.functions == {}
     assert host.driver.named == {}
 
@@ -1094,3 +1116,17 @@ def test_many_launches_that_stand_are_named_in_part() -> None:
     host = host_with_barrier()
     host.handle(*(run(sequence, 1, program=2) for sequence in range(5, 5 + MAX_STOPPED + 3)))
     assert [one.sequence for one in stopped(host.core)] == list(range(5, 5 + MAX_STOPPED))
+
+
+def test_what_stands_is_read_while_it_goes_on() -> None:
+    """Another thread reads it, for the heartbeat: a result may be there between its look and the next one."""
+
+    class Passing(dict[int, Any]):
+        def __contains__(self, key: object) -> bool:
+            return self.pop(key, None) is not None  # type: ignore[call-overload]
+
+    host = host_with_barrier()
+    host.handle(run(5, 1, program=2), run(6, 500))
+    producers = host.core.producers.sessions
+    producers[1] = Passing(producers[1])
+    assert [one.sequence for one in stopped(host.core)] == [5, 6]

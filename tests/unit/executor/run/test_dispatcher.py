@@ -607,3 +607,13 @@ def test_a_host_runs_python_of_trusted_programs_alone(host: Served) -> None:
             assert ready.failure is not None
             assert ready.failure.kind == "ProgramRefused"
             assert "only tenants that the operator trusts may run" in ready.failure.message
+
+
+@pytest.mark.parametrize("members", [(0,), (0, 1)])
+def test_a_call_that_may_wait_for_other_hosts_is_left_to_the_dispatcher(members: tuple[int, ...]) -> None:
+    """The loop that reads calls serves all clients of a host. A collective within a call waits for the other hosts."""
+    served, threads = Served(0, members), queue.SimpleQueue[str]()
+    served.dispatcher.driver.handle_batch = lambda *_: threads.put(threading.current_thread().name)  # type: ignore[method-assign]
+    assert served.dispatcher.hand(Handed(1, "", LaunchEarly(1, (1,), 100)))
+    here = threading.current_thread().name
+    assert threads.get(timeout=LIMIT_S) == (here if members == (0,) else "dispatch")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.executor.run.inbox import Inbox
+from pathways_ray.executor.run.inbox import FromLog, Inbox
 from pathways_ray.transport.messages import Drop
 
 ONE, TWO, THREE, FOUR = (Drop(1, (number,)) for number in range(1, 5))
@@ -31,6 +31,14 @@ def test_a_lone_message_is_handled_by_who_reads_it(inbox: Inbox, seen: list[Any]
     assert inbox.read([TWO])
     assert seen == [ONE, TWO]
     assert inbox.empty()
+
+
+def test_entries_of_the_log_are_left_to_the_dispatcher(inbox: Inbox, seen: list[Any]) -> None:
+    """The loop that reads them serves clients, too, and must not wait in a collective for other hosts."""
+    assert not inbox.read([ONE], FromLog)
+    assert seen == []
+    inbox.handle(inbox.get_nowait())
+    assert seen == [ONE]
 
 
 def test_several_are_left_to_the_dispatcher(inbox: Inbox, seen: list[Any]) -> None:
