@@ -206,12 +206,3 @@ TWICE: dict[str, Any] = {
 @bug(faults=0, shown=23, **TWICE)
 def what_sessions_have_goes_with_a_scheduler_that_dies_before_they_come_back(patch: Patch) -> None:
     patch.setattr(Takeover, "host_back", lambda self, message, commands: list(commands))
-
-
-@bug(faults=0, seeds=150, shown=95, **TWICE | {"islands": {0: [0], 1: [1], 2: [2]}, "scheduler_deaths": 14})
-def what_hosts_offer_for_launches_that_nobody_knows_stays(patch: Patch) -> None:
-    def abort(original: Original, self: Inherited) -> Any:
-        self.offered.clear()
-        return original(self)
-
-    wrapped(patch, Inherited, "abort_unknown", abort)
