@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import jax
 
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import PENDING, Buffer, BufferRecord
+from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.client.numbers import seconds, whole
 from pathways_ray.errors import UsageError, WaitTimeout
 from pathways_ray.waits import slice_s
@@ -38,20 +38,20 @@ class _Bell:
     """A bell that rings when something has changed in one of the sessions of arrays."""
 
     def __init__(self, items: Iterable[Any]) -> None:
-        self.rung = threading.Event()
+        self.rung = Sleeper()  # no `Event`: a destructor of this thread may ring, and Ctrl-C leaves that taken
         self._showing = contextlib.ExitStack()
         self._shown: BufferRecord | None = None
         self.sessions = list({id(s): s for i in items for a in _arrays(i) for s in (a._buffer.session,)}.values())
 
     def __enter__(self) -> _Bell:
         for session in self.sessions:
-            session.watch(self.rung.set)
+            session.watch(self.rung.wake)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._showing.close()
         for session in self.sessions:
-            session.unwatch(self.rung.set)
+            session.unwatch(self.rung.wake)
 
     def wait(self, left_s: float | None, items: Sequence[Any]) -> None:
         """Waits until it rings; `pw.progress()` shows why the first of the items is not there."""
@@ -62,8 +62,7 @@ class _Bell:
             self._showing.close()
             self._showing.enter_context(first.session.lasting(first.record))
             self._shown = first.record
-        self.rung.wait(SLICE_S if left_s is None else min(left_s, SLICE_S))
-        self.rung.clear()
+        self.rung.sleep(SLICE_S if left_s is None else min(left_s, SLICE_S))
 
 
 def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:

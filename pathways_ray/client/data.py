@@ -58,8 +58,8 @@ class DataLinks:
         self.trust = trust
         self._addresses = {h.host: h for h in hosts}
         self._links: dict[int, DataLink] = {}
-        self._requests = itertools.count(1)
-        self._changed = threading.Condition()
+        self._requests, self._changing = itertools.count(1), threading.RLock()
+        self._changed = threading.Condition(self._changing)
         self._closed = False
         self._files = threading.BoundedSemaphore(MAX_FILES)
         self.reader = LocalReader()
@@ -68,13 +68,13 @@ class DataLinks:
         self.awaited: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
 
     def wake(self) -> None:
-        with self._changed:
+        with self._changing:
             self._changed.notify_all()
         self.reader.wake_all()
 
     def host_changed(self, address: wire.HostAddress) -> None:
         """A host went down (empty address), or came up under a new epoch."""
-        with self._changed:
+        with self._changing:
             self._addresses[address.host] = address
             link = self._links.get(address.host)
             if link is not None and (not address.address or link.epoch != address.epoch):
@@ -88,7 +88,7 @@ class DataLinks:
 
     def _link(self, host: int) -> DataLink:
         """The stream to a host; waits for a host that is starting again."""
-        with self._changed:
+        with self._changing:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
             limit, since = limits.HOST_ABSENCE_LIMIT_S, time.monotonic()
             self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
@@ -390,7 +390,7 @@ class DataLinks:
 
     def close(self, why: Failure) -> None:
         """Ends all streams: the session is over, which is what goes wrong with all that was under way."""
-        with self._changed:
+        with self._changing:
             self._closed = True
             links = list(self._links.values())
             self._links.clear()

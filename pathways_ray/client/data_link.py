@@ -87,7 +87,8 @@ class DataLink:
         self.is_local = False
         """Whether questions go by the local socket. What was asked by it is answered there also once they do not."""
         self._settled = threading.Event()
-        self._turns = threading.Condition()
+        self._turn = threading.RLock()
+        self._turns = threading.Condition(self._turn)
         metadata = {"session": str(owner.session), "authorization": owner.token}
         self._wire = thread_links.ThreadLink(
             address.address, streams.DATA_STREAM, metadata, self.outbox, owner.trust, limits.DATA_SILENCE_S
@@ -176,7 +177,7 @@ class DataLink:
         self._settled.set()
         for pipe in (*list(self.pipes), *list(self.passed.values())):
             pipe.end()
-        with self._turns:
+        with self._turn:
             self._turns.notify_all()
         local, self._local, self.is_local = self._local, None, False
         if local is not None:
@@ -196,6 +197,8 @@ class DataLink:
                 self._on_message(message)
         except PathwaysError as error:
             self.end(str(error))
+        except Exception as error:  # whatever it is: the next thread that reads would come to it again
+            self.end(f"its messages cannot be read ({type(error).__name__}: {error})")
 
     def takes_pipes(self) -> bool:
         """Whether the host is on this machine, and reads ends of pipes. Raises `HostLost` where it is slow to say."""
@@ -208,7 +211,8 @@ class DataLink:
         """Whether an array of `size` bytes goes in a file in memory: it is big, and the host is on this machine."""
         if size < SHARED_BYTES:
             return False
-        self._settled.wait(DOOR_LIMIT_S)
+        if not self._settled.is_set():  # a wait enters a lock, in which Ctrl-C may leave it
+            self._settled.wait(DOOR_LIMIT_S)
         return self.is_local
 
     def send_local(self, message: wire.Message, file: SharedFile | None = None) -> bool:
@@ -223,7 +227,7 @@ class DataLink:
         """Hands the host an upload with its bytes, when it is its turn; False where that cannot be. Those that go by a
         pipe of this are there when this returns, or will not be, of which the host tells, or it has stopped taking
         them; those by the pipe of somebody else come when he writes them."""
-        with self._turns:
+        with self._turn:
             if len(self.handed) >= MAX_PIPES and getattr(_thread, "reads", False):
                 return False  # nobody else would read that it is its turn
             self._turns.wait_for(lambda: len(self.handed) < MAX_PIPES or self.dead is not None)
@@ -237,7 +241,7 @@ class DataLink:
         return sent
 
     def _end_turn(self, request: int) -> None:
-        with self._turns:
+        with self._turn:
             self.handed.discard(request)
             self._turns.notify_all()
 

@@ -1,8 +1,8 @@
 """The driver of the client's core: executes its commands, and has threads wait for what it decides.
 
 Two locks, taken in this order: `sending` makes calls leave in the order in which the core took them, whatever thread
-they come from; `changed` is what waits and wakes. Events of the connection's threads take neither, since nothing they
-change is looked at with `sending` held.
+they come from; `changing`, that of `changed`, is taken by itself: in a `Condition`, Ctrl-C may leave it taken. Events
+of the connection's threads take neither, since nothing they change is looked at with `sending` held.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord, Up
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.interrupted import check_not_mine, is_mine, new_lock
 from pathways_ray.client.questions import await_there
-from pathways_ray.client.reading import Reading
 from pathways_ray.client.siblings import Siblings
 from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import (
@@ -47,16 +47,16 @@ class Driver:
 
     def __init__(self, core: ClientCore, connection: Connection, data: DataLinks) -> None:
         self.core, self.connection, self.data = core, connection, data
-        self.sending, self._changing = threading.Lock(), threading.RLock()
-        self.changed = threading.Condition(self._changing)
+        self.sending, self.changing = new_lock(), threading.RLock()
+        self.changed = threading.Condition(self.changing)
         self.arrivals: list[Arrival] = []
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
         self.siblings = Siblings()
         self.vacate: Callable[[Sequence[int]], None] = lambda slices: None
         self.make_way: Callable[[bool], None] = lambda back: None
-        self.readers = 0
-        self.held = False
+        self.reading_now: set[Any] = set()
+        self.asked, self.held = 0, False
         self.suspension: Suspension | None = None
         self.forget_saved: Callable[[int], None] = lambda number: None
         self.resume: Callable[[], None] = lambda: None
@@ -72,6 +72,7 @@ class Driver:
 
     def call(self, event: Any) -> None:
         """Takes an event that may send or release messages of the queue."""
+        check_not_mine(self.sending)
         with self.sending:
             self.handle(event)
         self.sweep()
@@ -110,11 +111,16 @@ class Driver:
     def sweep(self) -> None:
         """Sends what a destructor put into the queue behind the thread that has just emptied it. Who has `sending` does
         this after giving it back, so one of the two sends it."""
-        while self.core.may_leave and self.sending.acquire(blocking=False):
+        while self.core.may_leave and not is_mine(self.sending):
+            taken: list[bool] = []
             try:
+                taken.extend(map(self.sending.acquire, (False,)))  # see `LocalReader.lead_once`
+                if True not in taken:
+                    return
                 self.release_queue()
             finally:
-                self.sending.release()
+                if True in taken:
+                    self.sending.release()
 
     def uploaded(self, record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
         """Takes a host's answer to an upload. Waits for no lock: who has `sending` may wait for this."""
@@ -161,7 +167,7 @@ class Driver:
                 continue
             match command:
                 case events.Wake():
-                    with self.changed:
+                    with self.changing:
                         self.changed.notify_all()
                     if command.fetches:
                         self.data.wake()
@@ -192,7 +198,7 @@ class Driver:
             finally:  # also when Ctrl-C comes after it
                 core.remove_head()
         if not core.queue:
-            with self.changed:
+            with self.changing:
                 self.changed.notify_all()
 
     # --- early launches -----------------------------------------------------------------------------------------------
@@ -223,33 +229,36 @@ class Driver:
 
     # --- fetches and moves --------------------------------------------------------------------------------------------
 
-    def reading(self) -> Reading:
-        """Has arrays stay where they are while one is fetched; waits while they are exchanged."""
-        return Reading(self)
+    @property
+    def readers(self) -> int:
+        """The values that threads read, or have asked for."""
+        return len(self.reading_now) + self.asked
 
-    def wait_to_read(self) -> None:
-        """Has arrays stay where they are until `end_read`, once they are not exchanged."""
-        with self._changing:  # the lock of `changed`, without its calls: each value is read through here
+    def wait_to_read(self, reader: Any) -> None:
+        """Has arrays stay where they are until `end_read` or the end of `reader`, once they are not exchanged."""
+        check_not_mine(self.sending)
+        with self.changing:
             if self.held or self.suspension is not None:
                 while (self.held or self.gives_way) and self.core.ended is None:
                     self.changed.wait(WAIT_SLICE_S)
                 if self.gives_way:
                     self.check_open()
                 self.check_not_suspended_by_user()
-            self.readers += 1
+            self.reading_now.add(reader)
 
     def begin_read(self) -> bool:
         """Has arrays stay where they are until `end_read`; False where that would need a wait."""
-        with self.changed:
+        with self.changing:
             if self.held or self.suspension is not None or self.core.ended is not None:
                 return False
-            self.readers += 1
+            self.asked += 1
             return True
 
-    def end_read(self) -> None:
-        """Ends what `begin_read` began."""
-        with self._changing:
-            self.readers -= 1
+    def end_read(self, reader: Any = None) -> None:
+        """Ends what `begin_read` began, or `wait_to_read` for a reader."""
+        with self.changing:
+            self.asked -= reader is None
+            self.reading_now.discard(reader)
             if self.held:
                 self.changed.notify_all()
 
@@ -258,10 +267,9 @@ class Driver:
 
         Raises:
             WaitTimeout: some have not ended by `deadline`.
-            ControllerLost: the controller is gone. A fetch may wait for its successor, which is not asked before the
-                calls of the session go on.
+            ControllerLost: the controller is gone, and a fetch may wait for its successor, which waits for the caller.
         """
-        with self.changed:
+        with self.changing:
             self.held = True
             self.changed.wait_for(lambda: not self.readers or self.core.away, max(0.0, deadline - time.monotonic()))
             if self.readers:
@@ -270,7 +278,7 @@ class Driver:
 
     def end_hold(self) -> None:
         """Lets fetches go on."""
-        with self.changed:
+        with self.changing:
             self.held = False
             self.changed.notify_all()
 
@@ -280,7 +288,7 @@ class Driver:
         Args:
             forget: lets go of a saved array, by its number.
         """
-        with self.changed:
+        with self.changing:
             self.suspension, self.forget_saved = suspension, forget
             self.changed.notify_all()
 
@@ -296,22 +304,12 @@ class Driver:
         return "a slice of the session moves, and reading waits until it is elsewhere" if self.held else ""
 
     def check_not_suspended(self) -> None:
-        """Raises `SessionSuspended` while the session is suspended; waits while it gives way to another one. The caller
-        has neither `sending` nor the mover's turn."""
-        with self.changed:
+        """Raises `SessionSuspended` while it is suspended; waits while it gives way, with no lock that ends that."""
+        with self.changing:
             while self.gives_way:
                 self.check_open()
                 self.changed.wait(WAIT_SLICE_S)
         self.check_not_suspended_by_user()
-
-    def wait_to_send(self) -> None:
-        """`check_not_suspended` for who has `sending`: gives it back meanwhile."""
-        while self.suspension is not None:
-            self.sending.release()
-            try:
-                self.check_not_suspended()
-            finally:
-                self.sending.acquire()
 
     def check_not_suspended_by_user(self) -> None:
         """Raises `SessionSuspended` while the session is suspended, for whomever."""
@@ -354,7 +352,7 @@ class Driver:
 
     def wait_until(self, condition: Callable[[], object], limit_s: float) -> None:
         """Waits for a condition, the end of the session or the limit, whichever comes first."""
-        with self.changed:
+        with self.changing:
             self.changed.wait_for(lambda: condition() or self.core.ended is not None, limit_s)
 
     def wait(self, record: BufferRecord, timeout: float | None = None, there: bool = False) -> None:
@@ -369,7 +367,7 @@ class Driver:
                 return
             if record.early:
                 self.hurry()
-        with self.changed:
+        with self.changing:
             while record.state is PENDING:
                 self.check_not_ended()
                 left = WAIT_SLICE_S if deadline is None else min(WAIT_SLICE_S, deadline - time.monotonic())
@@ -389,6 +387,7 @@ class Driver:
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""
+        check_not_mine(self.sending)
         deadline = time.monotonic() + timeout
         while self.core.queue:
             self.check_open()

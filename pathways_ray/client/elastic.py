@@ -136,9 +136,9 @@ class Elastic:
     # --- losses -------------------------------------------------------------------------------------------------------
 
     def covers(self, buffer: Buffer) -> bool:
-        """Whether an array is the result of a call that can be made again."""
-        with self._lock:
-            return any(one is buffer for call in self._calls.values() for _, one in call.living())
+        """Whether an array is the result of a call that can be made again. Takes no lock: two steps that wait,
+        in two threads, would each want that of the other."""
+        return any(one is buffer for call in list(self._calls.values()) for _, one in call.living())
 
     def recover(self) -> None:
         """Makes again what was lost, as often as it takes; nothing once the session has ended.

@@ -46,7 +46,7 @@ class LocalReader:
     """The local sockets of a session's hosts, of which at most one thread reads."""
 
     def __init__(self) -> None:
-        self.leading = threading.Lock()
+        self.leading = threading.RLock()  # a signal handler may wait in the midst of a wait of its thread
         self._leader = 0
         self._asleep: dict[Sleeper, None] = {}
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -90,24 +90,34 @@ class LocalReader:
         over = False
         try:
             while not over and not is_over():
-                if self.leading.acquire(blocking=False):
-                    try:
-                        over = self.lead(is_over, slice_s)
-                    finally:
-                        self.leading.release()
+                led = self.lead_once(is_over, slice_s)
+                if led is not None:
+                    over = led
                     continue
                 self._asleep[sleeper] = None
                 # Looked at behind the entry: a leader that goes now finds it there.
-                if self.leading.locked() and not is_over():
+                if self._leader and not is_over():
                     sleeper.sleep(slice_s)
                 self._asleep.pop(sleeper, None)
         finally:
             self._asleep.pop(sleeper, None)
-            if (
-                self._asleep and not self.leading.locked()
-            ):  # another leads; who is woken for nothing hands it on as well
+            if self._asleep and not self._leader:  # else another leads; who is woken for nothing hands it on as well
                 with contextlib.suppress(KeyError):
                     self._asleep.popitem()[0].wake()
+
+    def lead_once(self, is_over: Callable[[], object], limit_s: float) -> bool | None:
+        """Leads where nobody does; else None.
+
+        Ctrl-C may come right behind the call that takes the lock, before anything has its result. So `extend` calls it
+        and notes what came without a step in between; nor is there one between that and the release.
+        """
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self.leading.acquire, (False,)))
+            return self.lead(is_over, limit_s) if True in taken else None
+        finally:
+            if True in taken:
+                self.leading.release()
 
     def lead(self, is_over: Callable[[], object], limit_s: float) -> bool:
         """Reads until something is over, or was woken, or `limit_s` seconds have passed; whether it is over. The caller
@@ -115,8 +125,9 @@ class LocalReader:
 
         Ctrl-C may end this at any step. What has been read is not lost: the next leader takes it first.
         """
-        self._leader = threading.get_ident()
+        before = self._leader
         try:
+            self._leader = threading.get_ident()
             for number, (connection, _) in list(self._sockets.items()):
                 if connection.fileno() < 0:  # closed by somebody, and polled no more
                     self._forget(number)
@@ -128,7 +139,7 @@ class LocalReader:
                 if not self._receive(limit_s):
                     return False
         finally:
-            self._leader = 0
+            self._leader = before
 
     def fileno(self) -> int:
         """The number of a file that a loop polls, which then calls `read`."""
@@ -136,12 +147,13 @@ class LocalReader:
 
     def read(self) -> None:
         """Reads what is there. The caller has `leading`."""
-        self._leader = threading.get_ident()
+        before = self._leader
         try:
+            self._leader = threading.get_ident()
             self._receive(0.0)
             self._take_received()
         finally:
-            self._leader = 0
+            self._leader = before
 
     def _receive(self, limit_s: float) -> bool:
         """Reads a batch of each socket that has one; False when nothing came before the limit, or a wake."""
@@ -156,13 +168,15 @@ class LocalReader:
         return bool(self._received) or not woken  # looked at behind the sockets: what has come counts
 
     def _take_received(self) -> None:
-        while self._received:
-            connection, take, data = self._received[0]
+        received = self._received
+        while received:
+            first = connection, take, data = received[0]
             if data:
                 take(data)
             else:
                 self.remove(connection)
-            self._received.popleft()
+            if received and received[0] is first:  # unless a signal handler has taken it meanwhile, too
+                received.popleft()
 
     def _read(self, number: int) -> None:
         """Reads a batch. `extend` calls `recv` and notes what came without a step in between."""

@@ -19,6 +19,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.ending import ONCE
 from pathways_ray.client.events import Cancelling, Placed
+from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.moving import (
     QUIET_LIMIT_S,
     Arrive,
@@ -91,7 +92,7 @@ class Mover:
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices in a thread of its own, unless one is at it: the controller says again what has to move."""
         self._has_to_move = True
-        with self._driver.changed:
+        with self._driver.changing:
             self._driver.changed.notify_all()  # a session that gives way lets its calls go on
         if self._vacating.acquire(blocking=False):
             threading.Thread(target=self._vacate, args=(slices,), name="pathways-mover", daemon=True).start()
@@ -154,7 +155,7 @@ class Mover:
             self._driver.check_open()
             self._driver.check_not_suspended_by_user()
             self._saved = saved_at(path)
-            slices = dict(self._slices)  # none goes meanwhile
+            slices = self._handles()  # none goes meanwhile
             wholes = [one for one in slices.values() if one.whole is None]
             kept = [
                 Kept(one.type, one.name, one.island, tuple(Part(p.type, p.places) for p in one.parts), one.wanted)
@@ -174,7 +175,7 @@ class Mover:
             if suspension is None or self._saved is None:
                 raise UsageError("there is nothing to resume: the session is not suspended")
             self._saved.check(path)
-            slices = dict(self._slices)
+            slices = self._handles()
             named = {one.id for kept in suspension.slices for one in (kept.mesh, *(part.mesh for part in kept.parts))}
             released = {number for number in named if number not in slices or slices[number].released}
             try:
@@ -189,8 +190,8 @@ class Mover:
         self._forget_saved()
 
     def _forget(self, number: int) -> None:
-        """The last handle to a saved array is gone. Safe in a destructor."""
-        if (saved := self._saved) is not None:
+        """The last handle to a saved array is gone. Safe in a destructor. In a fork the files are its parent's."""
+        if (saved := self._saved) is not None and self._core.ended is None:
             saved.forget(number)
 
     def _forget_saved(self) -> None:
@@ -208,6 +209,7 @@ class Mover:
             while True:
                 try:
                     if isinstance(step, Hold):
+                        check_not_mine(self._driver.sending)
                         sending.acquire()
                         held = True
                         self._hold(what, step.gives_way)
@@ -341,15 +343,19 @@ class Mover:
             driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
         driver.sweep()
 
+    def _handles(self) -> dict[int, VirtualSlice]:
+        """The slices that there is a handle to. Other threads may make some meanwhile, and let go of some."""
+        return {one.id: one for found in self._slices.valuerefs() if (one := found()) is not None}
+
     def slices_held(self, suspended: bool) -> list[wire.KnownSlice]:
         """The slices that there is a handle to, without those that were given back; with them where the session is
         `suspended`, since arrays of theirs may be saved."""
-        there = [one for one in list(self._slices.values()) if suspended or not one.released]
+        there = [one for one in self._handles().values() if suspended or not one.released]
         return [wire.KnownSlice(s.placed, s.tag, s.name, s.whole.id if s.whole is not None else 0) for s in there]
 
     def place(self, slices: Sequence[wire.SliceCreated]) -> None:
         """Gives handles the devices that their slices have at another controller."""
-        self._place(dict(self._slices), slices)
+        self._place(self._handles(), slices)
 
     def _place(self, slices: Mapping[int, VirtualSlice], created: Sequence[wire.SliceCreated]) -> None:
         """Gives handles of slices their new devices."""

@@ -39,11 +39,10 @@ class Question:
         self._link, self._request, self._done = link, request, done
 
     def ask(self, message: wire.Fetch, fetching: Fetching) -> bool:
-        """Sends it; False where that cannot be."""
+        """Sends it; False where that cannot be, and `done` was and is not called."""
         self._link.fetches[self._request] = fetching
-        if not self._link.send_local(message):
-            self._link.fetches.pop(self._request, None)
-            return False
+        if not self._link.send_local(message):  # its end, in another thread, may have found it
+            return self._link.fetches.pop(self._request, None) is None
         if self._link.dead is not None:
             self.end(False)
         return True

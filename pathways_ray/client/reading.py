@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import weakref
+from typing import Any, Protocol
 
 
 class Arrays(Protocol):
     """The arrays of a session, which stay where they are or are exchanged."""
 
-    def wait_to_read(self) -> None:
+    reading_now: set[Any]
+
+    def wait_to_read(self, reader: Any) -> None:
         """Waits while they are exchanged; has them stay until `end_read`."""
 
-    def end_read(self) -> None:
+    def end_read(self, reader: Any) -> None:
         """Ends what `wait_to_read` began."""
 
 
 class Reading:
-    """The context in which an array is read. No generator: each value that is waited for goes through it."""
+    """The context in which an array is read. No generator: each value that is waited for goes through it.
 
-    __slots__ = ("_arrays",)
+    Ctrl-C may come at the first step of its end, or at the last one of its beginning. What has noted the reader is a
+    set of weak references, so one that nobody has any more is none.
+    """
+
+    __slots__ = ("__weakref__", "_arrays", "_noted")
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
+        self._noted = weakref.ref(self, arrays.reading_now.discard)
+        hash(self._noted)  # that of what is gone is not known any more
 
     def __enter__(self) -> None:
-        self._arrays.wait_to_read()
+        self._arrays.wait_to_read(self._noted)
 
     def __exit__(self, *_: object) -> None:
-        self._arrays.end_read()
+        self._arrays.end_read(self._noted)

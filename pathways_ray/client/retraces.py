@@ -38,7 +38,7 @@ class Traces:
             TraceError: `action` is "raise", and it was traced before.
         """
         self._count += 1
-        now = [f"{kind} on {kind.where()}" for kind in kinds]
+        now = [f"{kind}{' (weak type)' if kind.weak else ''} on {kind.where()}" for kind in kinds]
         before, self._last = self._last, now
         if self._count > 1 and self.action is not None:
             text = f"{self.name} was traced again ({self._count} times now): {_difference(before, now)}"

@@ -32,8 +32,10 @@ from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
+from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
+from pathways_ray.client.reading import Reading
 from pathways_ray.client.resumption import Resumption
 from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
@@ -166,20 +168,25 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         if core.is_full:
             self._driver.wait_for_room()
         driver = self._driver
-        with driver.sending:
+        check_not_mine(driver.sending)
+        while True:
             if driver.suspension is not None:
-                driver.wait_to_send()
-            if core.trace is not None:
-                core.trace.now = time.monotonic()
-            made = core.new_buffers(len(results), results)
-            arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
-            message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), tuple(inline))
-            if message is None:
-                driver.release_queue()
-            elif type(message) is wire.EarlyLaunch:
-                driver.hand_over(message)
-            else:
-                self._connection.outbox.send(message)
+                driver.check_not_suspended()
+            with driver.sending:
+                if driver.suspension is not None:  # since the look
+                    continue
+                if core.trace is not None:
+                    core.trace.now = time.monotonic()
+                made = core.new_buffers(len(results), results)
+                arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
+                message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), tuple(inline))
+                if message is None:
+                    driver.release_queue()
+                elif type(message) is wire.EarlyLaunch:
+                    driver.hand_over(message)
+                else:
+                    self._connection.outbox.send(message)
+            break
         if core.queue:
             driver.sweep()
         if len(made) > 1:
@@ -216,6 +223,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
     def wait(self, record: BufferRecord, timeout: float | None = None, there: bool = False) -> None:
         """Waits for the outcome of a buffer, or until it is `there`; raises its failure. A timeout of a second or more
         says why."""
+        check_not_mine(self._driver.sending)
         try:
             with self.lasting(record):
                 self._driver.wait(record, timeout, there)
@@ -230,7 +238,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
         self._before_fetch()
-        with self.lasting(array._buffer.record), self._driver.reading():
+        with self.lasting(array._buffer.record), Reading(self._driver):
             return self._fetches.value(array._buffer.record, array._type)
 
     # --- the end ------------------------------------------------------------------------------------------------------

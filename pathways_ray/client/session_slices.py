@@ -78,7 +78,7 @@ class SliceCalls:
 
     def default_slice(self) -> VirtualSlice:
         """All devices of one island on one axis `x`; made when first needed, once for all threads."""
-        with self._driver.changed:
+        with self._driver.changing:
             while self._making_default_slice:
                 self._driver.changed.wait(WAIT_SLICE_S)
             if self._default_slice is not None:
@@ -88,7 +88,7 @@ class SliceCalls:
         try:
             made = self.virtual_slice(None, ("x",), name="default")
         finally:
-            with self._driver.changed:
+            with self._driver.changing:
                 self._default_slice, self._making_default_slice = made, False
                 self._driver.changed.notify_all()
         return made

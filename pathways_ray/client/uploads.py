@@ -12,6 +12,7 @@ from pathways_ray.client.arrivals import Arrival
 from pathways_ray.client.buffer import Buffer, BufferOwner, Upload
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import Driver
+from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout
@@ -59,8 +60,9 @@ def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, k
     """
     where, spec = kind.slice, kind.spec
     assert where is not None
+    check_not_mine(driver.sending)
+    driver.check_not_suspended()
     with driver.sending:
-        driver.wait_to_send()
         (record,) = core.new_buffers(1, (kind,))
     driver.sweep()
     buffer = Buffer(owner, record)
@@ -70,10 +72,8 @@ def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, k
         begun = partial(_note, driver, one)
         try:
             driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded, begun)
-            with driver.sending:
-                if driver.gives_way:  # when it is back, the slice has other devices
-                    driver.wait_to_send()
-                driver.send_arrival(one)
+            while not _told(driver, one):  # when it is back, the slice has other devices
+                driver.check_not_suspended()
         finally:  # also after Ctrl-C; the array goes with its handle
             driver.take_arrival(one)
         if one.sent or placed is where.placed:
@@ -83,6 +83,15 @@ def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, k
     driver.sweep()
     driver.check_not_suspended()  # it may be on devices that are not the session's any more, and goes with its handle
     return buffer
+
+
+def _told(driver: Driver, one: Arrival) -> bool:
+    """Tells the controller of an upload; False while the session gives way."""
+    with driver.sending:
+        if driver.gives_way:
+            return False
+        driver.send_arrival(one)
+        return True
 
 
 def _note(driver: Driver, one: Arrival, upload: Upload) -> None:

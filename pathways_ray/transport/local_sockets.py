@@ -227,7 +227,7 @@ class LocalSocket:
     """
 
     def __init__(self, invitation: Invitation) -> None:
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # a signal handler may send in the midst of it, before or behind the message
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.connection.settimeout(ANSWER_LIMIT_S)

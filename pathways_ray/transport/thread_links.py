@@ -72,15 +72,21 @@ class Outbox:
         """Sends the last `count` messages, or has the link's own thread do so: also where all that waits may be said in
         fewer messages, or shorter ones."""
         alone = self._batcher.lone and not (self._composes and len(self._batcher) > count)
-        if self._direct and alone and self._writing.acquire(blocking=False):
-            try:
-                written = self._drain(wait=False)
-            finally:
-                self._writing.release()
-            if written and not self._batcher:
-                return
+        if self._direct and alone and self._written() and not self._batcher:
+            return
         self._urgent = True
         self._call()
+
+    def _written(self) -> bool:
+        """Writes what is there at once, where nobody else writes; False where some of it has to wait. Ctrl-C may come
+        right behind the call that takes the lock: `extend` notes what came of that without a step in between."""
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._writing.acquire, (False,)))
+            return True in taken and self._drain(wait=False)
+        finally:
+            if True in taken:
+                self._writing.release()
 
     def send_later(self, message: Message) -> None:
         """Sends a message that is not urgent: with the next one, or after `LINGER_S`, or once there are many."""

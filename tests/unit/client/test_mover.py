@@ -12,6 +12,7 @@ import pytest
 from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
 from pathways_ray.client.moving import Ask, Copy, Drop, Hold, Release, Step
+from pathways_ray.client.reading import Reading
 from pathways_ray.errors import ControllerLost, Unschedulable, WaitTimeout
 from pathways_ray.transport.messages import (
     CreateSlice,
@@ -116,7 +117,8 @@ def test_a_move_does_not_wait_for_a_fetch_that_waits_for_the_successor_of_the_co
     2. The controller is lost. The move fails at once, and the calls of the session go on.
     """
     driver = offline.session._driver
-    driver.wait_to_read()
+    reading = Reading(driver)
+    reading.__enter__()
 
     def steps() -> Generator[Step, Any, None]:
         yield Hold()

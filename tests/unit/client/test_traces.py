@@ -184,3 +184,11 @@ def test_functions_with_large_constants_share_no_context(session, bytes_: int, s
     node = Executable(recipe, 1, (kind,), (layout,), (kind,), (layout,), ())
     assert compiler.executable(node, placed(1, ["0.0"]), {digest: blob}, trusted=True) is not None
     assert ((compat._contexts.context, compat._contexts.uses) != before) is shares
+
+
+def test_a_further_trace_for_a_python_number_says_that_its_type_is_weak(session) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    scaled = pw.compiled(lambda v, c: v * c, slice=where, on_retrace="raise")
+    scaled(V, np.float32(2))
+    with pytest.raises(pw.errors.TraceError, match=r"leaf 1 was float32\[\] on client, now float32\[\] \(weak type\)"):
+        scaled(V, 2.0)

@@ -1,0 +1,36 @@
+"""Calls of signal handlers and destructors, which may come in the midst of another call of their thread.
+
+Such a call may wait for values. It may not wait for what the call that it has interrupted keeps from others: it would
+do so without end. It is refused there, as if Ctrl-C had come with that error.
+"""
+
+from __future__ import annotations
+
+from threading import RLock
+from typing import Any
+
+from pathways_ray.errors import UsageError
+
+INTERRUPTED = (
+    "a signal handler or a destructor uses the session that a call of its own thread is just sending for, and would "
+    "wait for that call without end. Set a flag there, and act on it behind the call"
+)
+
+Lock = Any
+"""What `threading.RLock()` gives: locks of the interpreter, which Ctrl-C cannot leave taken at the first step."""
+
+
+def new_lock() -> Lock:
+    """A lock whose threads can be asked for."""
+    return RLock()
+
+
+def is_mine(lock: Lock) -> bool:
+    """Whether this thread has the lock."""
+    return bool(lock._is_owned())  # as `threading.Condition` asks
+
+
+def check_not_mine(lock: Lock) -> None:
+    """Raises `UsageError` where this thread has the lock: a handler has interrupted what it was taken for."""
+    if lock._is_owned():
+        raise UsageError(INTERRUPTED)
