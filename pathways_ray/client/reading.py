@@ -22,7 +22,7 @@ class Reading:
     """The context in which an array is read. No generator: each value that is waited for goes through it.
 
     Ctrl-C may come at the first step of its end, or at the last one of its beginning. What has noted the reader is a
-    set of weak references, so one that nobody has any more is none.
+    set of weak references, so one that nobody has any more does not count.
     """
 
     __slots__ = ("__weakref__", "_arrays", "_noted")
