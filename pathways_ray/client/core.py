@@ -176,6 +176,22 @@ class ClientCore(Cancelling):
         host = self.early.host_of(message, arguments, self.under_way())
         return message if host < 0 else self.early.hand(message, self.pending[message.launch], host)
 
+    def interrupted(self, results: Sequence[BufferRecord]) -> Sequence[events.Command]:
+        """Ends the launch that makes `results`, where Ctrl-C ended its call: nobody has a handle to them.
+
+        It may have left, or not. So what was donated to it counts as taken, and what is heard of it finds nothing.
+        """
+        commands: list[events.Command] = []
+        for number in [number for number, made in list(self.pending.items()) if made is results]:
+            donated = [one.id for one in self.donations.by_launch.get(number, ()) if one.donated is not None]
+            failure = Failure("Cancelled", "the call was interrupted")
+            commands += self._fail(number, failure, self._now, donated)
+            if donated:
+                commands.append(wire.Free(tuple(donated)))
+        for record in results:
+            self.buffers.pop(record.id, None)
+        return commands
+
     def free(self, buffer: BufferRecord) -> wire.Free | None:
         """Takes the end of the last handle of a buffer, or its deletion.
 

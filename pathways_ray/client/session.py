@@ -178,14 +178,18 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                 if core.trace is not None:
                     core.trace.now = time.monotonic()
                 made = core.new_buffers(len(results), results)
-                arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
-                message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), tuple(inline))
-                if message is None:
-                    driver.release_queue()
-                elif type(message) is wire.EarlyLaunch:
-                    driver.hand_over(message)
-                else:
-                    self._connection.outbox.send(message)
+                try:
+                    arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
+                    message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), tuple(inline))
+                    if message is None:
+                        driver.release_queue()
+                    elif type(message) is wire.EarlyLaunch:
+                        driver.hand_over(message)
+                    else:
+                        self._connection.outbox.send(message)
+                except BaseException:  # Ctrl-C: who called it has no handle to what it makes
+                    driver.do(core.interrupted(made))
+                    raise
             break
         if core.queue:
             driver.sweep()

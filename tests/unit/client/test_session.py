@@ -17,10 +17,14 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client import driver, fetches, mover
+from pathways_ray.client.buffer import READY
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.donations import Donations
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.ending import Queued
 from pathways_ray.client.events import Resumed
 from pathways_ray.client.interrupted import is_mine
+from pathways_ray.client.moving import is_quiet
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.uploads import upload
@@ -584,6 +588,35 @@ def test_ctrl_c_in_a_launch_leaves_no_lock_behind() -> None:
         if not cut:
             break
     assert step > 3
+
+
+@pytest.mark.parametrize("code", [Session.launch.__code__, ClientCore.launch.__code__, Donations.give.__code__])
+def test_a_launch_that_ctrl_c_ends_is_not_waited_for(code: Any) -> None:
+    """Its caller has no result, whether it has left or not. What was donated to it is gone, or lives; the session is
+    quiet, so its slices may move."""
+    gone = 0
+    for step in itertools.count():
+        offline = Offline()
+        (x,) = offline.session.launch(1, [], (offline.kind,))
+        offline.say(Completed((1,)))
+        record = x._buffer.record
+
+        def call(offline: Offline = offline, record: Any = record) -> None:
+            offline.session.launch(1, [record], (offline.kind,), [record], "it was donated")
+
+        cut = interrupted(code, step, call)
+        core = offline.session._core
+        if not cut:
+            break
+        left = [m.launch for m in offline.controller.take() if isinstance(m, Launch) and m.launch > 1]
+        if core.pending:  # it was through
+            assert left == [2], f"step {step}"
+            offline.say(Completed((2,)))
+        assert is_quiet(core), f"step {step}"
+        assert (record.id in core.buffers) == (record.state is READY), f"step {step}"
+        gone += record.state is not READY
+    assert step > 1
+    assert gone or code is Donations.give.__code__
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
