@@ -295,6 +295,8 @@ class SimulatedMover:
         if client.over:
             return
         if fetch is not None and fetch in client.data.fetches:
+            if client.core.away:  # its successor would say where a host is, once this is over
+                return self._go_on(LOST)
             client.world.network.after(client.process, LOOK_S, self._saved, step, handle, fetch)
         elif fetch is None or fetch.waiting:
             self._go_on(wire.Refused(Failure("HostLost", "a host of the slice is down")))

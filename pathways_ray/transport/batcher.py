@@ -155,15 +155,18 @@ def _counted(batch: bytes) -> tuple[int, bytes]:
 _ARRAY_16, _ARRAY_32 = 0xDC, 0xDD
 
 
-def check_batch(data: bytes) -> None:
+def check_batch(data: bytes, most: int = limits.MAX_CLIENT_BATCH_MESSAGES) -> None:
     """Looks at a batch before it is decoded, which would take long for one that is not a client's of this project.
+
+    Args:
+        most: messages in one.
 
     Raises:
         TooLarge: it has too many messages, or too many bytes for a batch that is not a single program.
     """
     count = _count(data)
-    if count > limits.MAX_CLIENT_BATCH_MESSAGES:
-        raise TooLarge(f"a batch of {count} messages; the limit is {limits.MAX_CLIENT_BATCH_MESSAGES}")
+    if count > most:
+        raise TooLarge(f"a batch of {count} messages; the limit is {most}")
     # An array of four elements, of which the first is the tag of `Register`.
     if len(data) > limits.MAX_CLIENT_BATCH_BYTES + MAX_HEADER_BYTES and data[:3] != b"\x91\x94\x01":
         raise TooLarge(

@@ -390,7 +390,7 @@ def a_host_that_is_stopped_is_taken_for_one_that_has_ended(patch: Patch) -> None
     wrapped(patch, Restart, "lose_host", lose_host)
 
 
-@bug(faults=20, seeds=300, shown=212, lost_after_s=math.inf, **SINGLES)
+@bug(faults=20, seeds=600, shown=384, lost_after_s=math.inf, **SINGLES)
 def a_new_scheduler_waits_for_a_host_that_is_stopped(patch: Patch) -> None:
     patch.setattr(ManagerCore, "_expect_hosts", lambda self, name, address, now: None)
 

@@ -59,6 +59,9 @@ MAX_FILES = 16
 """Files in memory of one stream whose fetches are not answered: each is a descriptor of this process. What comes beyond
 them goes over the link."""
 
+MAX_BATCH = 1 << 14
+"""Messages in one batch of a client: what others wait for, a few tenths of a second, before they are served."""
+
 _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, OSError, jax.errors.JaxRuntimeError)
 
 
@@ -137,7 +140,7 @@ class DataServer:
         pump = asyncio.ensure_future(stream.outbox.carry(link))
         try:
             while (data := await link.read()) is not None and not self.store.ended(stream.session):
-                check_batch(data)
+                check_batch(data, MAX_BATCH)
                 for message in wire.TO_HOST_DATA.decode_batch(data):
                     self._take(stream, message)
                 await stream.outbox.room(MAX_UNREAD)

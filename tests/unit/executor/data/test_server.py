@@ -31,13 +31,12 @@ from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import MAX_LATER, MAX_LATER_SHARDS, BufferStore, may_be_later
 from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD
-from pathways_ray.executor.data.server import DataServer
+from pathways_ray.executor.data.server import MAX_BATCH, DataServer
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES
 from pathways_ray.executor.data.upload import SharedUpload, Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import streams, thread_links
-from pathways_ray.transport.batcher import MAX_MESSAGES
 from pathways_ray.transport.capabilities import data_token, slice_tag
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.frames import LinkLost, framed
@@ -1146,8 +1145,8 @@ def test_a_batch_of_very_many_messages_is_not_decoded(host: Host, wire: Wire) ->
     host.put(1, SMALL)
     hostile = Wire(host, session=8)
     hostile.doors.get(timeout=LIMIT_S)
-    hostile.outbox._write(framed(encode([CancelFetch(1)] * (MAX_MESSAGES + 1)))[0], True)  # type: ignore[misc]
-    with pytest.raises(LinkLost, match="a batch of 4097 messages; the limit is 4096"):
+    hostile.outbox._write(framed(encode([CancelFetch(1)] * (MAX_BATCH + 1)))[0], True)  # type: ignore[misc]
+    with pytest.raises(LinkLost, match="a batch of 16385 messages; the limit is 16384"):
         hostile.next()
     wire.send(Fetch(1, 1, (0,)))
     assert wire.next().data == SMALL.tobytes()
