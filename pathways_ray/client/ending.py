@@ -145,7 +145,7 @@ class Ending:
             if isinstance(queued.message, wire.Launch):
                 records |= {id(record): record for record in queued.buffers}
         given = {number for launch in self.unanswered for number in self._donated_to(launch)}
-        groups: dict[tuple[int, ArrayType, Spec, bool], list[int]] = {}
+        groups: dict[tuple[int, ArrayType, Spec, bool, tuple[tuple[int, int], ...]], list[int]] = {}
         for record in records.values():
             if record.id in given or record.early in self.unanswered:  # the latter is named with its launch
                 continue
@@ -157,8 +157,12 @@ class Ending:
             if suspension is not None and record.id in suspension.arrays:
                 continue
             kind = record.kind
-            groups.setdefault((kind.slice.id, kind.array, kind.spec, arriving), []).append(record.id)
-        kept = [wire.KeptBuffers(s, kind, spec, tuple(found), way) for (s, kind, spec, way), found in groups.items()]
+            epochs = tuple(record.upload.epochs.items()) if arriving and record.upload is not None else ()
+            groups.setdefault((kind.slice.id, kind.array, kind.spec, arriving, epochs), []).append(record.id)
+        kept = [
+            wire.KeptBuffers(slice_id, kind, spec, tuple(found), arriving, dict(epochs))
+            for (slice_id, kind, spec, arriving, epochs), found in groups.items()
+        ]
         sent = []
         for launch in sorted(self.unanswered - self.coalescer.covered()):
             together = launch, *self.coalescer.covered_by(launch)

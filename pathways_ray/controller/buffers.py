@@ -10,7 +10,7 @@ dropped while it was under way, since its removal may still be on the way to som
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from pathways_ray.controller import quotas
@@ -43,7 +43,7 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         failure = (
             quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
             or quotas.device_bytes(session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put")
-            or _sent_to_ended_process(tables, place.hosts, message)
+            or sent_to_ended_process(tables, place.hosts, message.buffer, message.epochs)
         )
         if message.buffer in session.burnt:
             text = f"buffer {message.buffer} was dropped before; its number cannot be used again"
@@ -62,16 +62,22 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
     return []
 
 
-def _sent_to_ended_process(tables: Tables, hosts: Iterable[int], message: Put) -> Failure | None:
-    """The failure of an upload that went to a host's process which has ended since: nobody will report it."""
+def sent_to_ended_process(
+    tables: Tables, hosts: Iterable[int], buffer: int, epochs: Mapping[int, int]
+) -> Failure | None:
+    """The failure of an upload that went to a host's process which has ended since: nobody will report it.
+
+    Args:
+        epochs: those of the processes, by host.
+    """
     for number in hosts:
         host = tables.hosts.get(number)
-        sent_to = message.epochs.get(number)
+        sent_to = epochs.get(number)
         if host is None or sent_to is None:
             continue
         ended = host.down_since is not None and not host.orphaned
         if sent_to < host.epoch or (sent_to == host.epoch and ended):
-            text = f"buffer {message.buffer} went to host {number} just before that was lost; upload it again"
+            text = f"buffer {buffer} went to host {number} just before that was lost; upload it again"
             return Failure("BufferLost", text, host=number)
     return None
 

@@ -325,7 +325,10 @@ class Takeover:
                 continue
             for number in group.numbers:
                 absent = {host for host in place.hosts if number not in there.get(host, ())}
-                if (absent and not group.arriving) or session.lives(number) or number >= request.next_buffer:
+                if session.lives(number) or number >= request.next_buffer:
+                    continue
+                never = buffers.sent_to_ended_process(self.tables, absent, number, group.epochs)
+                if absent and (not group.arriving or never is not None):
                     continue
                 if quotas.buffers(session, self.tables.buffers, 1, "an array of a session that is resumed") is not None:
                     continue

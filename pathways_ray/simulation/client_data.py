@@ -126,7 +126,7 @@ class ClientData:
         return {host: self.addresses[host][0] for host in placed.hosts if host in self.addresses}
 
     def upload(self, record: BufferRecord, message: Put, value: int, placed: PlacedSlice) -> None:
-        record.upload = Upload(set(placed.hosts))
+        record.upload = Upload(set(placed.hosts), self.epochs(placed))
         self.uploading = [r for r in self.uploading if r.upload is not None and not r.upload.done] + [record]
         post = self.world.network.post
         for host in placed.hosts:

@@ -23,13 +23,15 @@ class KnownSlice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptBuffers(msgspec.Struct, frozen=True, array_like=True):
-    """Arrays of one type that a client has handles to. They are on their hosts, or, `arriving`, on the way there."""
+    """Arrays of one type that a client has handles to. They are on their hosts, or, `arriving`, on the way to processes
+    of these `epochs`, by host, or were there so lately that the hosts may not have said so."""
 
     slice: int
     type: ArrayType
     spec: Spec
     numbers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
     arriving: bool = False
+    epochs: Annotated[dict[int, int], msgspec.Meta(max_length=limits.MAX_HOSTS)] = msgspec.field(default_factory=dict)
 
 
 class Unanswered(msgspec.Struct, frozen=True, array_like=True):

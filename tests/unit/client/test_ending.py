@@ -277,13 +277,17 @@ def test_an_upload_to_a_host_that_the_successor_has_never_heard_of_is_ended() ->
 
 
 def test_an_upload_that_arrives_meanwhile_may_not_be_known_yet() -> None:
+    """The successor hears to which processes it went: one that has ended since will never say that it has it."""
     s = Session()
     x, y = s.put(0), s.put(0)
     x.kind = y.kind = Kind()
     s.acknowledge(x)
     s.lose()
     s.acknowledge(y)
+    assert y.upload is not None
+    y.upload.epochs[0] = 5
     assert [(group.numbers, group.arriving) for group in s.request().kept] == [((x.id,), False), ((y.id,), True)]
+    assert [group.epochs for group in s.request().kept] == [{}, {0: 5}]
 
 
 def test_arrays_that_are_not_there_any_more_are_lost() -> None:

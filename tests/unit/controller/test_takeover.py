@@ -631,6 +631,24 @@ def test_an_upload_that_was_under_way_goes_on() -> None:
     assert not session.lives(1)
 
 
+@pytest.mark.parametrize(("went_to", "ends", "lives"), [(5, False, True), (4, False, False), (5, True, False)])
+def test_an_upload_to_a_process_that_has_ended_is_lost(went_to: int, ends: bool, lives: bool) -> None:
+    """
+    1. While the controller was away, an upload came to hosts 0 and 1. Host 1 has not said that it has it: it will; or
+       it has started again since, as process 5 in place of 4; or it ends just now.
+    2. In the last two cases nobody will ever say so: who waited for it would wait without end.
+    """
+    front = Successor()
+    front.all_come(h0=(1,))
+    if ends:
+        front.from_island(ISLAND_OF_HOST[1], HostDown(1, 5, "its process ended"))
+    asked = msgspec.structs.replace(kept(1, slice=4, arriving=True), epochs={0: 5, 1: went_to})
+    found = reply(front.ask(asked))
+    assert isinstance(found, SessionResumed)
+    assert found.lost == (() if lives else (1,))
+    assert front.core.launches.sessions[SESSION].lives(1) == lives
+
+
 def test_an_upload_that_was_not_as_it_was_said_is_not_taken() -> None:
     front = Successor()
     front.comes(0, Holds({SESSION: (1,)}, (), (Stored(0, SESSION, 1, 4, VECTOR, ()),)))
