@@ -304,7 +304,7 @@ class Driver:
         return "a slice of the session moves, and reading waits until it is elsewhere" if self.held else ""
 
     def check_not_suspended(self) -> None:
-        """Raises `SessionSuspended` while it is suspended; waits while it gives way, with no lock that ends that."""
+        """Raises `SessionSuspended` while it is suspended; waits while it gives way. The caller has no lock."""
         with self.changing:
             while self.gives_way:
                 self.check_open()

@@ -74,7 +74,11 @@ def test_ctrl_c_in_a_wait_leaves_the_lock_of_all_waits_free() -> None:
     """Else the thread that hears of outcomes would wait for it without end."""
     offline = Offline()
     record, driver = ready(offline)._buffer.record, offline.session._driver
-    interrupted_often(lambda: driver.wait(record), lambda: None)
+
+    def check() -> None:
+        assert not is_mine(driver.changing)
+
+    interrupted_often(lambda: driver.wait(record), check)
     Background(driver.wake_all).end()
 
 
@@ -265,10 +269,13 @@ def test_slices_may_be_made_while_the_session_says_which_it_has() -> None:
     mover, over = offline.session._mover, threading.Event()
     made = [VirtualSlice(offline.session, placed(number, ["0.0"]), "") for number in range(400)]
 
-    def look() -> None:
+    def look() -> int:
+        looks = 0
         while not over.is_set():
             mover.slices_held(False)
             mover.place([])
+            looks += 1
+        return looks
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -281,7 +288,7 @@ def test_slices_may_be_made_while_the_session_says_which_it_has() -> None:
     finally:
         sys.setswitchinterval(before)
         over.set()
-    looking.end()
+    assert looking.end() > 0
 
 
 def test_two_elastic_steps_in_two_threads_look_at_what_they_lost(monkeypatch: pytest.MonkeyPatch) -> None:
