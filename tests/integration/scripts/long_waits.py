@@ -69,7 +69,7 @@ with pw.init(islands=2, devices_per_host=2) as session:
 
     slow = pw.compiled(lambda n, v: jax.lax.fori_loop(0, n, lambda _, y: y * 0.5 + 1, v), slice=here)
     np.asarray(slow(np.int32(3), x))
-    array = slow(np.int32(10**8), x)
+    array = slow(np.int32(10**9), x)  # some seconds: it is deleted long before it ends
     queued = add(array)
 
     def delete() -> None:
@@ -89,7 +89,7 @@ with pw.init(islands=2, devices_per_host=2) as session:
     said("deletion")
 
     other = pw.connect(session.url, session.token)
-    waiting = slow(np.int32(10**8), x)
+    waiting = slow(np.int32(10**9), x)
     started = threading.Event()
     ends = in_threads(question(waiting.block_until_ready), question(lambda: np.asarray(waiting)), waiting.cancel)
     assert all(isinstance(end, pw.errors.PathwaysError | pw.Array | np.ndarray) for end in ends[:2]), ends
