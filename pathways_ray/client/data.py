@@ -60,7 +60,7 @@ class DataLinks:
         self._links: dict[int, DataLink] = {}
         self._requests, self._changing = itertools.count(1), threading.RLock()
         self._changed = threading.Condition(self._changing)
-        self._closed = False
+        self._closed: Failure | None = None
         self._files = threading.BoundedSemaphore(MAX_FILES)
         self.reader = LocalReader()
         self.ahead = Ahead()
@@ -93,12 +93,13 @@ class DataLinks:
             limit, since = limits.HOST_ABSENCE_LIMIT_S, time.monotonic()
             self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
             self._changed.wait_for(lambda: self._closed or self._address(host), since + limit - time.monotonic())
+            if self._closed is not None:
+                raise from_failure(self._closed)
             address = self._addresses.get(host)
             if address is None or not address.address:
                 text = f"host {host} is down, and was not back in {limit:.0f} s; call again once it is"
                 raise from_failure(Failure("HostLost", text, host=host))
-            link = self._links.get(host)
-            if link is None or link.dead is not None:
+            if (link := self.link_of(host)) is None:
                 link = self._links[host] = DataLink(self, address)
             return link
 
@@ -190,8 +191,7 @@ class DataLinks:
 
     def _is_dead(self, host: int) -> bool:
         """Whether the stream to the host's present incarnation broke."""
-        link = self._links.get(host)
-        return link is not None and link.dead is not None
+        return host in self._links and self._links[host].dead is not None
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -391,7 +391,7 @@ class DataLinks:
     def close(self, why: Failure) -> None:
         """Ends all streams: the session is over, which is what goes wrong with all that was under way."""
         with self._changing:
-            self._closed = True
+            self._closed = why
             links = list(self._links.values())
             self._links.clear()
             self._changed.notify_all()

@@ -172,8 +172,9 @@ class DataLink:
         """Fails all that was under way."""
         if isinstance(reason, str):
             reason = Failure("HostLost", f"host {self.host} is gone: {reason}", host=self.host)
-        self.dead = self.dead or reason
-        self._allow(False)
+        if self.dead is None:
+            self._allow(False)  # before there is another stream to the host, which may say otherwise
+            self.dead = reason
         self._settled.set()
         for pipe in (*list(self.pipes), *list(self.passed.values())):
             pipe.end()

@@ -19,7 +19,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
 from pathways_ray.client.ending import ONCE
 from pathways_ray.client.events import Cancelling, Placed
-from pathways_ray.client.interrupted import check_not_mine
+from pathways_ray.client.interrupted import check_not_mine, is_mine
 from pathways_ray.client.moving import (
     QUIET_LIMIT_S,
     Arrive,
@@ -95,14 +95,26 @@ class Mover:
         with self._driver.changing:
             self._driver.changed.notify_all()  # a session that gives way lets its calls go on
         if self._vacating.acquire(blocking=False):
-            threading.Thread(target=self._vacate, args=(slices,), name="pathways-mover", daemon=True).start()
+            self._start(self._vacate, slices)
+
+    def _start(self, work: Callable[..., None], *given: Any) -> None:
+        """Does work in a thread of its own. The caller has taken `_vacating`, which is let go of behind it."""
+
+        def run() -> None:
+            try:
+                work(*given)
+            finally:
+                self._vacating.release()
+
+        try:
+            threading.Thread(target=run, name="pathways-mover", daemon=True).start()
+        except RuntimeError as error:  # the process can have no further thread
+            self._vacating.release()
+            self._core.story.note(Entry(time.monotonic(), "no mover", str(error), session=self._core.session))
 
     def _vacate(self, slices: Sequence[int]) -> None:
-        try:
-            for number in slices:
-                self._vacate_one(number)
-        finally:
-            self._vacating.release()
+        for number in slices:
+            self._vacate_one(number)
 
     def _vacate_one(self, number: int) -> None:
         """Moves one slice. Where that cannot be, others have to move all the same."""
@@ -133,7 +145,7 @@ class Mover:
         """Suspends the session for another one, or resumes it, in a thread of its own, unless one is at it."""
         if self._vacating.acquire(blocking=False):
             self._has_to_move = False
-            threading.Thread(target=self._make_way, args=(back,), name="pathways-mover", daemon=True).start()
+            self._start(self._make_way, back)
 
     def _make_way(self, back: bool) -> None:
         driver = self._driver
@@ -144,8 +156,6 @@ class Mover:
                 self.suspend(None, gives_way=True)
         except PathwaysError as error:
             self._core.story.note(Entry(time.monotonic(), "did not give way", str(error), session=self._core.session))
-        finally:
-            self._vacating.release()
 
     # --- suspending ---------------------------------------------------------------------------------------------------
 
@@ -203,23 +213,21 @@ class Mover:
 
     def _carry_out(self, steps: Generator[Step, Any, None], what: str, slices: Mapping[int, VirtualSlice]) -> None:
         """Carries out steps; `what` did not happen when they fail."""
-        sending, held = self._driver.sending, False
+        sending = self._driver.sending
+        check_not_mine(sending)  # so whoever has it from here on has it for `Hold`, wherever Ctrl-C comes
         try:
             step = next(steps)
             while True:
                 try:
                     if isinstance(step, Hold):
-                        check_not_mine(self._driver.sending)
                         sending.acquire()
-                        held = True
                         self._hold(what, step.gives_way)
                     elif isinstance(step, Release):
                         self._driver.end_hold()
-                        if held:
+                        if is_mine(sending):
                             sending.release()
-                            held = False
                             self._driver.sweep()
-                    reply = self._do(step, slices, held)
+                    reply = self._do(step, slices, is_mine(sending))
                 except PathwaysError as error:
                     step = steps.throw(error)
                 else:
@@ -227,7 +235,7 @@ class Mover:
         except StopIteration:
             pass
         finally:  # also at Ctrl-C
-            if held:
+            if is_mine(sending):
                 self._driver.end_hold()
                 sending.release()
                 self._driver.sweep()

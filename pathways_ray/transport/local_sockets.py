@@ -260,7 +260,8 @@ class LocalSocket:
         """Hangs up."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
+        with self._sending:  # or what is just sent might go to whatever has the descriptor next
+            self.connection.close()
 
     def __del__(self) -> None:
         self.connection.close()

@@ -19,7 +19,7 @@ from pathways_ray import limits
 from pathways_ray.client import data as data_module
 from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, FetchPlan
 from pathways_ray.client.data import DataLinks
-from pathways_ray.errors import Failure, HostLost
+from pathways_ray.errors import Failure, HostLost, SessionClosed
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import frames
@@ -266,3 +266,11 @@ def test_a_wait_for_a_host_ends_when_there_is_nothing_to_wait_for(how: str, monk
         waiting.join(LIMIT_S / 2)
         assert ended == [how]
         assert data.awaited == {}
+
+
+def test_no_stream_is_opened_behind_the_end_of_a_session() -> None:
+    """Nobody would close it."""
+    links = DataLinks(1, "", (HostAddress(0, 1, "127.0.0.1:1"),))
+    links.close(Failure("SessionClosed", "the session was closed"))
+    with pytest.raises(SessionClosed, match="the session was closed"):
+        links.is_near(0)

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -23,6 +23,7 @@ from pathways_ray.client.completion import _Bell
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.client.interrupted import is_mine
 from pathways_ray.client.local_reader import LocalReader, Sleeper
+from pathways_ray.client.moving import Hold, Release, Step
 from pathways_ray.client.questions import Question
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspension import Suspension
@@ -121,6 +122,21 @@ def test_ctrl_c_in_who_sends_leaves_the_link_to_others() -> None:
         assert not outbox._writing.locked()
 
     interrupted_often(lambda: outbox.send(Free((1,))), check)
+
+
+def test_ctrl_c_in_a_move_leaves_the_calls_of_the_session_free() -> None:
+    offline = Offline()
+    mover, driver = offline.session._mover, offline.session._driver
+
+    def steps() -> Generator[Step, Any, None]:
+        yield Hold()
+        yield Release()
+
+    def check() -> None:
+        assert not is_mine(driver.sending)
+        assert not driver.held
+
+    interrupted_often(lambda: mover._carry_out(steps(), "it was not moved", {}), check)
 
 
 def test_ctrl_c_in_a_call_that_waited_for_the_session_leaves_the_mover_its_lock() -> None:
@@ -272,6 +288,29 @@ def test_a_message_that_makes_no_sense_ends_its_stream_and_no_other() -> None:
                 Owner.reader.lead(lambda: False, 0.1)
         assert link.dead is not None
         Owner.reader.remove(here)
+
+
+def test_what_a_host_says_of_early_calls_behind_the_end_of_a_stream_stays() -> None:
+    """The next stream to it may be there as soon as the first one counts as dead."""
+    said: list[tuple[bool, bool]] = []
+
+    class Owner:
+        session, token, trust, reader = 7, "", None, LocalReader()
+        early: Any = None
+
+        def wake(self) -> None:
+            pass
+
+    class Listener:
+        def early_allowed(self, host: int, allowed: bool) -> None:
+            said.append((allowed, link.dead is None))
+
+    link = DataLink(cast(Any, Owner()), HostAddress(0, 1, "127.0.0.1:1"))
+    eventually(lambda: link.dead is not None)
+    link.dead, Owner.early = None, Listener()
+    link.end("its process was lost")
+    link.end("its process was lost")
+    assert said == [(False, True)]
 
 
 def test_slices_may_be_made_while_the_session_says_which_it_has() -> None:

@@ -283,3 +283,20 @@ def test_a_slice_that_finds_no_place_keeps_no_other_one_on_an_island_that_is_dra
     eventually(lambda: small.devices == ("1.0", "1.1"))
     assert asked == [large.id, small.id]
     assert large.devices == ("0.0", "0.1")
+
+
+def test_a_process_without_room_for_a_thread_moves_when_it_is_asked_again(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mover, story = offline.session._mover, offline.session._core.story
+
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", full)
+        mover.vacate([1])
+        mover.make_way(True)
+    assert [one.detail for one in story.entries()][-2:] == ["can't start new thread"] * 2
+    mover.vacate([1])
+    eventually(lambda: any(isinstance(one, ReleaseSlice) for one in offline.controller.calls))
