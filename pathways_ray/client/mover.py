@@ -214,7 +214,7 @@ class Mover:
     def _carry_out(self, steps: Generator[Step, Any, None], what: str, slices: Mapping[int, VirtualSlice]) -> None:
         """Carries out steps; `what` did not happen when they fail."""
         sending = self._driver.sending
-        check_not_mine(sending)  # so whoever has it from here on has it for `Hold`, wherever Ctrl-C comes
+        check_not_mine(sending)  # so a thread that has it from here on has it for `Hold`, wherever Ctrl-C comes
         try:
             step = next(steps)
             while True:

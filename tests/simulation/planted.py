@@ -403,7 +403,7 @@ def transfers_of_different_launches_have_one_name(patch: Patch) -> None:
     patch.setattr(parts, "transfer_id", lambda launch, edge, receiver: plan.transfer_id(launch % 3, edge, receiver))
 
 
-@bug(faults=0, seeds=400, shown=271)
+@bug(faults=0, seeds=400, shown=235)
 def what_peers_still_read_is_overwritten(patch: Patch) -> None:
     patch.setattr(Transfer, "own", lambda self, array: array)
 
@@ -676,7 +676,7 @@ def what_was_donated_is_never_freed(patch: Patch) -> None:
 # --- processes that say nothing ---------------------------------------------------------------------------------------
 
 
-@bug(faults=12, seeds=150)
+@bug(faults=12, seeds=150, shown=68)
 def a_silent_scheduler_is_left_alone(patch: Patch) -> None:
     patch.setattr(Watch, "silent_schedulers", lambda self, now, slowness: [])
     patch.setattr(Watch, "absent_schedulers", lambda self, now, slowness: [])
@@ -711,7 +711,7 @@ def survivors_are_not_told_of_launches_that_have_ended(patch: Patch) -> None:
     patch.setattr(host_core, "lost_sender", lambda active, host, peers: None)
 
 
-@bug(faults=12, seeds=300, shown=102, launches=(30, 30), **SINGLES)
+@bug(faults=12, seeds=300, shown=274, launches=(30, 30), **SINGLES)
 def what_nobody_pulls_stays_offered(patch: Patch) -> None:
     patch.setattr(PreparedProgram, "take_back", lambda self, launch, failure: None)
 
@@ -819,7 +819,7 @@ def the_time_in_a_device_queue_counts(patch: Patch) -> None:
     wrapped(patch, Devices, "heartbeat", heartbeat)
 
 
-@bug(faults=0, seeds=400, shown=183, **FLAWED)
+@bug(faults=0, seeds=400, shown=215, **FLAWED)
 def all_candidates_are_blamed_for_a_crash(patch: Patch) -> None:
     """And nobody becomes a suspect, to be tried alone."""
 

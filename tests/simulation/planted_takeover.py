@@ -169,7 +169,7 @@ def what_a_suspended_session_has_saved_is_taken_for_lost(patch: Patch) -> None:
     wrapped(patch, Ending, "resume_request", request)
 
 
-@bug(faults=0, shown=13, **SUSPENDED)
+@bug(faults=0, shown=55, **SUSPENDED)
 def slices_of_the_controller_before_are_taken_for_those_of_its_successor(patch: Patch) -> None:
     patch.setattr(suspending, "_check_same", lambda core, losses: None)
 
@@ -177,7 +177,7 @@ def slices_of_the_controller_before_are_taken_for_those_of_its_successor(patch: 
 @bug(
     faults=16,
     seeds=600,
-    shown=67,
+    shown=120,
     controller_deaths=8,
     moves=0.8,
     suspends=0.5,
@@ -203,6 +203,6 @@ TWICE: dict[str, Any] = {
 """Schedulers and controllers die again and again before others have heard of it."""
 
 
-@bug(faults=0, shown=23, **TWICE)
+@bug(faults=0, shown=2, **TWICE)
 def what_sessions_have_goes_with_a_scheduler_that_dies_before_they_come_back(patch: Patch) -> None:
     patch.setattr(Takeover, "host_back", lambda self, message, commands: list(commands))
