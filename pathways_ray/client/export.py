@@ -25,7 +25,7 @@ from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_o
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.compat import module_of
-from pathways_ray.errors import TooLarge, TraceError
+from pathways_ray.errors import TooLarge, TraceError, UsageError
 from pathways_ray.formulas.calls import text_of
 from pathways_ray.formulas.formula import Formula, is_formulas, unpacked
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
@@ -48,6 +48,9 @@ _LEAVES = inspect.Signature([inspect.Parameter("leaves", inspect.Parameter.VAR_P
 
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
+
+_WIDE = ("float64", "int64", "uint64", "complex128")
+"""Types that JAX has under `jax_enable_x64` only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +80,21 @@ class Exported:
     moves: bool = False
     host_limit_ms: int = 0
     """Of a host function, whose `blob` is pickled."""
+
+    def check_width(self, given: Iterable[ArrayType]) -> None:
+        """Checks that arguments have as many bits as the function takes.
+
+        Raises:
+            UsageError: one has 64, and JAX, which has no such types here, has traced it with 32.
+        """
+        for number, (kind, aval) in enumerate(zip(given, self.arguments, strict=True)):
+            taken = prng.data_type(aval).dtype
+            if kind.dtype in _WIDE and kind.dtype != taken.name:
+                raise UsageError(
+                    f"argument {number} of {self.name} is a {kind}, which it takes as {taken.name}: arrays of 64 bits "
+                    "need jax_enable_x64 where they are used as well. Call it under `with jax.enable_x64(True):`, or "
+                    "cast the array there"
+                )
 
     def without_function(self) -> Exported:
         """The export alone, which holds no more of the function than its code."""

@@ -285,6 +285,7 @@ class GraphBuilder:
 
     def node(self, exported: Exported, where: VirtualSlice, inputs: list[Value], line: str) -> list[Value]:
         """A compute node, as the values that it makes."""
+        exported.check_width(map(self.type_of, inputs))
         self._use_slice(where)
         layouts = tuple(Layout(where.id, spec) for spec in exported.input_specs)
         refs = tuple(self._ref(value, where, layout.spec) for value, layout in zip(inputs, layouts, strict=True))
@@ -325,9 +326,8 @@ class GraphBuilder:
         if kind is not None and kind.slice is not None:
             where, spec = kind.slice, kind.spec
             self._use_slice(where)
-        array = self.type_of(value)
-        value.ref = Ref(len(self.nodes))
-        self.nodes.append(Argument(len(self.sources), array, Layout(where.id, spec)))
+        self.nodes.append(Argument(len(self.sources), self.type_of(value), Layout(where.id, spec)))
+        value.ref = Ref(len(self.nodes) - 1)
         self.sources.append(Source(value.leaf, held, where, spec))
         return value.ref
 
