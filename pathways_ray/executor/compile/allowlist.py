@@ -8,6 +8,7 @@ here everything is checked again before XLA sees it. A function is refused for a
 - custom calls: linear algebra and the like, whose code is part of jaxlib, in the forms in which JAX emits them
   (`custom_calls`). No callbacks into Python, no kernels that clients bring along, and nothing that reads memory that
   was never written.
+- sorts by what is no order (`sorts`).
 - collectives that some devices of their group may enter and others not (`uniformity`).
 - sizes: operations (after calls are expanded, since XLA expands them), constants, values, nesting.
 
@@ -33,6 +34,7 @@ from jaxlib.mlir.dialects import chlo, sdy, stablehlo
 from pathways_ray import limits
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.compile.custom_call_rules import check_custom_call
+from pathways_ray.executor.compile.sorts import check_sort, check_top_k
 from pathways_ray.executor.compile.uniformity import COLLECTIVES, check_collectives
 from pathways_ray.joint_exports import Packed, is_joint_export
 
@@ -162,6 +164,8 @@ def _check_module(module: ir.Module, exported: export.Exported | None, trusted: 
     if constants > limits.MAX_CONSTANT_BYTES:
         raise ProgramRefused(f"its constants have {constants} bytes; {limits.MAX_CONSTANT_BYTES} are the limit")
     _check_calls(looked)
+    for name in {name for look in looked.values() for name in look.comparing}:
+        check_top_k(functions[name])
     if "main" not in functions:
         raise ProgramRefused("it has no main function")
     if exported is not None:
@@ -172,8 +176,8 @@ def _check_module(module: ir.Module, exported: export.Exported | None, trusted: 
 
 
 class _Look:
-    """The findings in one function: operations, bytes of constants, whether it has one that `uniformity` must see, and
-    the functions it calls, once for each call."""
+    """The findings in one function: operations, bytes of constants, whether it has one that `uniformity` must see, the
+    functions it calls, once for each call, and those by which the largest values are found."""
 
     def __init__(self, trusted: bool, types: set[ir.Type]) -> None:
         self.trusted = trusted
@@ -183,6 +187,7 @@ class _Look:
         self.constants = 0
         self.watched = False
         self.calls: list[str] = []
+        self.comparing: list[str] = []
 
     def check(self, kind: ir.Type, name: str) -> None:
         """Raises for a type of a value that an operation may not have."""
@@ -205,6 +210,8 @@ def _look(op: ir.Operation, look: _Look, depth: int) -> None:
     look.watched |= name in _WATCHED
     if not look.trusted:
         _check_attributes(op)
+    if name == "stablehlo.sort" and not look.trusted:
+        check_sort(op)
     if name == "stablehlo.custom_call":
         _look_at_call(op, look)
     elif name in ("func.call", "stablehlo.composite"):
@@ -229,9 +236,9 @@ def _look_at_call(op: ir.Operation, look: _Look) -> None:
     if not look.trusted:
         check_custom_call(op)
     if "called_computations" in op.attributes:
-        look.calls += [
-            ir.FlatSymbolRefAttr(symbol).value for symbol in ir.ArrayAttr(op.attributes["called_computations"])
-        ]
+        called = [ir.FlatSymbolRefAttr(symbol).value for symbol in ir.ArrayAttr(op.attributes["called_computations"])]
+        look.calls += called
+        look.comparing += called if not look.trusted else []
 
 
 def _check_attributes(op: ir.Operation) -> None:
