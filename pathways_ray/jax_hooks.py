@@ -171,6 +171,13 @@ def setting(name: str) -> Any:
     return jax.config._value_holders[name]
 
 
+def trace_context() -> Callable[[], Any]:
+    """A function that returns all settings of JAX, on its thread, by which JAX tells its own traces apart."""
+    from jax._src import config
+
+    return config.trace_context
+
+
 def transform_like_jit(primitive: Any, parameters: Callable[..., dict[str, Any]]) -> None:
     """Has JAX differentiate and batch a primitive as it does a call of a jitted function, with these parameters."""
     from jax._src import config

@@ -28,11 +28,12 @@ from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_o
 from pathways_ray.compat import serialized_module, shared_mlir_context
 from pathways_ray.errors import PathwaysError, TraceError
 from pathways_ray.formulas.formula import MAX_MEMBERS, Formula, packed
-from pathways_ray.jax_hooks import setting
+from pathways_ray.jax_hooks import setting, trace_context
 from pathways_ray.joint_exports import Joint, Packed, call_of, lowered_for_export, texts_of
 
 _WIDE, _PRECISION = setting("jax_enable_x64"), setting("jax_default_matmul_precision")
 _PARTITIONABLE, _GENERATOR = setting("jax_threefry_partitionable"), setting("jax_default_prng_impl")
+_context = trace_context()
 
 _LOOP = b"while"
 """The operation in the code of a function that has loops."""
@@ -327,21 +328,24 @@ def tracing_for(name: str, mesh: AbstractMesh) -> Iterator[None]:
 
 
 def jax_settings() -> tuple[Any, ...]:
-    """The settings of JAX that a trace depends on beside its arguments; they may differ with each call
-    (`jax.enable_x64`, `jax.default_matmul_precision`, `jax.threefry_partitionable`, `jax.default_prng_impl`)."""
+    """The settings of JAX that a trace depends on beside its arguments; they may differ with each call. First those
+    that code depends on as well (`jax.enable_x64`, `jax.default_matmul_precision`, `jax.threefry_partitionable`,
+    `jax.default_prng_impl`), last all by which JAX tells traces apart, such as `jax.numpy_dtype_promotion`."""
     return (
         _WIDE.value,
         _PRECISION.value,
         _PARTITIONABLE.value,
         _GENERATOR.value,
         debugging.checks_asked(),
+        _context(),
     )
 
 
 @contextlib.contextmanager
 def _under(settings: tuple[Any, ...]) -> Iterator[None]:
-    """Has this thread's JAX be set as then. What values are looked for (`checks_asked`) is in what was traced."""
-    wide, precision, partitionable, generator, _ = settings
+    """Has this thread's JAX be set as then. What only the trace depended on, such as the values that are looked for
+    (`checks_asked`), is in what was traced."""
+    wide, precision, partitionable, generator, *_ = settings
     with (
         jax.enable_x64(wide),
         jax.default_matmul_precision(precision),

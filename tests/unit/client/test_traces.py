@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -116,6 +117,42 @@ def test_settings_that_change_random_numbers_are_not_those_of_an_earlier_trace(s
             found.append(np.asarray(f(np.int32(3))))
             np.testing.assert_array_equal(found[-1], drawn(np.int32(3)))
     assert len({one.tobytes() for one in found}) == 3
+
+
+def set_to(name: str, value: Any) -> contextlib.AbstractContextManager[None]:
+    """Has a setting of JAX be another one meanwhile."""
+
+    @contextlib.contextmanager
+    def meanwhile() -> Iterator[None]:
+        before = getattr(jax.config, name)
+        jax.config.update(name, value)
+        try:
+            yield
+        finally:
+            jax.config.update(name, before)
+
+    return meanwhile()
+
+
+@pytest.mark.parametrize("make", [pw.program, pw.compiled])
+def test_what_another_setting_draws_or_refuses_is_not_that_of_an_earlier_trace(session, make) -> None:
+    """JAX traces again for each of them."""
+
+    def drawn(v: Any) -> Any:
+        return v + jax.random.uniform(jax.random.key(3), (8,))
+
+    draw, mixed, ranks = make(drawn), make(lambda v: v + np.arange(8)), make(lambda v: v + np.ones((2, 8), "float32"))
+    for offset in (0, 5, 0):
+        with set_to("jax_random_seed_offset", offset):
+            np.testing.assert_array_equal(np.asarray(draw(V)), jax.jit(lambda v: drawn(v))(V))
+    for f, setting, word in (
+        (mixed, jax.numpy_dtype_promotion("strict"), "promotion"),
+        (ranks, jax.numpy_rank_promotion("raise"), "rank"),
+    ):
+        f(V)
+        with setting, pytest.raises(pw.errors.TraceError, match=word):
+            f(V)
+        f(V)
 
 
 def test_operations_outside_of_programs_are_exported_once_for_a_layout(session, exported) -> None:
