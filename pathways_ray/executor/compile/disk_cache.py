@@ -24,7 +24,11 @@ VARIABLE = "PATHWAYS_COMPILATION_CACHE"
 JAX_VARIABLE = "JAX_COMPILATION_CACHE_DIR"
 
 MAX_BYTES = 2 << 30
-"""Entries that were written first go when a host starts and finds more than this."""
+"""Entries that were written first go when a host starts and finds more than this; and again each time it has written a
+part of that itself."""
+
+LOOKS_AGAIN_AFTER = 16
+"""That part is MAX_BYTES divided by this: a host may run for months, and its tenants choose what it compiles."""
 
 
 def folder() -> Path | None:
@@ -64,8 +68,30 @@ def write(name: str, data: bytes) -> None:
     this one is killed."""
     path = Path(name)
     part = path.with_name(f"{path.stem}.{os.getpid()}.{threading.get_ident()}-cache")  # one that is left is pruned
-    part.write_bytes(data)
-    part.replace(path)
+    try:
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError:  # the disk is full, perhaps, and less so without it
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+
+
+class Entries:
+    """The entries of a folder, as this process writes them."""
+
+    def __init__(self, found: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._found = found
+        self._max_bytes = max_bytes
+        self._written = 0
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes an entry, and removes old ones where it is time to look for them."""
+        write(name, data)
+        self._written += len(data)
+        if self._written > self._max_bytes // LOOKS_AGAIN_AFTER:
+            self._written = 0
+            prune(self._found, self._max_bytes)
 
 
 def use(tenant: str = "", alike: bool = True) -> None:
@@ -101,7 +127,7 @@ def _use(alike: bool) -> None:
     if alike:
         compile_once_for_alike_devices()
     prune(found)
-    write_cache_entries_whole(write)
+    write_cache_entries_whole(Entries(found).write)
     write_cache_entries_behind()
     jax.config.update("jax_compilation_cache_dir", str(found))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -31,6 +32,7 @@ print(sum("cache_hits" in name for name in seen), np.asarray(found).tobytes().he
 
 ELSEWHERE = """
 import os
+import resource
 import sys
 os.environ["JAX_NUM_CPU_DEVICES"] = "4"
 import jax
@@ -178,3 +180,27 @@ def test_the_oldest_entries_go_first(home: Path) -> None:
         os.utime(path, (k, k))
     disk_cache.prune(home, 250)
     assert sorted(path.name for path in home.iterdir()) == ["3-cache", "4-cache"]
+
+
+def test_entries_of_a_host_that_runs_for_long_do_not_fill_the_disk(tmp_path: Path) -> None:
+    entries, size, most = disk_cache.Entries(tmp_path, 1 << 16), 1 << 10, 1 << 16
+    for k in range(500):
+        entries.write(str(tmp_path / f"{k:03}-cache"), bytes(size))
+        os.utime(tmp_path / f"{k:03}-cache", (k, k))
+        kept = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert kept <= most + most // disk_cache.LOOKS_AGAIN_AFTER + size
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert (names[-1], len(names) >= 60) == ("499-cache", True)
+
+
+def test_an_entry_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    """As on a disk that is full: the process may write files of 100 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            disk_cache.write(str(tmp_path / "one-cache"), bytes(1000))
+        found = list(tmp_path.iterdir())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert found == []
