@@ -80,6 +80,12 @@ _MEANS_SHARDING = ("mhlo.sharding", "xla.sdy")
 """Attributes by which code outside of `sdy.manual_computation` could be made device by device; JAX without Shardy, and
 XLA between two of its passes, write them."""
 
+_OF_MODULES = frozenset(
+    ["sym_name", "sym_visibility", "mhlo.num_partitions", "mhlo.num_replicas", "jax.uses_shape_polymorphism"]
+)
+"""What JAX says of a module as a whole. By other words XLA takes the memory of arguments (`mhlo.input_output_alias`),
+or looks for a partitioner that there is not, and ends the process (`mhlo.use_auto_spmd_partitioning`)."""
+
 _PYTHON_CALLBACK = re.compile("python.*callback")
 
 _WATCHED = (
@@ -148,6 +154,8 @@ def _context() -> ir.Context:
 
 
 def _check_module(module: ir.Module, exported: export.Exported | None, trusted: bool) -> int:
+    if not trusted and (unknown := next((name for name in module.operation.attributes if name not in _OF_MODULES), "")):
+        raise ProgramRefused(f"its module has the attribute {unknown[:80]}, which JAX's have not")
     types: set[ir.Type] = set()
     functions: dict[str, ir.Operation] = {}
     meshes: dict[str, ir.Attribute] = {}

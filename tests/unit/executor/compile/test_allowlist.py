@@ -27,7 +27,7 @@ from pathways_ray import limits
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile import allowlist, confinement, sandbox
 from pathways_ray.executor.compile.sandbox import Sandbox
-from tests.unit.executor.compile.exports import MESH, blob_of, exported, written
+from tests.unit.executor.compile.exports import MESH, blob_of, exported, from_text, written
 
 FIVE = jax.ShapeDtypeStruct((5,), np.int8)
 
@@ -163,6 +163,27 @@ def test_what_is_written_by_hand_is_not_refused_for_that() -> None:
     allowlist.check_function(written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>"))
     allowlist.check_function(written(CALL, chain(30, 1, "")))
     allowlist.check_function(written(nested(30)))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "mhlo.use_auto_spmd_partitioning = true",
+        """mhlo.input_output_alias = [
+            {alias = {kind = "must_alias", parameter_index = array<i64>, parameter_number = 0 : i64},
+             output_index = array<i64: 0>}]""",
+        """mhlo.frontend_attributes = {xla.sdy.meshes = "{}"}""",
+    ],
+)
+def test_what_a_module_says_of_itself_is_what_jax_says(said: str) -> None:
+    """By the first XLA ends the process that compiles it, by the second it takes the memory of an argument."""
+    like = exported(lambda v: v + 1)
+    text = like.mlir_module()
+    assert text.count("mhlo.num_replicas = 1 : i32}") == 1
+    blob = from_text(text.replace("mhlo.num_replicas = 1 : i32}", f"mhlo.num_replicas = 1 : i32, {said}}}"), like)
+    with pytest.raises(ProgramRefused, match=rf"its module has the attribute {said.split()[0]}, which"):
+        allowlist.check_function(blob)
+    assert allowlist.check_function(blob, trusted=True) == 0
 
 
 def test_limits_of_size(monkeypatch: pytest.MonkeyPatch) -> None:
