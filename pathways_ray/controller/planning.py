@@ -24,7 +24,7 @@ from pathways_ray.controller.programs import (
 )
 from pathways_ray.controller.scripts import lowered_script, script_texts
 from pathways_ray.controller.tenants import Tenant
-from pathways_ray.errors import Failure, PathwaysError, ProgramRefused, to_failure
+from pathways_ray.errors import Failure, PathwaysError, ProgramRefused, WireError, to_failure
 from pathways_ray.ir.graph import Graph, Result, bodies_in, functions_in
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.script import has_control
@@ -119,6 +119,8 @@ def _answered(request: PlanRequest, graph: Graph) -> PlanReply:
     if refused is not None:
         return PlanReply(failure=refused)
     check_trust(request.tenant, graph)
+    if graph.decides:  # `split` says that of segments: a host ends that is to say a value which is no whole number
+        raise WireError(f"program {graph.name[:100]!r} says that results of it decide, which is not a client's to say")
     slices = {placed.mesh.id: placed for placed in request.slices}
     if has_control(graph):
         if request.text:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 
 from pathways_ray import limits
+from pathways_ray.controller.planning import PlanRequest, answer, plan_if_cheap
 from pathways_ray.controller.programs import (
     BufferType,
     check_functions,
@@ -17,6 +18,7 @@ from pathways_ray.controller.programs import (
     placed_graph,
     plan_program,
 )
+from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import GraphError, PathwaysError, TooLarge, WireError
 from pathways_ray.ir.graph import Argument, Graph, Result
 from pathways_ray.ir.plan import IslandPlan
@@ -132,6 +134,20 @@ def test_functions_have_a_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(programs())
 def test_a_graph_is_its_own_message(case: tuple[Sketch, Graph]) -> None:
     assert decode_graph(encode(case[1])) == case[1]
+
+
+@pytest.mark.parametrize("decides", [(0,), (0, 0), (-1,), (99,)])
+def test_a_client_does_not_say_which_results_decide(decides: tuple[int, ...]) -> None:
+    """A host ended where such a result was no whole number: it says the value once it is there."""
+    sketch, graph = two_islands()
+    slices = tuple(sketch.placement.values())
+    assert answer(PlanRequest(encode(graph), slices, True, Tenant("t"))).failure is None
+    said = PlanRequest(encode(msgspec.structs.replace(graph, decides=decides)), slices, True, Tenant("t"))
+    for reply in (answer(said), plan_if_cheap(said)):
+        assert reply is not None
+        assert reply.failure is not None
+        assert reply.failure.kind == "WireError"
+        assert "says that results of it decide, which is not a client's to say" in reply.failure.message
 
 
 def test_broken_graphs_are_refused_and_never_break_the_planner() -> None:
