@@ -13,6 +13,11 @@ import msgspec
 
 CLOSE_REASON = 1 << 31
 
+AT_ONCE_BYTES, AT_ONCE_FOR_STRANGERS = 9 << 20, 1 << 16
+"""Room that is made for a frame by its length alone: that of a batch with arrays; and less before an owner reads. Four
+bytes may say 256 MiB, and to clear so much takes longer than all else that a loop does. So more is made as bytes come,
+each time as much as there is."""
+
 MAX_COPIED_BYTES = 1 << 16
 """Shorter batches are copied behind their header, which costs less than a second call of the kernel."""
 
@@ -46,16 +51,17 @@ PING = frame(b"")
 
 
 class Frames:
-    """Takes bytes as they come, gives the frames that are whole. `limit` is the longest that the next one may be."""
+    """Takes bytes as they come, gives the frames that are whole. `limit` is the longest that the next one may be, and
+    `at_once` the most for which there is room before its bytes come."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit, self.at_once = limit, AT_ONCE_BYTES
         self.close_reason: str | None = None
         self._header = b""
         self._spoken = False
         self._body: bytearray | None = None
-        """Of a frame that is not all there: each byte is copied once, to its place."""
-        self._filled = 0
+        """Of a frame that is not all there: each byte is copied to its place."""
+        self._filled = self._size = 0
 
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Batches that are whole now, none of which is a view of `data`. Raises `LinkLost` for a frame that is longer
@@ -77,11 +83,13 @@ class Frames:
                     yield from self._end(bytes(coming[at : at + size]))
                     at += size
                     continue
-                self._body, self._filled = bytearray(size), 0
-            end = min(len(self._body), self._filled + len(coming) - at)
+                self._body, self._filled, self._size = bytearray(min(size, self.at_once)), 0, size
+            end = min(self._size, self._filled + len(coming) - at)
+            if (room := len(self._body)) < end:
+                self._body += bytes(min(self._size, max(end, 2 * room)) - room)
             memoryview(self._body)[self._filled : end] = coming[at : at + end - self._filled]
             at, self._filled = at + end - self._filled, end
-            if end == len(self._body):
+            if end == self._size:
                 whole, self._body = cast(bytes, self._body), None  # who takes a batch takes any buffer
                 yield from self._end(whole)
 

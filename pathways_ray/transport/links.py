@@ -26,7 +26,17 @@ from pathways_ray import limits
 from pathways_ray.liveness import Liveness
 from pathways_ray.machine_load import slowness
 from pathways_ray.transport.endpoints import Tls, joined
-from pathways_ray.transport.frames import CLOSE_REASON, HANDSHAKE, PING, Frames, Handshake, LinkLost, framed
+from pathways_ray.transport.frames import (
+    AT_ONCE_BYTES,
+    AT_ONCE_FOR_STRANGERS,
+    CLOSE_REASON,
+    HANDSHAKE,
+    PING,
+    Frames,
+    Handshake,
+    LinkLost,
+    framed,
+)
 from pathways_ray.transport.messages import encode
 from pathways_ray.transport.rooms import Room
 from pathways_ray.transport.sockets import READ_BYTES
@@ -89,6 +99,7 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._unauthenticated: dict[AsyncLink, str] = unauthenticated if unauthenticated is not None else {}
         self._loop = asyncio.get_running_loop()
         self._frames = Frames(MAX_HANDSHAKE_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
+        self._frames.at_once = AT_ONCE_FOR_STRANGERS
         self._batches: deque[bytes] = deque()
         self._ahead = 0
         self._gone = asyncio.Event()
@@ -201,7 +212,8 @@ class AsyncLink(asyncio.BufferedProtocol):
     # Called by the owner.
 
     async def read(self) -> bytes | None:
-        """The next batch, or None at the end."""
+        """The next batch, or None at the end. Who reads has looked at the metadata."""
+        self._frames.at_once = AT_ONCE_BYTES
         while not self._batches:
             if self._over or self._closed:
                 return None
@@ -249,6 +261,10 @@ class AsyncLink(asyncio.BufferedProtocol):
             return
         for piece in framed(batch):
             transport.write(piece)
+
+    def limit(self, most: int) -> None:
+        """Takes no batch of more than `most` bytes from now on."""
+        self._frames.limit = most
 
     def refuse(self, reason: str) -> NoReturn:
         """Hangs up with a reason. Raises `LinkLost`, which ends the handler."""

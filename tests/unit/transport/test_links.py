@@ -10,6 +10,7 @@ import queue
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,15 @@ def test_frames_come_out_whole_however_the_bytes_come(step: int) -> None:
     frames = Frames(1000)
     found = [batch for k in range(0, len(data), step) for batch in frames.feed(data[k : k + step])]
     assert found == [batch for batch in sent if batch]  # an empty one says only that the other end lives
+
+
+@pytest.mark.parametrize("step", [1, 3, 64, 1000])
+def test_room_for_a_frame_is_made_as_its_bytes_come(step: int) -> None:
+    data = frame(bytes(range(256)) * 3) + frame(b"next")
+    frames = Frames(1000)
+    frames.at_once = 5
+    found = [batch for k in range(0, len(data), step) for batch in frames.feed(data[k : k + step])]
+    assert found == [bytes(range(256)) * 3, b"next"]
 
 
 def test_a_frame_over_the_limit_is_refused_before_it_is_there() -> None:
@@ -464,6 +474,24 @@ def test_a_connection_that_does_not_begin_with_a_handshake_ends_and_reaches_no_h
     dialled.outbox.send(Completed((1,)))
     dialled.wait(lambda: dialled.launches == [1])
     dialled.close()
+    server.stop()
+
+
+def test_a_stranger_gets_no_room_for_a_frame_that_he_says_he_sends() -> None:
+    """Handshakes without a right, each with the length of a frame of 255 MiB behind it: some 80 bytes."""
+    server = Server(None)
+    data = frame(encode(Handshake(REFUSING, {}))) + (255 << 20).to_bytes(4, "big")
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            with socket.create_connection(links.endpoint(server.address), timeout=LIMIT_S) as peer:
+                peer.sendall(data)
+                while peer.recv(1 << 16):
+                    pass
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 << 20
     server.stop()
 
 
