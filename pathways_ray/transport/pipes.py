@@ -45,10 +45,21 @@ def is_pipe(came: SharedFile) -> bool:
     """
     if not stat.S_ISSOCK(os.fstat(came.descriptor).st_mode):
         return False
-    with socket.socket(fileno=os.dup(came.descriptor)) as end:
+    with _copy_of(came) as end:
         if (end.family, end.type) != (socket.AF_UNIX, socket.SOCK_STREAM):
             raise WireError(f"a socket of family {end.family}, type {end.type} came for an array, and no end of a pipe")
     return True
+
+
+def _copy_of(came: SharedFile) -> socket.socket:
+    """A further descriptor of a socket. Raises `OSError` where the system does not say what kind of socket it is, as of
+    one that was opened as a path."""
+    number = os.dup(came.descriptor)
+    try:
+        return socket.socket(fileno=number)
+    except BaseException:  # else it would stay open for as long as this process lives
+        os.close(number)
+        raise
 
 
 class _End:
@@ -159,7 +170,7 @@ class HostPipe(_End):
     """The host's end, of a descriptor for which `is_pipe` holds."""
 
     def __init__(self, end: SharedFile) -> None:
-        super().__init__(socket.socket(fileno=os.dup(end.descriptor)))
+        super().__init__(_copy_of(end))
         self._socket.setblocking(True)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD_BYTES)
         for limit in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

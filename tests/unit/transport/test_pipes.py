@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -147,6 +148,18 @@ def test_a_socket_of_another_kind_is_refused(kind: tuple[int, int]) -> None:
     with pytest.raises(WireError, match="no end of a pipe"):
         is_pipe(came)
     assert os.fstat(came.descriptor), "it is closed with its last reference, and not before"
+
+
+def test_a_socket_that_was_opened_as_a_path_is_refused_and_leaves_no_descriptor(tmp_path: Path) -> None:
+    """A client that hands over many of them would take all that its host has."""
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(tmp_path / "s"))
+        came = SharedFile(os.open(tmp_path / "s", os.O_PATH))
+        before = len(os.listdir("/proc/self/fd"))
+        for make in (is_pipe, HostPipe):
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                make(came)
+        assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
