@@ -30,6 +30,7 @@ class Call:
         outcome: what it came to; None until then.
         error: what it raises instead.
         is_computed: whether each call of `batch` has its outcome.
+        is_gone: whether its thread waits no more.
         woken: what its thread waits for. No `Event`: of that, Ctrl-C may leave a lock held or a waiter asleep.
     """
 
@@ -38,7 +39,7 @@ class Call:
         self.batch: list[Call] = []
         self.outcome: Any = None
         self.error: BaseException | None = None
-        self.is_computed = False
+        self.is_computed = self.is_gone = False
         self.woken: queue.SimpleQueue[None] = queue.SimpleQueue()
 
 
@@ -161,8 +162,9 @@ class JoinedCalls:
         if call.is_computed and call.batch:
             self._finish(call)
         with self._lock:
+            call.is_gone = True
             if not self._queue.leave(call) and call.batch:
-                rest = [one for one in call.batch if one is not call]
+                rest = [one for one in call.batch if not one.is_gone]
                 if rest:
                     self._queue.shrunk(call.batch, rest)
                 else:

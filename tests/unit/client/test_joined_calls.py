@@ -153,6 +153,19 @@ def test_who_is_interrupted_before_it_computes_hands_its_batch_over() -> None:
     assert joined._queue.under_way == []
 
 
+def test_a_batch_is_not_handed_to_who_is_gone() -> None:
+    """1. One of three leaves off to wait. 2. The one that is to compute them does so as well. 3. The third does it."""
+    joined = JoinedCalls(Held(), 4)
+    mine, gone, other = (Call("f", 1, (number,)) for number in range(3))
+    mine.batch = [mine, gone, other]
+    joined._queue.under_way = [mine.batch]
+    joined._give_up(gone)
+    joined._give_up(mine)
+    assert (other.batch, other.woken.empty(), joined._queue.under_way) == ([other], False, [[other]])
+    joined._give_up(other)
+    assert joined._queue.under_way == []
+
+
 def test_a_batch_that_was_not_woken_for_ctrl_c_is_woken_after_it() -> None:
     """1. The end of a batch has another leave. 2. Ctrl-C comes before that one is woken. 3. It is woken."""
     joined = JoinedCalls(Held(), 4)
