@@ -59,7 +59,8 @@ class Invitation(NamedTuple):
 
 
 def received(connection: socket.socket) -> tuple[bytes, SharedFile | None]:
-    """The next message and the file that came with it; b"" at the end. Raises `OSError`."""
+    """The next message and the file that came with it, unless this process has no descriptor left for that; b"" at the
+    end. Raises `OSError`."""
     space = _room.space  # that of all sockets of the thread
     size, others, flags, _ = connection.recvmsg_into((space,), _DESCRIPTOR_BYTES, socket.MSG_CMSG_CLOEXEC)
     message = bytes(space[:size])
@@ -69,7 +70,8 @@ def received(connection: socket.socket) -> tuple[bytes, SharedFile | None]:
             numbers = array.array("i")
             numbers.frombytes(body[: len(body) - len(body) % numbers.itemsize])
             found += [SharedFile(number) for number in numbers]
-    if flags & _CUT or len(found) > 1:
+    # Cut where nothing was found, it had a file. The message counts all the same: who has sent it waits for an answer.
+    if (flags & _CUT and (found or flags & socket.MSG_TRUNC)) or len(found) > 1:
         raise OSError("a message that is too long, or more files than one, came")
     return message, found[0] if found else None
 

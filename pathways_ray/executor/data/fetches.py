@@ -5,7 +5,6 @@ parts or in a file in memory, and whether arrays are there.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -81,7 +80,7 @@ class FetchServer:
         in the one that watches a launch, which waits for no other."""
         message = fetching.message
         asked = len(stream.fetches)
-        with contextlib.suppress(RuntimeError):  # the stream has ended
+        try:
             if asked > MAX_AT_ONCE or asked * len(message.also) > MAX_LOOKS:
                 stream.workers.submit(self._look, stream, fetching)
                 return
@@ -97,6 +96,8 @@ class FetchServer:
                 later.append(partial(read, stream, fetching))
             else:
                 stream.workers.submit(self._read, stream, fetching)
+        except RuntimeError as error:  # the stream has ended, or there is no thread left, and its client waits
+            self._reply(stream, fetching, [self._failed(message, error)])
 
     def _look(self, stream: ClientStream, fetching: FetchRequest) -> None:
         """Reads a value, unless another one has to come first; for a worker of the stream."""

@@ -176,8 +176,12 @@ class DataServer:
         """Takes a message of the local socket, and the file that came with it."""
         try:
             message = wire.TO_HOST_DATA.decode(data)
-            if isinstance(message, wire.PutPart) or (isinstance(message, wire.PutOpen) and file is None):
-                raise WireError(f"{type(message).__name__} came by the local socket, with no file in memory")
+            if isinstance(message, wire.PutPart):
+                raise WireError("PutPart came by the local socket")
+            if isinstance(message, wire.PutOpen) and file is None:
+                lost = OSError("no file and no pipe came with an array; its host may have no descriptor left for one")
+                self._put_failed(stream, message.request, None, lost)
+                return
             counted = isinstance(message, wire.Fetch) and stream.files < MAX_FILES  # uploads are by `stream.upload`
             self._take(stream, message, connection, file if counted or isinstance(message, wire.PutOpen) else None)
         except WireError as error:
