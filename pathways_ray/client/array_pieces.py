@@ -156,11 +156,12 @@ class FetchedArray:
         if file is None:
             return self._array()
         plan = self.plan
-        whole = file.bytes(plan.nbytes, writable=True).view(plan.dtype).reshape(plan.shape)
-        for box, device in plan.shards:
-            if not self.by_host[device.host].in_file:
+        if missing := [box for box, device in plan.shards if not self.by_host[device.host].in_file]:
+            whole = file.bytes(plan.nbytes, writable=True).view(plan.dtype).reshape(plan.shape)
+            for box in missing:
                 whole[_slices(box)] = self._array()[_slices(box)]
-        return whole
+        # The caller may change it, and a fork of this process may do so as well without changing that of the caller.
+        return file.bytes(plan.nbytes, writable=True, shared=False).view(plan.dtype).reshape(plan.shape)
 
     def kept(self, file: SharedFile | None) -> np.ndarray[Any, Any] | ArrayFile:
         """The whole array for an upload to come: where hosts have written it to a file, that file."""

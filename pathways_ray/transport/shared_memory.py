@@ -45,12 +45,13 @@ class Mapping:
     Unlike `mmap.mmap` it keeps no descriptor, of which a process has a thousand.
     """
 
-    def __init__(self, descriptor: int, size: int, writable: bool) -> None:
+    def __init__(self, descriptor: int, size: int, writable: bool, shared: bool = True) -> None:
         self._size = size
+        protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         # What is only read is mapped privately: it is the same memory, and before Linux 6.7 that is the only way to map
         # a file that is sealed against writing.
-        access = (mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED) if writable else (mmap.PROT_READ, mmap.MAP_PRIVATE)
-        self._address = _C.mmap(None, size, *access, descriptor, 0)
+        sharing = mmap.MAP_SHARED if writable and shared else mmap.MAP_PRIVATE
+        self._address = _C.mmap(None, size, protection, sharing, descriptor, 0)
         if self._address in (None, ctypes.c_void_p(-1).value):
             self._size, code = 0, ctypes.get_errno()
             raise OSError(code, f"{size} bytes of shared memory cannot be mapped: {os.strerror(code)}")
@@ -114,9 +115,22 @@ class SharedFile:
                 return  # another host has done so, perhaps just now
             raise WireError(f"the shared memory of an upload cannot be sealed: {error}") from None
 
-    def bytes(self, size: int, writable: bool = False) -> np.ndarray[Any, Any]:
-        """Its bytes as an array, which keeps them when the file is closed."""
-        return np.asarray(Mapping(self.descriptor, size, writable))
+    def bytes(self, size: int, writable: bool = False, shared: bool = True) -> np.ndarray[Any, Any]:
+        """Its bytes as an array, which keeps them when the file is closed.
+
+        Args:
+            shared: whether what is written there is written to the file, for all who have it: a fork of this process
+                has all that it has mapped.
+        """
+        return np.asarray(Mapping(self.descriptor, size, writable, shared))
+
+    def copy(self, size: int) -> np.ndarray[Any, Any]:
+        """A copy of its first bytes, in memory that is not mapped."""
+        found = aligned(size)
+        rest = memoryview(found.data)
+        while rest and (count := os.preadv(self.descriptor, [rest], size - len(rest))):
+            rest = rest[count:]
+        return found
 
     def write(self, array: np.ndarray[Any, Any], offset: int) -> None:
         """Writes the elements of an array in C order, from `offset` on."""

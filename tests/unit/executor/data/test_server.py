@@ -1135,6 +1135,8 @@ def test_a_lone_shard_comes_in_a_file_as_an_array_does(host: Host, data: DataLin
         found = data.fetch(1, plan, lambda: None, None, None, into)
         np.testing.assert_array_equal(found, LARGE)
         np.testing.assert_array_equal(into.bytes(LARGE.nbytes).view(LARGE.dtype), LARGE.reshape(-1))
+        found[:] = 0  # in a fork of the client, say: others have what was fetched
+        np.testing.assert_array_equal(into.bytes(LARGE.nbytes).view(LARGE.dtype), LARGE.reshape(-1))
 
 
 # --- clients that are not of this project -----------------------------------------------------------------------------
