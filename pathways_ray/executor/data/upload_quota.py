@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from weakref import WeakSet
 
 from pathways_ray import limits
 from pathways_ray.errors import QuotaExceeded, TooLarge, WireError
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, item_bytes
+from pathways_ray.transport.shared_memory import Mapping
 
 
 def check_type(kind: ArrayType) -> None:
@@ -30,6 +32,9 @@ def device_bytes(boxes: list[Box], dtype: str) -> int:
     return sum(math.prod(box_shape(box)) for box in boxes) * item_bytes(dtype)
 
 
+LOOK_AT = 1024
+"""Uploads that came into the store, from which on one looks whether they are there yet."""
+
 Name = tuple[int, int]
 """A session and its number of a buffer."""
 
@@ -40,11 +45,16 @@ class UploadQuota:
 
     Args:
         reserved: uploads on their way.
-        stored: uploads that came into the store; those that have left it since are removed when room is needed.
+        stored: uploads that came into the store; those that have left it since are removed when room is needed, and
+            when most of them may have.
+        mapped: the files of uploads that are mapped.
     """
 
     reserved: dict[Name, int] = field(default_factory=dict)
     stored: dict[Name, int] = field(default_factory=dict)
+    mapped: WeakSet[Mapping] = field(default_factory=WeakSet)
+    _stored_bytes: int = 0
+    _look_at: int = LOOK_AT
 
     def reserve(self, buffer: Name, asked: int, allowed: int | None, present: Callable[[Name], bool]) -> None:
         """Reserves room for an upload that starts.
@@ -59,6 +69,9 @@ class UploadQuota:
         """
         if buffer in self.reserved:
             raise WireError(f"buffer {buffer[1]} is on its way already")
+        if len(self.stored) >= self._look_at:  # who puts small arrays again and again would never need room
+            self.forget(present)
+            self._look_at = max(LOOK_AT, 2 * len(self.stored))
         coming = sum(self.reserved.values())
         if coming + asked > limits.MAX_UPLOAD_BYTES:
             raise QuotaExceeded(
@@ -77,6 +90,7 @@ class UploadQuota:
     def forget(self, present: Callable[[Name], bool]) -> None:
         """Forgets uploads that have left the store."""
         self.stored = {name: size for name, size in self.stored.items() if present(name)}
+        self._stored_bytes = sum(self.stored.values())
 
     @property
     def is_empty(self) -> bool:
@@ -84,11 +98,13 @@ class UploadQuota:
 
     def keep(self, buffer: Name) -> None:
         """The upload is in the store."""
-        self.stored[buffer] = self.stored.get(buffer, 0) + self.reserved.pop(buffer, 0)
+        size = self.reserved.pop(buffer, 0)
+        self.stored[buffer] = self.stored.get(buffer, 0) + size
+        self._stored_bytes += size
 
     def release(self, buffer: Name) -> None:
         """The upload has failed."""
         self.reserved.pop(buffer, None)
 
     def _used(self) -> int:
-        return sum(self.reserved.values()) + sum(self.stored.values())
+        return sum(self.reserved.values()) + self._stored_bytes

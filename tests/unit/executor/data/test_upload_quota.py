@@ -6,7 +6,7 @@ import pytest
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, QuotaExceeded, TooLarge, WireError
-from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
+from pathways_ray.executor.data.upload_quota import LOOK_AT, UploadQuota, check_type, device_bytes
 from pathways_ray.ir.types import ArrayType
 
 
@@ -93,3 +93,19 @@ def test_sessions_of_a_tenant_share_its_quota() -> None:
     store.clear()
     quota.forget(store.__contains__)
     assert quota.is_empty
+
+
+def test_small_arrays_that_have_left_are_not_kept() -> None:
+    """They never need room: who puts one for each step would be looked at for longer each time, and others wait."""
+    quota = UploadQuota()
+    for number in range(5 * LOOK_AT):
+        quota.reserve((7, number), 4, 1 << 40, lambda name: False)
+        quota.keep((7, number))
+    assert len(quota.stored) <= LOOK_AT
+    there = dict(quota.stored)
+    for number in range(5 * LOOK_AT):
+        quota.reserve((8, number), 4, 1 << 40, lambda name: True)
+        quota.keep((8, number))
+    assert len(quota.stored) == len(there) + 5 * LOOK_AT
+    with pytest.raises(QuotaExceeded, match=f"hold {4 * len(quota.stored)}"):
+        quota.reserve((9, 1), 1, 4 * len(quota.stored), lambda name: True)
