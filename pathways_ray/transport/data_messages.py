@@ -56,7 +56,7 @@ class Fetch(Message, tag=52):
 
     request: int
     buffer: int
-    devices: tuple[int, ...]
+    devices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_FETCHED_SHARDS)]
     also: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=limits.MAX_SIBLINGS)] = ()
 
 

@@ -22,7 +22,7 @@ class LaunchEarly(Message, tag=59):
     results: Counted
     inline: InlineArguments = ()
     request: int = 0
-    devices: tuple[int, ...] = ()
+    devices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_FETCHED_SHARDS)] = ()
 
 
 class EarlyAllowed(Message, tag=62):

@@ -97,7 +97,7 @@ class ClientStream:
         if is_pipe(came):
             made = PipedUpload(message, boxes, host, HostPipe(came))
         else:
-            made = SharedUpload(message, boxes, host, came)
+            made = SharedUpload(message, boxes, host, came, self.quota.mapped)
         self.handed.add(made)
         return made
 

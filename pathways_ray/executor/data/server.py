@@ -43,7 +43,7 @@ from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving
 from pathways_ray.transport import links, streams
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.batcher import check_batch
+from pathways_ray.transport.batcher import MAX_HEADER_BYTES, check_batch
 from pathways_ray.transport.capabilities import grant_of, is_slice_tag, session_of
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.local_sockets import LocalServer
@@ -61,6 +61,10 @@ them goes over the link."""
 
 MAX_BATCH = 1 << 14
 """Messages in one batch of a client: what others wait for, a few tenths of a second, before they are served."""
+
+MAX_BUFFERS = 2 * limits.MAX_SESSION_BUFFERS
+"""Arrays of one session on this host, beyond which it takes no upload. The controller lets a session have half as many,
+but hears only of those that its client names: uploads without end, of arrays without bytes, would fill this process."""
 
 _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError, OSError, jax.errors.JaxRuntimeError)
 
@@ -133,6 +137,7 @@ class DataServer:
             link.refuse("wrong data token, or its session has ended")
         if sum(stream.session == grant.session for stream in self.streams) >= MAX_STREAMS:
             link.refuse(f"the session has {MAX_STREAMS} data streams to this host, the most that it may have")
+        link.limit(limits.MAX_CLIENT_BATCH_BYTES + MAX_HEADER_BYTES)
         stream = ClientStream(link, grant, self.quotas.setdefault(grant.tenant, UploadQuota()))
         self.streams.add(stream)
         stream.outbox.send(wire.LocalDoor(*self.local.invite(stream)))
@@ -280,6 +285,8 @@ class DataServer:
             raise WireError(f"request {message.request} is under way already")
         if len(stream.uploads) >= limits.MAX_REQUESTS:
             raise QuotaExceeded(f"{limits.MAX_REQUESTS} puts of a stream may be under way; one more was asked for")
+        if len(self.store.of_session(stream.session)) >= MAX_BUFFERS:
+            raise QuotaExceeded(f"a session may have {MAX_BUFFERS} arrays on a host; one more was put")
         check_devices(message.placed, self.host, len(self.compiler.devices))
         check_type(message.type)
         check_layout(message.type, message.spec, message.placed.mesh, "put")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import jax
 import numpy as np
@@ -16,9 +17,13 @@ from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.pipes import HostPipe
-from pathways_ray.transport.shared_memory import SharedFile, aligned, offsets
+from pathways_ray.transport.shared_memory import Mapping, SharedFile, aligned, offsets
 
 DIGEST_BYTES = 16
+
+MAX_MAPPED = 1024
+"""Files of uploads of one tenant that are mapped; further ones are copied. A process may map some 65,530 things, among
+them its heap and the stacks of its threads, and an array of one byte in a file of its own is one of them."""
 
 
 class Upload:
@@ -80,10 +85,16 @@ class Upload:
 
 
 class SharedUpload(Upload):
-    """An array that came whole, in a file in memory of which its client has the other end."""
+    """An array that came whole, in a file in memory of which its client has the other end.
 
-    def __init__(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, file: SharedFile) -> None:
-        self._file = file
+    Args:
+        mapped: the files of its tenant that are mapped.
+    """
+
+    def __init__(
+        self, message: wire.PutOpen, boxes: Sequence[Box], host: int, file: SharedFile, mapped: WeakSet[Mapping]
+    ) -> None:
+        self._file, self._mapped = file, mapped
         super().__init__(message, boxes, host)
 
     def _allocate(self, size: int) -> None:
@@ -93,7 +104,13 @@ class SharedUpload(Upload):
 
     def array(self, compiler: Compiler) -> jax.Array:
         self._file.seal()
-        whole, size = self._file.bytes(self._bytes), self.size // len(self.boxes)
+        if len(self._mapped) < MAX_MAPPED:
+            mapping = Mapping(self._file.descriptor, self._bytes, writable=False)
+            self._mapped.add(mapping)
+            whole = np.asarray(mapping)
+        else:
+            whole = self._file.copy(self._bytes)
+        size = self.size // len(self.boxes)
         self.buffers = [whole[place : place + size] for place in self._places]
         return super().array(compiler)
 

@@ -1154,6 +1154,38 @@ def test_a_batch_of_very_many_messages_is_not_decoded(host: Host, wire: Wire) ->
     assert wire.next().data == SMALL.tobytes()
 
 
+def test_a_batch_that_is_too_long_is_refused_by_its_length(host: Host) -> None:
+    hostile = Wire(host)
+    hostile.doors.get(timeout=LIMIT_S)
+    hostile.outbox._write((9 << 20).to_bytes(4, "big"), True)  # type: ignore[misc]
+    with pytest.raises(LinkLost, match="a frame of 9437184 bytes came; the limit is 8388613"):
+        hostile.next()
+
+
+def test_a_question_for_very_many_shards_is_not_kept(host: Host) -> None:
+    """A number takes a byte on the way and eight here, for as long as the question waits."""
+    hostile = Wire(host)
+    hostile.send(Fetch(1, 99, (0,) * (limits.MAX_FETCHED_SHARDS + 1)))
+    with pytest.raises(LinkLost, match="length <= 4096"):
+        hostile.next()
+    assert host.store.waiting() == 0
+
+
+def test_arrays_without_bytes_are_counted_too(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the controller hears nothing of are here alone, and may be put without end."""
+    monkeypatch.setattr(data_server, "MAX_BUFFERS", 5)
+    empty = np.zeros(0, np.float32)
+    for request in range(1, 6):
+        wire.send(put(request, request, empty)[0])
+        assert wire.next() == PutDone(request)
+    wire.send(put(6, 6, empty)[0])
+    refused = wire.next()
+    assert refused.failure.kind == "QuotaExceeded"
+    host.store.drop(SESSION, (1,))
+    wire.send(put(7, 7, empty)[0])
+    assert wire.next() == PutDone(7)
+
+
 def test_other_clients_are_served_between_the_batches_of_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that have come together are no turn of the loop by themselves."""
     taken: list[int] = []

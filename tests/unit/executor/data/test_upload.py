@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import gc
 from typing import Any
+from weakref import WeakSet
 
 import jax
 import ml_dtypes
@@ -11,12 +13,13 @@ import numpy as np
 import pytest
 
 from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.upload import SharedUpload, Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import PutOpen, PutPart
-from pathways_ray.transport.shared_memory import SharedFile
+from pathways_ray.transport.shared_memory import Mapping, SharedFile
 from tests.unit.helpers import placed
 
 WHERE = placed(1, ["0.0", "0.1", "1.0", "1.1"], (2, 2))
@@ -62,6 +65,7 @@ def test_who_does_not_know_the_secret_cannot_make_a_digest() -> None:
 
 PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
 BIG = np.arange(1 << 18, dtype=np.float32)
+MAPPED: WeakSet[Mapping] = WeakSet()
 
 
 @functools.cache
@@ -78,7 +82,7 @@ def uploaded(value: np.ndarray[Any, Any], shared: bool) -> tuple[Upload, jax.Arr
     if shared:
         file = SharedFile.create(-(-value.nbytes // 64) * 64)
         file.write(value, 0)
-        upload: Upload = SharedUpload(message, boxes, 0, file)
+        upload: Upload = SharedUpload(message, boxes, 0, file, MAPPED)
     else:
         upload = Upload(message, boxes, 0)
         upload.add(PutPart(1, 0, 0, value.tobytes()))
@@ -111,3 +115,15 @@ def test_memory_of_a_file_outlives_the_upload_and_is_not_written_to() -> None:
     assert changed[3] == -1
     np.testing.assert_array_equal(kept if not kept.is_deleted() else BIG, BIG)
     np.testing.assert_array_equal(changed[4:], BIG[4:])
+
+
+def test_files_beyond_some_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process may map only so many: who puts very small arrays in files takes its heap and threads from a host."""
+    monkeypatch.setattr(upload_module, "MAX_MAPPED", len(MAPPED) + 2)
+    made = [uploaded(BIG[k : k + 64], shared=True) for k in range(4)]
+    assert len(MAPPED) == upload_module.MAX_MAPPED
+    for k, (_, array) in enumerate(made):
+        np.testing.assert_array_equal(array, BIG[k : k + 64])
+    del made, array, _
+    gc.collect()  # JAX lets go of what is no array any more
+    assert len(MAPPED) < upload_module.MAX_MAPPED
