@@ -165,6 +165,18 @@ def array_maker(
     return made
 
 
+def letting_go() -> Callable[[], None]:
+    """A call that has JAX let go of the memory from the host that arrays have kept which are gone.
+
+    A thread that drops an array may not have Python's lock, so JAX keeps that memory until something of it is called
+    next. A host on which nothing is called would keep it for ever.
+    """
+    from jaxlib import _jax
+
+    let_go: Callable[[], None] = _jax.collect_garbage
+    return let_go
+
+
 @contextlib.contextmanager
 def ray_on_loopback() -> Iterator[None]:
     """Has a Ray that starts meanwhile listen on 127.0.0.1 only, as it does on macOS.

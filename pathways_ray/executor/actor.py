@@ -17,6 +17,7 @@ import msgspec
 import ray
 
 from pathways_ray import limits, names
+from pathways_ray.compat import letting_go
 from pathways_ray.executor.compile.backend import adopt_environment
 from pathways_ray.executor.compile.hardware import described
 from pathways_ray.executor.compile.platforms import backend_of
@@ -152,7 +153,7 @@ class HostExecutor(Inspectable):
             raise RuntimeError(f"host {self.host} was to have {devices} {platform} devices; JAX sees {local}")
         grouped = {h: [d for d in jax.devices() if d.process_index == k] for k, h in enumerate(self.members)}
         self.epoch = reply.epoch
-        self.store = BufferStore()
+        self.store = BufferStore(letting_go())
         compiler = Compiler(self.host, local[:devices], grouped)
         near = machine() if self.backend.shares_memory else ""
         transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret, near)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import weakref
 from typing import Any
 from weakref import WeakSet
 
@@ -12,8 +13,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pathways_ray.compat import letting_go
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import upload as upload_module
+from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.upload import SharedUpload, Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import shard_boxes
@@ -115,6 +118,19 @@ def test_memory_of_a_file_outlives_the_upload_and_is_not_written_to() -> None:
     assert changed[3] == -1
     np.testing.assert_array_equal(kept if not kept.is_deleted() else BIG, BIG)
     np.testing.assert_array_equal(changed[4:], BIG[4:])
+
+
+@pytest.mark.parametrize("how", ["deleted", "the session ends"])
+def test_memory_goes_with_the_last_array_on_it(how: str) -> None:
+    """On a host that does nothing else: a big array would stay for as long as it is idle."""
+    store, before = BufferStore(letting_go()), set(MAPPED)
+    store.put(7, 1, uploaded(BIG, shared=True)[1])
+    mapping = weakref.ref((set(MAPPED) - before).pop())
+    if how == "deleted":
+        store.drop(7, (1,))
+    else:
+        store.drop_session(7)
+    assert mapping() is None
 
 
 def test_files_beyond_some_are_copied(monkeypatch: pytest.MonkeyPatch) -> None:
