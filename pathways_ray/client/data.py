@@ -231,7 +231,7 @@ class DataLinks:
             for link, opening, held, what in asked:
                 link.uploads[opening.request] = sent
                 if isinstance(what, list):
-                    link.outbox.send_all(what)
+                    link.send_parts(opening.request, what)
                 elif not link.hand(opening, what):
                     link.outbox.send_all(copies.messages(opening, held))
                 if link.dead is not None:

@@ -31,6 +31,10 @@ MAX_PIPES = 16
 """Arrays that go to a host by pipes and in files, and that it has not stored; a further one waits for its turn. A host
 allows a client twice as many."""
 
+MAX_COMING_BYTES = 256 << 20
+"""Arrays that go to a host in parts, and that it has not stored: there are copies of them here. A further one waits for
+its turn, unless it is alone."""
+
 DOOR_LIMIT_S = 2.0
 """A stream that was just opened waits this long for its host to say where its local socket is."""
 
@@ -82,6 +86,9 @@ class DataLink:
         self.passed: dict[int, HostPipe] = {}
         """The ends of pipes that others write to and the host reads, by uploads that it has not stored."""
         self.handed: set[int] = set()
+        self.coming: dict[int, int] = {}
+        """The bytes of uploads in parts that the host has not stored."""
+        self._coming_bytes = 0
         self.dead: Failure | None = None
         self._local: LocalSocket | None = None
         self.is_local = False
@@ -159,7 +166,7 @@ class DataLink:
     def _uploaded(self, request: int, failure: Failure | None) -> None:
         sent = self.uploads.pop(request, None)
         self.passed.pop(request, None)
-        if request in self.handed:
+        if request in self.handed or request in self.coming:
             self._end_turn(request)
         if sent is not None:
             sent.acknowledge(sent.upload, self.host, failure)
@@ -244,7 +251,21 @@ class DataLink:
     def _end_turn(self, request: int) -> None:
         with self._turn:
             self.handed.discard(request)
+            self._coming_bytes -= self.coming.pop(request, 0)
             self._turns.notify_all()
+
+    def send_parts(self, request: int, messages: list[wire.Message]) -> None:
+        """Sends an upload in parts, when it is its turn: copies of many, over a slow network, would fill the memory."""
+        size = sum(len(message.data) for message in messages if isinstance(message, wire.PutPart))
+        with self._turn:
+            if not getattr(_thread, "reads", False):  # else nobody would read that it is its turn
+                self._turns.wait_for(lambda: self._may_come(size))
+            self.coming[request] = size
+            self._coming_bytes += size
+        self.outbox.send_all(messages)
+
+    def _may_come(self, size: int) -> bool:
+        return not self.coming or self._coming_bytes + size <= MAX_COMING_BYTES or self.dead is not None
 
     def _send_by_pipe(self, opening: wire.PutOpen, arrays: Pieces) -> bool:
         try:

@@ -959,6 +959,44 @@ def test_a_client_on_another_machine_sends_parts(host: Host, data: DataLinks, mo
     np.testing.assert_array_equal(data.fetch(1, whole(LARGE_KIND), lambda: None), LARGE)
 
 
+def test_arrays_that_go_in_parts_wait_until_their_host_has_stored_some(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. A host on another machine takes its time. There are copies of two arrays; who puts a third one waits.
+    2. It goes on, and all arrive.
+    3. One that is larger than the limit goes alone.
+    """
+    monkeypatch.setattr(data_link, "LocalSocket", away)
+    monkeypatch.setattr(data_link, "MAX_COMING_BYTES", 2 * LARGE.nbytes)
+    hold, array, done = threading.Event(), upload_module.Upload.array, threading.Semaphore(0)
+
+    def slow(upload: Any, compiler: Compiler) -> jax.Array:
+        assert hold.wait(LIMIT_S)
+        return array(upload, compiler)
+
+    monkeypatch.setattr(upload_module.Upload, "array", slow)
+    tag = slice_tag(SECRET, SESSION, PLACED)
+
+    def put_all(first: int, value: np.ndarray[Any, Any], count: int) -> None:
+        kind = ArrayType(value.shape, "float32")
+        for number in range(first, first + count):
+            data.upload(number, value, kind, (("x",),), PLACED, tag, lambda *_: done.release())
+
+    puts = threading.Thread(target=put_all, args=(1, LARGE, 5))
+    puts.start()
+    link = data._link(0)
+    eventually(lambda: len(link.coming) == 2)
+    puts.join(0.2)
+    assert puts.is_alive()
+    assert len(link.coming) == 2
+    hold.set()
+    puts.join(LIMIT_S)
+    put_all(6, np.tile(LARGE, 3), 2)
+    assert all(done.acquire(timeout=LIMIT_S) for _ in range(7))
+    assert (link.coming, link._coming_bytes) == ({}, 0)
+
+
 def test_what_devices_compute_with_cannot_be_changed_by_its_client(host: Host, wire: Wire) -> None:
     """
     1. A client keeps its own descriptor of an upload. Once the host has it, the client cannot write to it any more.
