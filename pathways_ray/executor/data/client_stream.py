@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 
 from pathways_ray.errors import QuotaExceeded
 from pathways_ray.executor.data.buffer_store import Waiter
-from pathways_ray.executor.data.shard_reader import ShardReader
+from pathways_ray.executor.data.shard_reader import ShardReader, is_computed
 from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
 from pathways_ray.ir.regions import Box
@@ -24,6 +25,12 @@ from pathways_ray.transport.shared_memory import SharedFile
 
 MAX_WORKERS = 4
 """Shards of one client that are waited for and copied at a time."""
+
+MAX_AWAITED = MAX_WORKERS - 1
+"""Big values of one client that threads wait for to be computed; one thread is left for those that are."""
+
+LOOK_S = 0.005
+"""The pause between two looks at further ones: at each, so many times longer as there are."""
 
 MAX_STORING = 2
 """Arrays of one client that are read from pipes, and put on devices, at a time."""
@@ -50,6 +57,7 @@ class ClientStream:
         self.storing = ThreadPoolExecutor(MAX_STORING, "put")
         self.handed: set[Upload] = set()
         self.turns = asyncio.Semaphore(MAX_WORKERS)
+        self._awaited = self._looked_at = 0
         self.link = link
         self._resuming: asyncio.Task[None] | None = None
 
@@ -100,6 +108,24 @@ class ClientStream:
             made = SharedUpload(message, boxes, host, came, self.quota.mapped)
         self.handed.add(made)
         return made
+
+    async def computed(self, value: Any) -> None:
+        """Waits until a big value is computed, or has failed, which reading it says. Of many it is looked at now and
+        then: one that is there would wait behind all of them."""
+        while not is_computed(value):
+            if self._awaited < MAX_AWAITED:
+                self._awaited += 1
+                try:
+                    with contextlib.suppress(RuntimeError, ValueError):
+                        await asyncio.get_running_loop().run_in_executor(self.workers, value.block_until_ready)
+                finally:
+                    self._awaited -= 1
+                return
+            self._looked_at += 1
+            try:
+                await asyncio.sleep(LOOK_S * self._looked_at)
+            finally:
+                self._looked_at -= 1
 
     async def hand_over(self, fetching: FetchRequest, value: Any, reader: ShardReader) -> bool:
         """Has a big array come in a file, or by a pipe; false where there is neither, or no room."""

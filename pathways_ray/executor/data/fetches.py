@@ -163,6 +163,7 @@ class FetchServer:
     async def _send(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> None:
         message = fetching.message
         try:
+            await stream.computed(value)
             async with stream.turns:
                 if not await stream.hand_over(fetching, value, self.reader):
                     for device in message.devices:

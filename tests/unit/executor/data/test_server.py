@@ -527,6 +527,20 @@ def test_a_big_array_goes_to_the_devices_while_others_are_served(
     np.testing.assert_array_equal(host.store.get(SESSION, 1), BIG)
 
 
+def test_an_array_that_is_there_does_not_wait_behind_many_that_are_computed(host: Host, wire: Wire) -> None:
+    """Those who serve with a slow program and a quick one, by some threads each, ask so."""
+    matrix = jax.ShapeDtypeStruct((600, 600), np.float32)
+    slow = jax.jit(lambda a: jax.lax.fori_loop(0, 300, lambda _, x: x @ x * 1e-3, a)).lower(matrix).compile()
+    host.put(1, LARGE)
+    host.store.put(SESSION, 2, slow(np.ones((600, 600), np.float32)))
+    wire.send(*(Fetch(request, 2, (0,)) for request in range(2, 9)))
+    eventually(lambda: any(stream._looked_at for stream in host.server.streams))
+    wire.send(Fetch(1, 1, (0,)))
+    came = [wire.next().request for _ in range(8)]
+    assert came[0] == 1
+    assert sorted(came) == list(range(1, 9))
+
+
 def test_a_big_array_that_devices_refuse_fails_alone(host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(upload: Any, compiler: Compiler) -> jax.Array:
         raise MemoryError("no room")
