@@ -49,7 +49,7 @@ _LEAVES = inspect.Signature([inspect.Parameter("leaves", inspect.Parameter.VAR_P
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
 
-_WIDE = ("float64", "int64", "uint64", "complex128")
+WIDE = ("float64", "int64", "uint64", "complex128")
 """Types that JAX has under `jax_enable_x64` only."""
 
 
@@ -89,7 +89,7 @@ class Exported:
         """
         for number, (kind, aval) in enumerate(zip(given, self.arguments, strict=True)):
             taken = prng.data_type(aval).dtype
-            if kind.dtype in _WIDE and kind.dtype != taken.name:
+            if kind.dtype in WIDE and kind.dtype != taken.name:
                 raise UsageError(
                     f"argument {number} of {self.name} is a {kind}, which it takes as {taken.name}: arrays of 64 bits "
                     "need jax_enable_x64 where they are used as well. Call it under `with jax.enable_x64(True):`, or "

@@ -5,6 +5,7 @@ It comes from an equation of a traced program, or from what JAX is asked for out
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_ray.client import prng, propagation, source_info
 from pathways_ray.client.array import Array
-from pathways_ray.client.export import Exported
+from pathways_ray.client.export import WIDE, Exported
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import SpecError, UsageError
@@ -139,17 +140,17 @@ class Operation:
         found = propagation.output_specs(self.closed, inputs, where.type)
         asked = self.outputs or (None,) * len(found)
         outputs = [spec if spec is not None else other for spec, other in zip(asked, found, strict=True)]
-        return export(
-            self.name,
-            jex_core.jaxpr_as_fun(self.closed),
-            avals,
-            inputs,
-            lambda _: outputs,
-            where,
-            platforms,
-            self.donated,
-            known=self.closed,
-        )
+        run = jex_core.jaxpr_as_fun(self.closed)
+        with _keeping_width(self.closed):
+            return export(
+                self.name, run, avals, inputs, lambda _: outputs, where, platforms, self.donated, known=self.closed
+            )
+
+
+def _keeping_width(closed: Any) -> contextlib.AbstractContextManager[Any]:
+    """Has JAX keep the types of 64 bits that a jaxpr takes, where it is traced again outside of `jax.enable_x64`."""
+    is_wide = any(aval.dtype.name in WIDE for aval in closed.in_avals)
+    return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
 
 
 def is_pinned(params: Any) -> bool:

@@ -36,7 +36,8 @@ class SliceArray(jax.Array):
         """The type that JAX traces with."""
         kind = self._type
         if kind.shaped is None:
-            kind.shaped = jax.typeof(kind.aval)
+            with jax.enable_x64(True):  # of 64 bits it is one wherever it is used, as in JAX
+                kind.shaped = jax.typeof(kind.aval)
         return kind.shaped
 
     @property

@@ -90,6 +90,15 @@ def test_64_bits_become_32_as_in_jax(session, slices, equal, value) -> None:
     equal(pw.put(value, slice=slices.a4), jnp.asarray(value))
 
 
+def test_arrays_of_64_bits_are_computed_with_outside_of_enable_x64_as_in_jax(session, slices, equal) -> None:
+    with jax.enable_x64(True):
+        plain = jnp.arange(4) / 3
+        wide = pw.put(plain, slices.a4)
+    for use in (lambda v: v * v, jnp.sin, lambda v: v[1], jax.jit(lambda v: v * jnp.sin(v))):
+        equal(use(wide), use(plain))
+    equal(pw.put(wide, slices.a4, P("x")), plain)
+
+
 def test_values_too_large_for_32_bits_go_as_in_jax(session, slices, equal) -> None:
     for value in (np.array([1e300, -1e300, 1.0]), np.array([2**40 + 3, -1]), np.uint64(2**63 + 1)):
         with warnings.catch_warnings():
