@@ -103,7 +103,7 @@ class Worker:
             except OSError:
                 reply = self._asked(question)
         if reply[:1] == _ENDED:
-            raise WorkerEnded(reply[1:].decode())
+            raise WorkerEnded(reply[1:].decode(errors="replace"))  # of a fork that its question may have taken over
         return reply[1:]
 
     def _asked(self, question: bytes) -> bytes:

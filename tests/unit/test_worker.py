@@ -54,6 +54,16 @@ def test_a_fork_in_trouble_ends_with_the_reason_and_the_next_question_is_answere
         worker.close()
 
 
+def test_a_fork_that_its_question_has_taken_over_may_say_what_is_no_text(worker: Worker) -> None:
+    code = (
+        "import os\nfor number in range(3, 20):\n    try: os.write(number, (2).to_bytes(8, 'big') + b'\\0\\xff')\n"
+        "    except OSError: pass\nos._exit(0)"
+    )
+    with pytest.raises(WorkerEnded, match="\ufffd"):
+        worker.ask(code.encode())
+    assert worker.ask(b"pass") == b"answer to pass"
+
+
 def test_a_worker_that_dies_is_started_again(worker: Worker) -> None:
     worker.ask(b"pass")
     assert worker._process is not None
