@@ -59,6 +59,7 @@ def running(folder: Path) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_functions_that_do_what_nobody_expects(
     session: ClusterSession, slices: Slices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,6 +37,7 @@ def assert_killed_clients_leave_nothing(python: Scripts, cluster: Cluster, round
     print(f"{rounds * at_once} clients killed; all was free after {slowest:.2f} s at most")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_killed_clients_leave_nothing_on_the_hosts(python: Scripts, pairs: Cluster) -> None:
     """They are killed in the middle of uploads, launches over both islands, and waiting. The hosts' own tables, the

@@ -30,6 +30,7 @@ def test_it_learns_with_the_bits_of_plain_jax(session: ClusterSession, mode: str
         assert loops.same_bits(found, loops.plain(3, lag=lag, prompts=1))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_each_mode_goes_on_when_the_samplers_host_is_killed(python: Any) -> None:
     assert "went on" in python.run("rl_host_killed", timeout=140)
