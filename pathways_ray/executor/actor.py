@@ -153,7 +153,7 @@ class HostExecutor(Inspectable):
             raise RuntimeError(f"host {self.host} was to have {devices} {platform} devices; JAX sees {local}")
         grouped = {h: [d for d in jax.devices() if d.process_index == k] for k, h in enumerate(self.members)}
         self.epoch = reply.epoch
-        self.store = BufferStore(letting_go())
+        self.store, self.let_go = BufferStore(), letting_go()
         compiler = Compiler(self.host, local[:devices], grouped)
         near = machine() if self.backend.shares_memory else ""
         transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret, near)
@@ -290,6 +290,7 @@ class HostExecutor(Inspectable):
             self._send(report)
 
     def _heartbeat(self) -> Heartbeat:
+        self.let_go()  # not as arrays are dropped: what frees big ones holds up what comes into new memory meanwhile
         beat = self.dispatcher.heartbeat(slowness())
         arriving = self.data.arriving()
         return msgspec.structs.replace(beat, uploads=arriving) if arriving else beat

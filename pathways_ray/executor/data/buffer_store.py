@@ -40,14 +40,9 @@ def may_be_later(later: Later, shards: int) -> bool:
 
 class BufferStore:
     """Written by the dispatcher and by uploads, read by both and by fetches. Dict operations are atomic; only waiting
-    takes the lock.
+    takes the lock."""
 
-    Args:
-        let_go: called when values have left.
-    """
-
-    def __init__(self, let_go: Callable[[], None] = lambda: None) -> None:
-        self._let_go = let_go
+    def __init__(self) -> None:
         self.sessions: dict[int, dict[int, Value]] = {}
         self._lock = threading.Lock()
         self._waiters: dict[tuple[int, int], list[Waiter]] = {}
@@ -145,14 +140,12 @@ class BufferStore:
         if found is not None:
             for buffer in buffers:
                 found.pop(buffer, None)
-            self._let_go()
 
     def drop_session(self, session: int) -> None:
         self._ended[session] = None
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         self.sessions.pop(session, None)
-        self._let_go()
         self._new_uploads.pop(session, None)
         with self._lock:
             for key in [key for key in self._waiters if key[0] == session]:

@@ -122,14 +122,15 @@ def test_memory_of_a_file_outlives_the_upload_and_is_not_written_to() -> None:
 
 @pytest.mark.parametrize("how", ["deleted", "the session ends"])
 def test_memory_goes_with_the_last_array_on_it(how: str) -> None:
-    """On a host that does nothing else: a big array would stay for as long as it is idle."""
-    store, before = BufferStore(letting_go()), set(MAPPED)
+    """On a host that does nothing else, at its next heartbeat: a big array would stay for as long as it is idle."""
+    store, before = BufferStore(), set(MAPPED)
     store.put(7, 1, uploaded(BIG, shared=True)[1])
     mapping = weakref.ref((set(MAPPED) - before).pop())
     if how == "deleted":
         store.drop(7, (1,))
     else:
         store.drop_session(7)
+    letting_go()()
     assert mapping() is None
 
 
