@@ -147,7 +147,7 @@ MAX_OPERATIONS = 1 << 18
 """Operations in one exported function: XLA's time and memory grow with them."""
 
 MAX_TENSOR_BYTES = 1 << 44
-"""One value inside an exported function: beyond it, sizes would overflow further down."""
+"""One array, and one value inside an exported function: beyond it, sizes would overflow further down."""
 
 DATA_SILENCE_S = 60.0
 """A data stream is given up when its other end is silent for this long. That is long, since a host may be copying and

@@ -165,8 +165,11 @@ class Admission:
     def _admit(self, session: Session, backlog: Backlog, launch: WaitingLaunch) -> list[Send] | None:
         message = launch.message
         program = session.programs.get(message.program)
-        if launch.whole is not None and program is not None:
-            return self._go_on(session, backlog, launch, program)
+        if (whole := launch.whole) is not None:
+            if program is whole.program:
+                return self._go_on(session, backlog, launch, whole.program)
+            text = f"program {message.program} was registered again while launch {message.launch} of it was under way"
+            return self.refuse(session, launch, Failure("WireError", text))
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self.refuse(session, launch, Failure("WireError", text))

@@ -37,7 +37,8 @@ MAX_DEFERRED_CALLS = 64
 
 
 MAX_DEFERRED_NUMBERS = 8192
-"""Buffers of deferred launches beyond which nothing passes them, for the same reason."""
+"""Buffers that deferred launches name, each as often as it is named, beyond which nothing passes them, for the same
+reason."""
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
@@ -75,15 +76,17 @@ class Backlog:
     """Calls of a session that wait.
 
     `waiting` keeps their order behind one that cannot be admitted. `deferred` were called before these and may be
-    passed; `islands` and `numbers` (of buffers) are what they lay claim to. When it is `stuck`, the first deferred one
-    has to wait, and all behind it; when it is `full`, nothing more is taken from the client until half of it is gone.
-    Some of those that wait may be `prioritized`. `carried` are the bytes of arguments that those that wait carry.
+    passed; `islands` and `numbers` (of buffers) are what they lay claim to, and `named` counts each number as often as
+    they name it. When it is `stuck`, the first deferred one has to wait, and all behind it; when it is `full`, nothing
+    more is taken from the client until half of it is gone. Some of those that wait may be `prioritized`. `carried` are
+    the bytes of arguments that those that wait carry.
     """
 
     waiting: deque[Call] = field(default_factory=deque)
     deferred: list[WaitingLaunch | Free] = field(default_factory=list)
     islands: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
+    named: int = 0
     stuck: bool = False
     full: bool = False
     prioritized: bool = False
@@ -141,7 +144,7 @@ class Backlog:
     @property
     def may_be_passed(self) -> bool:
         """Whether a further call may be looked at: deferred ones are looked at again with every event."""
-        return not self.stuck and len(self.deferred) < MAX_DEFERRED_CALLS and len(self.numbers) < MAX_DEFERRED_NUMBERS
+        return not self.stuck and len(self.deferred) < MAX_DEFERRED_CALLS and self.named < MAX_DEFERRED_NUMBERS
 
     def take_deferred(self) -> deque[Call]:
         """Takes out the deferred calls, to be looked at again."""
@@ -150,6 +153,7 @@ class Backlog:
         self.stuck = False
         self.islands.clear()
         self.numbers.clear()
+        self.named = 0
         return calls
 
     def defer(
@@ -162,6 +166,7 @@ class Backlog:
         self.islands.update(program.islands)
         self.numbers.update(message.arguments, range(message.results, message.results + program.result_count))
         self.numbers.discard(0)  # stands for what it carries
+        self.named += len(message.arguments) + program.result_count
 
     def claims(self, launch: Launch, islands: Collection[int], results: int) -> bool:
         """Whether a later launch has to do with a deferred one."""
@@ -192,6 +197,7 @@ class Backlog:
         if not claimed:
             return numbers
         self.deferred.append(Free(claimed))
+        self.named += len(claimed)
         return tuple(n for n in numbers if n not in self.numbers)
 
 

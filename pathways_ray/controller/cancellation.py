@@ -37,11 +37,14 @@ class Cancellation:
             return []
         if record is None or record.state is not LaunchState.IN_FLIGHT:
             return [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
-        return [
-            SendIsland(island, CancelLaunch(one.sequence, CANCELLED))
-            for one in self._with_consumers(record)
-            for island in sorted(one.pending)
-        ]
+        commands: list[Send] = []
+        for one in self._with_consumers(record):
+            if not one.cancelled:  # islands hear of each once, however often its client says so
+                one.cancelled = True
+                commands += [
+                    SendIsland(island, CancelLaunch(one.sequence, CANCELLED)) for island in sorted(one.pending)
+                ]
+        return commands
 
     def _take_waiting(self, session: Session, number: int) -> WaitingLaunch | None:
         """Takes a launch that was not admitted out of the backlog."""

@@ -32,10 +32,11 @@ _CHANGED = msgspec.msgpack.Decoder(wire.Accepted | wire.Refused)
 
 def is_replacement(session: Session, request: wire.CreateSlice) -> bool:
     """Whether a slice takes no devices beyond those of the session: it is a part of one, or is to take the place of one
-    that has no other successor."""
+    that has no other successor, and is not itself the successor of another one."""
     old = session.slices.get(request.instead)
     fits = old is not None and old.mesh.shape == request.shape
-    return bool(request.within) or (fits and request.instead not in session.replacing.values())
+    first = request.instead not in session.replacing and request.instead not in session.replacing.values()
+    return bool(request.within) or (fits and first)
 
 
 class Changes:

@@ -110,8 +110,11 @@ class ControllerCore:
             self.launches.membership.expect(self.unseen)
             self.unseen = {}
         commands = self._handlers[type(event)](event, now)
-        if self.requests.explanations.waiting:
-            commands += self.requests.explanations.programs_changed(now)
+        changed, explanations = self.launches.tables.changed, self.requests.explanations
+        if explanations.waiting and (changed or type(event) is events.Tick):
+            some = changed if type(event) is not events.Tick else list(explanations.waiting)
+            commands += explanations.programs_changed(some, now)
+        changed.clear()
         if self.clients.turns.order or self.launches.admission.relieved:
             commands += self.intake.after()
         return commands

@@ -69,7 +69,7 @@ class Decisions:
         if whole is None:
             assert program.script is not None
             course = script.Course(program.script, launch.message.arguments)
-            whole = launch.whole = Whole(launch.message.launch, course, self.tables.now)
+            whole = launch.whole = Whole(launch.message.launch, program, course, self.tables.now)
         commands: list[Send] = []
         while whole.failure is None and (part := whole.course.now) is not None:
             if isinstance(part, script.Await) or len(whole.flying) >= MAX_AHEAD:
@@ -182,7 +182,7 @@ class Decisions:
         """Ends a launch between its parts. Its client hears of it once those under way have ended."""
         whole = launch.whole
         assert whole is not None
-        program = session.programs[launch.message.program]
+        program = whole.program
         launch.move(LaunchEvent.REFUSED)
         self.tables.ledger.leave(session.usage)
         whole.failure = failure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pathways_ray.controller.clients import Client, Clients
@@ -26,12 +27,13 @@ class Explaining:
 
 
 class Explanations:
-    """Answers `Explain`. `waiting` has the calls that wait for a compiler."""
+    """Answers `Explain`. `waiting` has the calls that wait for a compiler, by session: those are looked at of which
+    something has changed, since there may be very many."""
 
     def __init__(self, launches: Launches, clients: Clients) -> None:
         self.launches = launches
         self.clients = clients
-        self.waiting: dict[int, Explaining] = {}
+        self.waiting: dict[int, dict[int, Explaining]] = {}
 
     def explain(
         self, call: int, client: Client, request: wire.Explain, now: float
@@ -58,7 +60,7 @@ class Explanations:
         explaining = Explaining(request.session, request.program, reply.plan, reply.order, now + EXPLAIN_LIMIT_S)
         found = self._explained(explaining, now)
         if found is None:  # the program comes on the stream, and this call may have overtaken it
-            self.waiting[call] = explaining
+            self.waiting.setdefault(request.session, {})[call] = explaining
         return found
 
     def _explained(self, waiting: Explaining, now: float) -> wire.Reply | None:
@@ -76,12 +78,17 @@ class Explanations:
             {host: max(part.temporary_bytes.get(host, 0) for part in parts) for host in needed},
         )
 
-    def programs_changed(self, now: float) -> list[Command]:
-        """Answers those who waited for a program that is compiled now, has failed, or takes too long."""
+    def programs_changed(self, sessions: Iterable[int], now: float) -> list[Command]:
+        """Answers those of some sessions who waited for a program that is compiled now, has failed, or takes too
+        long."""
         commands: list[Command] = []
-        for call, waiting in list(self.waiting.items()):
-            reply = self._explained(waiting, now)
-            if reply is not None:
-                del self.waiting[call]
-                commands.append(AnswerCall(call, reply))
+        for session in sessions:
+            of_session = self.waiting.get(session, {})
+            for call, waiting in list(of_session.items()):
+                reply = self._explained(waiting, now)
+                if reply is not None:
+                    del of_session[call]
+                    commands.append(AnswerCall(call, reply))
+            if not of_session:
+                self.waiting.pop(session, None)
         return commands

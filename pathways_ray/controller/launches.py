@@ -177,6 +177,7 @@ class Launches:
             for one in before.parts:
                 commands += self.preparation.forget(one)
         self.sessions[session].programs[number] = program
+        self.tables.changed.add(session)
         program.number = number
         if program.failure is not None:
             return commands
@@ -199,6 +200,7 @@ class Launches:
         program = self.programs.get(message.program)
         if program is None:
             return []
+        self.tables.changed.add(program.session)
         if message.failure is not None:
             self.preparation.failed(program, message.failure)
         else:

@@ -73,6 +73,9 @@ class Moves:
                 return Failure("UsageError", f"session {session.id} has no slice {one if a is None else other}")
             if (a.shape, a.axes) != (b.shape, b.axes):
                 return Failure("UsageError", f"slice {one} has mesh {a}, and slice {other} has {b}")
+            if one in session.slices and not _lie_alike(session, one, other, pairs):
+                text = f"slice {one} or slice {other} is a part of another one"
+                return Failure("UsageError", f"{text}: it is exchanged for a part, with what both are parts of")
         return self.busy(session)
 
     def exchange(self, session: Session, pairs: Sequence[tuple[int, int]]) -> list[Send]:
@@ -180,6 +183,22 @@ class Moves:
         hosts = self.launches.hosts
         away = [hosts[host] for host in self.launches.away]
         return {h.island for h in away if h.down_since is not None and now - h.down_since > self.lost_after_s}
+
+
+def _lie_alike(session: Session, one: int, other: int, pairs: Sequence[tuple[int, int]]) -> bool:
+    """Whether both slices of a pair are parts, of slices that are exchanged too, or neither is. A slice would become a
+    part of itself otherwise, or lie on devices that nobody counts."""
+    wholes = _whole_of(session, one), _whole_of(session, other)
+    if one not in session.parts or other not in session.parts:
+        return wholes == (one, other)
+    return wholes[0] == wholes[1] or wholes in pairs
+
+
+def _whole_of(session: Session, number: int) -> int:
+    """The slice that a part lies in, through all parts between them; of any other slice, itself."""
+    while number in session.parts:
+        number = session.parts[number]
+    return number
 
 
 def rename(buffer: Buffer, slices: dict[int, int]) -> None:

@@ -111,9 +111,9 @@ class Outcomes:
             if record.failure is not None:
                 failed += self._abort(record, record.failure)
             session = tables.sessions.get(record.session)
-            if session is None:
+            if record.program.key not in tables.programs:  # its session has ended, or dropped it meanwhile
                 failed += self.preparation.drop(record.program)
-            else:
+            if session is not None:
                 sessions[session.id] = session
                 session.in_flight -= 1
                 session.charged_bytes -= record.carried

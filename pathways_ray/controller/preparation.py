@@ -64,7 +64,12 @@ class Preparation:
     def drop(self, program: PlannedProgram) -> list[Send]:
         """Has islands drop a program that is forgotten, unless a launch of it is in flight: hosts need it to take back
         what that one offers."""
-        return [] if program.in_flight else [*self.distribution.drop(program)]
+        if program.in_flight:
+            return []
+        commands: list[Send] = [*self.distribution.drop(program)]
+        program.messages = {}  # its functions and plans, which nobody counts any more
+        vars(program).pop("plans", None)
+        return commands
 
     def asked(self, program: PlannedProgram) -> list[Send]:
         """A launch asks for a program: sends it to the islands that do not have it."""

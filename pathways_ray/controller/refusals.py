@@ -6,6 +6,7 @@ been away for too long is asked last, by `hosts`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -57,6 +58,19 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
                 f"{given.type} on slice {given.slice}",
             )
     return None
+
+
+def donated_twice(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """The memory of an argument is taken that the launch names once more: hosts would find an array that is gone. Not
+    of a part of a launch, whose values may be equal."""
+    if not program.donated or program.key < 0 or len(set(launch.arguments)) == len(launch.arguments):
+        return None
+    times = Counter(launch.arguments)
+    number = next((n for n in (launch.arguments[k] for k in program.donated) if times[n] > 1), None)
+    if number is None:
+        return None
+    text = f"takes the memory of buffer {number}, which launch {launch.launch} gives it a second time"
+    return Failure("GraphError", f"program {program.name!r} {text}")
 
 
 def _inline_unfit(program: PlannedProgram, launch: Launch, inline: tuple[InlineArgument, ...]) -> Failure | None:
@@ -113,6 +127,7 @@ REFUSALS: tuple[Refusal, ...] = (
     program_failed,
     circuit_open,
     arguments_unfit,
+    donated_twice,
     results_taken,
     over_buffers,
     over_device_bytes,

@@ -13,12 +13,15 @@ from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.registration import Registration
 from pathways_ray.controller.state import SendIsland, Session
 from pathways_ray.controller.turns import Hold, Turns
-from pathways_ray.errors import PathwaysError, to_failure
+from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import FunctionsAhead, Register
 
 CHEAP_FUNCTION_BYTES = 1 << 20
 """Functions of a program beyond this are compared with their digests away from the loop; these take 2 ms."""
+
+
+_MOVED = Failure("GraphError", "a slice of the program moved while the program was planned; register it again")
 
 
 class Registrar:
@@ -85,6 +88,8 @@ class Registrar:
 
         def planned(reply: PlanReply) -> list[events.Command]:
             self.turns.release(session.id, Hold.PLANNING)
+            if any(session.places.get(placed.mesh.id) != placed for placed in request.slices):
+                reply = PlanReply(failure=_MOVED, checked=reply.checked)
             return self._registered(registration, session, message, key, reply)
 
         ahead = _functions_ahead(request, message.functions)

@@ -128,9 +128,9 @@ class Session:
         return place.mesh if place is not None else self.away.get(number)
 
     def lives(self, number: int) -> bool:
-        """Whether a number stands for a buffer that is there or will be."""
+        """Whether a number stands for a buffer that is there or will be, or may come back from a launch."""
         buffer = self.buffers.get(number)
-        return buffer is not None and buffer.failure is None
+        return buffer.failure is None if buffer is not None else number in self.donated
 
     def keep(self, number: int, buffer: Buffer) -> None:
         """Enters a buffer under the client's number for it."""
@@ -186,7 +186,7 @@ endless loop of nothing has to end as well, and a launch that waits behind other
 
 
 class Whole(msgspec.Struct, eq=False):
-    """A launch that goes to its islands in parts, as values decide (`decisions.Decisions`).
+    """A launch of `program` that goes to its islands in parts, as values decide (`decisions.Decisions`).
 
     `segment` is the one that goes next; `flying` has the parts without an outcome, by sequence, with their segments;
     `spent_s` is what the others took, `at` when the last of them ended, or the launch began. It is `closed` when there
@@ -195,6 +195,7 @@ class Whole(msgspec.Struct, eq=False):
     """
 
     launch: int
+    program: PlannedProgram
     course: Course
     at: float
     segment: int = 0
@@ -244,7 +245,8 @@ class InFlight(msgspec.Struct, eq=False):
     """A launch on its islands.
 
     `pending` are the islands that have not reported, `failed_on` those that reported a failure. `donated` are the
-    buffers whose memory it may take, `consumed` those of which an island said that it has.
+    buffers whose memory it may take, `consumed` those of which an island said that it has. It is `cancelled` once
+    its islands have been told so.
     `carried` are the bytes on devices of arguments that came with it, which count until it is over.
     `producers` are launches it consumes from that had no outcome at
     admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
@@ -269,6 +271,7 @@ class InFlight(msgspec.Struct, eq=False):
     donated: tuple[int, ...] = ()
     carried: int = 0
     consumed: set[int] = msgspec.field(default_factory=set)
+    cancelled: bool = False
     failed_on: set[int] = msgspec.field(default_factory=set)
     next_gang: int = 0
     awaiting: set[int] = msgspec.field(default_factory=set)
@@ -311,7 +314,8 @@ class Tables:
     `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
     down, `schedulers` the islands whose scheduler has joined, `sequence` is the number of the last launch of the
     cluster, `last_slice` the highest one of a slice, `unclaimed` the slices of sessions that may come back, `now` the
-    time of the event that is handled, in seconds, `buffers` how many there were at the last tick.
+    time of the event that is handled, in seconds, `buffers` how many there were at the last tick, `changed` the
+    sessions whose programs this event has changed.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -330,6 +334,7 @@ class Tables:
     unclaimed: dict[int, dict[int, HeldSlice]] = field(default_factory=dict)
     now: float = 0.0
     buffers: int = 0
+    changed: set[int] = field(default_factory=set)
 
     def note_failed(self, sequence: int, program: PlannedProgram) -> None:
         """Remembers what a launch that has failed was of: some of it may still be on a device."""

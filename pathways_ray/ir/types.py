@@ -11,12 +11,16 @@ from typing import Annotated
 
 import msgspec
 
+from pathways_ray import limits
 from pathways_ray.errors import GraphError, SpecError
 
 MAX_ARRAY_DIMENSIONS = 64
 """Dimensions of an array, as in NumPy: a product of very many sizes would take minutes."""
 
-Spec = tuple[tuple[str, ...], ...]
+Spec = Annotated[
+    tuple[Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_ARRAY_DIMENSIONS)], ...],
+    msgspec.Meta(max_length=MAX_ARRAY_DIMENSIONS),
+]
 
 REPLICATED: Spec = ()
 
@@ -127,6 +131,9 @@ def check_layout(array: ArrayType, spec: Spec, mesh: SliceType, what: str) -> No
         raise GraphError(f"{what}: there is no dtype {array.dtype!r}")
     if any(size < 0 for size in array.shape):
         raise GraphError(f"{what}: {array} has a negative size")
+    # Without the sizes of 0, which would hide the others.
+    if math.prod(size for size in array.shape if size) * item_bytes(array.dtype) > limits.MAX_TENSOR_BYTES:
+        raise GraphError(f"{what}: {array} is larger than the {limits.MAX_TENSOR_BYTES} bytes that a value may have")
     check_spec(spec, mesh.axes, what)
     if len(spec) > len(array.shape):
         raise SpecError(

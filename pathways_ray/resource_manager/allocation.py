@@ -343,10 +343,10 @@ class Inventory:
             return False
         if not record.within:
             self.held.subtract(record.placed.devices)
-        for key, other in list(self.slices.items()):
-            if other.within == slice_id and other.session == session:
-                self.release(*key)
-        self.of_session[session].discard(slice_id)
+        own = self.of_session[session]
+        own.discard(slice_id)
+        for number in [number for number in own if self.slices[session, number].within == slice_id]:
+            self.release(session, number)
         return True
 
     def release_session(self, session: int) -> int:

@@ -61,7 +61,7 @@ class Upgrade(Message, tag=5):
 class Cancel(Message, tag=91):
     """The user cancels a launch. Answered by its outcome, or by `CancelRefused`."""
 
-    launch: int
+    launch: Counted
 
 
 ToController = Register | Launch | PrioritizedLaunch | InlineLaunch | EarlyLaunch | Put | Free | Upgrade | Cancel

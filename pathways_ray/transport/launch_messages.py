@@ -19,9 +19,10 @@ InlineArguments = Annotated[tuple[InlineArgument, ...], msgspec.Meta(max_length=
 
 class Launch(Message, tag=2):
     """One call. Result k becomes buffer `results + k`; both ids are made by the client. No number of a buffer is
-    negative: those are the controller's own. None is 0, which stands in the place of an argument that comes along."""
+    negative: those are the controller's own. None is 0, which stands in the place of an argument that comes along. That
+    of the launch fits into a record of it (`observe.recorder`), also with a sign."""
 
-    launch: int
+    launch: Counted
     program: int
     arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
     results: Counted

@@ -38,7 +38,7 @@ class Unanswered(msgspec.Struct, frozen=True, array_like=True):
     """A launch that was sent to a controller that has died, and has no outcome: the `numbers` of its results, and those
     that there is a handle to."""
 
-    launch: int
+    launch: Counted
     numbers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
     results: tuple[KeptBuffers, ...] = ()
 

@@ -26,12 +26,14 @@ class Producers:
             self.sessions.setdefault(active.launch.session, {}).update(dict.fromkeys(results, active))
 
     def forget(self, active: ActiveLaunch) -> None:
-        """A launch that was announced is through: its results are in the store."""
-        producers = self.sessions[active.launch.session]
+        """A launch that was announced is through: its results are in the store. A client may have freed one of them,
+        and have another launch make it again: that one is the producer since."""
+        producers = self.sessions.get(active.launch.session, {})
         for buffer in active.results:
-            producers.pop(buffer, None)
+            if producers.get(buffer) is active:
+                del producers[buffer]
         if not producers:
-            del self.sessions[active.launch.session]
+            self.sessions.pop(active.launch.session, None)
 
     def free(self, session: int, buffers: Iterable[int]) -> None:
         """Notes that buffers which launches have yet to store are freed as soon as they are there."""

@@ -201,11 +201,15 @@ class PreparedProgram:
 
     def _hand_on(self, slots: Slots) -> None:
         """Copies results that are arguments, since clients take each array for memory of its own: one may be donated,
-        and the other has to stay. What lay between parts of a launch is gone behind it, and needs no copy."""
+        and the other has to stay. What lay between parts of a launch is gone behind it, and needs no copy. One may be
+        gone that the launch was given twice, and has taken the memory of."""
         kept: set[int] = set()
         for slot, number in self.plan.handed_on.items():
             value, buffer = slots.values[slot], slots.launch.arguments[number]
-            if (buffer >= 0 or buffer in kept) and not isinstance(value, Failure):
+            if slots.consumed and not isinstance(value, Failure) and self.transfer.is_consumed(value):
+                text = f"buffer {buffer} was to be a result, and the launch has taken its memory"
+                slots.values[slot] = Failure("ExecutionError", text, "a result", "", self.plan.host)
+            elif (buffer >= 0 or buffer in kept) and not isinstance(value, Failure):
                 slots.values[slot] = self.transfer.copy(value)
             kept.add(buffer)
 

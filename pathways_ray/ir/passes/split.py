@@ -128,25 +128,39 @@ class _Splitter:
         self.run(scope, scope.ready())
         inputs = [scope.registers[ref] for ref in node.inputs]
         outputs = tuple(self.new() for _ in node.outputs)
+        given: Sequence[int] | None = None
         match node:
             case Branch():
                 branches = tuple(self.block(_graph(scope.graph, b), inputs, (), body=True) for b in node.bodies)
                 scope.steps.append(Choose(scope.registers[node.index], branches, outputs))
             case Repeat():
-                carried = [*outputs, *inputs[len(outputs) :]]
-                test = None
-                body = _graph(scope.graph, node.body)
-                if node.test is not None:
-                    alone = _graph(scope.graph, node.test)
-                    test = self.block(alone, carried, (0,), body=True)
-                    body = _with_test(body, alone)
-                deciding = () if node.test is None else (len(outputs),)
-                made = self.block(body, carried, deciding, body=True)
-                first = tuple(inputs[: len(outputs)])
-                scope.steps.append(Rounds(first, outputs, node.times, test, made, node.name, node.where))
-        scope.registers.update({Ref(index, k): register for k, register in enumerate(outputs)})
-        scope.made += outputs
+                given = self.rounds(scope, node, inputs, outputs)
+        scope.registers.update({Ref(index, k): register for k, register in enumerate(given or outputs)})
+        scope.made += outputs if given is None else ()
         scope.done.add(index)
+
+    def rounds(
+        self, scope: _Scope, node: Repeat, inputs: Sequence[int], outputs: tuple[int, ...]
+    ) -> Sequence[int] | None:
+        """Adds a loop, unless it has no rounds, or these only hand on what they get: then the registers of what it
+        gives are known, and are returned. A course would go through a million such rounds, and a million in each of
+        them, without a launch at which it could stop."""
+        carried = [*outputs, *inputs[len(outputs) :]]
+        test = None
+        body = _graph(scope.graph, node.body)
+        if node.test is not None:
+            alone = _graph(scope.graph, node.test)
+            test = self.block(alone, carried, (0,), body=True)
+            body = _with_test(body, alone)
+        elif not node.times:
+            return inputs[: len(outputs)]
+        deciding = () if node.test is None else (len(outputs),)
+        made = self.block(body, carried, deciding, body=True)
+        if test is None and not made.steps:
+            return [inputs[place] for place in _handed_on(carried, made.results, node.times)]
+        first = tuple(inputs[: len(outputs)])
+        scope.steps.append(Rounds(first, outputs, node.times, test, made, node.name, node.where))
+        return None
 
     def decide(self, scope: _Scope, ref: Ref) -> None:
         """Has a segment say the value of `ref`: the one that makes it, or one that does nothing else."""
@@ -220,6 +234,25 @@ class _Splitter:
     def new(self) -> int:
         self.count += 1
         return self.count - 1
+
+
+def _handed_on(carried: Sequence[int], results: Sequence[int], times: int) -> list[int]:
+    """The place of each result of a loop among its inputs, after so many rounds that make nothing.
+
+    Args:
+        carried: the registers of a round's inputs.
+        results: those of them that are the first inputs of the next round.
+    """
+    places = {register: place for place, register in enumerate(carried)}
+    step = [places[register] for register in results]
+    step += range(len(step), len(carried))
+    found = list(range(len(carried)))
+    while times:
+        if times & 1:
+            found = [step[place] for place in found]
+        step = [step[place] for place in step]
+        times >>= 1
+    return found[: len(results)]
 
 
 def _cut(graph: Graph, chosen: Sequence[int], wanted: Sequence[Ref]) -> tuple[list[Ref], tuple[Node, ...]]:

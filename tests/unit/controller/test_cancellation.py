@@ -97,3 +97,12 @@ def test_a_launch_that_is_over_or_never_was_cannot_be_cancelled() -> None:
     for launch in (1, 7):
         assert to_client(cancelled(front, launch)) == [CancelRefused(launch, CANCELLED_LATE)]
     assert front.checked(front.launches.cancellation.begun(7)) == []
+
+
+def test_islands_hear_once_of_each_launch_however_often_it_is_cancelled() -> None:
+    front = serving()
+    for launch in range(1, 5):
+        front.launch(launch, (launch,), launch + 1)
+    told = to_island(cancelled(front, 1), 0, CancelLaunch)
+    assert [message.sequence for message in told] == [1, 2, 3, 4]
+    assert cancelled(front, 1) == cancelled(front, 3) == []

@@ -17,7 +17,15 @@ from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import Turns
 from pathways_ray.ir.graph import Body, Branch, Graph, Repeat
 from pathways_ray.transport.messages import Cancel, Decided, Done, Drop, Following, IslandLaunch, LaunchFailed, encode
-from tests.unit.controller.harness import BOOM, SLICES, Harness, completed, sketch_with_slices, to_client
+from tests.unit.controller.harness import (
+    BOOM,
+    SLICES,
+    Harness,
+    completed,
+    program_over,
+    sketch_with_slices,
+    to_client,
+)
 from tests.unit.helpers import SCALAR, VECTOR, Sketch
 from tests.unit.ir.test_script import one_call
 
@@ -343,3 +351,15 @@ def test_a_launch_that_decides_says_which_part_it_waits_for() -> None:
     assert view is not None
     assert view.rounds == 1
     assert view.parts == (1, 2)
+
+
+def test_a_launch_whose_program_is_registered_again_before_it_decides_fails() -> None:
+    """Its next part would be one of another program, or of none: the controller ended."""
+    front = Deciding(branching())
+    front.launch(1, (11, 12), 20)
+    commands = front.register(program_over(1, key=9), 1, ready=False) and front.decided(1, 1)
+    assert sent(commands) == []
+    outcome = front.done(SLICES[0].island, 1)
+    (failed,) = [m for m in to_client(commands) + to_client(outcome) if isinstance(m, LaunchFailed)]
+    assert failed.failure.message == "program 1 was registered again while launch 1 of it was under way"
+    assert front.buffers() == {11, 12}

@@ -14,7 +14,15 @@ from pathways_ray.transport.messages import (
     IslandLaunchFailed,
     LaunchFailed,
 )
-from tests.unit.controller.harness import BOOM, Harness, failure_of, sketch_with_slices, to_client, to_island
+from tests.unit.controller.harness import (
+    BOOM,
+    Harness,
+    failure_of,
+    program_over,
+    sketch_with_slices,
+    to_client,
+    to_island,
+)
 
 
 def donating(islands: int = 1) -> Harness:
@@ -137,3 +145,35 @@ def test_a_donated_buffer_cannot_be_freed_or_named_by_others() -> None:
     front.launch(1, (1,), 5)
     assert front.checked(front.launches.admission.call(front.launches.sessions[1], Free((1,)))) == []
     assert failure_of(front.launch(2, (1,), 6)).kind == "BufferDeleted"
+
+
+def test_a_number_that_may_come_back_stands_for_nothing_else() -> None:
+    """Of launches that make and take a second one under it, the first launch would find none to give back: the
+    controller ended."""
+    front = donating(2)
+    front.register(program_over(2, key=2), 2)
+    sketch = sketch_with_slices("third")
+    front.register(sketch.planned(sketch.call("g", sketch.argument(2), slice=2, donated=(0,)), key=3), 3)
+    front.put(3, slice=2)
+    front.launch(1, (1, 2), 5)
+    refused = front.launch(2, (3,), 2, program=2)
+    front.put(2, slice=2)
+    front.launch(3, (2,), 9, program=3)
+    front.down(0)
+    front.done(1, 2, 3)
+    failed(front, 1, ())
+    assert failure_of(refused).message == "launch 2 gives its result number 2, which is taken"
+    assert 2 in known(front)
+
+
+def test_memory_is_not_taken_of_a_buffer_that_is_given_twice() -> None:
+    """Hosts would find that its array is gone."""
+    front = Harness()
+    sketch = sketch_with_slices("twice")
+    x, y = sketch.argument(1), sketch.argument(1)
+    front.register(sketch.planned(sketch.call("f", x, slice=1, donated=(0,)), y), 1)
+    front.put(1)
+    front.put(2)
+    text = "program 'twice' takes the memory of buffer 1, which launch 1 gives it a second time"
+    assert failure_of(front.launch(1, (1, 1), 5)).message == text
+    assert to_client(front.launch(2, (1, 2), 7)) == []

@@ -9,7 +9,8 @@ import pytest
 
 from pathways_ray.controller.memory import WAIT_LIMIT_S
 from pathways_ray.controller.state import Send, Session
-from pathways_ray.transport.messages import Cancel, HostUp, IslandLaunch, LaunchFailed, Ready
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport.messages import Cancel, HostUp, IslandLaunch, LaunchFailed, Put, Ready
 from tests.unit.controller.harness import ISLAND_OF_HOST, Harness, failure_of, program_over, to_client, to_island
 from tests.unit.helpers import VECTOR
 
@@ -173,3 +174,13 @@ def test_what_those_that_go_on_free_is_for_the_next_round(monkeypatch: pytest.Mo
     monkeypatch.setattr(admission, "resume", resumed)
     assert admission.memory_freed(1) == []
     assert rounds == [[2], [2], [2]]
+
+
+def test_an_upload_that_cannot_be_keeps_no_memory_from_others() -> None:
+    """Others would wait, and the figures of the failure could not be written: the controller ended."""
+    f = front(3)
+    huge = Put(9, 1, ArrayType((1 << 62,) * 64, "float32"), ())
+    assert f.checked(f.launches.admission.call(f.launches.sessions[1], huge)) == []
+    f.put(1, session=2)
+    assert started(f.launch(1, (1,), 10, session=2)) == [10]
+    f.tick(WAIT_LIMIT_S + 1.0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from pathways_ray.controller import buffers
-from pathways_ray.controller.events import CallManager, StreamOpened
+from pathways_ray.controller.channel import Carrier
+from pathways_ray.controller.events import CallManager, ClientMessages, Plan, Planned, StreamOpened
 from pathways_ray.controller.moves import AGAIN_S
+from pathways_ray.controller.planning import answer
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport.messages import (
@@ -21,6 +23,7 @@ from pathways_ray.transport.messages import (
     ListHeld,
     Put,
     Refused,
+    Register,
     RemoveIsland,
     SlicesExchanged,
     Suspend,
@@ -29,6 +32,7 @@ from pathways_ray.transport.messages import (
 )
 from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
 from tests.unit.controller.harness import ISLAND_OF_HOST, SLICES
+from tests.unit.controller.test_core import FUNCTIONS, graph_of
 
 KIND = ArrayType((4,), "float32")
 HERE = SLICES[0]
@@ -169,3 +173,36 @@ def test_an_island_that_was_removed_is_forgotten_once_its_slices_have_moved() ->
     core.core.launches.remove_slice(1, 77)
     core.tick(2.0 + AGAIN_S)
     assert there.isdisjoint(core.core.launches.hosts)
+
+
+def test_a_part_is_exchanged_for_a_part_with_what_both_are_parts_of() -> None:
+    """1. A part is not exchanged with its own slice, which would become a part of itself, nor with another one that has
+    no parts. 2. With what it is a part of, it is exchanged for a part."""
+    core = moving()
+    here, there = HERE.mesh.id, THERE.mesh.id
+    for number, of_slice in ((88, HERE), (89, THERE)):
+        mesh = msgspec.structs.replace(HERE.mesh, id=number)
+        part = PlacedSlice.on(mesh, of_slice.island, list(of_slice.devices))
+        core.core.launches.add_slice(1, part, within=of_slice.mesh.id)
+    session = core.core.launches.sessions[1]
+    for pairs in (((here, 88),), ((88, here),), ((here, 89),), ((88, there),), ((88, 89),), ((88, 89), (there, here))):
+        found = reply(core.request(1, ExchangeSlices(1, pairs)))
+        assert isinstance(found, Refused), pairs
+        assert "is a part of another one" in found.failure.message
+    found = reply(core.answered(core.request(1, ExchangeSlices(1, ((here, there), (88, 89)))), True))
+    assert isinstance(found, SlicesExchanged)
+    assert session.parts == {88: here, 89: there}
+
+
+def test_a_program_that_was_planned_while_its_slice_moved_is_refused() -> None:
+    """Its plan is for the devices that the slice had."""
+    core = moving()
+    core.core.clients.registrar.plan_if_cheap = lambda request: None
+    core.core.clients.registrar.check = lambda functions: None
+    register = Register(1, graph_of(HERE.mesh.id), FUNCTIONS)
+    (plan,) = of(Plan, core.handle(ClientMessages(1, Carrier.STREAM, 10, [register])))
+    core.answered(core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),))), True)
+    core.handle(Planned(plan.call, answer(plan.request)))
+    failure = core.core.launches.sessions[1].programs[1].failure
+    assert failure is not None
+    assert failure.message == "a slice of the program moved while the program was planned; register it again"

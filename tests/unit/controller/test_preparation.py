@@ -11,6 +11,7 @@ from pathways_ray.controller.state import Send
 from pathways_ray.errors import Failure
 from pathways_ray.limits import COMPILE_LIMIT_S
 from pathways_ray.transport.messages import (
+    DropProgram,
     HostDown,
     HostUp,
     IslandLaunch,
@@ -207,3 +208,32 @@ def test_another_name_is_the_same_program_and_other_work_another_one() -> None:
 def test_the_program_message_says_whose_it_is() -> None:
     program = program_over(1)
     assert {msgspec.structs.asdict(message)["tenant"] for message in program.messages.values()} == {""}
+
+
+def test_a_program_that_is_replaced_while_it_runs_is_dropped_once_it_is_over() -> None:
+    """Hosts would keep what they compiled for ever: nobody else drops it, not even the end of the session."""
+    front = Harness()
+    front.register(program_over(1, key=5), 1)
+    front.put(1)
+    front.launch(1, (1,), 10)
+    assert to_island(front.launches.register(1, 1, program_over(1, key=6)), 0, DropProgram) == []
+    assert to_island(front.done(0, 1), 0, DropProgram) == [DropProgram(1, 5)]
+    assert to_island(front.launches.close_session(1), 0, DropProgram) == [DropProgram(1, 6)]
+
+
+def test_a_program_that_is_remembered_keeps_no_functions() -> None:
+    """They count for no tenant any more, and thousands of programs are remembered."""
+    front = Harness()
+    running = front.register(program_over(1, key=5), 1)
+    over = front.register(program_over(1, key=6), 2)
+    assert over.plans
+    front.put(1)
+    front.launch(1, (1,), 10)
+    front.launches.close_session(1)
+    assert set(front.launches.preparation.dropped) == {5, 6}
+    assert running.messages
+    front.done(0, 1)
+    for program in (running, over):
+        assert program.messages == {}
+        assert "plans" not in vars(program)
+        assert program.islands == (0,)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from pathways_ray import limits
+from pathways_ray.controller.changes import is_replacement
 from pathways_ray.controller.events import AnswerCall, CallManager, StreamOpened, TenantsRead, Tick
 from pathways_ray.controller.status import FRESH_STATUS
 from pathways_ray.controller.tenants import Tenant
@@ -23,6 +25,7 @@ from pathways_ray.transport.messages import (
     encode,
 )
 from tests.unit.controller.core_harness import CoreHarness, created, of, reply
+from tests.unit.controller.harness import SLICES
 from tests.unit.controller.test_core import ALICE, BOOK
 
 WANTED = CreateSlice(1, (2,), ("x",), 0, "", "")
@@ -135,3 +138,16 @@ def test_status_is_made_anew_a_few_times_a_second_and_then_told_from_memory() ->
     assert len(json.loads(fresh.text)["sessions"]) == 2
     for _ in range(2 * FRESH_STATUS):
         core.answered(core.request(None, Status(0)), told)
+
+
+def test_a_slice_that_takes_the_place_of_another_one_is_replaced_by_none() -> None:
+    """A chain of them would go on beyond every quota."""
+    core = opened()
+    core.hold_slices(1)
+    session = core.core.launches.sessions[1]
+    first = SLICES[0].mesh
+    wanted = msgspec.structs.replace(WANTED, shape=first.shape, instead=first.id)
+    assert is_replacement(session, wanted)
+    core.core.launches.add_slice(1, SLICES[1], instead=first.id)
+    assert not is_replacement(session, wanted)
+    assert not is_replacement(session, msgspec.structs.replace(wanted, instead=SLICES[1].mesh.id))

@@ -187,3 +187,47 @@ def test_graphs_show_their_bodies() -> None:
     shown = graph_text(branch(Sketch()))
     assert "%2 = switch %1: pick(%0)" in shown
     assert "    branch 1 {    # body.py:1\n      %0 = argument 0" in shown
+
+
+# --- loops that make nothing ------------------------------------------------------------------------------------------
+
+
+def turning(sketch: Sketch, inputs: Sequence[Ref], times: int) -> Ref:
+    """A loop over a slice whose rounds hand on its inputs, the first one as the last result."""
+    body = sketch.body(inputs, lambda s, values: [*values[1:], values[0]])
+    layouts = tuple(sketch.layout(ref) for ref in inputs)
+    return sketch.control(Repeat("turn", tuple(inputs), times, None, body, (VECTOR,) * len(inputs), layouts))
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3, 4, (1 << 20) - 1])
+def test_rounds_that_hand_on_what_they_get_are_no_steps(times: int) -> None:
+    sketch = Sketch()
+    a = sketch.slice("0.0")
+    turned = turning(sketch, [sketch.argument(a) for _ in range(3)], times)
+    graph = verify(sketch.graph(*(Ref(turned.node, k) for k in range(3)), sketch.call("f", turned, slice=a)))
+    assert split(graph)[0].block.steps == ()
+    results, left = run_course(graph, [5, 6, 7], random.Random(0), lambda segment, given: run_alone(segment, given))
+    turns = times % 3
+    assert results[:3] == [5, 6, 7][turns:] + [5, 6, 7][:turns]
+    assert left == []
+
+
+def test_a_million_rounds_of_a_million_rounds_of_nothing_are_no_steps() -> None:
+    """A client could keep the controller in them for ever: nothing is launched that it would wait for."""
+    sketch = Sketch()
+    x = sketch.argument(sketch.slice("0.0"))
+
+    def never(inner: Sketch, values: list[Ref]) -> list[Ref]:
+        body = inner.body(values, one_call("f", 1))
+        return [inner.control(Repeat("never", tuple(values), 0, None, body, (VECTOR,), (inner.layout(values[0]),)))]
+
+    def again(inner: Sketch, values: list[Ref]) -> list[Ref]:
+        body = inner.body([turning(inner, values, 1 << 20)], never)
+        return [inner.control(Repeat("again", tuple(values), 1 << 20, None, body, (VECTOR,), (layout,)))]
+
+    layout = sketch.layout(x)
+    outer = Repeat("outer", (x,), 1 << 20, None, sketch.body([x], again), (VECTOR,), (layout,))
+    script, segments = split(verify(sketch.graph(sketch.control(outer))))
+    assert script.block.steps == ()
+    assert len(segments) == 1
+    assert Course(script, [7]).now == Launch(0, (7,), True)

@@ -87,3 +87,11 @@ def test_cut_dimensions_divide() -> None:
 def test_a_type_that_cannot_be_is_refused(array: ArrayType) -> None:
     with pytest.raises(GraphError):
         check_layout(array, (), MESH, "v")
+
+
+@pytest.mark.parametrize("shape", [(1 << 62,) * 64, (1 << 45,), (1 << 45, 0)])
+def test_a_type_of_more_bytes_than_a_value_may_have_is_refused(shape: tuple[int, ...]) -> None:
+    """Bytes of such arrays are no numbers that can be divided, and XLA ends a process that is to compile one."""
+    check_layout(ArrayType((1 << 44,), "int8"), (), MESH, "v")
+    with pytest.raises(GraphError, match="is larger than the 17592186044416 bytes that a value may have"):
+        check_layout(ArrayType(shape, "int8"), (), MESH, "v")

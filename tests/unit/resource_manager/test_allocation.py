@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.resource_manager.allocation import Inventory, SliceRequest
+from pathways_ray.resource_manager.allocation import Inventory, SliceRecord, SliceRequest
 from pathways_ray.resource_manager.choosing import HostRecord
 from tests.unit.strategies import repeatable
 
@@ -283,3 +284,21 @@ def test_parts_that_cannot_be_are_refused(
     whole = made.create(1, request(2))
     with pytest.raises(Unschedulable, match=message):
         made.create(session, part(whole, shape, *places, axes=axes))
+
+
+def test_a_slice_is_released_without_a_look_at_those_of_others() -> None:
+    """Sessions with many slices that end would keep the resource manager for seconds."""
+
+    class Unlisted(dict[tuple[int, int], SliceRecord]):
+        def items(self) -> NoReturn:
+            raise AssertionError("all slices are listed")
+
+    made = inventory(island(0, 4))
+    made.slices = Unlisted()
+    whole = made.create(1, request(4)).mesh.id
+    part = made.create(1, SliceRequest((2,), ("x",), within=whole, places=(0, 1))).mesh.id
+    made.create(1, SliceRequest((1,), ("x",), within=part, places=(0,)))
+    other = made.create(2, request(1)).mesh.id
+    assert made.release(1, whole)
+    assert list(made.slices) == [(2, other)]
+    assert made.of_session[1] == set()

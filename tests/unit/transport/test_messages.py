@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from pathways_ray import limits
 from pathways_ray.errors import Failure, WireError
+from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport import messages
 from pathways_ray.transport.messages import (
     Codec,
@@ -24,6 +25,7 @@ from pathways_ray.transport.messages import (
     Launch,
     LaunchEarly,
     Message,
+    Put,
     encode,
 )
 from tests.unit.strategies import repeatable
@@ -244,3 +246,20 @@ def test_a_steady_launch_is_under_a_hundred_bytes(size: str) -> None:
     assert len(encode(launch)) <= 100
     assert len(encode(run)) <= 100
     assert len(encode(IslandLaunch(1, 1, 1, (1,), 2))) <= 16
+
+
+@pytest.mark.parametrize("number", [-1, 1 << 62, (1 << 64) - 1])
+@pytest.mark.parametrize("kind", [2, 6, 7, 8])
+def test_the_number_of_a_launch_fits_into_a_record_of_it(kind: int, number: int) -> None:
+    assert CODECS["TO_CONTROLLER"].decode(encode([kind, 5, 1, [], 7]))
+    with pytest.raises(WireError):
+        CODECS["TO_CONTROLLER"].decode(encode([kind, number, 1, [], 7]))
+    with pytest.raises(WireError):
+        CODECS["TO_CONTROLLER"].decode(encode([91, number]))
+
+
+@pytest.mark.parametrize("spec", [((),) * 65, (("x",) * 65,)])
+def test_a_spec_of_more_entries_than_an_array_has_dimensions_is_no_message(spec: Spec) -> None:
+    """A text of a million of them takes a second to write."""
+    with pytest.raises(WireError, match="length <= 64"):
+        CODECS["TO_CONTROLLER"].decode(encode(Put(1, 1, ArrayType((8,), "int8"), spec)))

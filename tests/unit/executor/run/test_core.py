@@ -1130,3 +1130,29 @@ def test_what_stands_is_read_while_it_goes_on() -> None:
     producers = host.core.producers.sessions
     producers[1] = Passing(producers[1])
     assert [one.sequence for one in stopped(host.core)] == [5, 6]
+
+
+def test_a_number_that_is_freed_may_be_made_again_before_the_first_launch_is_through() -> None:
+    """1. Launch 1 waits with its result, which is freed. 2. So does launch 2, under the same number. 3. Both go on."""
+    host = host_with_barrier()
+    host.handle(run(1, results=500, program=2), Drop(1, (500,)), run(2, results=500, program=2), run(3, 500))
+    host.pulls[1].value, host.pulls[2].value = "y", "z"
+    host.arrived(1, 2)
+    assert host.buffers() == {1: "x"}
+    host.arrived(2, 2)
+    assert host.buffers() == {1: "x", 500: "g(z)", 300: "f(g(z))"}
+    assert host.core.producers.sessions == {}
+    assert host.core.active == {}
+
+
+def test_a_result_whose_memory_the_launch_has_taken_is_a_failure() -> None:
+    """A launch may give one array as two arguments, of which one is taken and the other handed on."""
+    host, sketch = Host(), Sketch()
+    here = sketch.slice("0.0", "0.1")
+    x, y = sketch.argument(here), sketch.argument(here)
+    host.program(1, sketch, sketch.call("f", x, slice=here, donated=(0,)), y)
+    host.store.put(1, 1, "x")
+    host.is_consumed = lambda array: array == "x"  # type: ignore[method-assign]
+    host.handle(run(5, 1, 1))
+    assert host.buffers()[500] == "f(x)"
+    assert host.buffers()[501].message == "buffer 1 was to be a result, and the launch has taken its memory"
