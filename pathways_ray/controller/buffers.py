@@ -145,7 +145,7 @@ def lose(session: Session, number: int, buffer: Buffer, failure: Failure) -> lis
     """Fails a buffer that is not as it should be, and takes away what hosts have of it."""
     session.arriving.pop(number, None)
     _burn(session, number)
-    session.fail(buffer, failure)
+    session.fail(number, buffer, failure)
     place = session.places[buffer.type.slice]
     return [
         SendIsland(place.island, Drop(session.id, (number,))),

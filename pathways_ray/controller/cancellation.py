@@ -37,14 +37,11 @@ class Cancellation:
             return []
         if record is None or record.state is not LaunchState.IN_FLIGHT:
             return [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
-        commands: list[Send] = []
-        for one in self._with_consumers(record):
-            if not one.cancelled:  # islands hear of each once, however often its client says so
-                one.cancelled = True
-                commands += [
-                    SendIsland(island, CancelLaunch(one.sequence, CANCELLED)) for island in sorted(one.pending)
-                ]
-        return commands
+        return [
+            SendIsland(island, CancelLaunch(one.sequence, CANCELLED))
+            for one in self._with_consumers(record)
+            for island in sorted(one.pending)
+        ]
 
     def _take_waiting(self, session: Session, number: int) -> WaitingLaunch | None:
         """Takes a launch that was not admitted out of the backlog."""
@@ -59,15 +56,17 @@ class Cancellation:
         return None
 
     def _with_consumers(self, record: InFlight) -> list[InFlight]:
-        """A launch, and those in flight that take its results, or theirs: they would only wait to fail."""
-        found = {record.sequence: record}
-        for one in (grown := [record]):
+        """A launch, and those in flight that take its results, or theirs: they would only wait to fail. Each is found
+        once, however often its client cancels it."""
+        found = [] if record.cancelled else [record]
+        record.cancelled = True
+        for one in found:  # grows meanwhile
             for sequence in one.consumers:
                 consumer = self.tables.in_flight.get(sequence)
-                if consumer is not None and sequence not in found:
-                    found[sequence] = consumer
-                    grown.append(consumer)
-        return grown
+                if consumer is not None and not consumer.cancelled:
+                    consumer.cancelled = True
+                    found.append(consumer)
+        return found
 
     def begun(self, sequence: int) -> list[Send]:
         """An island has sent a launch to its hosts already: it runs to its end, and leaves nothing."""
@@ -80,7 +79,7 @@ class Cancellation:
         for number in numbers:
             buffer = session.find(number)
             if buffer is not None and buffer.failure is None:
-                session.fail(buffer, CANCELLED_LATE)
+                session.fail(number, buffer, CANCELLED_LATE)
         drops: list[Send] = [SendIsland(island, Drop(session.id, numbers)) for island in sorted(record.program.islands)]
         return [SendClient(session.id, CancelRefused(record.launch, CANCELLED_LATE)), *drops]
 

@@ -35,11 +35,11 @@ class Dispatch:
         tables = self.tables
         in_flight, buffers = tables.in_flight, session.buffers
         tables.sequence = sequence = tables.sequence + 1
-        producers: tuple[int, ...] = ()
+        producers: dict[int, None] = {}
         for number in launch.arguments:
             producer = buffers[number].producer if number else 0
-            if producer and producer in in_flight:
-                producers += (producer,)
+            if producer and producer not in producers and producer in in_flight:
+                producers[producer] = None  # once: a launch may name a result of it thousands of times
                 in_flight[producer].consumers.append(sequence)
         donated = Donations.take(session, program, launch.arguments) if program.donated else ()
         for number, kind in enumerate(program.results, launch.results):
@@ -53,7 +53,7 @@ class Dispatch:
             launch.results,
             launch.arguments,
             set(program.islands),
-            producers,
+            tuple(producers),
             after(state, LaunchEvent.ADMITTED),
             tables.now,
             donated=donated,

@@ -215,7 +215,7 @@ class Hosts:
         for number in numbers:
             buffer = session.buffers[number]
             if buffer.failure is None and not buffer.producer and host.host in session.places[buffer.type.slice].hosts:
-                session.fail(buffer, failure)
+                session.fail(number, buffer, failure)
                 session.arriving.pop(number, None)
                 lost.append(number)
         return [SendClient(session.id, BuffersLost(tuple(lost), failure))] if lost else []

@@ -245,7 +245,7 @@ class Inherited:
         for number in fate.results:
             buffer = session.find(number)
             if buffer is not None:
-                session.fail(buffer, failure)
+                session.fail(number, buffer, failure)
         return [SendClient(session.id, LaunchFailed(launch, failure))]
 
 

@@ -202,7 +202,7 @@ class Outcomes:
         for number in range(record.results, record.results + len(record.program.results)):
             buffer = session.find(number)
             if buffer is not None:
-                session.fail(buffer, failure)
+                session.fail(number, buffer, failure)
         now = self.tables.now
         self.tables.story.note_launch(Entry(now, "failed", failure.kind, failure.message, session.id, record.sequence))
         commands = self.donations.failed(session, record, failure)

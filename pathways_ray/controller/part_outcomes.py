@@ -24,7 +24,7 @@ def report_of(tables: Tables, session: Session, whole: Whole) -> list[Send]:
     for number in numbers:
         buffer = session.find(number)
         if buffer is not None and buffer.failure is None:
-            session.fail(buffer, whole.failure)
+            session.fail(number, buffer, whole.failure)
     text = f"after {whole.course.rounds} rounds"
     tables.story.note_launch(Entry(tables.now, "ended", text, whole.failure.message, session.id))
     report = LaunchFailed(whole.launch, whole.failure, tuple(whole.consumed), tuple(whole.undecided))

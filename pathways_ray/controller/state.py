@@ -172,10 +172,10 @@ class Session:
         place = bisect_right(self.refused, number, key=lambda entry: entry.first)
         return self.refused[place - 1].failure if place and number < self.refused[place - 1].end else None
 
-    def fail(self, buffer: Buffer, failure: Failure) -> None:
+    def fail(self, number: int, buffer: Buffer, failure: Failure) -> None:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
-        if buffer.failure is None and buffer not in self.donated.values():
+        if buffer.failure is None and self.donated.get(number) is not buffer:
             self._count(buffer.type, -1)
         buffer.failure = failure
 

@@ -106,3 +106,13 @@ def test_islands_hear_once_of_each_launch_however_often_it_is_cancelled() -> Non
     told = to_island(cancelled(front, 1), 0, CancelLaunch)
     assert [message.sequence for message in told] == [1, 2, 3, 4]
     assert cancelled(front, 1) == cancelled(front, 3) == []
+
+
+def test_a_launch_that_takes_a_result_many_times_is_one_consumer() -> None:
+    """Others would be looked through for it, as often, by whatever ends or cancels the launch before."""
+    front = serving()
+    front.register(program_over(1, key=2, arguments=100), 2)
+    front.launch(1, (1,), 2)
+    front.launch(2, (2,) * 100, 3, program=2)
+    assert front.launches.in_flight[1].consumers == [2]
+    assert front.launches.in_flight[2].producers == (1,)

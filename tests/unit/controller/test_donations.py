@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
-from pathways_ray.controller.state import Send, SendClient
+from pathways_ray.controller.state import Buffer, Send, SendClient
 from pathways_ray.transport.messages import (
     BuffersLost,
     DonationsDecided,
@@ -177,3 +177,24 @@ def test_memory_is_not_taken_of_a_buffer_that_is_given_twice() -> None:
     text = "program 'twice' takes the memory of buffer 1, which launch 1 gives it a second time"
     assert failure_of(front.launch(1, (1, 1), 5)).message == text
     assert to_client(front.launch(2, (1, 2), 7)) == []
+
+
+def test_results_fail_without_a_look_at_all_that_is_donated() -> None:
+    """A thousand steps that donate their state have a million arrays under way, and each result of each that fails
+    would be compared with them."""
+
+    class Unlisted(dict[int, Buffer]):
+        def values(self) -> NoReturn:
+            raise AssertionError("all donated buffers are listed")
+
+    front = donating()
+    session = front.launches.sessions[1]
+    session.donated = Unlisted()
+    front.launch(1, (1,), 5)
+    held = session.charged_bytes
+    front.launch(2, (5,), 6)
+    commands = front.launches.run_failed(0, IslandLaunchFailed(1, BOOM, (), (1,)))
+    assert outcome(commands).consumed == (1,)
+    front.launches.run_failed(0, IslandLaunchFailed(2, BOOM))
+    assert known(front) == {2, 5, 6}
+    assert session.charged_bytes == held - front.launches.sessions[1].find(2).type.charged_bytes  # type: ignore[union-attr]
