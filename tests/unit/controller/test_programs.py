@@ -20,7 +20,7 @@ from pathways_ray.controller.programs import (
 )
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import GraphError, PathwaysError, TooLarge, WireError
-from pathways_ray.ir.graph import Argument, Graph, Result
+from pathways_ray.ir.graph import Argument, Graph, Regroup, Result, Transfer
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.text import order_text
 from pathways_ray.ir.types import ArrayType, Layout
@@ -217,3 +217,19 @@ def test_programs_that_do_not_fit_into_a_message_are_refused(monkeypatch: pytest
 
 def test_what_a_program_may_have_fits_into_a_message() -> None:
     assert limits.MAX_PROGRAM_BYTES + 2 * limits.MAX_PLAN_BYTES < limits.MAX_MESSAGE_BYTES
+
+
+def test_a_program_of_many_nodes_that_compute_nothing_is_not_planned_at_once() -> None:
+    """Others would wait: 700 arguments take ten times as long as a turn has."""
+    sketch = Sketch("wide")
+    a = sketch.slice("0.0", "0.1")
+    x = sketch.argument(a, "x")
+    layout = Layout(a, spec("x"))
+    arguments = [Argument(k, VECTOR, layout) for k in range(250)]
+    transfers = [Transfer(x, VECTOR, layout)] * 250
+    regroups = [Regroup((x,), ((0, 0), (0, 1)), VECTOR, layout)] * 63
+    for nodes in (arguments, [*sketch.nodes, *transfers], [*sketch.nodes, *regroups]):
+        sketch.nodes = list(nodes)
+        request = PlanRequest(encode(sketch.graph(x)), tuple(sketch.placement.values()), True, Tenant("t"))
+        assert plan_if_cheap(request) is None
+        assert answer(request).failure is None
