@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pathways_ray import limits
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Command
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.planning import PlanReply, plan_if_cheap, request_of
+from pathways_ray.errors import TooLarge
 from pathways_ray.transport import messages as wire
 
 EXPLAIN_LIMIT_S = 120.0
@@ -44,12 +46,19 @@ class Explanations:
         reply = plan_if_cheap(asked)
         if reply is not None:
             return self._placed(call, request, reply, now), []
+        plans = self.clients.registrar.plans
+        waiting = plans.bytes_of(client.session, client.tenant.name)
+        if waiting + len(request.graph) > limits.MAX_GRAPH_BYTES:
+            text = (
+                f"programs of {waiting} bytes of the session wait to be planned, and one of {len(request.graph)} came"
+            )
+            raise TooLarge(f"{text}; {limits.MAX_GRAPH_BYTES} are the limit. Ask for one after the other")
 
         def planned(reply: PlanReply) -> list[Command]:
             found = self._placed(call, request, reply, self.launches.tables.now)
             return [AnswerCall(call, found)] if found is not None else []
 
-        return None, self.clients.registrar.plans.put(client.session, asked, {}, planned)
+        return None, plans.put(client.session, asked, {}, planned)
 
     def _placed(self, call: int, request: wire.Explain, reply: PlanReply, now: float) -> wire.Reply | None:
         """The reply once the plan is known; None where it waits until the program is compiled."""

@@ -174,9 +174,11 @@ class Launches:
         commands: list[Send] = []
         before = self.sessions[session].programs.get(number)
         if before is not None:
+            self.sessions[session].count_plans(before, -1)
             for one in before.parts:
                 commands += self.preparation.forget(one)
         self.sessions[session].programs[number] = program
+        self.sessions[session].count_plans(program)
         self.tables.changed.add(session)
         program.number = number
         if program.failure is not None:

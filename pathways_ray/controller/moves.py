@@ -89,6 +89,7 @@ class Moves:
             meshes = {placed.mesh.id for part in parts for plan in part.plans.values() for placed in plan.slices}
             if not renamed.keys().isdisjoint(meshes):
                 del session.programs[key]
+                session.count_plans(program, -1)
                 for part in parts:
                     commands += self.launches.preparation.forget(part)
         for one, other in pairs:

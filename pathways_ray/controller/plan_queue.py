@@ -39,6 +39,11 @@ class PlanQueue:
         self.waiting.setdefault(request.tenant.name, deque()).append(asked)
         return self._next()
 
+    def bytes_of(self, session: int, tenant: str) -> int:
+        """Bytes of the graphs of a session, of this tenant, that have no answer yet."""
+        asked = [*self.waiting.get(tenant, ()), *([self.under_way] if self.under_way is not None else [])]
+        return sum(len(one.plan.request.graph) for one in asked if one.session == session)
+
     def ended(self, event: events.Planned, now: float) -> list[events.Command]:
         """The question under way has its answer; the next one is asked."""
         asked, self.under_way = self.under_way, None

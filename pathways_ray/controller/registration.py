@@ -66,11 +66,12 @@ class Registration:
         refused = quotas.message_bytes(session.tenant, size, "a program")
         if refused is not None:
             return refused
-        if self.function_bytes + size > limits.MAX_SESSION_FUNCTION_BYTES:
+        held = self.function_bytes + session.plan_bytes
+        if held + size > limits.MAX_SESSION_FUNCTION_BYTES:
             return Failure(
                 "TooLarge",
-                f"the functions of a program have {size} bytes and those this session sent before "
-                f"{self.function_bytes}; {limits.MAX_SESSION_FUNCTION_BYTES} are the limit. Open a new session",
+                f"the functions of a program have {size} bytes and those this session sent before, with the plans of "
+                f"its programs, {held}; {limits.MAX_SESSION_FUNCTION_BYTES} are the limit. Open a new session",
             )
         more = self.tenants.missing(message.functions)
         if self.tenants.bytes + more > limits.MAX_TENANT_FUNCTION_BYTES:

@@ -86,7 +86,7 @@ class Session:
     the arrays themselves, `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches
     on islands. `refused` are the last buffers that are not there because they were refused, in the order of their
     numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
-    numbers, from `own_numbers` up.
+    numbers, from `own_numbers` up. `plan_bytes` are those of the plans of its programs.
     While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session. `away` has
     the meshes of slices that it had when it was suspended under the controller before.
     While it `vacates`, slices of it have to leave an island.
@@ -113,6 +113,7 @@ class Session:
     array_bytes: int = 0
     charged_bytes: int = 0
     own_numbers: int = 0
+    plan_bytes: int = 0
     suspended: bool = False
     gives_way: bool = False
     vacates: bool = False
@@ -158,6 +159,11 @@ class Session:
     def _count(self, kind: BufferType, sign: int) -> None:
         self.held[kind.slice] = self.held.get(kind.slice, 0) + sign * kind.device_bytes
         self.charged_bytes += sign * kind.charged_bytes
+
+    def count_plans(self, program: PlannedProgram, sign: int = 1) -> None:
+        """Counts the plans of a program that is new, or, with a sign of -1, is to be forgotten."""
+        messages = (message for part in program.parts for message in part.messages.values())
+        self.plan_bytes += sign * sum(len(message.plan) for message in messages)
 
     def refuse(self, first: int, count: int, failure: Failure) -> None:
         """Notes that buffers from number `first` on will not be: one entry however many they are, since a launch of 13

@@ -22,6 +22,8 @@ from pathways_ray.controller.events import (
     ManagerKnows,
     ManagerLost,
     ManagerMissed,
+    Plan,
+    Planned,
     ReportFault,
     ReportToManager,
     StreamOpened,
@@ -29,6 +31,7 @@ from pathways_ray.controller.events import (
     TenantsRead,
     Tick,
 )
+from pathways_ray.controller.planning import answer
 from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, token_digest
@@ -704,3 +707,18 @@ def test_explanations_that_wait_are_looked_at_when_something_of_their_session_ha
     explanations._explained = known
     assert isinstance(reply(core.from_island(0, Ready(0, commands[0].message.program, 7))), Explained)
     assert explanations.waiting == {}
+
+
+def test_programs_that_wait_to_be_explained_are_bounded_by_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session may have sixteen such calls, of 32 MiB each, and a tenant many sessions."""
+    core = streaming()
+    monkeypatch.setattr("pathways_ray.controller.explaining.plan_if_cheap", lambda request: None)
+    graph = graph_of(1)
+    monkeypatch.setattr("pathways_ray.limits.MAX_GRAPH_BYTES", 2 * len(graph))
+    (first,) = of(Plan, core.request(1, Explain(1, -1, graph)))
+    assert core.request(1, Explain(1, -1, graph)) == []
+    refused = reply(core.request(1, Explain(1, -1, graph)))
+    assert isinstance(refused, Refused)
+    assert f"programs of {2 * len(graph)} bytes of the session wait to be planned" in refused.failure.message
+    assert isinstance(reply(core.handle(Planned(first.call, answer(first.request)))), Explained)
+    assert core.request(1, Explain(1, -1, graph)) == []

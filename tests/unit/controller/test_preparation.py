@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
 from pathways_ray.controller.preparation import QUEUE_LIMITS, RETRY_AFTER_S
 from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.registration import Registration, TenantFunctions
 from pathways_ray.controller.state import Send
 from pathways_ray.errors import Failure
 from pathways_ray.limits import COMPILE_LIMIT_S
@@ -17,6 +19,7 @@ from pathways_ray.transport.messages import (
     IslandLaunch,
     LaunchFailed,
     Program,
+    Register,
 )
 from tests.unit.controller.harness import Harness, failure_of, program_over, to_client, to_island
 from tests.unit.helpers import Sketch
@@ -237,3 +240,21 @@ def test_a_program_that_is_remembered_keeps_no_functions() -> None:
         assert program.messages == {}
         assert "plans" not in vars(program)
         assert program.islands == (0,)
+
+
+def test_plans_count_with_the_functions_that_their_session_has_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. There is room for one plan, and for no further program. 2. One that replaces it takes its room."""
+    front = Harness()
+    session, registration = front.launches.sessions[1], Registration(TenantFunctions())
+    program = front.register(program_over(1, key=5), 1)
+    size = sum(len(message.plan) for message in program.messages.values())
+    assert session.plan_bytes == size > 0
+    monkeypatch.setattr("pathways_ray.limits.MAX_SESSION_FUNCTION_BYTES", size + 10)
+    assert registration.refusal(session, Register(2, b"x" * 10, {})) is None
+    refused = registration.refusal(session, Register(2, b"x" * 11, {}))
+    assert refused is not None
+    assert f"with the plans of its programs, {size}; {size + 10} are the limit" in refused.message
+    front.register(program_over(1, key=6), 1)
+    assert session.plan_bytes == size
+    front.launches.register(1, 1, PlannedProgram(7, 1, "", failure=TRANSIENT))
+    assert session.plan_bytes == 0
