@@ -690,13 +690,15 @@ def test_functions_are_checked_against_their_digests() -> None:
     assert failure.message == "function f0 does not match its digest"
 
 
-def test_explanations_that_wait_are_looked_at_when_something_of_their_session_has_changed() -> None:
+def test_explanations_that_wait_are_looked_at_when_something_of_their_session_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A tenant may have thousands wait, and every event would look at all of them."""
     core = streaming()
     explanations = core.core.requests.explanations
     assert core.request(1, Explain(1, 1, graph_of(1))) == []
     looked: list[int] = []
-    known, explanations._explained = explanations._explained, lambda waiting, now: looked.append(1)
+    monkeypatch.setattr(explanations, "_explained", lambda waiting, now: looked.append(1))
     for island in (0, 1, 2):
         core.from_island(island, Load(island, {}))
     core.open_session()
@@ -704,7 +706,7 @@ def test_explanations_that_wait_are_looked_at_when_something_of_their_session_ha
     core.handle(Tick())
     commands = say(core, Register(1, graph_of(1), FUNCTIONS))
     assert looked == [1, 1]
-    explanations._explained = known
+    monkeypatch.undo()
     assert isinstance(reply(core.from_island(0, Ready(0, commands[0].message.program, 7))), Explained)
     assert explanations.waiting == {}
 

@@ -357,7 +357,8 @@ def test_a_launch_whose_program_is_registered_again_before_it_decides_fails() ->
     """Its next part would be one of another program, or of none: the controller ended."""
     front = Deciding(branching())
     front.launch(1, (11, 12), 20)
-    commands = front.register(program_over(1, key=9), 1, ready=False) and front.decided(1, 1)
+    front.register(program_over(1, key=9), 1, ready=False)
+    commands = front.decided(1, 1)
     assert sent(commands) == []
     outcome = front.done(SLICES[0].island, 1)
     (failed,) = [m for m in to_client(commands) + to_client(outcome) if isinstance(m, LaunchFailed)]

@@ -18,6 +18,7 @@ from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.scheduler.policies import POLICIES, Policy
 from pathways_ray.simulation.tables import check_launches
 from pathways_ray.transport.messages import (
@@ -71,16 +72,16 @@ class Island:
 
     limit: dict[int, int] = field(default_factory=dict)
     enqueued: dict[int, int] = field(default_factory=dict)
-    programs: dict[int, PlannedProgram] = field(default_factory=dict)
+    plans: dict[int, dict[int, IslandPlan]] = field(default_factory=dict)
     last_sequence: int = 0
 
     def forget(self, sequence: int) -> None:
-        for table in (self.limit, self.enqueued, self.programs):
+        for table in (self.limit, self.enqueued, self.plans):
             table.pop(sequence, None)
 
     def is_through(self, number: int, sequence: int) -> bool:
         """Whether the island has taken all its steps of a launch."""
-        last = max((step.gang for step in self.programs[sequence].plans[number].steps), default=0)
+        last = max((step.gang for step in self.plans[sequence][number].steps), default=0)
         return self.enqueued[sequence] > last
 
 
@@ -125,7 +126,7 @@ class LaunchesMachine(RuleBasedStateMachine):
                 assert limit > island.limit.get(message.sequence, 0), "gangs come in order, each once"
             island.last_sequence = max(island.last_sequence, message.sequence)
             island.limit[message.sequence] = limit
-            island.programs[message.sequence] = self.programs[message.program]
+            island.plans[message.sequence] = self.programs[message.program].plans
             island.enqueued.setdefault(message.sequence, ALL_GANGS if self.parallel else 0)
         elif isinstance(message, Program):
             hosts = self.programs[message.program].hosts
