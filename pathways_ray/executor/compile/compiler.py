@@ -33,6 +33,9 @@ from pathways_ray.transport.messages import encode
 MAX_CACHED = 1024
 """Compiled computations kept beyond the programs that use them."""
 
+MAX_CACHED_BYTES = 256 << 20
+"""Bytes of the functions that these were made of: each has the constants of its own."""
+
 MAX_EXPORTED_BYTES = 256 << 20
 """Functions kept as they were read, by the bytes of their export; programs to come often have some of them."""
 
@@ -151,7 +154,8 @@ class Compiler:
         self.sandbox = Sandbox(host)
         self._exported: OrderedDict[str, tuple[Read, int]] = OrderedDict()
         self._exported_bytes = 0
-        self._cache: OrderedDict[bytes, Any] = OrderedDict()
+        self._cache: OrderedDict[bytes, tuple[Any, int]] = OrderedDict()
+        self._cached_bytes = 0
         self._costs: weakref.WeakKeyDictionary[Any, Mapping[str, float]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
 
@@ -201,7 +205,9 @@ class Compiler:
                 check_meshes(placed.mesh, calls)
                 return self._compile(executable, placed, calls)
 
-        return self._cached(key, make, name)
+        # Those that were exported with others, or are formulas, have no constants.
+        alone = {part.function for part in parts if "#" not in part.function}
+        return self._cached(key, make, name, sum(len(functions.get(one, b"")) for one in alone))
 
     def _function(self, name: str, functions: Mapping[str, bytes]) -> Called:
         digest, is_member, _ = name.partition("#")
@@ -358,11 +364,11 @@ class Compiler:
         compiled: Callable[..., Any] = self._cached(encode((what, device)), make, what[0])
         return compiled
 
-    def _cached(self, key: bytes, make: Callable[[], Any], name: str) -> Any:
+    def _cached(self, key: bytes, make: Callable[[], Any], name: str, size: int = 0) -> Any:
         with self._lock:
             if key in self._cache:
                 self._cache.move_to_end(key)
-                return self._cache[key]
+                return self._cache[key][0]
         try:
             made = make()
         except ProgramRefused:
@@ -372,7 +378,8 @@ class Compiler:
         except Exception as error:
             raise CompileError(f"{name} could not be compiled on host {self.host}: {error}") from error
         with self._lock:
-            self._cache[key] = made
-            while len(self._cache) > MAX_CACHED:
-                self._cache.popitem(last=False)
+            self._cached_bytes += size if key not in self._cache else 0
+            self._cache[key] = made, size
+            while len(self._cache) > MAX_CACHED or self._cached_bytes > MAX_CACHED_BYTES:
+                self._cached_bytes -= self._cache.popitem(last=False)[1][1]
         return made

@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -583,6 +584,33 @@ def test_functions_are_forgotten_once_they_are_too_many(monkeypatch: pytest.Monk
     for digest in functions:
         compiler._function(digest, functions)
     assert len(compiler._exported) == 3
+
+
+def test_computations_are_forgotten_once_they_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions may have 64 MiB of constants each: a thousand of their computations would fill the host."""
+    devices = jax.local_devices()[:1]
+    compiler = Compiler(0, devices, {0: devices})
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_BYTES", 100)
+    made: list[str] = []
+    for key, size in (("a", 40), ("b", 40), ("a", 40), ("small", 0), ("c", 40), ("huge", 101), ("c", 40)):
+        compiler._cached(key.encode(), partial(made.append, key), key, size)
+    assert made == ["a", "b", "small", "c", "huge", "c"]
+    assert list(compiler._cache) == [b"c"]
+    assert compiler._cached_bytes == 40
+
+
+def test_a_computation_counts_with_the_functions_that_it_was_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = jax.local_devices()[:1]
+    compiler = Compiler(0, devices, {0: devices})
+    function = exported(lambda x: (x + 1,))
+    monkeypatch.setattr(compiler.sandbox, "check", lambda *_: None)
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    value = sketch.call("f", sketch.argument(here, type=SCALAR), slice=here, outputs=(SCALAR,))
+    plan = sketch.planned(value).plans[0]
+    (executable,), (placed,) = plan.executables, plan.slices
+    compiler.executable(executable, placed, {"f": function})
+    assert compiler._cached_bytes == len(function)
 
 
 def test_a_host_runs_python_of_trusted_programs_alone(host: Served) -> None:
