@@ -231,6 +231,14 @@ def mesh_of_its_own(sizes: tuple[int, ...], axes: tuple[str, ...]) -> AbstractMe
     return mesh
 
 
+def keep_weakly(kind: type) -> None:
+    """Has JAX's cache of what operations give hold parameters of this type weakly, as it does jaxprs. Of 2,048
+    operations that were traced last it keeps the parameters, and with a function of the user all that this has."""
+    from jax._src import util
+
+    util.weakref_cache_key_types.add(kind)
+
+
 def at_effects_barrier(flush: Callable[[], None]) -> None:
     """Has `jax.effects_barrier()` call a function as well."""
     from jax._src import dispatch

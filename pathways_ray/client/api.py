@@ -44,7 +44,7 @@ def connect(
         ControllerLost: nothing answers at `url`.
     """
     session = Session.connect(url, token, name, timeout, ca)
-    context.sessions.append(session)
+    context.enter(session)
     return session
 
 
@@ -351,7 +351,7 @@ def adopt(cluster: Any) -> ClusterSession:
         shutdown
     )  # before Ray's own handlers, which were registered since: a call after them starts Ray again
     session.cluster, session.token = cluster, cluster.token
-    context.sessions.append(session)
+    context.enter(session)
     registry.write(cluster.url, cluster.token, cluster.ca)
     return session
 

@@ -25,6 +25,13 @@ tracing = _Tracing()
 sessions: list[Session] = []
 
 
+def enter(session: Session) -> None:
+    """A session was opened, and is the current one. Those that were closed leave the list: who uses sessions by their
+    slices alone never asks for the current one."""
+    sessions[:] = [one for one in sessions if not one.closed]
+    sessions.append(session)
+
+
 def current_session() -> Session:
     """The session made last and not closed.
 

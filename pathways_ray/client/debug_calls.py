@@ -6,10 +6,12 @@ them, as in JAX.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,13 +30,26 @@ _CLOSE_LIMIT_S = 5.0
 """Seconds that the end of a session waits for debug calls of launches before."""
 
 
+_all: weakref.WeakSet[DebugCalls] = weakref.WeakSet()
+
+
+def _flush_all() -> None:
+    """Waits for the debug calls of all sessions."""
+    for one in list(_all):
+        one.flush()
+
+
+jax_hooks.at_effects_barrier(_flush_all)
+
+
 class DebugCalls:
-    """The debug calls of one session."""
+    """The debug calls of one session. Its thread ends with it."""
 
     def __init__(self) -> None:
         self._waiting: queue.Queue[tuple[Sequence[Reported], list[Any]]] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._closed = False
 
     def made(self, reported: Sequence[Reported], results: list[Any]) -> None:
         """Takes the results of a launch.
@@ -64,18 +79,21 @@ class DebugCalls:
                 self._waiting.all_tasks_done.wait(left)
 
     def close(self) -> None:
-        """Waits a little for what is under way."""
+        """Waits a little for what is under way. The thread ends behind that."""
         self.flush(_CLOSE_LIMIT_S)
+        self._closed = True
+        with contextlib.suppress(queue.Full):  # else it has something to do, and looks behind it
+            self._waiting.put_nowait(((), []))
 
     def _start(self) -> None:
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pathways-debug-calls", daemon=True)
                 self._thread.start()
-                jax_hooks.at_effects_barrier(self.flush)
+                _all.add(self)
 
     def _run(self) -> None:
-        while True:
+        while not (self._closed and self._waiting.empty()):
             reported, results = self._waiting.get()
             try:
                 for one in reported:

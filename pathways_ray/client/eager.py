@@ -24,6 +24,7 @@ from pathways_ray.client.context import current_session
 from pathways_ray.client.debugging import checks_asked
 from pathways_ray.client.export import Exported
 from pathways_ray.client.jaxprs import equations_of
+from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.operation import Operation, is_pinned, slices_of
 from pathways_ray.client.outlines import ProgramBuilder
 from pathways_ray.client.placement import put_at
@@ -35,11 +36,9 @@ from pathways_ray.client.stages import Lowered
 from pathways_ray.client.tracer import holds_calls, is_call, slices_of_call
 from pathways_ray.errors import UsageError
 
-_lowered: weakref.WeakKeyDictionary[Any, dict[Any, LoweredProgram]] = weakref.WeakKeyDictionary()
-"""For each jaxpr that JAX keeps in its caches, the programs made of it, by session and argument types."""
-
-_operations: weakref.WeakKeyDictionary[Any, dict[Any, dict[Any, Exported]]] = weakref.WeakKeyDictionary()
-"""For each of these jaxprs, the operations of it that were exported (`GraphBuilder.operations`)."""
+_known: weakref.WeakKeyDictionary[Any, KnownPrograms] = weakref.WeakKeyDictionary()
+"""For each jaxpr that JAX keeps in its caches, the programs made of it, by session and argument types; and, as what was
+traced for them, the operations of it that were exported (`GraphBuilder.operations`)."""
 
 
 def concerns(arguments: Sequence[Any], closed: Any, params: Any) -> bool:
@@ -73,20 +72,23 @@ def _program(
     session: Session, captured: Sequence[Array], kinds: list[ArgumentType], closed: Any, params: Any
 ) -> LoweredProgram:
     """The program of a jaxpr for arguments of these types, captured arrays first."""
-    programs = _lowered.setdefault(closed, {})
+    known = _known.get(closed)
+    if known is None:
+        known = _known.setdefault(closed, KnownPrograms())
     asked = (params[name] for name in ("name", "in_shardings", "out_shardings", "donated_invars"))
     settings = (session, *asked, checks_asked())
     key = (*settings, *kinds)
-    found = programs.get(key)
+    found = known.lowered.get(key)
     if found is None:
         session.check_open()
-        made = _operations.setdefault(closed, {}).setdefault(settings, {})
+        session.known_by(known)
+        made: dict[Any, Exported] = known.traced.setdefault(settings, {})
         builder = ProgramBuilder(session, str(params["name"]), kinds, control_node, operations=made)
         if any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns):
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:
             built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))
-        found = programs[key] = LoweredProgram(session, built, jax.tree.structure([0] * len(closed.out_avals)))
+        found = known.lowered[key] = LoweredProgram(session, built, jax.tree.structure([0] * len(closed.out_avals)))
     return found
 
 

@@ -21,6 +21,7 @@ from pathways_ray.client.codes import export_together, few_collections, jax_sett
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
+from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.outlines import ProgramBuilder
 from pathways_ray.client.outputs import Outputs, living
@@ -51,8 +52,8 @@ class Program:
             raise UsageError(f"pw.program decorates a function, not {fun!r}")
         self.fun = fun
         self.slice = slice
-        self._cache: dict[Any, LoweredProgram] = {}
-        self._traced: dict[Any, Trace] = {}
+        self._known = KnownPrograms()
+        self._cache: dict[Any, LoweredProgram] = self._known.lowered
         self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__), on_retrace)
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = str(name or getattr(fun, "__name__", type(fun).__name__))
@@ -145,13 +146,14 @@ class Program:
         """The program for arguments of these types. What the function does depends on their shapes and dtypes alone: it
         does not run again for arguments that lie elsewhere, as long as all is there that it used."""
         session.check_open()
+        session.known_by(self._known)
         key = (session, tree, *jax_settings(), *(kind.aval for kind in kinds))
-        found = self._traced.get(key)
+        found = self._known.traced.get(key)
         with few_collections():
             if found is None or not found.is_current:
                 if noted:
                     self._traces.note(kinds, stacklevel=5)
-                found = self._traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
+                found = self._known.traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
             later: list[Exported] = []
             built = self._built(session, found, kinds, None if has_control(found.closed) else later)
             if later:  # it is known what they are: their code is made together
@@ -222,6 +224,10 @@ class LoweredProgram(RegisteredProgram):
                 session.debug_calls.made(built.reported, results)
         outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)
         return self.output_tree.unflatten(outputs)
+
+    def placed(self) -> list[int]:
+        """The buffers that it has placed for itself: of what it captured, as it is the same for each call."""
+        return [array._buffer.id for array in list(self._held.values())]
 
     def _check_donated(self, leaves: list[Any], buffers: list[BufferRecord]) -> None:
         for k in self._built.donated_leaves:

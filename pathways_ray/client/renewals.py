@@ -51,4 +51,10 @@ class Renewals:
             return message
         missing = [digest for digest in self.programs[message.program][2] if digest not in self.sent]
         self.sent.update(missing)
-        return Register(message.program, message.graph, {digest: self.functions[digest] for digest in missing})
+        functions = self.functions
+        return Register(message.program, message.graph, {one: functions[one] for one in missing if one in functions})
+
+    def close(self) -> None:
+        """The session is over, and what is yet called goes nowhere. Who has a slice or an array of it has the session,
+        and would have all of its functions."""
+        self.functions = {}

@@ -90,6 +90,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         self._driver.resume = Resumption(core, connection, self._driver, name, *reach).begin
         self.move_slice = self._mover.move
         self.guards: weakref.WeakSet[Guard] = weakref.WeakSet()
+        self._knowing, self._released = weakref.WeakSet(), weakref.WeakSet()
         self._process = os.getpid()
 
     @classmethod
@@ -275,6 +276,8 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         self._driver.disconnected("it was shut down")
         self._mover.close()
         self._connection.close()
+        self.forget_programs()
+        self._core.renewals.close()
 
     def __enter__(self) -> Self:
         return self

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import WAIT_SLICE_S, Driver
+from pathways_ray.client.known_programs import KnownPrograms, unused
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.slices import SliceOwner, VirtualSlice, island_of, mesh_of
 from pathways_ray.client.wanted import wanted_of
@@ -24,6 +26,10 @@ class SliceCalls:
     _mover: Mover
     _default_slice: VirtualSlice | None = None
     _making_default_slice = False
+    _knowing: weakref.WeakSet[KnownPrograms]
+    """What functions have made for the session."""
+    _released: weakref.WeakSet[VirtualSlice]
+    """Slices that were released, and that arrays may lie on yet."""
     shadows: Any = None
     """Where copies of the session's arrays lie (`snapshots.Shadows`), once a snapshot was taken."""
 
@@ -75,6 +81,30 @@ class SliceCalls:
             self._connection.call(wire.ReleaseSlice(self._core.session, released.id))
             if self.shadows is not None:
                 self.shadows.release(released)
+        self._released.add(released)
+        self._forget_unused()
+
+    def known_by(self, known: KnownPrograms) -> None:
+        """A function is about to make a program for the session."""
+        self._knowing.add(known)
+        self._forget_unused()
+
+    def forget_programs(self) -> None:
+        """The session is closed: what functions have made for it goes."""
+        for known in list(self._knowing):
+            known.forget_session(self)
+
+    def _forget_unused(self) -> None:
+        """Lets go of programs that take arguments on slices that were released, once no array lies there but what
+        programs have placed for themselves."""
+        if not self._released:
+            return
+        own: set[int] = set().union(*(known.placed() for known in list(self._knowing)))
+        buffers = [record for record in list(self._core.buffers.values()) if record.id not in own]
+        if gone := unused(list(self._released), buffers):
+            self._released.difference_update(gone)
+            for known in list(self._knowing):
+                known.forget_slices(gone)
 
     def default_slice(self) -> VirtualSlice:
         """All devices of one island on one axis `x`; made when first needed, once for all threads."""

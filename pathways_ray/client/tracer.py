@@ -52,6 +52,9 @@ class CallSite:
     where: str
 
 
+jax_hooks.keep_weakly(CallSite)
+
+
 @dataclass(frozen=True, eq=False)
 class Captured:
     """A `pw.Array` that a program uses without taking it as an argument.

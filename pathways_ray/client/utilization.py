@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,8 @@ from pathways_ray.client import context
 Seen = tuple[float, dict[int, float]]
 """A moment, and the device seconds of each island until then."""
 
-_last: dict[int, Seen] = {}
+_last: weakref.WeakKeyDictionary[Any, Seen] = weakref.WeakKeyDictionary()
+"""By session, the last call."""
 _lock = threading.Lock()
 
 
@@ -45,8 +47,8 @@ def utilization() -> dict[int, float]:
     devices = {one["island"]: sum(len(host["devices"]) for host in one["hosts"]) for one in status["islands"]}
     now = time.monotonic(), {int(island): seconds for island, seconds in status["busy"].items()}
     with _lock:
-        before = _last.get(session.id)
-        _last[session.id] = now
+        before = _last.get(session)
+        _last[session] = now
     if before is None:
         return dict.fromkeys(devices, 0.0)
     return shares(before, now, devices)

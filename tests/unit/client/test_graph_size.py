@@ -35,6 +35,9 @@ class NoCluster:
     closed_because = ""
     trusted = False
 
+    def known_by(self, known: Any) -> None:
+        pass
+
     def check_open(self) -> None:
         pass
 

@@ -1,0 +1,79 @@
+"""The threads that make debug calls: they end with their sessions, and `jax.effects_barrier` waits for all of them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_ray.client.debug_calls import DebugCalls
+from pathways_ray.client.debugging import DebugCall, Reported
+
+WHERE: Any = SimpleNamespace(devices=())
+CALLED = [np.ones((), np.int32)]
+
+
+def calls(call: Any) -> list[Reported]:
+    """A program with one debug call."""
+    primitive = SimpleNamespace(impl=call)
+    return [Reported(DebugCall(primitive, {}, (), "here"), "f", WHERE, "here", (0,))]
+
+
+def test_a_thread_ends_with_its_session_and_makes_what_was_called_before() -> None:
+    made: list[int] = []
+    gone = []
+    for k in range(5):
+        one = DebugCalls()
+        one.made(calls(lambda k=k: made.append(k)), CALLED)
+        one.close()
+        thread = one._thread
+        assert thread is not None
+        thread.join(20)
+        assert not thread.is_alive()
+        gone.append(weakref.ref(one))
+        del one, thread
+    gc.collect()
+    assert made == [*range(5)]
+    assert [one() for one in gone] == [None] * 5
+
+
+def test_a_thread_that_has_much_to_do_ends_behind_that() -> None:
+    """The queue is full when the session is closed, which does not wait for it."""
+    made: list[int] = []
+    goes_on = threading.Event()
+    one = DebugCalls()
+    one.flush = lambda limit_s=None: None  # type: ignore[method-assign]  # it would wait for 5 s
+    one.made(calls(lambda: goes_on.wait(20)), CALLED)
+    deadline = time.monotonic() + 20
+    while not one._waiting.empty():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    for k in range(one._waiting.maxsize):
+        one.made(calls(lambda k=k: made.append(k)), CALLED)
+    one.close()
+    goes_on.set()
+    assert one._thread is not None
+    one._thread.join(20)
+    assert not one._thread.is_alive()
+    assert len(made) == one._waiting.maxsize
+
+
+def test_a_barrier_waits_for_the_calls_of_all_sessions_however_many_there_were() -> None:
+    for _ in range(1000):
+        one = DebugCalls()
+        one.made(calls(lambda: None), CALLED)
+        one.close()
+    made: list[int] = []
+    several = [DebugCalls() for _ in range(3)]
+    for k, one in enumerate(several):
+        one.made(calls(lambda k=k: [time.sleep(0.01), made.append(k)]), CALLED)
+    jax.effects_barrier()
+    assert sorted(made) == [0, 1, 2]
+    for one in several:
+        one.close()
