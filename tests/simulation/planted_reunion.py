@@ -67,7 +67,7 @@ def what_hosts_compile_is_not_said_to_the_next_scheduler(patch: Patch) -> None:
     wrapped(patch, Said, "again", again)
 
 
-@bug(faults=0, shown=40, **DYING)
+@bug(faults=0, seeds=150, shown=102, **DYING)
 def a_launch_that_waited_on_one_host_enters_where_it_failed_on_another(patch: Patch) -> None:
     def found(original: Original, self: Rejoining, now: float) -> Any:
         for active in self.active.values():

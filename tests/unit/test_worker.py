@@ -163,8 +163,9 @@ def test_a_small_program_is_planned_at_once_and_a_big_one_is_not() -> None:
 def test_without_a_planner_big_programs_are_refused() -> None:
     planner = Planner()
     planner._worker = Worker(("-c", "pass"))
-    assert planner.plan(chain(3)) == PlanReply(failure=planner.plan(chain(3)).failure)
-    failure = planner.plan(chain(3)).failure
+    reply = planner.plan(chain(3))
+    assert reply == PlanReply(failure=reply.failure)
+    failure = reply.failure
     assert failure is not None
     assert failure.kind == "ProgramRefused"
     assert "cannot be planned" in failure.message
