@@ -17,6 +17,7 @@ from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.callbacks import awaited, when_done
 from pathways_ray.client.numbers import seconds
 from pathways_ray.client.slice_array import SliceArray
+from pathways_ray.client.weak import living
 from pathways_ray.errors import BufferDeleted, UsageError, from_failure
 from pathways_ray.observe.why import Why
 
@@ -97,7 +98,7 @@ class Array(SliceArray):
 
     def _made_again(self) -> bool:
         """Whether somebody has made the array again, which was lost."""
-        for guard in tuple(self._buffer.session.guards):
+        for guard in living(self._buffer.session.guards):
             if guard.covers(self._buffer):
                 guard.recover()
                 return self._buffer.record.failure is None

@@ -129,7 +129,7 @@ class Guard(Protocol):
 class BufferOwner(Protocol):
     """The part of a session that buffers and arrays use."""
 
-    guards: weakref.WeakSet[Guard]
+    guards: weakref.WeakValueDictionary[int, Guard]
 
     watch: Callable[[Callable[[], None]], None]
     unwatch: Callable[[Callable[[], None]], None]

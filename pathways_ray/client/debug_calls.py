@@ -19,6 +19,7 @@ import numpy as np
 
 from pathways_ray import jax_hooks
 from pathways_ray.client.debugging import DebugCall, Reported
+from pathways_ray.client.weak import living
 from pathways_ray.errors import PathwaysError
 
 _log = logging.getLogger(__name__)
@@ -30,12 +31,13 @@ _CLOSE_LIMIT_S = 5.0
 """Seconds that the end of a session waits for debug calls of launches before."""
 
 
-_all: weakref.WeakSet[DebugCalls] = weakref.WeakSet()
+_all: weakref.WeakValueDictionary[int, DebugCalls] = weakref.WeakValueDictionary()
+"""Those that have a thread, each under its `id`."""
 
 
 def _flush_all() -> None:
     """Waits for the debug calls of all sessions."""
-    for one in list(_all):
+    for one in living(_all):
         one.flush()
 
 
@@ -49,7 +51,7 @@ class DebugCalls:
         self._waiting: queue.Queue[tuple[Sequence[Reported], list[Any]]] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        self._closed = False
+        self._closed = self._ended = False
 
     def made(self, reported: Sequence[Reported], results: list[Any]) -> None:
         """Takes the results of a launch.
@@ -74,7 +76,7 @@ class DebugCalls:
         with self._waiting.all_tasks_done:
             while self._waiting.unfinished_tasks:
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not self._thread.is_alive():
+                if (left is not None and left <= 0) or self._ended or not self._thread.is_alive():
                     return
                 self._waiting.all_tasks_done.wait(left)
 
@@ -90,7 +92,7 @@ class DebugCalls:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pathways-debug-calls", daemon=True)
                 self._thread.start()
-                _all.add(self)
+                _all[id(self)] = self
 
     def _run(self) -> None:
         while not (self._closed and self._waiting.empty()):
@@ -101,6 +103,9 @@ class DebugCalls:
             finally:
                 del reported, results
                 self._waiting.task_done()
+        with self._waiting.all_tasks_done:
+            self._ended = True  # what `close` puts there now nobody takes out
+            self._waiting.all_tasks_done.notify_all()
 
     def _make(self, one: Reported, results: list[Any]) -> None:
         assert isinstance(one.report, DebugCall)

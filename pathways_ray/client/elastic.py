@@ -107,7 +107,7 @@ class Elastic:
         """Another loop begins, or the user has changed the state: nothing before it is made again."""
         self._history, self._calls, self._snapshots = History(self._every), {}, {}
         self._session = _buffers(state)[0].session
-        self._session.guards.add(self)
+        self._session.guards[id(self)] = self
         self._take(state)
 
     def _take(self, state: Any) -> None:

@@ -42,6 +42,7 @@ from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspending import RETURN_LIMIT_S, resume, suspend
 from pathways_ray.client.suspension import Kept, Part
+from pathways_ray.client.weak import living
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, UsageError, WaitTimeout
 from pathways_ray.observe.why import WHY
@@ -134,7 +135,7 @@ class Mover:
             self._driver.check_not_suspended_by_user()
             if where.released:
                 raise UsageError(f"{where} was released; there is nothing to move")
-            parts = [part for part in where.parts if not part.released]
+            parts = [part for part in living(where.parts) if not part.released]
             moving = [Part(part.type, part.places) for part in parts]
             steps = move(self._core, where.type, where.name, moving, island, where.wanted)
             self._carry_out(steps, f"{where} was not moved", {one.id: one for one in (where, *parts)})
@@ -168,7 +169,9 @@ class Mover:
             slices = self._handles()  # none goes meanwhile
             wholes = [one for one in slices.values() if one.whole is None]
             kept = [
-                Kept(one.type, one.name, one.island, tuple(Part(p.type, p.places) for p in one.parts), one.wanted)
+                Kept(
+                    one.type, one.name, one.island, tuple(Part(p.type, p.places) for p in living(one.parts)), one.wanted
+                )
                 for one in wholes
             ]
             try:
@@ -353,7 +356,7 @@ class Mover:
 
     def _handles(self) -> dict[int, VirtualSlice]:
         """The slices that there is a handle to. Other threads may make some meanwhile, and let go of some."""
-        return {one.id: one for found in self._slices.valuerefs() if (one := found()) is not None}
+        return {one.id: one for one in living(self._slices)}
 
     def slices_held(self, suspended: bool) -> list[wire.KnownSlice]:
         """The slices that there is a handle to, without those that were given back; with them where the session is

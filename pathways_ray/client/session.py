@@ -89,8 +89,8 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         reach = (self._mover.slices_held, self._mover.place, self._connect)
         self._driver.resume = Resumption(core, connection, self._driver, name, *reach).begin
         self.move_slice = self._mover.move
-        self.guards: weakref.WeakSet[Guard] = weakref.WeakSet()
-        self._knowing, self._released = weakref.WeakSet(), weakref.WeakSet()
+        self.guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()
+        self._knowing, self._released = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
         self._process = os.getpid()
 
     @classmethod

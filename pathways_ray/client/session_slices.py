@@ -14,6 +14,7 @@ from pathways_ray.client.known_programs import KnownPrograms, unused
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.slices import SliceOwner, VirtualSlice, island_of, mesh_of
 from pathways_ray.client.wanted import wanted_of
+from pathways_ray.client.weak import living
 from pathways_ray.transport import messages as wire
 
 
@@ -26,10 +27,10 @@ class SliceCalls:
     _mover: Mover
     _default_slice: VirtualSlice | None = None
     _making_default_slice = False
-    _knowing: weakref.WeakSet[KnownPrograms]
-    """What functions have made for the session."""
-    _released: weakref.WeakSet[VirtualSlice]
-    """Slices that were released, and that arrays may lie on yet."""
+    _knowing: weakref.WeakValueDictionary[int, KnownPrograms]
+    """What functions have made for the session, each under its `id`."""
+    _released: weakref.WeakValueDictionary[int, VirtualSlice]
+    """Slices that were released, and that arrays may lie on yet, by number."""
     shadows: Any = None
     """Where copies of the session's arrays lie (`snapshots.Shadows`), once a snapshot was taken."""
 
@@ -81,17 +82,17 @@ class SliceCalls:
             self._connection.call(wire.ReleaseSlice(self._core.session, released.id))
             if self.shadows is not None:
                 self.shadows.release(released)
-        self._released.add(released)
+        self._released[released.id] = released
         self._forget_unused()
 
     def known_by(self, known: KnownPrograms) -> None:
         """A function is about to make a program for the session."""
-        self._knowing.add(known)
+        self._knowing[id(known)] = known
         self._forget_unused()
 
     def forget_programs(self) -> None:
         """The session is closed: what functions have made for it goes."""
-        for known in list(self._knowing):
+        for known in living(self._knowing):
             known.forget_session(self)
 
     def _forget_unused(self) -> None:
@@ -99,11 +100,13 @@ class SliceCalls:
         programs have placed for themselves."""
         if not self._released:
             return
-        own: set[int] = set().union(*(known.placed() for known in list(self._knowing)))
+        knowing = living(self._knowing)
+        own: set[int] = set().union(*(known.placed() for known in knowing))
         buffers = [record for record in list(self._core.buffers.values()) if record.id not in own]
-        if gone := unused(list(self._released), buffers):
-            self._released.difference_update(gone)
-            for known in list(self._knowing):
+        if gone := unused(living(self._released), buffers):
+            for where in gone:
+                self._released.pop(where.id, None)
+            for known in knowing:
                 known.forget_slices(gone)
 
     def default_slice(self) -> VirtualSlice:

@@ -68,9 +68,9 @@ class VirtualSlice:
         self.session = session
         self.wanted = wanted
         self.whole, self.places = whole, places
-        self.parts: weakref.WeakSet[VirtualSlice] = weakref.WeakSet()
+        self.parts: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
         if whole is not None:
-            whole.parts.add(self)
+            whole.parts[placed.mesh.id] = self
         self.placed = placed
         self.tag = tag
         self.name = name

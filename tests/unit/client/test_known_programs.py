@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -16,9 +18,10 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client import context, utilization
+from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.errors import NotInitialized
 from pathways_ray.transport.messages import Completed
-from tests.unit.client.offline import Offline
+from tests.unit.client.offline import Background, Offline
 
 V = np.arange(2, dtype=np.float32)
 BIG = np.zeros(1 << 14, np.float32)
@@ -97,6 +100,29 @@ def test_programs_stay_while_an_array_lies_on_a_released_slice(offline) -> None:
     assert len(traced) == 1
     assert where() is not None
     assert made.slice is where()
+
+
+def test_programs_are_made_in_one_thread_while_another_looks_which_are_over(offline) -> None:
+    _, held = called_on_a_new_slice(offline, doubled)  # an array lies there, so one looks each time
+    over, kept = threading.Event(), [KnownPrograms() for _ in range(2000)]
+
+    def make() -> None:
+        while not over.is_set():
+            for one in kept:
+                offline.session.known_by(one)
+            offline.session._knowing.clear()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    making = Background(make)
+    try:
+        for _ in range(3000):
+            offline.session._forget_unused()
+    finally:
+        sys.setswitchinterval(before)
+        over.set()
+    making.end()
+    assert held
 
 
 def test_a_compiled_function_goes_with_its_user(offline) -> None:
