@@ -57,6 +57,13 @@ def interrupting_nobody() -> Iterator[None]:
                 os.sched_setscheduler(0, *before)
 
 
+def made_backends() -> Sequence[str]:
+    """The platforms whose devices JAX has made in this process. What is public makes them to say which there are."""
+    from jax._src import xla_bridge
+
+    return tuple(xla_bridge._backends)
+
+
 class _Contexts(threading.local):
     """The MLIR context that lowerings of a thread share, how many have used it, and whether they do at the moment."""
 

@@ -10,6 +10,8 @@ from hypothesis import settings
 # Read when jax and ray are imported, which no module does before this one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+# Clusters of tests have CPU devices, on machines with GPUs too; `tests/gpu` shows those to its own.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 # Who waits for something and is not woken hangs, here and in all processes that tests start.
 os.environ.setdefault("PATHWAYS_LONG_WAITS", "slices")
 

@@ -22,7 +22,7 @@ from rich.table import Table
 from pathways_ray.cli.demo_programs import PROGRAMS, Program
 from pathways_ray.cli.output import FILE, FOLDER, CommandFailed, console_beside, load, with_folder, write_json
 
-CLUSTER: dict[str, Any] = {"islands": 2, "hosts_per_island": 1, "devices_per_host": 4}
+CLUSTER: dict[str, Any] = {"islands": 2, "hosts_per_island": 1, "devices_per_host": 4, "platform": "cpu"}
 
 STEPS, SMOKE_STEPS = 200, 3
 

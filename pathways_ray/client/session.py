@@ -32,6 +32,7 @@ from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
+from pathways_ray.client.gpu_memory import leave_gpu_memory
 from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
@@ -48,6 +49,12 @@ from pathways_ray.transport import messages as wire
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
+
+
+def exported_for(*platforms: str) -> tuple[str, ...]:
+    """Platforms of devices, by the names that `jax.export` has for them."""
+    return tuple(_EXPORT_PLATFORMS.get(platform, platform) for platform in platforms)
+
 
 _CLOSE_LIMIT_S = 5.0
 """Closing waits this long for the controller's answer; the stream's end has the same effect."""
@@ -109,7 +116,9 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
             core = ClientCore(opened.session, opened.max_launches, opened.fusion, opened.coalesce)
             core.resume_tag = opened.resume_tag
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
-            platforms = tuple(_EXPORT_PLATFORMS.get(p, p) for p in opened.platforms)
+            platforms = exported_for(*opened.platforms)
+            if "cuda" in platforms:
+                leave_gpu_memory()
             session = cls(core, connection, data, platforms, opened.trusted, ca, name)
             session._connect(timeout)
         except BaseException:

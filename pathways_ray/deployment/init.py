@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pathways_ray import limits
 from pathways_ray.deployment import fork_server
-from pathways_ray.deployment.topology import Island, Resources, Topology, topology_on
+from pathways_ray.deployment.topology import Island, Resources, Topology, have_devices, topology_on
 from pathways_ray.errors import AlreadyInitialized
 from pathways_ray.liveness import SILENCE_LIMIT_S
 
@@ -71,7 +71,8 @@ def init(
             and the host's island is restarted.
         silence_limit_s: seconds without a word after which a process of the runtime counts as lost. On a machine that
             is loaded they are stretched; raise them where machines stand still for longer.
-        platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have.
+        platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have. Where Ray starts here and this
+            machine has some GPUs or TPUs, and fewer than asked for, it is "cpu", with a warning, `TooFewAccelerators`.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
             where Ray reaches this machine. Beyond loopback `tls` and `tenants` are needed (docs/security.md).
@@ -93,7 +94,12 @@ def init(
     _check_no_cluster()
 
     def topology(nodes: Resources) -> Topology:
-        return topology_on(nodes, islands, hosts_per_island, devices_per_host, platform)
+        found = topology_on(nodes, islands, hosts_per_island, devices_per_host, platform)
+        if address is not None or platform != "auto" or not nodes or have_devices(nodes, found):
+            return found
+        plain = topology_on(nodes, islands, hosts_per_island, devices_per_host, "cpu")
+        warnings.warn(_too_few(found), TooFewAccelerators, stacklevel=5)
+        return plain
 
     topology([])  # raises for what is wrong on whatever nodes, before anything starts
     chosen = {
@@ -121,6 +127,18 @@ def init(
 
         show(session)
     return session
+
+
+class TooFewAccelerators(UserWarning):
+    """This machine has GPUs or TPUs, and fewer than a runtime that leaves its platform open is to have."""
+
+
+def _too_few(wanted: Topology) -> str:
+    platform = next(island.platform for island in wanted.islands if island.platform != "cpu")
+    return (
+        f"this machine has fewer than {wanted.devices} devices of platform {platform!r}, so the runtime has CPU "
+        "devices: say platform='cpu' if that is meant, or ask for fewer devices"
+    )
 
 
 def _started(

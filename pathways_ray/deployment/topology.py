@@ -188,6 +188,14 @@ def topology_on(
     return Topology((Island(named, hosts_per_island, devices_per_host),) * islands)
 
 
+def have_devices(nodes: Resources, topology: Topology) -> bool:
+    """Whether the nodes together have as many accelerators as the islands of a topology."""
+    wanted: Counter[str] = Counter()
+    for island in topology.islands:
+        wanted[ACCELERATORS.get(island.platform, "")] += island.hosts * island.devices
+    return all(sum(node.get(name, 0.0) for node in nodes) >= count for name, count in wanted.items() if name)
+
+
 def shape_of_nodes(nodes: Resources) -> Topology:
     """One host on each node that has accelerators or CPUs to give; alike nodes form an island.
 

@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
-from pathways_ray.client.session import Session
+from pathways_ray.client.session import Session, exported_for
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Unschedulable
 
+BEST_FIRST = ("tpu", "gpu", "cpu")
+
 
 def open_session(url: str, token: str, ca: str, devices: int, name: str) -> tuple[Session, list[VirtualSlice]]:
-    """A session with slices of as many devices: one slice on the island that has room for all, else on several.
+    """A session with slices of as many devices: one slice on the island that has room for all, else on several. All are
+    of the best platform that has as many, for which alone the session's programs are then made: JAX knows of one.
 
     Args:
         devices: 0 stands for all of one island.
 
     Raises:
-        Unschedulable: the cluster has fewer.
+        Unschedulable: the cluster has fewer of each platform.
     """
     session = Session.connect(url, token, name, ca=ca or None)
     session.wait_for_islands()
     try:
-        return session, _slices(session, devices)
+        platform, slices = _on_best(session, devices)
+        if platform:
+            session.platforms = exported_for(platform)
+        return session, slices
     except BaseException:
         session.close()
         raise
 
 
-def _slices(session: Session, devices: int) -> list[VirtualSlice]:
+def _on_best(session: Session, devices: int) -> tuple[str, list[VirtualSlice]]:
+    """The best platform that has as many devices, "" where there is no island yet, and slices on it."""
+    there = {island["platform"] for island in session.status()["islands"]}
+    *better, last = [platform for platform in BEST_FIRST if platform in there] or [""]
+    for platform in better:
+        with contextlib.suppress(Unschedulable):
+            return platform, _slices(session, devices, platform)
+    return last, _slices(session, devices, last if better else None)
+
+
+def _slices(session: Session, devices: int, platform: str | None) -> list[VirtualSlice]:
     if not devices:
-        return [session.virtual_slice(None, ("x",), name="proxy")]
+        return [session.virtual_slice(None, ("x",), platform=platform, name="proxy")]
     try:
-        return [session.virtual_slice((devices,), ("x",), name="proxy")]
+        return [session.virtual_slice((devices,), ("x",), platform=platform, name="proxy")]
     except Unschedulable:
         islands = {
             island["island"]: sum(len(host["devices"]) for host in island["hosts"] if host["up"])
             for island in session.status()["islands"]
+            if platform in (None, island["platform"])
         }
         if sum(islands.values()) < devices:
             raise

@@ -94,6 +94,7 @@ class FetchServer:
             elif quick and later is not None and may_be_later(later, len(message.devices)):
                 read = self._present if message.also else partial(self._read, small=True)
                 later.append(partial(read, stream, fetching))
+                self.reader.begin(stream.session, message)
             else:
                 stream.workers.submit(self._read, stream, fetching)
         except RuntimeError as error:  # the stream has ended, or there is no thread left, and its client waits
@@ -128,6 +129,8 @@ class FetchServer:
         try:
             value = self.reader.value(stream.session, message.buffer)
             if small or self._is_small(value, fetching):
+                if message.also:
+                    self.reader.begin(stream.session, message)
                 found = self.reader.parts(message.request, value, message.devices)
                 answer = [*self.reader.siblings(stream.session, message), *found]
                 self._reply(stream, fetching, answer)

@@ -31,6 +31,7 @@ class ShardReader:
 
     def __init__(self, host: int, devices: Sequence[jax.Device], store: BufferStore) -> None:
         self.host, self.devices, self.store = host, devices, store
+        self._is_apart = any(device.platform != "cpu" for device in devices)
 
     def value(self, session: int, buffer: int) -> Any:
         """The value of a buffer in the store (it may still be computed). Raises its failure."""
@@ -40,6 +41,18 @@ class ShardReader:
         if isinstance(value, Failure):
             raise from_failure(value)
         return value
+
+    def begin(self, session: int, message: wire.Fetch) -> None:
+        """Has the small results that an answer will have come to the host's memory, all at once and as soon as they are
+        computed, where devices have a memory of their own: read one after the other, each would wait for its copy."""
+        if not (self._is_apart and message.devices):
+            return
+        for buffer in (message.buffer, *(other for _, other in message.also)):
+            value: Any = self.store.get(session, buffer)
+            if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES:
+                with contextlib.suppress(Exception):  # reading it tells what is wrong
+                    for shard in shards_of(value):
+                        shard.copy_to_host_async()
 
     def parts(self, request: int, value: Any, devices: Sequence[int]) -> Sequence[wire.FetchPart | wire.FetchDone]:
         """The answer to a question for a small array, or, where it asks for no device, whether it is there."""

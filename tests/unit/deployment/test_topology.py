@@ -11,6 +11,7 @@ from pathways_ray.deployment.topology import (
     Island,
     Topology,
     fits_one_node,
+    have_devices,
     parse_island,
     platform_of,
     shape_of_nodes,
@@ -159,3 +160,11 @@ def test_an_island_may_say_how_its_devices_are_linked() -> None:
 def test_grids_that_cannot_be_are_refused(fields: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         Island(**{"platform": "cpu", "devices": 2, **fields})
+
+
+def test_nodes_have_the_accelerators_of_all_islands_together_or_not() -> None:
+    assert have_devices([GPUS, GPUS], Topology((Island("gpu", 2, 4),)))
+    assert have_devices([GPUS, GPUS], Topology((Island("gpu", 1, 4), Island("gpu", 1, 3), Island("cpu", 9, 99))))
+    assert not have_devices([GPUS], Topology((Island("gpu", 1, 4), Island("gpu", 1, 1))))
+    assert not have_devices([CPUS], Topology((Island("tpu", 1, 1),)))
+    assert have_devices([], Topology((Island("cpu", 4, 4),)))

@@ -1,0 +1,77 @@
+"""The devices that a client of a proxy gets are of one platform: the best that has as many."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pathways_ray.client.session import Session
+from pathways_ray.errors import Unschedulable
+from pathways_ray.proxy.devices import open_session
+
+GPU, CPU, MORE = ("gpu", 1), ("cpu", 4), ("gpu", 3)
+
+
+class Cluster:
+    """A session on islands, each with a platform and as many devices as one slice can have."""
+
+    def __init__(self, *islands: tuple[str, int]) -> None:
+        self.islands = islands
+        self.platforms: tuple[str, ...] = ("cpu", "cuda")
+        self.closed = False
+
+    def wait_for_islands(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.closed = True
+
+    def status(self) -> dict[str, Any]:
+        hosts = [[{"up": True, "devices": [None] * size}] for _, size in self.islands]
+        named = enumerate(zip(self.islands, hosts, strict=True))
+        return {"islands": [{"island": k, "platform": one[0], "hosts": there} for k, (one, there) in named]}
+
+    def virtual_slice(
+        self, shape: Any, axes: Any, island: int | None = None, platform: str | None = None, name: str = ""
+    ) -> Any:
+        chosen = [
+            k
+            for k, (kind, size) in enumerate(self.islands)
+            if island in (None, k) and platform in (None, kind) and (shape is None or shape[0] <= size)
+        ]
+        if not chosen:
+            raise Unschedulable(f"no island has {shape}")
+        made = type("Slice", (), {"shape": shape or (self.islands[chosen[0]][1],), "island": chosen[0]})
+        return made()
+
+
+@pytest.mark.parametrize(
+    ("islands", "devices", "found", "platforms"),
+    [
+        ([CPU, GPU], 1, [1], ("cuda",)),
+        ([CPU, GPU], 4, [0], ("cpu",)),  # the GPUs are too few
+        ([CPU, GPU, MORE], 0, [1], ("cuda",)),
+        ([CPU, GPU, MORE], 4, [1, 2], ("cuda",)),  # over several islands, of GPUs all
+        ([CPU], 2, [0], ("cpu",)),
+        ([CPU, CPU], 6, [0, 1], ("cpu",)),
+    ],
+    ids=str,
+)
+def test_slices_are_of_the_best_platform_that_has_as_many(
+    islands: Any, devices: int, found: list[int], platforms: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster(*islands)
+    monkeypatch.setattr(Session, "connect", lambda *_, **__: cluster)
+    _, slices = open_session("", "", "", devices, "")
+    assert [one.island for one in slices] == found
+    assert cluster.platforms == platforms
+
+
+@pytest.mark.parametrize("islands", [[], [CPU], [CPU, GPU]], ids=str)
+def test_a_session_without_as_many_devices_is_closed(islands: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(*islands)
+    monkeypatch.setattr(Session, "connect", lambda *_, **__: cluster)
+    with pytest.raises(Unschedulable):
+        open_session("", "", "", 8, "")
+    assert cluster.closed
