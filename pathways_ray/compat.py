@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -59,9 +60,8 @@ def interrupting_nobody() -> Iterator[None]:
 
 def made_backends() -> Sequence[str]:
     """The platforms whose devices JAX has made in this process. What is public makes them to say which there are."""
-    from jax._src import xla_bridge
-
-    return tuple(xla_bridge._backends)
+    bridge = sys.modules.get("jax._src.xla_bridge")  # else JAX is not even imported
+    return tuple(bridge._backends) if bridge is not None else ()
 
 
 class _Contexts(threading.local):

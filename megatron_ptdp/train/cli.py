@@ -22,6 +22,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from megatron_ptdp.command_line import Failed, WronglyAsked, console
 from megatron_ptdp.errors import ConfigError
+from pathways_ray.client.gpu_memory import leave_gpu_memory
 from pathways_ray.errors import PathwaysError, UsageError
 
 NAME = "pathways-train"
@@ -157,6 +158,7 @@ def compare(one: Path, other: Path, bound: float) -> None:
 
 def main() -> None:
     """The entry point of `pathways-train`."""
+    leave_gpu_memory()  # it makes parameters with JAX before there is a cluster
     commands(prog_name=NAME)
 
 

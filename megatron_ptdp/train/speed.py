@@ -21,8 +21,12 @@ from megatron_ptdp.models import Flops
 from megatron_ptdp.models.interface import DATA, TENSOR
 from megatron_ptdp.parallel import Layout
 
-SIDE, PRODUCTS, ROUNDS = 512, 8, 4
-"""Sizes of the measurement: some 2 GFLOP for each device and round, which takes a core 20 to 100 ms."""
+SIDES, PRODUCTS, ROUNDS = (512, 2048, 8192), 8, 4
+"""Sizes of the measurement: the smallest is some 2 GFLOP for each device and round, which takes a core 20 to 100 ms;
+the largest is 9 TFLOP, which takes a GPU 10."""
+
+LONG_S = 0.01
+"""A round that takes this long is one of products; what a launch takes beside them does not count."""
 
 
 class Peak(NamedTuple):
@@ -36,20 +40,30 @@ def peak_of(layout: Layout, given: float, dtype: str) -> Peak:
     """The configuration's figure, or a measured one."""
     if given:
         return Peak(given, "as configured")
-    return Peak(measured(layout, dtype), f"measured: {dtype} products of {SIDE} × {SIDE} on all devices at once")
+    flops, side = measured(layout, dtype)
+    return Peak(flops, f"measured: {dtype} products of {side} × {side} on all devices at once")
 
 
-def measured(layout: Layout, dtype: str) -> float:
-    """FLOP/s of one device while all of the layout's compute."""
+def measured(layout: Layout, dtype: str) -> tuple[float, int]:
+    """FLOP/s of one device while all of the layout's compute, and the side of the matrices: the first to take long."""
+    for side in SIDES:
+        seconds = seconds_of(layout, dtype, side)
+        if seconds >= LONG_S:
+            break
+    return 2.0 * side**3 * PRODUCTS / seconds, side
+
+
+def seconds_of(layout: Layout, dtype: str, side: int) -> float:
+    """The shortest of some rounds of products of matrices (side, side), on all devices of a layout."""
     slices = list(chain.from_iterable(layout.slices))
 
     def products(matrices: jax.Array) -> jax.Array:
-        return jax.lax.fori_loop(0, PRODUCTS, lambda _, x: (x @ x) * (1.0 / SIDE), matrices)
+        return jax.lax.fori_loop(0, PRODUCTS, lambda _, x: (x @ x) * (1.0 / side), matrices)
 
     run = [pw.compiled(products, slice=one, in_specs=P(DATA, TENSOR), out_specs=P(DATA, TENSOR)) for one in slices]
     program = pw.program(lambda given: [each(own) for each, own in zip(run, given, strict=True)], name="peak")
     given = [
-        pw.put(np.ones((*one.shape, SIDE, SIDE), jnp.dtype(dtype)), slice=one, spec=P(DATA, TENSOR)) for one in slices
+        pw.put(np.ones((*one.shape, side, side), jnp.dtype(dtype)), slice=one, spec=P(DATA, TENSOR)) for one in slices
     ]
     best = float("inf")
     for turn in range(ROUNDS + 1):
@@ -58,7 +72,7 @@ def measured(layout: Layout, dtype: str) -> float:
             array.block_until_ready(timeout=300.0)
         if turn:  # the first one compiles
             best = min(best, time.perf_counter() - start)
-    return 2.0 * SIDE**3 * PRODUCTS / best
+    return best
 
 
 class Utilization(NamedTuple):
