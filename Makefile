@@ -25,7 +25,7 @@ NONE := 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo lint check test test-all test-pure test-cluster test-long bench-smoke peers lock clean
+.PHONY: help demo lint check test test-all test-pure test-cluster test-long test-gpu bench-smoke peers lock clean
 
 # The environment is the lock file's and nothing else's.
 unexport PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
@@ -70,6 +70,9 @@ test-cluster: $(READY)
 
 test-long: $(READY)  ## the tests marked long
 	$(PY) -m pytest -q -m long -o faulthandler_timeout=7200 $(ARGS)
+
+test-gpu: $(READY)  ## tests on a GPU of this machine, with 'jax[cuda13]' beside the lock file (a minute)
+	$(PY) -m pytest -q tests/gpu $(ARGS)
 
 bench-smoke: $(READY)  ## every benchmark at its smallest size: that they run, not how fast
 	$(PY) -m benchmarks --smoke --output results/smoke

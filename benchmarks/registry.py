@@ -32,6 +32,7 @@ BENCHMARKS = {
     "dispatch": Entry("dispatch", "Dispatch of small computations (Figure 5 of the paper)", usual=True),
     "memory": Entry("memory", "What a launch leaves behind", usual=True),
     "hotpath": Entry("hotpath", "Where the time of a launch goes"),
+    "accelerator": Entry("accelerator", "One device, beside plain JAX on it"),
     "observing": Entry("observing", "The cost of being seen"),
     "bytes": Entry("bytes", "Arrays in and out"),
     "network": Entry("network", "Arrays in and out between machines"),

@@ -12,6 +12,7 @@ An error ends a command with one line, `pathways-train: what happened`; exit sta
 from __future__ import annotations
 
 import contextlib
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +23,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from megatron_ptdp.command_line import Failed, WronglyAsked, console
 from megatron_ptdp.errors import ConfigError
-from pathways_ray.client.gpu_memory import leave_gpu_memory
 from pathways_ray.errors import PathwaysError, UsageError
 
 NAME = "pathways-train"
@@ -158,7 +158,7 @@ def compare(one: Path, other: Path, bound: float) -> None:
 
 def main() -> None:
     """The entry point of `pathways-train`."""
-    leave_gpu_memory()  # it makes parameters with JAX before there is a cluster
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # of a GPU, whose memory hosts here need
     commands(prog_name=NAME)
 
 

@@ -71,8 +71,8 @@ def init(
             and the host's island is restarted.
         silence_limit_s: seconds without a word after which a process of the runtime counts as lost. On a machine that
             is loaded they are stretched; raise them where machines stand still for longer.
-        platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have. Where Ray starts here and this
-            machine has some GPUs or TPUs, and fewer than asked for, it is "cpu", with a warning, `TooFewAccelerators`.
+        platform: "cpu", "gpu" or "tpu"; "auto" is the best that the Ray nodes have, or, with a warning, "cpu" where Ray
+            starts here and this machine has fewer GPUs or TPUs than asked for.
         placement: "pack" puts the hosts of an island on one Ray node if they fit, "spread" on as many as there are.
         bind: the address at which clients come in; left out, loopback, or, when Ray has nodes at several addresses,
             where Ray reaches this machine. Beyond loopback `tls` and `tenants` are needed (docs/security.md).
@@ -95,11 +95,10 @@ def init(
 
     def topology(nodes: Resources) -> Topology:
         found = topology_on(nodes, islands, hosts_per_island, devices_per_host, platform)
-        if address is not None or platform != "auto" or not nodes or have_devices(nodes, found):
+        if address is not None or platform != "auto" or have_devices(nodes, found):
             return found
-        plain = topology_on(nodes, islands, hosts_per_island, devices_per_host, "cpu")
-        warnings.warn(_too_few(found), TooFewAccelerators, stacklevel=5)
-        return plain
+        _warn_of_too_few(found)
+        return topology_on(nodes, islands, hosts_per_island, devices_per_host, "cpu")
 
     topology([])  # raises for what is wrong on whatever nodes, before anything starts
     chosen = {
@@ -133,12 +132,13 @@ class TooFewAccelerators(UserWarning):
     """This machine has GPUs or TPUs, and fewer than a runtime that leaves its platform open is to have."""
 
 
-def _too_few(wanted: Topology) -> str:
+def _warn_of_too_few(wanted: Topology) -> None:
     platform = next(island.platform for island in wanted.islands if island.platform != "cpu")
-    return (
+    text = (
         f"this machine has fewer than {wanted.devices} devices of platform {platform!r}, so the runtime has CPU "
         "devices: say platform='cpu' if that is meant, or ask for fewer devices"
     )
+    warnings.warn(text, TooFewAccelerators, stacklevel=6)
 
 
 def _started(

@@ -222,7 +222,7 @@ def session(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
     cluster = Cluster(open=False, asked={})
 
-    def init(**shape: int) -> Cluster:
+    def init(**shape: Any) -> Cluster:
         cluster.asked = shape
         return cluster
 
@@ -255,7 +255,7 @@ def test_demo_runs_on_a_cluster_of_its_own(
     offer(monkeypatch, RIGHT)
     found = invoke("demo", "--output", str(tmp_path / "results"))
     assert found.exit_code == 0, found.output
-    assert session.asked == {"islands": 2, "hosts_per_island": 1, "devices_per_host": 4}
+    assert session.asked == {"islands": 2, "hosts_per_island": 1, "devices_per_host": 4, "platform": "cpu"}
     assert not session.open
     assert benchmarks == [{"repetitions": 3, "computations": 1024, "reuse_session": True}]
     assert "the graph [of the program]" in found.stdout
