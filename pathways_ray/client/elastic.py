@@ -24,6 +24,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.history import History
 from pathways_ray.client.snapshots import Snapshot, snapshot
+from pathways_ray.client.weak import living
 from pathways_ray.errors import BufferLost, PathwaysError, Unschedulable, UsageError
 
 _LOG = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class Elastic:
         """Makes again what was lost, as often as it takes; nothing once the session has ended.
 
         Raises:
-            BufferLost: there is no snapshot left from which it could be made.
+            BufferLost: there is no snapshot left from which it could be made, or an input is lost too.
             PathwaysError: what went wrong for `RECOVERY_LIMIT_S`.
         """
         deadline = time.monotonic() + RECOVERY_LIMIT_S
@@ -155,6 +156,7 @@ class Elastic:
                 except LOSSES as error:
                     if not self._snapshots or self._session.closed_because or time.monotonic() > deadline:
                         raise
+                    self._check_inputs(lost)
                     _LOG.info("a step cannot be made again yet: %s", error)
                     threading.Event().wait(PAUSE_S)
                 else:
@@ -195,6 +197,20 @@ class Elastic:
             _exchange(call, result)
         self.replayed += self._history.calls - start
 
+    def _check_inputs(self, needed: int) -> None:
+        """Raises `BufferLost` where an array that a call took is lost as well, so that no attempt will do."""
+        start = self._history.start(needed)
+        for number in range(self._history.calls if start is None else start, self._history.calls):
+            call = self._calls[number]
+            for leaf in jax.tree.leaves((call.args, call.kwargs)):
+                if not isinstance(leaf, Array) or not _is_lost(leaf._buffer):
+                    continue
+                if not any(guard.covers(leaf._buffer) for guard in living(self._session.guards)):
+                    raise BufferLost(
+                        "the results of an elastic step are lost, and so is an input with which they would be made "
+                        f"again, {leaf!r}; NumPy arrays are kept in this process"
+                    )
+
     def _again(self, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: PathwaysError) -> Any:
         """Makes a call that failed at once, for an upload that met a lost host; its state may be lost as well."""
         deadline = time.monotonic() + RECOVERY_LIMIT_S
@@ -225,7 +241,8 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
 
     The step must depend on its arguments alone, and do nothing else. Its state is the first argument, and the result,
     or the first entry of a tuple that is the result; a loop may change it between calls, which costs a snapshot. Inputs
-    are kept until they are not needed; NumPy arrays are copied. What other functions made of lost results is lost.
+    are kept until they are not needed; NumPy arrays are copied. What other functions made of lost results is lost. So
+    are inputs that lay on a lost host, and then the step cannot be made again.
 
     Args:
         snapshot_every: calls between snapshots, and at most so many are made again, beside those that were made while
@@ -235,7 +252,7 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
     Raises:
         UsageError: a bad value; no `pw.Array` in the state.
         Unschedulable: there is no other island for snapshots.
-        BufferLost: more islands were lost at once than there are copies.
+        BufferLost: more islands were lost at once than there are copies, or an input lay on one.
     """
     if not isinstance(snapshot_every, int) or isinstance(snapshot_every, bool) or snapshot_every < 1:
         raise UsageError(f"snapshot_every= is a number of calls from 1 up, not {snapshot_every!r}")

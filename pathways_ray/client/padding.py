@@ -15,6 +15,8 @@ import jax
 import numpy as np
 from jax.tree_util import tree_flatten
 
+from pathways_ray.client import prng
+from pathways_ray.client.argument_types import extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.joined_calls import Call, JoinedCalls
@@ -40,8 +42,9 @@ class Padded:
         if self._joined is None:
             return self._alone(args)
         leaves, tree, axes, count = self._batch(args)
-        if any(isinstance(leaf, SliceArray) for leaf, axis in zip(leaves, axes, strict=True) if axis is not None):
-            return self._alone(args)  # to be joined, it would have to be fetched
+        batches = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis is not None]
+        if any(isinstance(leaf, SliceArray) or extended_dtype(leaf) is not None for leaf in batches):
+            return self._alone(args)  # to be joined, it would have to be fetched, or is no NumPy array
         kinds = [
             id(leaf) if axis is None else (np.asarray(leaf).dtype, _rest(leaf, axis))
             for leaf, axis in zip(leaves, axes, strict=True)
@@ -140,6 +143,8 @@ class Padded:
                 f"{self._name} pads batches that come from this process; {leaf!r} lies on a slice, where each size "
                 "would be compiled"
             )
+        if extended_dtype(leaf) is not None:
+            return prng.from_data(self._pad(prng.to_data(leaf), axis % leaf.ndim, missing), leaf)
         value = np.asarray(leaf)
         shape = list(value.shape)
         shape[axis] += missing
@@ -268,4 +273,6 @@ def _sized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     shape = list(np.shape(leaf))
     shape[axis] = size
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
-    return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(dtype))
+    if extended_dtype(leaf) is None:
+        dtype = jax.dtypes.canonicalize_dtype(dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)

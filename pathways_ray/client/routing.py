@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pathways_ray.client import routed_rows
+from pathways_ray.client import prng, routed_rows
 from pathways_ray.client.array import Array
 from pathways_ray.client.compiled import compiled
 from pathways_ray.client.completion import as_completed
@@ -285,7 +285,9 @@ def _combined(source: _Source, arrays: Sequence[Any], starts: np.ndarray[Any, An
     given = [k for k in range(len(arrays)) if source.admitted[:, k].any()]
     if not given:
         kind = next(((a.shape[1:], a.dtype) for a in arrays if a is not None), (source.x.shape[1:], source.x.dtype))
-        zeros = np.zeros((source.x.shape[0], *kind[0]), kind[1])
+        made = jax.ShapeDtypeStruct((source.x.shape[0], *kind[0]), kind[1])
+        data = prng.data_type(made)
+        zeros = prng.from_data(np.zeros(data.shape, data.dtype), made)
         return put_at(zeros, source.where, (source.axes,) if source.axes else ())
     offsets = np.zeros((2, *source.admitted.shape), np.int32)
     offset = 0

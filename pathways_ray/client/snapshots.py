@@ -96,8 +96,8 @@ class Snapshot:
         return jax.tree.unflatten(self._tree, leaves)
 
     def values(self, timeout: float | None = None) -> Any:
-        """The tree as it was when the snapshot was taken, with NumPy arrays: for a state that is to lie otherwise than
-        before, where its slices were lost for good.
+        """The tree as it was when the snapshot was taken, with NumPy arrays (typed keys as `jax.Array`s): for a state
+        that is to lie otherwise than before, where its slices were lost for good.
 
             state = pw.put(snapshot.values(), another_slice)
 
@@ -105,7 +105,7 @@ class Snapshot:
             As `restore`.
         """
         found = zip(self._leaves, self._found(timeout), strict=True)
-        leaves = [np.asarray(living[0]) if living else _own(leaf) for leaf, living in found]
+        leaves = [jax.device_get(living[0]) if living else _own(leaf) for leaf, living in found]
         return jax.tree.unflatten(self._tree, leaves)
 
     def _found(self, timeout: float | None) -> list[list[Array]]:

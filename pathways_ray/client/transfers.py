@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from pathways_ray.client import prng
+from pathways_ray.client.argument_types import extended_dtype
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import UsageError
@@ -65,6 +67,8 @@ def transfer_bytes(
             raise UsageError(f"pw.transfer_bytes takes two slices, as pw.virtual_slice returns them; not {where!r}")
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise UsageError(f"pw.transfer_bytes takes what has a shape and a dtype, not {array!r}")
+    if extended_dtype(array) is not None:  # typed keys: what lies on devices
+        array = prng.data_type(array)
     kind = ArrayType(tuple(array.shape), np.dtype(array.dtype).name)
     here = spec_from_user(spec, source.axes)
     there = spec_from_user(spec if target_spec is None else target_spec, target.axes)

@@ -64,11 +64,13 @@ class Versioned:
                         "pw.versioned copies one tree again and again"
                     )
             self._settle()
+            # The copy first, here and below: where that is refused, such as by a suspended session, nothing is noted.
+            made = self._snapshot(tree) if self._versions.under_way else self._moved(tree)
             self._source = jax.tree.unflatten(structure, leaves)
             if self._versions.push() is Act.SEND:
-                self._send(self._versions.pushed, tree)
+                self._copies[self._versions.pushed] = made
             else:
-                self._kept = self._snapshot(tree)
+                self._kept = made
             return self._versions.pushed
 
     def latest(self) -> Version:
@@ -96,8 +98,8 @@ class Versioned:
                     "or push another one"
                 )
             if found == versions.waits:
-                self._send(versions.release(), self._kept)
-                self._kept = None
+                made = self._moved(self._kept)
+                self._copies[versions.release()], self._kept = made, None
             return Version(self._copies[found], found)
 
     def restore(self) -> Version:
@@ -114,15 +116,11 @@ class Versioned:
         with self._lock:
             self._settle()
             if self._versions.again():
-                if {DELETED, FAILED} & _states(self._source):
+                try:
+                    self._copies[self._versions.pushed] = self._copied_again()
+                except BaseException:
                     self._versions.failed(self._versions.pushed)
-                    why = _failure_of(self._source)
-                    cause = f"have failed ({why.kind}: {why.message})" if why is not None else "are gone"
-                    raise BufferDeleted(
-                        f"version {self._versions.pushed} cannot be copied again, since its arrays {cause}; push "
-                        "another one"
-                    )
-                self._send(self._versions.pushed, self._source)
+                    raise
             return self.latest()
 
     @property
@@ -157,14 +155,24 @@ class Versioned:
             else "no other is there"
         )
 
-    def _send(self, version: int, tree: Any) -> None:
+    def _copied_again(self) -> Any:
+        if {DELETED, FAILED} & _states(self._source):
+            why = _failure_of(self._source)
+            cause = f"have failed ({why.kind}: {why.message})" if why is not None else "are gone"
+            raise BufferDeleted(
+                f"version {self._versions.pushed} cannot be copied again, since its arrays {cause}; push another one"
+            )
+        return self._moved(self._source)
+
+    def _moved(self, tree: Any) -> Any:
+        """A copy of a tree on the slice, which is on its way."""
         moved = reshard(tree, self.slice, self.spec)
         leaves, structure = jax.tree.flatten(moved)
         here = [one._buffer is other._buffer for one, other in zip(leaves, jax.tree.leaves(tree), strict=True)]
         if any(here):  # what lies there already is handed back; a version is memory of its own
             kept = jax.tree.leaves(self._snapshot(tree))
             moved = jax.tree.unflatten(structure, [k if h else m for k, m, h in zip(kept, leaves, here, strict=True)])
-        self._copies[version] = moved
+        return moved
 
     def _snapshot(self, tree: Any) -> Any:
         """Copies of arrays where they lie: one launch for each slice that has some."""
@@ -188,15 +196,12 @@ class Versioned:
             versions.lost()
         for version in list(versions.under_way):
             states = _states(self._copies[version])
-            if FAILED in states:
-                released = versions.failed(version)
-            elif PENDING in states:
+            if PENDING in states and FAILED not in states:
                 continue
-            else:
-                released = versions.arrived(version)
+            made = self._moved(self._kept) if versions.waits >= 0 and len(versions.under_way) == 1 else None
+            released = versions.failed(version) if FAILED in states else versions.arrived(version)
             if released >= 0:
-                self._send(released, self._kept)
-                self._kept = None
+                self._copies[released], self._kept = made, None
         held = {versions.there, *versions.under_way}
         self._copies = {version: copy for version, copy in self._copies.items() if version in held}
 

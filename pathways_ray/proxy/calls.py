@@ -288,6 +288,15 @@ class Calls:
         self.wire.finish(stream)
         self._forget(stream)
 
+    def run(self) -> None:
+        """Works off what comes, until the connection is over. Bytes that were on their way come no more: the client may
+        live on, on another connection."""
+        try:
+            self.wire.run()
+        finally:
+            for stream in list(self._stores):
+                self._forget(stream)
+
     def _ended(self) -> None:
         """Ends the sessions of the connection; any thread may call it."""
         for client in list(self._clients.values()):

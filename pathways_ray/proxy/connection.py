@@ -31,6 +31,8 @@ Write = Callable[[bytes], None]
 BYTES_LIMIT_S = 60.0
 """A request whose bytes do not come fails when none have come for so long, and those behind it go on."""
 
+SESSION_OVER = Status(Code.UNAVAILABLE, "the session of the client is over")
+
 UNCOUNTED = 1 << 60
 """The number of answers that the client does not count: it never comes, so that it is not waited for."""
 
@@ -202,6 +204,7 @@ class Connection:
             self._ended = True
             self._end()
             self.carrier.close()
+            self.host_buffers.close(SESSION_OVER)
             if self.folder is not None:
                 remove_left(self.folder, remove_within_s)
 

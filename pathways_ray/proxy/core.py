@@ -17,6 +17,7 @@ its context; it looks at answers in the order of their numbers, so those it does
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,6 +33,9 @@ FIRST_HANDLE = 1 << 62
 MAX_EARLY = 16
 """Fetches that are answered before the value is there. The client then asks for the bytes, and has a thread wait for
 each, while they are on their way; so a value that somebody waits for takes one round trip less."""
+
+AHEAD_BYTES = 1 << 20
+"""Shards of fewer bytes JAX begins to read ahead, many at a time."""
 
 
 class ProxyCore:
@@ -312,14 +316,13 @@ class ProxyCore:
         return commands, made
 
     def _given_away(self, arrays: list[Array], arguments: list[int], donated: list[int]) -> tuple[int, ...]:
-        """The donated arguments whose memory nothing else has, and nobody is about to read."""
-        return tuple(
-            k
-            for k in donated
-            if self.arrays.is_alone_in(arrays[k], arguments[k])
-            and arguments.count(arguments[k]) == 1
-            and arguments[k] not in self.fetching.values()
-        )
+        """The donated arguments whose memory nothing else has, and nobody is about to read. Each choice of them is
+        compiled by itself, so small ones, of which any may be read just now, are spared together."""
+        times, read = Counter(arguments), set(self.fetching.values())
+        found = [k for k in donated if times[arguments[k]] == 1 and self.arrays.is_alone_in(arrays[k], arguments[k])]
+        if any(arguments[k] in read for k in found):
+            found = [k for k in found if arguments[k] not in read and arrays[k].shard_type.nbytes >= AHEAD_BYTES]
+        return tuple(found)
 
     def _fetch_result(self, request: do.Requested) -> list[Command]:
         handle = request.body.result_status_handle

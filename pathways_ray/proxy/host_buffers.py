@@ -26,6 +26,7 @@ class HostBuffers:
         self._kept: dict[int, Any] = {}
         self._expected: dict[int, list[Serve]] = {}
         self._bytes = 0
+        self._closed = False
         self._lock = threading.Lock()
 
     def keep(self, handle: int, data: Any) -> None:
@@ -78,7 +79,8 @@ class HostBuffers:
     def expect(self, handle: int) -> None:
         """Notes that bytes of an array are on their way."""
         with self._lock:
-            self._expected[handle] = []
+            if not self._closed:
+                self._expected[handle] = []
 
     def arrived(self, handle: int, data: Any) -> None:
         """Takes the bytes that were expected, or a `Status`; what was dropped meanwhile is not kept.
@@ -119,3 +121,11 @@ class HostBuffers:
         if found is None:
             raise Refused(Code.NOT_FOUND, f"there is no host buffer with handle {handle}")
         serve(found)
+
+    def close(self, why: Status) -> None:
+        """Has those hear that nothing more comes who wait for bytes: they would wait without end."""
+        with self._lock:
+            expected, self._expected, self._closed = self._expected, {}, True
+        for waiting in expected.values():
+            for serve in waiting:
+                serve(why)

@@ -29,6 +29,9 @@ strangers keep no client out."""
 LOOK_S = 5.0
 """After so long it looks for clients whose bytes do not come."""
 
+ACCEPT_PAUSE_S = 0.05
+"""A proxy that has no descriptor left for a connection waits this long for one."""
+
 _STOP_LIMIT_S = 5.0
 
 
@@ -100,9 +103,13 @@ class ProxyServer:
                 # Last, since a reader closes its socket by itself: a connection that is taken before may get the number
                 # of one that has hung up, and would be hung up on in its place.
                 if listener in found:
-                    with contextlib.suppress(OSError):
+                    try:
                         connection, _ = self._listener.accept()
                         self._serve(connection, poll)
+                    except BlockingIOError:
+                        pass
+                    except OSError:  # who waits would be seen again at once, and without end: no descriptor is left
+                        time.sleep(ACCEPT_PAUSE_S)
 
     def _serve(self, connection: socket.socket, poll: select.epoll) -> None:
         if len(self._calls) >= MAX_CONNECTIONS:
@@ -122,7 +129,11 @@ class ProxyServer:
 
         calls = self._calls[number] = Calls(self._attached, connection, ended)
         poll.register(number, select.EPOLLRDHUP)
-        threading.Thread(target=calls.wire.run, name="pathways-proxy-client", daemon=True).start()
+        try:
+            threading.Thread(target=calls.run, name="pathways-proxy-client", daemon=True).start()
+        except RuntimeError:  # no thread is left
+            calls.wire.lost()
+            calls.run()
 
 
 def _listening(target: str) -> tuple[socket.socket, int]:

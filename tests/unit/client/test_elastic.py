@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pathways_ray as pw
+from pathways_ray.client import elastic
 from pathways_ray.client.elastic import Elastic
 from pathways_ray.errors import (
     BufferLost,
@@ -121,6 +122,33 @@ def test_a_state_that_the_user_has_changed_begins_anew(session: LocalSession) ->
     lose(loop.state)
     loop.check()
     assert loop.made == [0, 1, 2, 2]
+
+
+def test_a_loss_of_an_input_is_one(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The array lay with the state: no attempt would bring it back, and none is waited for. Nor is it later."""
+    launch = session.launch
+
+    def launched(program: int, arguments: list[Any], *rest: Any) -> Any:
+        made = launch(program, arguments, *rest)
+        if any(record.failure is not None for record in arguments):
+            for array in made:
+                lose(array)
+        return made
+
+    monkeypatch.setattr(session, "launch", launched)
+    monkeypatch.setattr(session, "wait", session._driver.wait)
+    monkeypatch.setattr(elastic, "RECOVERY_LIMIT_S", 1.0)
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    step = pw.elastic(pw.compiled(lambda s, v: s * 2 + v, slice=where))
+    batch = pw.put(np.ones(4, np.float32), where)
+    state = step(pw.put(np.ones(4, np.float32), where), batch)
+    for array in (state, batch):
+        lose(array)
+    for _ in range(2):
+        with pytest.raises(BufferLost, match="and so is an input with which they would be made again"):
+            np.asarray(state)
+    with pytest.raises(BufferLost, match="NumPy arrays are kept in this process"):
+        step(state, np.ones(4, np.float32))
 
 
 def test_without_a_snapshot_a_loss_is_one(session: LocalSession) -> None:

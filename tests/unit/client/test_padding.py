@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -43,6 +44,18 @@ def test_a_batch_lies_along_any_axis(session, axis: int) -> None:
     double = pw.padded(pw.program(lambda v: v * 2), sizes=(2, 4), in_axes=axis, out_axes=axis)
     value = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(double(value), 2 * value)
+
+
+@pytest.mark.parametrize("join_calls", [False, True])
+def test_a_batch_of_typed_keys_is_filled_up_with_others(session, join_calls: bool) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    keys = jax.random.split(jax.random.key(0), (2, 3))
+    same = pw.padded(pw.compiled(lambda k: k, slice=where), sizes=(4,), in_axes=-1, out_axes=-1, join_calls=join_calls)
+    pw.warmup(same, (keys,))
+    compiled = session.compiled
+    found = same(keys)
+    assert (found.dtype, session.compiled) == (keys.dtype, compiled)
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(keys))
 
 
 def test_batches_that_do_not_fit(session) -> None:

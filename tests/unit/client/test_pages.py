@@ -20,6 +20,7 @@ PAGES = ["README.md", "docs/arrays.md", "docs/coming_from_jax.md", "docs/guide.m
 ELSEWHERE = {
     "docs/launch.md": "excerpts of the code (test_launch_page.py)",
     "docs/schedules.md": "test_schedules_page.py",
+    "docs/gpu.md": "needs a GPU (gpu/test_gpu.py)",
     "docs/observe.md": "asks a cluster (integration/test_first_day.py)",
 }
 """Pages whose code does not run here, and why."""

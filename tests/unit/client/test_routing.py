@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -84,6 +85,14 @@ def test_the_order_of_many_rows_is_that_of_few(count: int) -> None:
         np.testing.assert_array_equal(bins[shard], np.where((mine < 0) | (mine == 3), 3, mine))
         np.testing.assert_array_equal(rank[shard, flat], np.concatenate([np.arange(len(one)) for one in places]))
         assert said[shard].tolist() == [*map(len, places), (mine == -1).sum(), (mine == 3).sum(), 3]
+
+
+def test_rows_may_be_typed_keys_that_all_go_nowhere(session: LocalSession) -> None:
+    where = session.virtual_slice((2,), ("x",))
+    keys = pw.put(jax.random.split(jax.random.key(0), 4), where, P("x"))
+    came = pw.combine(*pw.route(keys, np.full(4, -1), [where]))
+    assert (came.dtype, came.sharding.spec) == (keys.dtype, P("x"))
+    np.testing.assert_array_equal(jax.random.key_data(jax.device_get(came)), np.zeros((4, 2)))
 
 
 def test_columns_and_rows_may_both_be_partitioned(session: LocalSession) -> None:

@@ -523,6 +523,7 @@ def interrupted(code: Any, step: int, work: Any) -> bool:
         return trace
 
     before = sys.gettrace()
+    sys._getframe().f_trace_opcodes = True  # Python 3.12 looks whether any frame is traced so as tracing begins
     sys.settrace(trace)
     try:
         work()

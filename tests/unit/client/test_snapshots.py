@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -108,6 +109,14 @@ def test_values_of_a_snapshot_need_no_slice_of_before(session: LocalSession) -> 
     lose(safe._copies[1][0])
     with pytest.raises(BufferLost):
         safe.values()
+
+
+def test_values_of_typed_keys_are_keys(session: LocalSession) -> None:
+    keys = jax.random.split(jax.random.key(0), 4)
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    found = pw.snapshot(pw.put(keys, a, P("x"))).values()
+    assert (type(found), found.dtype) == (type(keys), keys.dtype)
+    np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(keys))
 
 
 def test_the_next_snapshot_uses_the_same_slices_until_one_is_lost_or_in_the_wrong_place(

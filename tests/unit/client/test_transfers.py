@@ -55,6 +55,12 @@ def test_bytes_are_those_of_the_dtype_and_add_up() -> None:
     assert (one, two, one + two) == (pw.TransferBytes(8, 8), pw.TransferBytes(16, 16), pw.TransferBytes(24, 24))
 
 
+def test_bytes_of_typed_keys_are_those_of_their_data() -> None:
+    keys = jax.random.split(jax.random.key(0), 8)
+    for array in (keys, jax.ShapeDtypeStruct(keys.shape, keys.dtype)):
+        assert pw.transfer_bytes(array, A, B, P("x")) == pw.TransferBytes(64, 64)
+
+
 @pytest.mark.parametrize(
     ("spec", "target_spec", "text"),
     [

@@ -216,6 +216,51 @@ def test_a_version_that_failed_says_why(session: LocalSession) -> None:
     np.testing.assert_array_equal(np.asarray(strict.latest().tree), np.full(2, 2.0))
 
 
+def refuse(*_: Any) -> Any:
+    raise pw.errors.SessionSuspended("the session is suspended")
+
+
+def test_a_push_that_is_refused_is_none(session: LocalSession) -> None:
+    """
+    1. A deleted array is pushed: behind a version that is under way, and once that is there. Nothing has changed.
+    2. The next push has the next number.
+    """
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    weights = pw.versioned(pw.put(np.zeros(2), a), slice=b, max_lag=0)
+    gone = pw.put(np.ones(2), a)
+    gone.delete()
+    for state in (PENDING, READY):
+        states(weights._copies[0], state)
+        with pytest.raises(pw.errors.BufferDeleted):
+            weights.push(gone)
+        assert (weights.latest().version, weights.pushed) == (0, 0)
+    assert weights.push(pw.put(np.full(2, 2.0), a)) == 1
+    np.testing.assert_array_equal(np.asarray(weights.latest().tree), np.full(2, 2.0))
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_version_that_cannot_be_sent_yet_is_sent_later(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
+    """
+    1. A version waits behind one that is under way, or it is there and is lost. The session is suspended.
+    2. Who looks hears of it, again and again. When the session is back, the version is sent.
+    """
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    weights = pw.versioned(pw.put(np.zeros(2), a), slice=b, max_lag=0)
+    states(weights._copies[0], READY if lost else PENDING)
+    weights.push(pw.put(np.ones(2), a))
+    states(weights._copies[1 if lost else 0], FAILED if lost else READY)
+    look = weights.restore if lost else weights.latest
+    with monkeypatch.context() as suspended:
+        suspended.setattr(session, "launch", refuse)
+        for _ in range(2):
+            with pytest.raises(pw.errors.SessionSuspended):
+                look()
+    assert look().version == 1
+    np.testing.assert_array_equal(np.asarray(weights.latest().tree), np.ones(2))
+
+
 def test_what_cannot_be_versioned(session: LocalSession) -> None:
     a = session.virtual_slice((1,), ("x",))
     v = pw.put(np.arange(2.0), a)

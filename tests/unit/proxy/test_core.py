@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,6 +236,27 @@ def test_values_are_fetched_before_they_are_there_and_their_memory_is_not_given_
     client.put(2)
     _, commands = client.execute(program, 2, results=(3,))
     assert commands[0].donated == (0,)  # type: ignore[union-attr]
+
+
+def test_whichever_small_arrays_are_read_the_same_ones_are_given_away() -> None:
+    """Each choice is compiled by itself. A big array is given away unless it is the one that is read."""
+    big = ArrayType((1 << 20,), "float32")
+    kinds = (ROW, big, ROW)
+    for read, given in ((0, (1,)), (2, (1,)), (1, ()), (None, (0, 1, 2))):
+        client = Client()
+        program = client.program(donated=(0, 1, 2))
+        made = client.core.executables[program]
+        assert made is not None
+        client.core.executables[program] = replace(made, inputs=kinds, input_shardings=(SPLIT,) * 3)
+        for k, kind in enumerate(kinds):
+            client.put(k + 1, shape=kind.shape)
+        if read is not None:
+            names = [11, 12, 13, 14]
+            client.ask("disassemble_into_single_device_arrays_request", array_handle=read + 1, result_handles=names)
+            client.ask("copy_to_host_buffer_request", array_handle=11, host_buffer_handle=100)
+            client.send("destruct_array_request", array_handle=names)
+        _, (launch, *_) = client.execute(program, 1, 2, 3)
+        assert launch.donated == given  # type: ignore[union-attr]
 
 
 def test_arrays_are_handed_over_by_number_and_what_cannot_be_counts_too() -> None:

@@ -55,3 +55,16 @@ def test_there_is_room_for_as_much_as_is_let_go() -> None:
         buffers.keep(3, b"12345678")
         with pytest.raises(Refused, match="no host buffer"):
             buffers.bytes_of(2)
+
+
+def test_who_waits_hears_that_nothing_more_comes() -> None:
+    """1. A value is waited for as the session ends. 2. One that is asked for later comes neither."""
+    buffers = HostBuffers()
+    served: list[Any] = []
+    buffers.expect(1)
+    buffers.look_up(1, served.append)
+    buffers.close(LOST)
+    assert served == [LOST]
+    buffers.expect(2)
+    with pytest.raises(Refused, match="no host buffer with handle 2"):
+        buffers.look_up(2, served.append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import queue
@@ -10,6 +11,7 @@ import select
 import socket
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE, Attac
 from pathways_ray.proxy.carrier import COMPILERS, Carrier
 from pathways_ray.proxy.codec import Writer
 from pathways_ray.proxy.descriptors import messages
+from pathways_ray.proxy.fetching import Fetcher
 from pathways_ray.proxy.http2_frames import ACK, END_HEADERS, HEADERS, PING, PREFACE, SETTINGS, frame
 from pathways_ray.proxy.programs import OPTIONS, PLUGIN_PROGRAM, PROGRAM
 from pathways_ray.proxy.putting import PUTTING
@@ -236,6 +239,58 @@ def test_bytes_that_there_is_no_room_for_are_refused_before_they_come(door: Door
     door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=9, buffer_size=4), b"1234")
     assert client.host_buffers._bytes == 4
     stream.call.cancel()
+
+
+def test_bytes_whose_connection_breaks_come_no_more_and_those_behind_them_do_not_wait(door: Door) -> None:
+    """1. A client attaches on one connection, and brings bytes on a second. 2. That breaks in the midst of them. 3. The
+    request for them fails, and nothing is counted of what was announced."""
+    stream = Stream(door)
+    number = stream.ask("init_request").init_response.session_id
+    client = door.server._attached.connections[number]
+    stream.send(put_request(7))
+    said = M.GrpcHostBufferStoreMetadata(session_id=number, handle=7, buffer_size=1 << 30).SerializeToString()
+    headers = [
+        (":method", "POST"),
+        (":path", f"/{SERVICE}/HostBufferStore"),
+        (STORE_METADATA, b64encode(said).decode()),
+    ]
+    opened = frame(HEADERS, END_HEADERS, 1, bytes(hpack.Encoder().encode(headers)))
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.connect(door.socket)
+        sock.sendall(PREFACE + frame(SETTINGS, 0, 0, b"") + opened + frame(PING, 0, 0, b"12345678"))
+        came = b""
+        while frame(PING, ACK, 0, b"12345678") not in came:
+            came += sock.recv(1 << 16)
+        assert client.host_buffers._bytes == 1 << 30
+    about = next(stream.call).response_metadata
+    assert (about.op_id, about.status.code) == (1007, 1)
+    assert client.host_buffers._bytes == 0
+    stream.call.cancel()
+
+
+def test_who_waits_for_a_value_as_the_session_ends_waits_no_longer(door: Door) -> None:
+    """The value is asked for on a connection of its own, which lives on."""
+    with (
+        patch.object(Fetcher, "fetch", lambda *_: None),  # as one that stands behind another array
+        grpc.insecure_channel(f"unix:{door.socket}", (("grpc.use_local_subchannel_pool", 1),)) as channel,
+    ):
+        stream = Stream(door, channel)
+        number = stream.ask("init_request").init_response.session_id
+        door.store(M.GrpcHostBufferStoreMetadata(session_id=number, handle=1, buffer_size=4), b"1234")
+        stream.send(put_request(1))
+        next(stream.call)
+        stream.ask("copy_to_host_buffer_request", array_handle=1, host_buffer_handle=2)
+        expected = door.server._attached.connections[number].host_buffers._expected
+        asked = door.channel.unary_stream(f"/{SERVICE}/HostBufferLookup", lambda sent: sent.SerializeToString(), None)
+        answer = asked(M.GrpcHostBufferLookupRequest(session_id=number, handle=2), timeout=ANSWER_LIMIT_S)
+        deadline = time.monotonic() + ANSWER_LIMIT_S
+        while not expected[2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        door.sessions[-1].end("the controller is gone")
+        with pytest.raises(grpc.RpcError, match="the session of the client is over") as error:
+            next(answer)
+        assert code(error) == grpc.StatusCode.UNAVAILABLE
 
 
 def test_a_request_whose_bytes_never_come_is_given_up_and_what_comes_late_is_not_kept(tmp_path: Path) -> None:
@@ -462,6 +517,57 @@ def test_a_connection_is_not_hung_up_on_for_another_whose_number_it_gets(tmp_pat
                     assert came
                     said += came
         door.server.stop()
+
+
+def test_a_connection_for_which_there_is_no_thread_is_hung_up_on_and_further_ones_are_served(tmp_path: Path) -> None:
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "pathways-proxy-client":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    door = Door(tmp_path)
+    with patch.object(threading.Thread, "start", refused), socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(ANSWER_LIMIT_S)
+        sock.connect(door.socket)
+        assert sock.recv(1) == b""
+        deadline = time.monotonic() + FREED_WITHIN_S
+        while door.server._calls:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert Stream(door).ask("init_request").HasField("init_response")
+    door.channel.close()
+    door.server.stop()
+
+
+def test_a_connection_for_which_there_is_no_descriptor_is_looked_at_now_and_then(tmp_path: Path) -> None:
+    """1. Somebody connects while the process has no descriptor left. 2. Nobody hangs up, and he is served later."""
+    tried = threading.Semaphore(0)
+
+    class Listener:
+        """A socket that listens, on which nobody can be taken."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.fileno, self.accept = real.fileno, self._refuse
+
+        def _refuse(self) -> None:
+            tried.release()
+            raise OSError(errno.EMFILE, "Too many open files")
+
+    door = Door(tmp_path)
+    listener = door.server._listener
+    with patch.object(server, "ACCEPT_PAUSE_S", 0.2):
+        door.server._listener = Listener(listener)  # type: ignore[assignment]
+        stream = Stream(door)
+        began = time.monotonic()
+        for _ in range(4):
+            assert tried.acquire(timeout=ANSWER_LIMIT_S)
+        assert time.monotonic() - began > 0.3
+        door.server._listener = listener
+        assert stream.ask("init_request").HasField("init_response")
+    door.channel.close()
+    door.server.stop()
 
 
 def test_a_client_that_cannot_be_served_leaves_no_session(door: Door) -> None:
