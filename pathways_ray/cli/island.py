@@ -11,7 +11,7 @@ import click
 
 from pathways_ray.cli.output import CommandFailed, NumberRange
 from pathways_ray.cli.status import cluster_meant, of_cluster
-from pathways_ray.cli.up import name_option
+from pathways_ray.cli.up import end_on_signals, name_option
 from pathways_ray.client.islands import DRAIN_LIMIT_S, drain, remove, undrain
 from pathways_ray.errors import UsageError
 
@@ -65,6 +65,7 @@ def _ray(address: str, name: str) -> Iterator[None]:
 
     names.check_name(name)
     ray_connection.connect_ray(address, {"namespace": names.NAMESPACE})
+    end_on_signals()
     try:
         yield
     finally:

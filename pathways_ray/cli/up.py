@@ -112,7 +112,13 @@ name_option = click.option("--name", default=NAME, show_default=True, help="Of t
     show_default=True,
     help="Seconds without one of its hosts after which an island gets no slices.",
 )
-@click.option("--wait", default=90.0, show_default=True, help="Seconds for room on the nodes, and for the processes.")
+@click.option(
+    "--wait",
+    type=NumberRange(min=0),
+    default=90.0,
+    show_default=True,
+    help="Seconds for room on the nodes, and for the processes.",
+)
 @click.option("--exist-ok", is_flag=True, help="When the runtime is there already, show it and end well.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(exist_ok: bool, as_json: bool, **settings: Any) -> None:
@@ -167,12 +173,13 @@ def up(
 
     options = _options(auto=auto, **settings)
     ray_connection.connect_ray(address, {"namespace": names.NAMESPACE})
-    _end_on_signals()
+    end_on_signals()
     try:
         where = str(ray.get_runtime_context().gcs_address)
         found: dict[str, Any] = {"name": options.name, "ray": where, "started": True}
         try:
             made = cluster.start(shape_on, address, options, {})
+            _ignore(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it stays, so its url and token are to be told
             islands_made = [dataclasses.asdict(island) for island in made.topology.islands]
             found.update(url=made.url, token=made.token, ca=made.ca, metrics=made.metrics, islands=islands_made)
         except AlreadyInitialized:
@@ -261,11 +268,17 @@ def _first_line(file: TextIO) -> str:
     return token
 
 
-def _end_on_signals() -> None:
-    """A terminal that closes, or an operator's `kill`, ends the start as Ctrl-C does: nothing of it stays."""
+def end_on_signals() -> None:
+    """A terminal that closes, or an operator's `kill`, ends a start as Ctrl-C does: nothing of it stays."""
 
     def end(number: int, _frame: object) -> None:
+        _ignore(signal.SIGTERM, signal.SIGHUP)  # a terminal that closes may say so twice: by its shell, and itself
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
+
+
+def _ignore(*numbers: signal.Signals) -> None:
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)

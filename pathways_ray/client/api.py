@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -204,8 +205,12 @@ def shutdown() -> None:
 
     Twice is fine.
     """
-    while context.sessions:
-        context.sessions.pop().close()
+    for session in reversed(context.sessions[:]):
+        try:
+            session.close()
+        finally:
+            with contextlib.suppress(ValueError):  # another thread closes them as well
+                context.sessions.remove(session)
 
 
 class ClusterSession(Session):
@@ -307,13 +312,14 @@ class ClusterSession(Session):
         try:
             super().close()
         finally:
-            cluster, self.cluster = self.cluster, None
-            dashboard, self.dashboard = self.dashboard, None
-            if dashboard is not None:
-                dashboard.stop()
-            if cluster is not None:
-                registry.remove()
-                cluster.stop()
+            with context.starting_or_stopping:
+                cluster, self.cluster = self.cluster, None
+                dashboard, self.dashboard = self.dashboard, None
+                if dashboard is not None:
+                    dashboard.stop()
+                if cluster is not None:
+                    registry.remove()
+                    cluster.stop()
 
 
 def check_no_fork() -> None:
@@ -330,6 +336,7 @@ _parents_clusters: list[Any] = []
 
 
 def _leave_to_parent() -> None:
+    context.starting_or_stopping = threading.RLock()  # perhaps held by a thread that is not here
     for session in context.sessions:
         session.leave_to_parent()
 

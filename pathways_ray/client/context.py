@@ -23,6 +23,8 @@ class _Tracing(threading.local):
 
 tracing = _Tracing()
 sessions: list[Session] = []
+starting_or_stopping = threading.RLock()
+"""Held by the thread that starts the cluster of this process, or stops it."""
 
 
 def enter(session: Session) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from pathways_ray.controller.tenants import TenantBook, decode
@@ -39,6 +40,8 @@ class TenantsFile:
             seen = (found.st_mtime_ns, found.st_size, found.st_ino)
             if seen == self._seen:
                 return False
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+                raise UsageError("it is read again and again, and a pipe or a device has its text once, or never")
             self.book = decode(Path(self.path).read_bytes())
             self._seen, self.problem = seen, ""
         except OSError as error:

@@ -28,6 +28,7 @@ from pathways_ray.deployment.fork_server import ForkServer
 from pathways_ray.deployment.islands import IslandActors, Processes, actor, await_started, kill, start_island
 from pathways_ray.deployment.options import Options, usable_port
 from pathways_ray.deployment.ray_connection import Leave, connect_ray
+from pathways_ray.deployment.ray_processes import never_started
 from pathways_ray.deployment.tenant_islands import TenantIslands
 from pathways_ray.deployment.topology import Island, Resources, Topology
 from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
@@ -56,6 +57,7 @@ class Cluster:
     ca: str = ""
     metrics: str = ""
     pids: list[int] = field(default_factory=list)
+    stopped: bool = False
 
     @property
     def resource_manager(self) -> Any:
@@ -72,7 +74,13 @@ class Cluster:
         return self._add(Island(platform, hosts, devices, memory, **links))
 
     def _add(self, island: Island, node: str = "") -> int:
-        added, group = growing.add_island(self.processes, island, node=node)
+        try:
+            with never_started():
+                added, group = growing.add_island(self.processes, island, node=node)
+        except Exception as error:
+            if self.stopped:
+                raise PathwaysError("the cluster was stopped while the island was started") from error
+            raise
         self.islands.append(added)
         self.actors += added.all()
         self.groups.append(group)
@@ -119,11 +127,15 @@ class Cluster:
 
     def stop(self) -> None:
         """Kills every actor; leaves Ray, or stops it, where `start` had joined or started it."""
-        kill(reversed(self.actors))  # hosts first
-        placement.free(self.groups)
-        crash_log.forget(self.runtime)
-        if self.leave_ray is not None:
-            self.leave_ray()
+        self.stopped = True
+        try:
+            with never_started():  # its user may have ended Ray before
+                kill(reversed(self.actors))  # hosts first
+                placement.free(self.groups)
+            crash_log.forget(self.runtime)
+        finally:
+            if self.leave_ray is not None:
+                self.leave_ray()
 
 
 class Starting:

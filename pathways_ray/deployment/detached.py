@@ -47,7 +47,11 @@ def find(name: str) -> tuple[str, str, str]:
         controller = ray.get_actor(names.controller(name), names.NAMESPACE)
         found: tuple[str, str, str] = ray.get(controller.access.remote(), timeout=DESCRIBE_LIMIT_S)
     except ValueError as error:
-        rest = f"; 'pathways down --name {name}' removes what half a start has left" if actors(name) else ""
+        rest = (
+            f"; it is being started, or 'pathways down --name {name}' removes what half a start has left"
+            if actors(name)
+            else ""
+        )
         raise UsageError(f"no runtime named {name!r} serves on this Ray cluster{rest}") from error
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise UsageError(f"the controller of {name!r} does not answer ({error}); try again in a few seconds") from error

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 import ray
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, get_placement_group, remove_placement_group
 
 from pathways_ray import names
 from pathways_ray.deployment import placement
-from pathways_ray.deployment.islands import IslandActors, Processes, await_started, kill, start_island
+from pathways_ray.deployment.islands import IslandActors, Processes, await_started, start_island
 from pathways_ray.deployment.options import START_LIMIT_S
 from pathways_ray.deployment.topology import ACCELERATORS, Island, platform_of
 from pathways_ray.errors import PathwaysError, Unschedulable, UsageError, from_failure
@@ -23,6 +23,9 @@ _REFUSED = msgspec.msgpack.Decoder(Refused)
 
 ANSWER_LIMIT_S = 30.0
 """The resource manager answers within this time, a restart of its own included."""
+
+UNDO_LIMIT_S = 5.0
+"""And within this one when a start has failed, or the island stays without processes until it is removed."""
 
 
 def processes_of(runtime: str) -> Processes:
@@ -64,32 +67,44 @@ def add_island(
             f"no Ray node has {island.devices} devices of platform {island.platform}; {island} has no place"
         )
     manager = ray.get_actor(names.resource_manager(processes.runtime), names.NAMESPACE)
-    found = _answer(manager.add_island.remote(island.hosts, msgspec.msgpack.encode(island)))
-    if isinstance(found, bytes):
-        raise from_failure(_REFUSED.decode(found).failure)
-    number, members = found
-    with _undone(manager, number) as made:
+    asked = manager.add_island.remote(island.hosts, msgspec.msgpack.encode(island))
+    with _undone(processes.runtime, manager, asked):
+        found = _answer(asked)
+        if isinstance(found, bytes):
+            raise from_failure(_REFUSED.decode(found).failure)
+        number, members = found
         settings = (processes.runtime, processes.placement, processes.detached, limit_s)
         groups = placement.place({number: island}, *settings, {number: node} if node else None)
-        made.append(groups[number])
         started = start_island(processes, number, members, island, groups[number])
-        made += started.all()
         await_started(started.started(), limit_s)
     return started, groups[number]
 
 
 @contextlib.contextmanager
-def _undone(manager: Any, number: int) -> Iterator[list[Any]]:
-    """Ends what was made of an island, a group and actors, if the block fails, and has the number forgotten."""
-    made: list[Any] = []
+def _undone(runtime: str, manager: Any, asked: Any) -> Iterator[None]:
+    """Ends what was made of an island, a group and actors, if the block fails, and has the number forgotten.
+
+    Args:
+        asked: for the numbers of the island and of its hosts.
+    """
     try:
-        yield made
+        yield
     except BaseException:
-        kill(one for one in made[1:])
-        placement.free(made[:1])
-        with contextlib.suppress(ray.exceptions.RayError):
-            manager.remove_island.remote(number)
+        with contextlib.suppress(Exception):
+            found = ray.get(asked, timeout=UNDO_LIMIT_S)
+            if not isinstance(found, bytes):
+                _end(runtime, manager, *found)
         raise
+
+
+def _end(runtime: str, manager: Any, number: int, members: Iterable[int]) -> None:
+    # By name: an interrupted call may have made what it did not return.
+    for name in (*(names.host(runtime, host) for host in members), names.scheduler(runtime, number)):
+        with contextlib.suppress(Exception):
+            ray.kill(ray.get_actor(name, names.NAMESPACE))
+    with contextlib.suppress(Exception):
+        remove_placement_group(get_placement_group(names.group(runtime, number)))
+    ray.get(manager.remove_island.remote(number), timeout=UNDO_LIMIT_S)  # waits: this process may end behind it
 
 
 def _answer(asked: Any) -> Any:

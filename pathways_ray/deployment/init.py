@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import warnings
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pathways_ray import limits
+from pathways_ray.client import context
 from pathways_ray.deployment import fork_server
 from pathways_ray.deployment.topology import Island, Resources, Topology, have_devices, topology_on
 from pathways_ray.errors import AlreadyInitialized
@@ -87,7 +89,7 @@ def init(
             process that could prepare one for tasks of your own.
 
     Raises:
-        AlreadyInitialized: this process runs a cluster already.
+        AlreadyInitialized: this process runs a cluster already, or another thread of it starts or stops one.
         UsageError: a bad option, no Ray cluster at `address`, or a fork of a process that runs a cluster.
         Unschedulable: Ray cannot place the hosts.
     """
@@ -113,14 +115,13 @@ def init(
         "silence_limit_s": silence_limit_s,
         "placement": placement,
         "bind": bind,
-        "tls": tuple(tls),
-        "tenants": tenants,
+        "tls": tuple(os.path.abspath(path) if path else "" for path in tls),  # Ray's processes may have another folder
+        "tenants": os.path.abspath(tenants) if tenants else "",
         "isolation": isolation,
         "insecure": insecure,
     }
-    with _told(f"{'Ray and ' if address is None else ''}{_text(islands)}"):
-        started = _started(topology, address, chosen, dict(ray_options or {}))
-    session = _client().adopt(started)
+    with _alone(), _told(f"{'Ray and ' if address is None else ''}{_text(islands)}"):
+        session = _opened(_started(topology, address, chosen, dict(ray_options or {})))
     if dashboard:
         from pathways_ray.deployment.dashboard_process import show
 
@@ -159,6 +160,11 @@ def _started(
         raise
 
 
+def _opened(cluster: Any) -> Any:
+    """The first session of a cluster. The client, and JAX with it, has loaded while that started."""
+    return _client().adopt(cluster)
+
+
 def _client() -> Any:
     from pathways_ray.client import api
 
@@ -171,6 +177,22 @@ def _check_no_cluster() -> None:
         _client().check_no_fork()
         if (running := _client().own_cluster()) is not None:
             raise AlreadyInitialized(f"this process runs a cluster at {running.url} already; pw.shutdown() stops it")
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Is the one thread that starts or stops a cluster, while the block runs.
+
+    Raises:
+        AlreadyInitialized: another thread does, or has started one.
+    """
+    if not context.starting_or_stopping.acquire(blocking=False):
+        raise AlreadyInitialized("another thread of this process starts a cluster, or stops one")
+    try:
+        _check_no_cluster()
+        yield
+    finally:
+        context.starting_or_stopping.release()
 
 
 @contextlib.contextmanager

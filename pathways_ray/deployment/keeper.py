@@ -32,7 +32,6 @@ from pathways_ray.deployment.following import (
 )
 from pathways_ray.deployment.islands import Processes
 from pathways_ray.deployment.topology import Auto, Island
-from pathways_ray.errors import PathwaysError
 from pathways_ray.transport.messages import DrainIsland
 
 ANSWER_LIMIT_S = 10.0
@@ -57,32 +56,29 @@ class IslandKeeper:
             time.sleep(LOOK_S)
             try:
                 self._handle(look(self.processes.runtime))
-            except (PathwaysError, ValueError, ray.exceptions.RayError, TimeoutError):
+            except Exception:
                 traceback.print_exc()
 
     def _handle(self, event: Event) -> None:
+        """Carries out what an event leads to. The controller may refuse some of it, as to end the last island."""
         with self.lock:
             commands = self.following.handle(event, time.monotonic())
         for command in commands:
-            self._do(command)
+            try:
+                self._do(command)
+            except Exception as error:  # is decided again with the next look; those behind it may not be
+                print(f"{command}: {error}", flush=True)
 
     def _do(self, command: Command) -> None:
         match command:
             case Add():
                 threading.Thread(target=self._add, args=(command,), daemon=True).start()
             case Drain(island, deadline_s, reason):
-                self._ask(DrainIsland(0, island, deadline_s, reason))
+                url, token, ca = detached.find(self.processes.runtime)
+                call(url, token, DrainIsland(0, island, deadline_s, reason), ca=ca)
             case Remove(island):
                 url, token, ca = detached.find(self.processes.runtime)
                 changing.remove(url, token, island, ca)
-
-    def _ask(self, request: DrainIsland) -> None:
-        """Asks the controller; what it refuses, as to drain the last island, is asked again with the next look."""
-        url, token, ca = detached.find(self.processes.runtime)
-        try:
-            call(url, token, request, ca=ca)
-        except PathwaysError as error:
-            print(f"island {request.island}: {error}", flush=True)
 
     def _add(self, command: Add) -> None:
         island = -1

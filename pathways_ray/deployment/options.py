@@ -79,7 +79,7 @@ class Options:
         if self.dispatch not in ("parallel", "sequential"):
             raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
         policy_named(self.policy)
-        if not self.lost_after_s >= 1.0:
+        if not _is_number(self.lost_after_s) or not self.lost_after_s >= 1.0:
             raise UsageError(f"lost_after_s must be at least a second, not {self.lost_after_s!r}")
         if self.placement not in PLACEMENTS:
             raise UsageError(f"placement must be 'pack' or 'spread', not {self.placement!r}")
@@ -90,7 +90,7 @@ class Options:
         if self.isolation == "process" and not self.tenants:
             raise UsageError("isolation='process' needs tenants=FILE: processes are separated by tenant")
         for name in ("launch_limit_s", "compile_limit_s", "silence_limit_s"):
-            if not getattr(self, name) > 0:
+            if not _is_number(getattr(self, name)) or not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be a positive number of seconds, not {getattr(self, name)!r}")
         if self.name:
             names.check_name(self.name)
@@ -132,6 +132,10 @@ class Options:
                 "(tls=(certificate, key)), or insecure=True on a network that is yours alone"
             )
         return self.metrics_bind, usable_port(self.metrics_bind, self.metrics_port)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def usable_port(address: str, port: int) -> int:

@@ -21,7 +21,7 @@ import ray
 from pathways_ray import forks
 from pathways_ray.compat import ray_forgets_token, ray_has_token, ray_on_loopback
 from pathways_ray.deployment.fork_server import ForkServer
-from pathways_ray.deployment.ray_processes import few_processes, without_agents
+from pathways_ray.deployment.ray_processes import few_processes, whole_or_none, without_agents
 from pathways_ray.errors import AuthenticationError, UsageError
 
 Leave = Callable[[], None]
@@ -42,7 +42,10 @@ def connect_ray(address: str | None, options: dict[str, Any], server: ForkServer
     if address is not None:
         try:
             _check_reachable(_found() if address == "auto" else address)
-            ray.init(address=address, log_to_driver=False, logging_level="ERROR", **options)
+            ray.init(**{"address": address, "log_to_driver": False, "logging_level": "ERROR", **options})
+        except KeyboardInterrupt:
+            ray.shutdown()  # a connection that nobody owns would be taken for the user's
+            raise
         except (OSError, ValueError, RuntimeError, ray.exceptions.AuthenticationError) as error:
             if _is_about_tokens(error):
                 raise AuthenticationError(
@@ -62,7 +65,7 @@ def connect_ray(address: str | None, options: dict[str, Any], server: ForkServer
     if server is not None:
         leave.callback(server.close)
     leave.enter_context(_token())
-    leave.callback(ray.shutdown)
+    leave.callback(_end_ray)
     try:
         # Ray gives its workers a low priority, hosts included: on a busy machine clients would push their hosts aside.
         # And it asks a process that is to be killed for five seconds to end by itself, which a stopped one never does.
@@ -80,11 +83,21 @@ def connect_ray(address: str | None, options: dict[str, Any], server: ForkServer
                 starting.enter_context(without_agents(server))
             starting.enter_context(ray_on_loopback())
             starting.enter_context(few_processes())
+            starting.enter_context(whole_or_none())
             _in_a_thread_that_stays(lambda: ray.init(**{**defaults, **options}))
     except BaseException:
         leave.close()
         raise
     return leave.close
+
+
+def _end_ray() -> None:
+    """Ends the Ray that was started here, also where that is interrupted: its processes would stay as long as this."""
+    try:
+        ray.shutdown()
+    except BaseException:
+        ray.shutdown()
+        raise
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,6 +42,50 @@ def few_processes() -> Iterator[None]:
         yield
     finally:
         parameter.RayParams, Node.start_api_server = whole, api_server
+
+
+@contextlib.contextmanager
+def whole_or_none() -> Iterator[None]:
+    """Has a Ray node whose start meanwhile fails, or is interrupted, take its processes along: Ray leaves them running
+    until this process ends."""
+    from ray._private.node import Node
+
+    whole = Node.__init__
+
+    def start(self: Node, *arguments: Any, **settings: Any) -> None:
+        try:
+            whole(self, *arguments, **settings)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self.kill_all_processes(check_alive=False)
+            raise
+
+    Node.__init__ = start
+    try:
+        yield
+    finally:
+        Node.__init__ = whole
+
+
+@contextlib.contextmanager
+def never_started() -> Iterator[None]:
+    """Keeps Ray from starting by itself while the block runs, as it does for the first call in a process that has none:
+    another thread may have ended it meanwhile. Blocks of several threads may overlap."""
+    from ray._private import auto_init_hook as hook
+
+    with _changing:
+        _before.append(hook.enable_auto_connect)
+        hook.enable_auto_connect = False
+    try:
+        yield
+    finally:
+        with _changing:
+            hook.enable_auto_connect = _before.pop()
+
+
+_changing = threading.Lock()
+_before: list[bool] = []
+"""Whether Ray could start by itself before each of the blocks that run."""
 
 
 @contextlib.contextmanager

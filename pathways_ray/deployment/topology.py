@@ -48,7 +48,7 @@ class Island:
     generation: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.memory, int) or isinstance(self.memory, bool) or self.memory < 0:
+        if not isinstance(self.memory, int) or isinstance(self.memory, bool) or not 0 <= self.memory < 1 << 63:
             raise UsageError(f"memory must be a whole number of bytes, or 0 for what devices have, not {self.memory!r}")
         _check_number("hosts", self.hosts)
         _check_number("devices", self.devices)
@@ -95,8 +95,7 @@ class Topology:
     def __post_init__(self) -> None:
         if not self.islands:
             raise UsageError("a runtime needs at least one island")
-        if self.hosts > limits.MAX_HOSTS:
-            raise UsageError(f"{self.hosts} hosts are more than the {limits.MAX_HOSTS} that a runtime can have")
+        _check_hosts(self.hosts)
 
     @property
     def hosts(self) -> int:
@@ -185,6 +184,7 @@ def topology_on(
     if devices_per_host is None:
         devices_per_host = _share(nodes, named, islands * hosts_per_island)
     _check_number("devices_per_host", devices_per_host)
+    _check_hosts(islands * hosts_per_island)
     return Topology((Island(named, hosts_per_island, devices_per_host),) * islands)
 
 
@@ -266,6 +266,11 @@ def _share(nodes: Resources, platform: str, hosts: int) -> int:
         return 1
     on_each = -(-hosts // len(counts))
     return max(1, min(counts) // on_each)
+
+
+def _check_hosts(count: int) -> None:
+    if count > limits.MAX_HOSTS:
+        raise UsageError(f"{count} hosts are more than the {limits.MAX_HOSTS} that a runtime can have")
 
 
 def _check_number(name: str, value: Any) -> None:

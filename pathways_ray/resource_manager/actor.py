@@ -14,6 +14,7 @@ import json
 import secrets
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -357,7 +358,10 @@ class ResourceManager(Inspectable):
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(tick_s(TICK_S))
-            self._handle(events.Ticked(slowness()))
+            try:
+                self._handle(events.Ticked(slowness()))
+            except Exception:  # Ray is asked, which may be away; the next look asks again
+                traceback.print_exc()
 
     def _handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 import ray
 from click.testing import CliRunner
 
 from pathways_ray.cli import commands
+from pathways_ray.cli.up import end_on_signals
+from pathways_ray.client import registry
+from pathways_ray.deployment import cluster, ray_connection
 from pathways_ray.deployment.options import Options
 
 NOWHERE = "127.0.0.1:1"
@@ -50,3 +59,39 @@ def test_limits_reach_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     (options,) = seen
     limits = (options.launch_limit_s, options.compile_limit_s, options.silence_limit_s, options.lost_after_s)
     assert limits == (90.0, 30.0, 12.0, 300.0)
+
+
+def test_a_terminal_that_closes_may_say_so_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shell does, and it does itself: what ends the start is not interrupted in turn."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        end_on_signals()
+        with pytest.raises(SystemExit) as ended:
+            os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.value.code == 128 + signal.SIGHUP
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_an_interrupt_does_not_hide_a_runtime_that_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes while the command leaves Ray: the runtime stays, so its url and token are told, and kept."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    made = SimpleNamespace(topology=SimpleNamespace(islands=()), url="grpc://127.0.0.1:1", token="t", ca="", metrics="")
+    kept: list[registry.Record] = []
+    monkeypatch.setattr(ray_connection, "connect_ray", lambda *_: None)
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:2"))
+    monkeypatch.setattr(cluster, "start", lambda *_: made)
+    monkeypatch.setattr(ray, "shutdown", lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(registry, "keep", kept.append)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    try:
+        found = CliRunner().invoke(commands, ["up", "--json"], prog_name="pathways")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["token"] == "t"
+    assert [record.token for record in kept] == ["t"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from pathways_ray import limits
 from pathways_ray.controller import quotas, tenants
 from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Quota, Tenant, TenantBook
+from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.errors import QuotaExceeded, UsageError, from_failure
 from pathways_ray.scheduler.policies import Usage
 from tests.unit.helpers import placed
@@ -156,3 +159,9 @@ def test_no_quota_is_no_limit_and_zero_is_one() -> None:
     assert quotas.message_bytes(free, 10**12, "a program") is None
     assert quotas.nodes(free, 10**9, "f") is None
     assert quotas.devices(none, 1, []) is not None
+
+
+def test_a_file_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tenants.json")
+    with pytest.raises(UsageError, match=r"tenants\.json: it is read again and again, and a pipe or a device has"):
+        TenantsFile(str(tmp_path / "tenants.json"), strict=True)

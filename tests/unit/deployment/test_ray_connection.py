@@ -5,8 +5,10 @@ from __future__ import annotations
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
 
 from pathways_ray.deployment.ray_connection import cause_text, connect_ray
 from pathways_ray.errors import UsageError
@@ -32,3 +34,38 @@ def test_the_end_of_a_process_is_told_in_a_line() -> None:
     assert found.startswith("TypeError: too many positional arguments (")
     assert "line 89" not in found
     assert cause_text(RuntimeError("it was killed")) == "it was killed"
+
+
+def test_an_interrupted_join_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next `pw.init` would take it for one of the user's own."""
+    said: list[dict[str, Any]] = []
+    left: list[bool] = []
+
+    def init(**options: Any) -> None:
+        said.append(options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: left.append(True))
+    with pytest.raises(KeyboardInterrupt):
+        connect_ray("ray-cluster", {"log_to_driver": True})
+    assert left == [True]
+    assert said == [{"address": "ray-cluster", "log_to_driver": True, "logging_level": "ERROR"}]
+
+
+def test_an_interrupted_end_of_ray_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray ends its processes last, and would leave them to the end of this one."""
+    calls: list[str] = []
+
+    def shutdown() -> None:
+        calls.append("shutdown")
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "shutdown", shutdown)
+    leave = connect_ray(None, {})
+    assert leave is not None
+    with pytest.raises(KeyboardInterrupt):
+        leave()
+    assert len(calls) == 2

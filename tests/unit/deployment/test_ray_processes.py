@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from ray._private import services
+from ray._private import auto_init_hook, services
+from ray._private.node import Node
 
 from pathways_ray import forks
 from pathways_ray.deployment.fork_server import ForkServer
-from pathways_ray.deployment.ray_processes import without_agents
+from pathways_ray.deployment.ray_processes import never_started, whole_or_none, without_agents
 
 SETUP, WORKER = "/ray/workers/setup_worker.py", "/ray/workers/default_worker.py --node-id=ab12"
 
@@ -71,3 +72,28 @@ def test_agents_that_nobody_asks_are_left_out_and_workers_are_forks(
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(timeout=0.3)
         process.kill()
+
+
+def test_a_node_whose_start_is_interrupted_leaves_no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[bool] = []
+
+    def interrupted(_: Node) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Node, "__init__", interrupted)
+    monkeypatch.setattr(Node, "kill_all_processes", lambda _, check_alive: ended.append(check_alive))
+    with whole_or_none(), pytest.raises(KeyboardInterrupt):
+        cast(Any, Node)()
+    assert ended == [False]
+    assert Node.__init__ is interrupted
+
+
+def test_ray_may_start_by_itself_again_once_all_are_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_init_hook, "enable_auto_connect", True)
+    first, second = never_started(), never_started()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not auto_init_hook.enable_auto_connect
+    second.__exit__(None, None, None)
+    assert auto_init_hook.enable_auto_connect

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
+import pytest
+
 from pathways_ray import limits
+from pathways_ray.resource_manager import actor, events
 from pathways_ray.resource_manager.actor import CLIENTS, GROUPS, WAITING, ResourceManager
 
 
@@ -14,3 +20,21 @@ def test_calls_that_wait_for_others_keep_none_of_these_out() -> None:
     assert group["publish"] == group["describe"] == group["controller_serves"] == ""
     assert group["create_slice"] == CLIENTS
     assert GROUPS[WAITING] >= 4 * limits.MAX_HOSTS
+
+
+def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be killed is asked of Ray, which may be away for a moment."""
+    manager: Any = ResourceManager.__new__(ResourceManager)
+    looks: list[events.Event] = []
+
+    def handle(event: events.Event) -> None:
+        looks.append(event)
+        if len(looks) == 1:
+            raise RuntimeError("Ray is away")
+        raise asyncio.CancelledError
+
+    manager._handle = handle
+    monkeypatch.setattr(actor, "tick_s", lambda _: 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(manager._tick())
+    assert len(looks) == 2
