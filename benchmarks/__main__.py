@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -41,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "report":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if options.command and (options.smoke or options.only or options.output != parser.get_default("output")):
+        parser.error(
+            f"--smoke, --output and --only are of all benchmarks; options of '{options.command}' come behind it"
+        )
     match options.command:
         case "list":
             for name, entry in BENCHMARKS.items():
@@ -64,19 +69,41 @@ def run_all(names: Sequence[str], smoke: bool, output: Path) -> int:
         print(f"[{number}/{len(names)}] {name}", flush=True)
         start, target = time.monotonic(), output / f"{name}.json"
         command = [sys.executable, "-m", "benchmarks", "run", name, "--json", str(target), *["--smoke"] * smoke]
-        if subprocess.run(command).returncode:
+        if run_one(command):
             failed.append(name)
             continue
         for written in load(BENCHMARKS[name]).outputs:
-            written.write_below(json.loads(target.read_text()), output)
+            try:
+                written.write_below(json.loads(target.read_text()), output)
+            except Exception as error:  # no matplotlib, say: the result is there all the same
+                print(f"{name}: no {written.file or 'pictures'}: {type(error).__name__}: {error}", file=sys.stderr)
         print(f"[{number}/{len(names)}] {name}: {time.monotonic() - start:.0f} s", flush=True)
     if failed:
         print(f"Failed: {', '.join(failed)}", file=sys.stderr)
 
     from benchmarks import report as page
 
-    page.main([*map(str, sorted(output.glob("*.json"))), "--html", str(output / "report.html")])
+    if results := sorted(output.glob("*.json")):  # given none, the page would be of those in results/
+        page.main([*map(str, results), "--html", str(output / "report.html")])
     return 1 if failed else 0
+
+
+def run_one(command: Sequence[str]) -> int:
+    """Runs a benchmark and returns its exit status. When this process is told to end, so is the benchmark, and it has
+    the time that it takes to end all that it started."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:  # of the terminal, for both
+        process.wait()
+        raise
+    except SystemExit:
+        process.terminate()
+        process.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

@@ -89,7 +89,9 @@ class Raw:
         room = memoryview(np.empty(size, np.uint8).data)
         self._peer.sendall(str(size).encode())
         while len(room):
-            room = room[self._peer.recv_into(room, min(len(room), MIB)) :]
+            if not (count := self._peer.recv_into(room, min(len(room), MIB))):
+                raise ConnectionError("the process that sends has ended")
+            room = room[count:]
 
     def close(self) -> None:
         self._peer.close()
@@ -200,18 +202,17 @@ def trees(here: Any, there: Any, mib: int, rounds: int) -> list[dict[str, Any]]:
     found = []
     for name, spec in (("another", P(None, "x")), ("all devices", P())):
         source = pw.put(tree, slice=here, spec=P("x")), pw.put(flat, slice=here, spec=P("x"))
-        took: dict[str, list[float]] = {"flat": [], "tree": []}
+        took, moved = dict[str, list[float]](flat=[], tree=[]), dict[str, Any]()
         for _ in range(2 * rounds + 3):
             for what, value in zip(("tree", "flat"), source, strict=True):
                 begun = time.perf_counter()
-                moved = pw.reshard(value, there, spec)
-                jax.block_until_ready(moved)
+                moved[what] = pw.reshard(value, there, spec)
+                jax.block_until_ready(moved[what])
                 took[what].append(1e3 * (time.perf_counter() - begun))
-        np.testing.assert_array_equal(np.asarray(moved), flat)
-        counted = {what: times[3:] for what, times in took.items()}
-        ratios = [a / b for a, b in zip(counted["tree"], counted["flat"], strict=True)]
-        kinds = {what: measure.spread(times) for what, times in counted.items()}
-        found.append({"mib": mib, "layout": name, **kinds, "ratio": measure.spread(ratios)})
+        jax.tree.map(np.testing.assert_array_equal, jax.device_get(moved), {"flat": flat, "tree": tree})
+        kinds = {what: measure.spread(times[3:]) for what, times in took.items()}
+        ratio = measure.paired_ratios(took["tree"][3:], took["flat"][3:])
+        found.append({"mib": mib, "layout": name, **kinds, "ratio": ratio})
     return found
 
 
@@ -233,12 +234,12 @@ def routed(here: Any, there: Any, mib: int, rounds: int) -> dict[str, Any]:
         back = pw.combine([part], handle).block_until_ready()
         for what, start, end in (("dense", begun, dense), ("routed", dense, there_at), ("back", there_at, None)):
             took[what].append(1e3 * ((time.perf_counter() if end is None else end) - start))
+    np.testing.assert_array_equal(np.asarray(pw.reshard(x, there, P("x"))), array)
     np.testing.assert_array_equal(np.asarray(part.rows)[: part.count], array[chosen])
     np.testing.assert_array_equal(np.asarray(back), np.where(chosen[:, None], array, 0))
-    counted = {what: times[3:] for what, times in took.items()}
-    ratios = [a / b for a, b in zip(counted["dense"], counted["routed"], strict=True)]
-    kinds = {what: measure.spread(times) for what, times in counted.items()}
-    return {"mib": mib, "devices": here.size, **kinds, "ratio": measure.spread(ratios)}
+    kinds = {what: measure.spread(times[3:]) for what, times in took.items()}
+    ratio = measure.paired_ratios(took["dense"][3:], took["routed"][3:])
+    return {"mib": mib, "devices": here.size, **kinds, "ratio": ratio}
 
 
 def small(where: Any, calls: int) -> dict[str, Any]:
@@ -264,6 +265,8 @@ def small(where: Any, calls: int) -> dict[str, Any]:
             one = seconds(call)
             if k >= 10:
                 took[name].append(1e6 * one)
+    for name, right in (("future", 3), ("numpy", 2), ("put", 1), ("leaves", [[2 + k] * 8 for k in range(LEAVES)])):
+        np.testing.assert_array_equal(jax.device_get(kinds[name]()), right)
     tenths = [slice(first, first + max(calls // 10, 1)) for first in range(0, calls, max(calls // 10, 1))]
     ratios = [statistics.median(took["numpy"][k]) / statistics.median(took["future"][k]) for k in tenths]
     medians = {name: statistics.median(times) for name, times in took.items()}

@@ -42,6 +42,11 @@ CALLS = ("nodes", "operations", "one slice", "other slices", "another client")
 STARTS = ("first start", "second start")
 CACHE = "PATHWAYS_COMPILATION_CACHE"
 SETTLED_S = 0.3
+FEW = 8
+"""Operations of the program whose argument comes from several slices."""
+
+TOLERANCE = 1e-5
+"""Of operations that are compiled as one against NumPy's, which rounds each."""
 
 MEASURED = (
     "First calls of programs of {nodes} small nodes on one CPU device, their values fetched, in fresh processes, and "
@@ -78,18 +83,27 @@ def operations(nodes: int) -> Callable[[Any], Any]:
 START = np.arange(8, dtype=np.float32)
 
 
-def seconds_of(call: Callable[[], Any]) -> float:
-    """The time of a call whose result is fetched."""
+def seconds_of(call: Callable[[], Any]) -> tuple[float, Any]:
+    """The time of a call whose result is fetched, and the result."""
     begun = time.perf_counter()
-    np.asarray(call())
-    return time.perf_counter() - begun
+    value = np.asarray(call())
+    return time.perf_counter() - begun, value
+
+
+def check(call: str, value: Any, nodes: int, jitted: Any) -> None:
+    """Raises `AssertionError` unless a call came to the bits of the functions that are jitted each by itself, or, where
+    all operations are compiled as one, near NumPy's values."""
+    if call in ("nodes", "another client"):
+        np.testing.assert_array_equal(value, jitted)
+    else:
+        np.testing.assert_allclose(value, operations(nodes if call == "operations" else FEW)(START), TOLERANCE)
 
 
 class Jax:
     """`jax.jit` in this process."""
 
-    def seconds(self, nodes: int) -> dict[str, float]:
-        """The time of the first call of each function."""
+    def seconds(self, nodes: int) -> dict[str, tuple[float, Any]]:
+        """The time of the first call of each function, and its value."""
         import jax
 
         jax.config.update("jax_enable_compilation_cache", False)
@@ -118,7 +132,7 @@ class Runtime:
     """A runtime that is started in this process."""
 
     def calls(self, nodes: int) -> list[dict[str, Any]]:
-        """Seconds, traces and compiled computations of each first call."""
+        """Seconds, traces, compiled computations and values of each first call."""
         import pathways_ray as pw
 
         self._rows: list[dict[str, Any]] = []
@@ -128,23 +142,23 @@ class Runtime:
             first = slices[0]
             np.asarray(pw.compiled(lambda v: v - 1, slice=first)(START))
             chain = chained(nodes, first)
-            with self._counted("nodes"):
-                np.asarray(pw.program(self._seen(chain))(START))
+            with self._counted("nodes") as values:
+                values.append(np.asarray(pw.program(self._seen(chain))(START)))
             placed = [pw.put(START, where) for where in slices]
             np.asarray(placed[0])
-            with self._counted("operations"):
-                np.asarray(pw.program(self._seen(operations(nodes)))(placed[0]))
-            winner = pw.program(self._seen(operations(8)))
-            with self._counted("one slice"):
-                np.asarray(winner(placed[0]))
-            with self._counted("other slices", len(placed) - 1):
+            with self._counted("operations") as values:
+                values.append(np.asarray(pw.program(self._seen(operations(nodes)))(placed[0])))
+            winner = pw.program(self._seen(operations(FEW)))
+            with self._counted("one slice") as values:
+                values.append(np.asarray(winner(placed[0])))
+            with self._counted("other slices", len(placed) - 1) as values:
                 for one in placed[1:]:
-                    np.asarray(winner(one))
+                    values.append(np.asarray(winner(one)))
             other = Worker(Other, session.url, session.token, nodes, first.devices[0])
             try:
                 other.answer()
-                with self._counted("another client"):
-                    other.ask("call")
+                with self._counted("another client") as values:
+                    values.append(other.ask("call"))
             finally:
                 other.close(30)
         return self._rows
@@ -159,13 +173,15 @@ class Runtime:
         return run
 
     @contextlib.contextmanager
-    def _counted(self, what: str, calls: int = 1) -> Iterator[None]:
+    def _counted(self, what: str, calls: int = 1) -> Iterator[list[Any]]:
         before, self._traces = entries(), 0
+        values: list[Any] = []
         begun = time.perf_counter()
-        yield
+        yield values
         seconds = (time.perf_counter() - begun) / calls
         traces = {} if what == CALLS[-1] else {"traces": self._traces}
-        self._rows.append({"call": what, "seconds": seconds, **traces, "compiled": entries() - before})
+        counts = {**traces, "compiled": entries() - before}
+        self._rows.append({"call": what, "seconds": seconds, **counts, "values": values})
 
 
 class Other:
@@ -181,9 +197,9 @@ class Other:
         np.asarray(pw.compiled(lambda v: v - 1, slice=where)(START))
         self._program = pw.program(chained(nodes, where))
 
-    def call(self) -> None:
-        """The first call of the program."""
-        np.asarray(self._program(START))
+    def call(self) -> Any:
+        """The value of the first call of the program."""
+        return np.asarray(self._program(START))
 
     def close(self) -> None:
         self._session.close()
@@ -228,11 +244,14 @@ def run(settings: Settings, progress: Progress) -> Result:
     plain: dict[str, list[float]] = {}
     for number in range(settings.rounds):
         progress.say(f"round {number + 1} of {settings.rounds}")
-        for call, seconds in asked(Jax, "seconds", settings.nodes).items():
-            plain.setdefault(call, []).append(seconds)
+        jitted = asked(Jax, "seconds", settings.nodes)
+        for call, (took, _) in jitted.items():
+            plain.setdefault(call, []).append(took)
         with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {CACHE: folder}):
             for start in STARTS:
                 for row in asked(Runtime, "calls", settings.nodes):
+                    for value in row.pop("values"):
+                        check(row["call"], value, settings.nodes, jitted[EACH][1])
                     samples.setdefault((start, row["call"]), []).append(row)
     seconds = {case: [one["seconds"] for one in ones] for case, ones in samples.items()}
     rows = [
@@ -257,7 +276,14 @@ def run(settings: Settings, progress: Progress) -> Result:
     for other, one in (("other slices", "one slice"), ("another client", "nodes")):
         pair = measure.paired_ratios(seconds[first, other], seconds[first, one])
         ratios.append({"name": f"{other} / {one}", **pair})
-    again = max(one["compiled"] for (start, _), ones in samples.items() if start == STARTS[1] for one in ones)
+    made, again = (
+        max(one["compiled"] for (start, _), ones in samples.items() if start == which for one in ones)
+        for which in STARTS
+    )
+    if not made:
+        raise AssertionError(
+            "nothing came into the hosts' caches at the first start: what a second finds there says nothing"
+        )
     return {
         "measured": MEASURED.format(nodes=settings.nodes, rounds=settings.rounds),
         "rows": rows,

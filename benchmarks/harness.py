@@ -150,8 +150,17 @@ class Benchmark(Generic[S]):
         return parser
 
     def settings_of(self, options: argparse.Namespace) -> S:
-        """The usual settings, or the smallest ones, with what the options change."""
-        return _changed(self.smoke if options.smoke else self.settings(), vars(options))
+        """The usual settings, or the smallest ones, with what the options change.
+
+        Raises:
+            ValueError: they are refused, or a number is not above 0, as the usual ones are.
+        """
+        made = _changed(self.smoke if options.smoke else self.settings(), vars(options))
+        for (one, value), (_, usual) in zip(_options(made), _options(self.settings()), strict=True):
+            for number in _numbers(value):
+                if not number > 0 and number not in _numbers(usual):
+                    raise ValueError(f"{_flags(one)[0]}: {number:g} is not above 0")
+        return made
 
     def measured(self, settings: Any, progress: Progress = QUIET) -> Result:
         """Runs the benchmark and returns its result as it is written to JSON."""
@@ -167,6 +176,10 @@ class Benchmark(Generic[S]):
             settings = self.settings_of(options)
         except ValueError as error:
             parser.error(str(error))
+        if options.json is not None:  # known before the measurement, not behind it
+            if options.json.is_dir():
+                parser.error(f"--json: {options.json} is a folder")
+            options.json.parent.mkdir(parents=True, exist_ok=True)
         progress = Progress(options.json)
         with contextlib.ExitStack() as stack:
             if self.uses_peers:
@@ -195,8 +208,18 @@ def _options(settings: Any) -> Iterator[tuple[Field[Any], Any]]:
             yield one, value
 
 
+def _flags(one: Field[Any]) -> Sequence[str]:
+    return one.metadata["flags"] or [f"--{one.name.replace('_', '-')}"]
+
+
+def _numbers(value: Any) -> list[float]:
+    """The numbers of an option's value."""
+    values = value if isinstance(value, tuple) else (value,)
+    return [one for one in values if isinstance(one, int | float) and not isinstance(one, bool)]
+
+
 def _add_option(parser: argparse.ArgumentParser, one: Field[Any], default: Any) -> None:
-    flags = one.metadata["flags"] or [f"--{one.name.replace('_', '-')}"]
+    flags = _flags(one)
     about, choices, parse = (one.metadata[key] for key in ("about", "choices", "parse"))
     more: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS}
     if isinstance(default, bool):

@@ -60,6 +60,10 @@ class Settings:
     rounds: int = option(3, "of everything, each on a cluster with fusion and on one without")
     apart: bool = option(True, "let devices and everything else share the cores", flags=["--together"])
 
+    def __post_init__(self) -> None:
+        if self.round_trips < 2 or self.launches < len(TURNS):
+            raise ValueError(f"there must be 2 round trips and {len(TURNS)} launches")
+
 
 SMOKE = Settings((1,), round_trips=20, launches=200, rounds=1)
 
@@ -159,6 +163,7 @@ def round_trips(step: Any, start: Any, relays: Relays, count: int) -> tuple[list
         valued.append(1e6 * (time.perf_counter() - began))
         pw.wait([result])  # what is left of the launch would come between the bytes
         floor.append(1e6 * relays.round_trip())
+    np.testing.assert_array_equal(np.asarray(result), np.asarray(start) + 1)
     return known, valued, floor
 
 

@@ -198,7 +198,7 @@ def paired_ratios(numerators: Sequence[float], denominators: Sequence[float]) ->
 
 def p99(values: Sequence[float]) -> float:
     """The value that 99 in 100 do not exceed."""
-    return sorted(values)[min(len(values) - 1, round(0.99 * len(values)))]
+    return sorted(values)[math.ceil(0.99 * len(values)) - 1]
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:

@@ -59,7 +59,12 @@ def run(settings: Settings, progress: Progress) -> Result:
         | {"first_kib": kib[0], "last_kib": kib[-1], "peak_kib": max(kib)}
         for name, kib in memory.items()
     ]
-    return {"launches": launches, "rows": rows, "buffers_left": left}
+    worst = max(measure.slope(at, kib) for kib in memory.values())
+    figures = [
+        {"name": "memory kept by a launch, worst process", "unit": "KiB", "median": worst},
+        {"name": "buffers left", "unit": "", "median": left},
+    ]
+    return {"launches": launches, "rows": rows, "buffers_left": left, "figures": figures}
 
 
 def launch(program: Any, y: Any, count: int) -> Any:

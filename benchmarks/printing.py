@@ -76,7 +76,8 @@ def text_of(value: Any, form: str = "") -> str:
         if "median" not in value:
             return ", ".join(text_of(one, form) for one in value.values())
         text = text_of(value["median"], form)
-        return f"{text} ({text_of(value['min'], form)} to {text_of(value['max'], form)})" if "min" in value else text
+        ends = [text_of(value[key], form) for key in ("min", "max") if key in value]
+        return f"{text} ({' to '.join(ends)})" if len(ends) == 2 else text
     if isinstance(value, list | tuple):
         return ", ".join(text_of(one, form) for one in value if one is not None)
     if form or not isinstance(value, int | float):

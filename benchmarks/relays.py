@@ -51,7 +51,9 @@ class Relays:
         self._connection.sendall(bytes(BYTES))
         left = BYTES
         while left:
-            left -= len(self._connection.recv(left))
+            if not (data := self._connection.recv(left)):
+                raise ConnectionError("a relay has ended")
+            left -= len(data)
         return time.perf_counter() - begun
 
     def close(self) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from html import escape
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from benchmarks.printing import text_of
 
 FIGURES = ("ratios", "figures")
 FIGURES_IN_ROWS = {"metg": (("system", "mode", "pattern"), "metg_us")}  # the words of the name, and the spread
-BELOW = "slower"  # a ratio of this runtime over another one, below 1, that has no aim
+BELOW = "slower"  # a ratio of rates, of this runtime over another one, below 1, that has no aim
+OURS = ("pathways", "coalesced / jax", "each by itself / jax")  # how such ratios begin
 SPREAD = {"min", "median", "max"}
 DEEPEST = 3  # dictionaries in a record that become columns of their own
 OPEN_ROWS = 40  # of a table that is shown at once
@@ -59,7 +61,7 @@ class Found:
         median = self.values["median"]
         if self.aim is not None:
             return "met" if self.aim.met_by(median) else "missed"
-        return BELOW if self.name.startswith("pathways") and " / " in self.name and median < 1 else ""
+        return BELOW if self.name.startswith(OURS) and " / " in self.name and median < 1 else ""
 
     def row(self, aim: str) -> dict[str, Any]:
         return {"verdict": self.verdict, "figure": self.name, "found": self.values, "aim": aim, "file": self.file}
@@ -126,7 +128,7 @@ def named(record: Mapping[str, Any]) -> str:
     if "hosts" in record and "devices_per_host" in record:
         parts.append(f"{record['hosts']} x {record['devices_per_host']}")
     if "length_ms" in record:
-        parts.append(f"{record['length_ms']:g} ms")
+        parts.append(f"{text_of(record['length_ms'])} ms")
     return ", ".join(parts)
 
 
@@ -151,7 +153,7 @@ def records(value: Any) -> list[dict[str, Any]]:
 
 
 def is_spread(value: Any) -> bool:
-    return isinstance(value, dict) and "median" in value and value.keys() <= SPREAD
+    return isinstance(value, dict) and (value.keys() == SPREAD or value.keys() == {"median"})
 
 
 def cell(value: Any) -> str:
@@ -241,7 +243,7 @@ def points(found: Sequence[Found]) -> list[bytes]:
 
     from benchmarks.figures import against_aims
 
-    shown = [(f"{one.name} {one.verdict}", one.values, one.aim) for one in found if one.values["median"] > 0]
+    shown = [(f"{one.name} {one.verdict}", one.values, one.aim) for one in found if 0 < one.values["median"] < inf]
     if not shown:
         return []
     figure, written = Figure(figsize=(10, 0.8 + 0.2 * len(shown)), layout="constrained"), io.BytesIO()
@@ -322,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not files:
         parser.error("no results: give JSON files, or run benchmarks with --json results/NAME.json")
     results = [read(path) for path in files]
+    options.html.parent.mkdir(parents=True, exist_ok=True)
     options.html.write_text(build(results, datetime.now(UTC)), encoding="utf-8")
     if options.readme is not None:
         found = [(result.benchmark, result.figures()) for result in results]

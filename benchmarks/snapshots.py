@@ -192,7 +192,11 @@ def run(settings: Settings, progress: Progress) -> Result:
             floor = 1 + copied_seconds(pipeline.bytes) / len(os.sched_getaffinity(0)) / alone
             size = {"stages": stages, "every": settings.every, "mib": pipeline.bytes / 2**20}
             sizes.append({**size, "floor": floor if stages == "compute" else 1.0})
-    return {"rows": rows, "prices": prices, "snapshots": sizes}
+    ratios = [
+        {"name": f"with a snapshot / without, {one['of']}, stages that {one['stages']}", **one["ratio"]}
+        for one in prices
+    ]
+    return {"rows": rows, "prices": prices, "snapshots": sizes, "ratios": ratios}
 
 
 def price(what: str, k: int, times: dict[bool, list[tuple[float, float]]]) -> Result:

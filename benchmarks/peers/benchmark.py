@@ -20,7 +20,7 @@ from benchmarks import measure
 from benchmarks.cores import devices_apart
 from benchmarks.harness import Benchmark, Progress, Result, option
 from benchmarks.peers import rounds
-from benchmarks.peers.protocol import CHAIN
+from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP
 from benchmarks.peers.rounds import TARGET_S
 from benchmarks.peers.systems import SYSTEMS
 from benchmarks.printing import Table, shows
@@ -82,6 +82,8 @@ class Settings:
             raise ValueError(f"no such system: {', '.join(sorted(unknown))}; there are {NAMES}")
         if self.rounds < 1:
             raise ValueError("there must be a round")
+        if unknown := set(self.payloads) - {ALLREDUCE, NOOP}:
+            raise ValueError(f"no such payload: {', '.join(sorted(unknown))}; there are {ALLREDUCE}, {NOOP}")
 
 
 SMOKE = Settings(((2, 1),), rounds=1, here=True, target_s=0.0)  # the smallest counts
@@ -134,7 +136,10 @@ def run(settings: Settings, progress: Progress) -> Result:
                 result["devices_apart"] &= stack.enter_context(devices_apart(hosts))
             say = progress.about(f"{hosts}x{devices}")
             made = stack.enter_context(rounds.session(hosts, devices, wanted, say))
-            made.warm_up(made.cases(settings.modes, settings.payloads), settings.target_s)
+            cases = made.cases(settings.modes, settings.payloads)
+            for mode in sorted(set(settings.modes) - {case.mode for case in cases}):
+                made.fail(f"mode {mode}", "no system that runs has it")
+            made.warm_up(cases, settings.target_s)
             for k in range(settings.rounds):
                 say(f"round {k + 1} of {settings.rounds}")
                 made.round(k)

@@ -100,6 +100,9 @@ class Session:
             self.ended[name] += 1
             if self.ended[name] < CHANCES:
                 self.start(name, SYSTEMS[name].or_here(True))
+                for case in [*self.counts]:  # or the next of its samples would have what it compiles
+                    if case.system == name and case in self.counts:
+                        self.attempt(case, self.counts[case])
 
     def warm_up(self, cases: Sequence[Case], target_s: float) -> None:
         """Compiles, and finds how many computations take about `target_s`; the first run of a case is ignored.

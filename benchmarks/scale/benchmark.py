@@ -74,7 +74,7 @@ def run(settings: Settings, progress: Progress = QUIET) -> Result:
 
 def shapes(hosts: Sequence[int]) -> dict[str, list[Shape]]:
     """The clusters by their islands: one, or several of 16 hosts, of which a launch runs on one or on all."""
-    several = [n for n in hosts if n > ISLAND]
+    several = [n for n in hosts if n > ISLAND and n % ISLAND == 0]
     return {
         ONE: [Shape(n, n, DEVICES_PER_HOST) for n in hosts],
         "of 16, one": [Shape(n, ISLAND, DEVICES_PER_HOST) for n in several],

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,8 @@ class Settings:
     rounds: int = option(5, "that count")
     parts: tuple[str, ...] = option(("a", "b"), choices=("a", "b"))
     apart: bool = option(True, flags=["--together"])
+    wait: float = option(1.5)
+    large: int = option(0)
     inner: Inner = field(default_factory=Inner)
     hidden: int = 3
 
@@ -64,6 +71,26 @@ def test_settings_that_are_refused_end_the_command(capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit):
         benchmark().main(["--rounds", "0"])
     assert "there must be a round" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words", [["--size", "0"], ["--wait", "-1"], ["--wait", "nan"], ["--large", "-1"]], ids=" ".join
+)
+def test_numbers_that_mean_nothing_are_refused_before_anything_is_measured(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=f"{words[0]}: {words[1]} is not above 0"):
+        settings_of(*words)
+    assert settings_of("--large", "0") == Settings(), "as it is by default"
+
+
+def test_the_folder_of_the_json_is_there_before_the_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "new" / "deep" / "one.json"
+    assert benchmark().main(["--json", str(target)]) == 0
+    assert json.loads(target.read_text())["rounds"] == 5
+    with pytest.raises(SystemExit):
+        benchmark(succeeded=lambda result: pytest.fail("it measured")).main(["--json", str(target.parent)])
+    assert "is a folder" in capsys.readouterr().err
 
 
 def test_a_run_writes_its_json_and_outputs(tmp_path: Path) -> None:
@@ -116,6 +143,79 @@ def test_all_benchmarks_have_a_documented_command() -> None:
 def test_the_list_has_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(BENCHMARKS)
+
+
+@pytest.mark.parametrize("words", ["--smoke run memory", "--output x list", "--smoke report"])
+def test_options_of_all_benchmarks_are_refused_for_one(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(words.split())
+    assert "are of all benchmarks" in capsys.readouterr().err
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """Runs of all benchmarks end at once in `tmp_path`: those that are added to this list by writing a result."""
+    right: list[str] = []
+
+    def run(words: list[str]) -> int:
+        name, target = words[4], Path(words[6])
+        if name in right:
+            target.write_text(json.dumps({"benchmark": name}))
+        return 0 if name in right else 1
+
+    monkeypatch.setattr(command, "run_one", run)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "old.json").write_text('{"benchmark": "old"}')
+    return right
+
+
+def test_a_folder_without_a_result_gets_no_page_of_others(ended: list[str], tmp_path: Path) -> None:
+    assert command.run_all(["memory"], True, tmp_path / "new") == 1
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_figures_that_cannot_be_drawn_stop_no_other_benchmark(
+    ended: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1. The result of `dispatch` has no rows to draw. 2. `memory` runs all the same. 3. The page has both."""
+    ended += ["dispatch", "memory"]
+    assert command.run_all(["dispatch", "memory"], True, tmp_path / "new") == 0
+    assert "dispatch: no dispatch.png: KeyError" in capsys.readouterr().err
+    page = (tmp_path / "new" / "report.html").read_text()
+    assert "dispatch.json" in page
+    assert "memory.json" in page
+
+
+BENCHMARK = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(print("ended")))
+try:
+    print("begun", flush=True)
+    time.sleep(100)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    print("ended")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+def test_a_benchmark_ends_with_the_command_that_runs_all_and_has_time_for_it(number: signal.Signals) -> None:
+    """SIGTERM goes to the command alone, SIGINT to both, as from a terminal."""
+    words = [sys.executable, "-c", BENCHMARK]
+    script = f"from benchmarks.__main__ import run_one; run_one({words!r})"
+    every = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    with every, every.stdout as output:  # type: ignore[union-attr]
+        try:
+            assert output.readline() == "begun\n"
+            (os.kill if number == signal.SIGTERM else os.killpg)(every.pid, number)
+            every.wait(60)
+            assert output.readline() == "ended\n"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(every.pid, signal.SIGKILL)
 
 
 def test_results_find_their_benchmark() -> None:

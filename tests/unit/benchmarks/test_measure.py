@@ -10,3 +10,9 @@ def test_the_median_lies_between_values_of_equal_rank_from_both_ends() -> None:
     assert measure.median_within(list(range(30, 0, -1))) == (10, 21)
     assert measure.median_within([3.0, 1.0, 2.0]) == (1.0, 3.0)
     assert measure.median_within([4.0]) == (4.0, 4.0)
+
+
+def test_99_in_100_do_not_exceed_the_99th_percentile() -> None:
+    assert measure.p99(list(range(100, 0, -1))) == 99
+    assert measure.p99(list(range(1, 151))) == 149
+    assert measure.p99([4.0]) == 4.0

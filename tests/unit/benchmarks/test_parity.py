@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.parity import CLOSE, Probe, search
+from benchmarks import parity
+from benchmarks.aims import verdict_of
+from benchmarks.harness import QUIET
+from benchmarks.parity import CLOSE, Probe, Settings, search
+from benchmarks.peers.systems import Running
 
 
 def probing(overhead: float, seen: list[int]):
@@ -41,3 +45,17 @@ def test_one_that_never_keeps_up_has_no_parity() -> None:
     found = search(probing(1e9, seen), 1_000, 10, 100_000)
     assert found.shortest is None
     assert max(seen) == 100_000
+
+
+def test_a_parity_that_is_never_reached_misses_its_aim(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not one that was not measured."""
+    monkeypatch.setattr(parity, "start", lambda *where: Running(None, {}, 2))
+    monkeypatch.setattr(parity.Pair, "parity", lambda *_: {"parity_ms": None, "probes": []})
+    (figure,) = parity.run(Settings(("2x1",), ("pathways",)), QUIET)["figures"]
+    assert figure["median"] == float("inf")
+    assert verdict_of("parity", figure)["verdict"] == "missed"
+
+
+def test_hosts_that_are_none_are_refused() -> None:
+    with pytest.raises(ValueError, match="'2x' is not HOSTSxDEVICES"):
+        Settings(("2x1", "2x"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from benchmarks.harness import QUIET
 from benchmarks.peers import benchmark as program
 from benchmarks.peers import environments, protocol, rounds
 from benchmarks.peers.process import PeerEnded, PeerError
@@ -94,6 +96,32 @@ def test_a_system_that_ends_is_started_again_for_its_other_cases(monkeypatch: py
     assert made.samples[Case("pathways", "opbyop", "allreduce")] == pytest.approx([60.0] * 3)
 
 
+class CompilesFirst(FakeProcess):
+    """A peer whose first run of each mode takes a second more."""
+
+    def __init__(self, us: float, devices: int) -> None:
+        super().__init__(us, devices, {})
+        self.ran: set[str] = set()
+
+    def ask(self, word: str, limit_s: float, mode: str = "", payload: str = "", count: int = 0, **_: Any) -> Any:
+        answer = super().ask(word, limit_s, mode, payload, count)
+        extra = 0.0 if mode in self.ran else 1.0
+        self.ran.add(mode)
+        return {**answer, "seconds": answer["seconds"] + extra}
+
+
+def test_a_system_that_was_started_again_is_warm_before_its_next_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. `fused` ends the process in the second round. 2. A new one compiles. 3. No sample has that."""
+    first, second = CompilesFirst(50, 2), CompilesFirst(50, 2)
+    monkeypatch.setattr(rounds, "start", lambda *where: Running(second, described(("opbyop", "fused")), 2))
+    made = measured(session_of(pathways=(first, described(("opbyop", "fused")))), 1)
+    first.spoiled["fused"] = PeerEnded("gone")
+    for number in range(1, 3):
+        made.round(number)
+    assert first.closed
+    assert made.samples == {Case("pathways", "opbyop", "allreduce"): pytest.approx([50.0] * 3)}
+
+
 def test_a_missing_environment_and_a_start_that_fails_are_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -140,10 +168,21 @@ def test_topologies_are_read() -> None:
         program.topologies_of("2by1")
 
 
-def test_an_unknown_system_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "words, text", [("--only spark", "no such system: spark"), ("--payloads noop,add", "no such payload: add")]
+)
+def test_an_unknown_system_or_payload_is_refused(words: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        program.BENCHMARK.main(["--only", "spark"])
-    assert "no such system: spark" in capsys.readouterr().err
+        program.BENCHMARK.main(words.split())
+    assert text in capsys.readouterr().err
+
+
+def test_a_mode_that_no_system_has_is_an_error_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = session_of(pathways=(FakeProcess(50, 2, {}), described(("opbyop", "fused"))))
+    monkeypatch.setattr(rounds, "session", lambda *_: contextlib.nullcontext(made))
+    result = program.run(program.Settings(((1, 2),), rounds=1, modes=("opbyop", "fusde"), target_s=0.0), QUIET)
+    assert result["topologies"][0]["errors"] == {"mode fusde": "no system that runs has it"}
+    assert [row["mode"] for row in result["rows"]] == ["opbyop"]
 
 
 def test_a_result_is_json_and_prints_its_losses(capsys: pytest.CaptureFixture[str]) -> None:

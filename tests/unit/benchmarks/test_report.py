@@ -74,6 +74,17 @@ def test_losses_are_marked(tmp_path: Path) -> None:
     assert "not measured" in text
 
 
+def test_a_loss_is_a_rate_below_that_of_another_system() -> None:
+    rate, time = (
+        Found("some.json", name, {"median": 0.4}, aim_of(benchmark, name))
+        for benchmark, name in (
+            ("loops", "coalesced / jax, three programs, 1 devices"),
+            ("compiling", "other slices / one slice"),
+        )
+    )
+    assert (rate.verdict, time.verdict) == ("slower", "")
+
+
 def test_a_result_that_the_page_knows_nothing_of_gets_its_tables(tmp_path: Path) -> None:
     deep = {"benchmark": "new", "total": 3, "parts": {"inner": [{"size": 7, "took_ms": {"median": 1.25}}], "seed": 5}}
     text = page(tmp_path, strange=deep)
@@ -83,7 +94,14 @@ def test_a_result_that_the_page_knows_nothing_of_gets_its_tables(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("content", "trouble"), [("[1, 2]", "the file holds a list"), ("{", "not read"), ('{"rows": [1], "ratios": 3}', "")]
+    ("content", "trouble"),
+    [
+        ("[1, 2]", "the file holds a list"),
+        ("{", "not read"),
+        ('{"rows": [1], "ratios": 3}', ""),
+        ('{"rows": [{"half": {"min": 1, "median": 2}, "deep": {"median": {"min": 1, "median": 2}}}]}', "half: median"),
+        ('{"ratios": [{"name": "of no length", "length_ms": null, "median": 1}]}', "of no length"),
+    ],
 )
 def test_what_is_no_result_is_said_to_be_none(content: str, trouble: str, tmp_path: Path) -> None:
     text = page(tmp_path, odd=content, one=DISPATCH)
@@ -100,9 +118,10 @@ def test_a_result_that_cannot_be_drawn_keeps_its_tables(tmp_path: Path) -> None:
 
 def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "one.json").write_text(json.dumps(DISPATCH))
-    report.main([str(tmp_path / "one.json"), str(tmp_path / "gone.json"), "--html", str(tmp_path / "page.html")])
+    target = tmp_path / "new" / "page.html"
+    report.main([str(tmp_path / "one.json"), str(tmp_path / "gone.json"), "--html", str(target)])
     assert "2 results, 1 figures miss their aim" in capsys.readouterr().out
-    assert "FileNotFoundError" in (tmp_path / "page.html").read_text()
+    assert "FileNotFoundError" in target.read_text()
 
 
 # --- aims, tables, bars -----------------------------------------------------------------------------------------------
@@ -139,6 +158,12 @@ def test_aims_are_found_by_name() -> None:
     assert aim_of("scale", "scheduler cost per launch and host, 512 / 16 hosts, 64 at once") in AIMS
     assert aim_of("scale", "scheduler cost per launch and host, 1024 / 16 hosts, 64 at once") is None
     assert aim_of("pipeline", "parallel / sequential, flowing, 8 stages") in AIMS
+    assert aim_of("tenants", "4 clients / 1 client, 10 ms") in AIMS
+    assert aim_of("tenants", "4 clients / JAX alone, 0.33 ms") is None
+    assert aim_of("gradients", "jax.value_and_grad / by hand") in AIMS
+    assert aim_of("snapshots", "with a snapshot / without, time, stages that wait") in AIMS
+    assert aim_of("snapshots", "with a snapshot / without, cpu, stages that wait") is None
+    assert aim_of("memory", "memory kept by a launch, worst process") in AIMS
 
 
 def test_records_without_a_column_leave_it_empty() -> None:
@@ -159,7 +184,7 @@ def test_numbers_have_four_digits_that_count(value: float, text: str) -> None:
 
 def test_figures_with_a_place_on_a_logarithmic_line_are_drawn() -> None:
     aim = Aim("", ("b",), "*", 2.0)
-    nothing = Found("file", "odd", {"median": 0.0}, None)
-    (picture,) = points([Found("file", "fast", {"min": 1.0, "median": 3.0, "max": 4.0}, aim), nothing])
+    nowhere = [Found("file", "odd", {"median": median}, None) for median in (0.0, float("inf"))]
+    (picture,) = points([Found("file", "fast", {"min": 1.0, "median": 3.0, "max": 4.0}, aim), *nowhere])
     assert picture.startswith(b"\x89PNG")
-    assert points([nothing]) == []
+    assert points(nowhere) == []

@@ -52,6 +52,13 @@ def test_plans_do_not_grow_with_devices() -> None:
     assert many["plan_bytes_with_lists"] > 8 * 4096
 
 
+def test_islands_of_16_are_of_hosts_that_fill_them() -> None:
+    clusters = scale.shapes((2, 16, 24, 32))
+    assert [shape.hosts for shape in clusters[scale.ONE]] == [2, 16, 24, 32]
+    assert [(shape.hosts, shape.islands) for shape in clusters["of 16, one"]] == [(32, 2)]
+    assert [(shape.hosts, shape.islands) for shape in clusters["of 16, all"]] == [(32, 2)]
+
+
 def test_the_whole_benchmark_but_its_streams_runs_and_shows() -> None:
     settings = scale.Settings(hosts=(2, 16, 32), batches=(1, 3), devices=(2, 8), rounds=1, parts=("launches", "plans"))
     result = scale.BENCHMARK.measured(settings)
