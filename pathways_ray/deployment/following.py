@@ -130,7 +130,7 @@ class Following:
     def _looked(self, nodes: Sequence[NodeSeen], islands: Sequence[IslandSeen], now: float) -> list[Command]:
         there = {node.node for node in nodes}
         leaving = {n.node: n.leaves_in_s for n in nodes if n.leaves_in_s is not None}
-        self._remember(islands)
+        self._remember(islands, there)
         commands: list[Command] = []
         for one in islands:
             ends = [leaving[node] for node in self.homes.get(one.island, one.nodes) if node in leaving]
@@ -143,10 +143,13 @@ class Following:
         commands += [Remove(one.island) for one in islands if self._is_over(one, now)]
         return commands + self._for_nodes(nodes, islands, now)
 
-    def _remember(self, islands: Sequence[IslandSeen]) -> None:
+    def _remember(self, islands: Sequence[IslandSeen], there: set[str]) -> None:
         numbers = {one.island for one in islands}
         for one in islands:
-            if one.nodes and (one.state == "up" or one.island not in self.homes):
+            home = self.homes.get(one.island)
+            if home and self.auto is not None and not home & there:
+                continue  # Ray has restarted its host on the node of another island, or is about to
+            if one.nodes and (one.state == "up" or home is None):
                 self.homes[one.island] = frozenset(one.nodes)
         for table in (self.homes, self.leaving):
             for gone in [island for island in table if island not in numbers]:

@@ -128,6 +128,20 @@ def test_a_node_that_comes_gets_an_island_and_one_that_goes_takes_it_along() -> 
     assert look(core, [node("a"), node("c")], [island(0, "a")], 26.0) == [Add("for node c", TWO, "c")]
 
 
+def test_an_island_whose_host_ray_restarts_on_the_node_of_another_one_goes_with_its_own() -> None:
+    """Between two looks the node is taken for dead, and the island is up elsewhere."""
+    core = Following(Auto("cpu"))
+    assert look(core, [node("a"), node("b")], [island(0, "a"), island(1, "b")]) == []
+    assert look(core, [node("a"), node("b")], [island(0, "a"), IslandSeen(1, (), "away", 1, TWO)], 2.0) == []
+    moved = island(1, "a", slices=1)
+    assert look(core, [node("a")], [island(0, "a"), moved], 4.0) == [Drain(1, 0.0, GONE)]
+    assert look(core, [node("a")], [island(0, "a"), island(1, "a", state="draining")], 6.0) == [Remove(1)]
+    # With islands that the operator has named it stays.
+    named = Following()
+    assert look(named, [node("a"), node("b")], [island(0, "a"), island(1, "b")]) == []
+    assert look(named, [node("a")], [island(0, "a"), moved], 4.0) == []
+
+
 def test_a_drained_node_gets_no_island_and_its_own_gets_no_other_in_its_place() -> None:
     core = Following(Auto())
     look(core, [node("a"), node("b")], [island(0, "a"), island(1, "b")])
