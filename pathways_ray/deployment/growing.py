@@ -98,7 +98,7 @@ def _undone(runtime: str, manager: Any, asked: Any) -> Iterator[None]:
 
 
 def _end(runtime: str, manager: Any, number: int, members: Iterable[int]) -> None:
-    # By name: an interrupted call may have made what it did not return.
+    """Ends what there is of an island, found by its names: an interrupted call may have made what it did not return."""
     for name in (*(names.host(runtime, host) for host in members), names.scheduler(runtime, number)):
         with contextlib.suppress(Exception):
             ray.kill(ray.get_actor(name, names.NAMESPACE))
