@@ -304,8 +304,10 @@ def _combined(source: _Source, arrays: Sequence[Any], starts: np.ndarray[Any, An
 
 
 def _sorted(x: Any, destination: Any, count: int) -> _Source:
-    if not isinstance(x, Array) or not x.shape or not x.shape[0]:
+    if not isinstance(x, Array) or not x.shape:
         raise UsageError(f"pw.route takes an array with rows, on a slice (pw.put places one), not {x!r}")
+    if not x.shape[0]:
+        raise UsageError(f"pw.route takes arrays of at least one row, and {x!r} has none: leave it out")
     if np.shape(destination) != x.shape[:1] or not jnp.issubdtype(destination.dtype, jnp.integer):
         found = f"{getattr(destination, 'dtype', type(destination))}{np.shape(destination)}"
         raise UsageError(f"destination= has a whole number for each of {x.shape[0]} rows, not {found}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import jax
 import numpy as np
@@ -135,6 +135,10 @@ class SliceArray(jax.Array):
     def tolist(self) -> Any:
         """The values as Python scalars, in nested lists."""
         return self.__array__().tolist()
+
+    def tobytes(self, order: str = "C") -> bytes:
+        """The values as bytes, in C order or in that of Fortran."""
+        return self.__array__().tobytes(cast(Any, order))
 
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise NotImplementedError

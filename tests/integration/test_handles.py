@@ -37,6 +37,7 @@ def test_arrays_are_compared_by_value(session, inc) -> None:
     assert np.equal(V + 1, y).all()
     assert len({y, z}) == 2, "handles stay apart in sets"
     assert y.tolist() == (V + 1).tolist()
+    assert y.tobytes() == (V + 1).tobytes()
     assert f"{pw.compiled(lambda v: v[3], slice=inc.slice)(y):.2f}" == "4.00"
     assert f"{y}" == str(y)
 
