@@ -78,8 +78,8 @@ MAX_SESSIONS = 1024
 """Sessions of one tenant at a time: each has a stream and tables."""
 
 MAX_SESSION_FUNCTION_BYTES = 1 << 30
-"""Exported functions that one session has sent, and the plans of its programs: the controller keeps them, the functions
-for programs to come."""
+"""Exported functions that one session has sent, and the plans of its programs: the controller keeps them until the
+session drops the last program that names them."""
 
 MAX_TENANT_FUNCTION_BYTES = 4 << 30
 """Exported functions of all sessions of one tenant, each counted once."""

@@ -133,6 +133,21 @@ class Coalescer:
             self._donated[number] = graph.donated_arguments
             self._outputs[number] = len(graph.result.inputs)
 
+    def unregister(self, number: int) -> tuple[int, ...]:
+        """Drops a program. Returns the composed ones of loops with it, which are launched no more either."""
+        if self._graphs.pop(number, None) is None:
+            return ()
+        found: list[int] = []
+        for key, repetition in list(self._repetitions.items()):
+            if number in repetition.shape.programs:
+                del self._repetitions[key]  # what a batch that leaves now has of it stays as it is
+                found += repetition.composed.values()
+                found += [one for one, (other, _) in list(self._registered.items()) if other is repetition]
+        for one in found:
+            self._registered.pop(one, None)
+        self._made -= len(found)
+        return tuple(found)
+
     def moved(self, slices: Container[int]) -> None:
         """Slices have other devices: the controller has forgotten the programs on them, composed ones too."""
         there = {number for number, graph in self._graphs.items() if graph.slices[0].id in slices}
@@ -348,7 +363,9 @@ class Coalescer:
     def _compose(self, repetition: Repetition, rounds: int) -> list[Message]:
         """The registration of a composed program; empty when it would exceed the limits or cannot be composed."""
         shape = repetition.shape
-        graphs = [self._graphs[program] for program in shape.programs]
+        graphs = [graph for program in shape.programs if (graph := self._graphs.get(program)) is not None]
+        if len(graphs) < shape.period:  # one was dropped while its last launches wait to leave
+            return []
         if self._made == MAX_PROGRAMS or rounds * sum(len(graph.nodes) for graph in graphs) > MAX_NODES:
             return []
         results = {ref: k for k, ref in enumerate(repetition.given)}

@@ -73,6 +73,8 @@ class ClientCore(Cancelling):
         self.trace: ClientTrace | None = None
         self.renewals = Renewals()
         self.early = EarlyCalls()
+        self.dropped: deque[int] = deque()
+        """Programs that are called no more, which the next registration says."""
         self._launches, self._programs = itertools.count(1), itertools.count(1)
         self._next_buffer = 1
         self._heard_at: float | None = None
@@ -221,6 +223,11 @@ class ClientCore(Cancelling):
         return self._in_turn(event.message)
 
     def _registered(self, event: events.Registered, _now: float) -> Sequence[events.Command]:
+        while self.dropped:
+            program = self.dropped.popleft()
+            self.early.forget(program)
+            for number in (program, *self.coalescer.unregister(program)):
+                self.queue.append(Queued(wire.Unregister(number)))
         self.coalescer.register(event.program, event.graph)
         return self._in_turn(self.renewals.registered(event))
 
@@ -265,6 +272,8 @@ class ClientCore(Cancelling):
             return (self._handed(message, buffers),)
         if isinstance(message, wire.Register):
             return (self._registering(message),) if message.program in self.renewals.stale else ()
+        if isinstance(message, wire.Unregister):
+            return (self.renewals.unregistered(message.program),)
         return (message,)
 
     def _registering(self, message: wire.Register) -> wire.Register:
@@ -361,7 +370,8 @@ class ClientCore(Cancelling):
 
     def _prepared(self, message: wire.Prepared, _now: float) -> Sequence[events.Command]:
         self.coalescer.prepared(message.program)
-        self.early.prepared(message.program, message.key, message.host)
+        if message.program in self.renewals.programs:  # and was not dropped meanwhile
+            self.early.prepared(message.program, message.key, message.host)
         return ()
 
 

@@ -32,7 +32,7 @@ from pathways_ray.errors import (
     WaitTimeout,
     from_failure,
 )
-from pathways_ray.transport.messages import EarlyLaunch, Free, Message
+from pathways_ray.transport.messages import EarlyLaunch, Free, Message, Unregister
 from pathways_ray.waits import slice_s
 
 WAIT_SLICE_S = slice_s()
@@ -156,7 +156,7 @@ class Driver:
     def do(self, commands: Sequence[events.Command]) -> None:
         """Executes commands. The caller has `sending` where the event was a call."""
         for command in commands:
-            if isinstance(command, Free):  # goes with the next message
+            if isinstance(command, Free | Unregister):  # goes with the next message
                 self.connection.outbox.send_later(command)
                 continue
             if type(command) is EarlyLaunch:

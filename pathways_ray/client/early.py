@@ -61,6 +61,12 @@ class EarlyCalls:
         self._refused.pop(program, None)
         self._programs[program] = host, key
 
+    def forget(self, program: int) -> None:
+        """A program is called no more."""
+        self._programs.pop(program, None)
+        self._refused.pop(program, None)
+        self.expected.discard(program)
+
     def host_of(self, launch: Launch, arguments: Sequence[BufferRecord], under_way: int) -> int:
         """The host that a call is to be handed to; `NO_HOST` where it is not.
 

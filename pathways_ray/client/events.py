@@ -20,6 +20,7 @@ from pathways_ray.transport.messages import (
     Put,
     Register,
     SessionResumed,
+    Unregister,
 )
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -129,7 +130,7 @@ class CloseData(msgspec.Struct, frozen=True, gc=False):
     failure: Failure
 
 
-Call = Register | Launch | PrioritizedLaunch | Put | Free | Cancel
+Call = Register | Launch | PrioritizedLaunch | Put | Free | Cancel | Unregister
 """A message for the controller, which is the command to send it."""
 
 Command = Call | Wake | ReleaseQueue | MoveHost | MoveSlices | MakeWay | Resume | CloseData

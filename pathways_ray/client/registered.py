@@ -41,6 +41,10 @@ class RegisteredProgram:
         """The traced graph (`pathways_ray.ir.graph.Graph`)."""
         return self._built.graph
 
+    def __del__(self) -> None:
+        if getattr(self, "_number", -1) >= 0:
+            self.session.unregister(self._number)
+
     def __repr__(self) -> str:
         return f"pw.LoweredProgram({self.graph.name}, {len(self.graph.nodes)} nodes)"
 

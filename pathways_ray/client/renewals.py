@@ -3,10 +3,11 @@ another one. Pure."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container
 
 from pathways_ray.client.events import Registered
-from pathways_ray.transport.messages import Register
+from pathways_ray.transport.messages import Register, Unregister
 
 
 class Renewals:
@@ -22,12 +23,14 @@ class Renewals:
         self.functions: dict[str, bytes] = {}
         self.sent: set[str] = set()
         self.stale: set[int] = set()
+        self._named: Counter[str] = Counter()
 
     def registered(self, event: Registered) -> Register:
         """A program is registered; returns the message, to be `filled` when it leaves."""
         named = frozenset(mesh.id for mesh in event.graph.slices)
         self.programs[event.program] = named, event.encoded, tuple(event.functions)
         self.functions |= event.functions
+        self._named.update(event.functions.keys())
         self.stale.add(event.program)
         return self.message(event.program)
 
@@ -53,6 +56,18 @@ class Renewals:
         self.sent.update(missing)
         functions = self.functions
         return Register(message.program, message.graph, {one: functions[one] for one in missing if one in functions})
+
+    def unregistered(self, program: int) -> Unregister:
+        """The message that leaves now for a program that is called no more, with the functions that no other names."""
+        _, _, functions = self.programs.pop(program, (frozenset(), b"", ()))
+        self.stale.discard(program)
+        self._named.subtract(functions)
+        gone = tuple([digest for digest in functions if self._named[digest] <= 0])
+        for digest in gone:
+            del self._named[digest]
+            self.functions.pop(digest, None)
+            self.sent.discard(digest)
+        return Unregister(program, gone)
 
     def close(self) -> None:
         """The session is over, and what is yet called goes nowhere. Who has a slice or an array of it has the session,

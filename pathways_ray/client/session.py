@@ -158,6 +158,10 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         self._driver.call(Registered(number, graph, encoded, functions))
         return number
 
+    def unregister(self, program: int) -> None:
+        """Drops a program that is launched no more. Safe in a destructor: the next registration sends it."""
+        self._core.dropped.append(program)
+
     def launch(
         self,
         program: int,

@@ -27,7 +27,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS, failed_argument
 from pathways_ray.controller.state import InFlight, Send, Session, Tables
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Free, Launch, Put
+from pathways_ray.transport.messages import Free, Launch, Put, Unregister
 
 
 class Admission:
@@ -76,7 +76,7 @@ class Admission:
             self.tables.ledger.leave(session.usage)
         return self.memory_freed() + self.release()
 
-    def call(self, session: Session, message: Launch | Put | Free) -> list[Send]:
+    def call(self, session: Session, message: Launch | Put | Free | Unregister) -> list[Send]:
         """Takes a call of a client; it has its effect now, or when those before it have had theirs."""
         backlog = self.backlogs[session.id]
         call: Call
@@ -155,6 +155,8 @@ class Admission:
         if isinstance(call, Put):
             self.memory.changed()
             return buffers.put(self.tables, session, call)
+        if isinstance(call, Unregister):
+            return self.preparation.unregistered(session, call.program) if backlog.may_unregister(call) else []
         now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers
         return buffers.free(session, now) + (self.memory_freed(session.id) if now and self.memory.waiting else [])
 

@@ -29,6 +29,7 @@ from pathways_ray.transport.messages import (
     PrioritizedIslandLaunch,
     PrioritizedLaunch,
     Put,
+    Unregister,
     inline_bytes,
 )
 
@@ -68,7 +69,7 @@ def prioritized(launch: Launch, message: IslandLaunch) -> IslandLaunch | Priorit
     return PrioritizedIslandLaunch(message, priority) if (priority := priority_of(launch)) else message
 
 
-Call: TypeAlias = WaitingLaunch | Put | Free
+Call: TypeAlias = WaitingLaunch | Put | Free | Unregister
 
 
 @dataclass(slots=True)
@@ -83,7 +84,7 @@ class Backlog:
     """
 
     waiting: deque[Call] = field(default_factory=deque)
-    deferred: list[WaitingLaunch | Free] = field(default_factory=list)
+    deferred: list[WaitingLaunch | Free | Unregister] = field(default_factory=list)
     islands: set[int] = field(default_factory=set)
     numbers: set[int] = field(default_factory=set)
     named: int = 0
@@ -200,11 +201,18 @@ class Backlog:
         self.named += len(claimed)
         return tuple(n for n in numbers if n not in self.numbers)
 
+    def may_unregister(self, message: Unregister) -> bool:
+        """Whether a program may be forgotten at once; else it is after the deferred launches of it."""
+        if message.program not in [one.message.program for one in self.deferred if isinstance(one, WaitingLaunch)]:
+            return True
+        self.deferred.append(message)
+        return False
+
 
 def _accesses_of(programs: Mapping[int, PlannedProgram], call: Call) -> Accesses | Fixed:
     """The accesses of a call, which decide its place. Nothing passes one that is queued already for room elsewhere."""
     match call:
-        case Free():
+        case Free() | Unregister():
             return Fixed.FOLLOWS
         case Put():
             return Accesses(math.inf, (), range(call.buffer, call.buffer + 1))

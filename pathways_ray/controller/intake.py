@@ -18,7 +18,7 @@ from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.turns import TURN_WORK, Hold, work_of
 from pathways_ray.errors import PathwaysError, WireError
 from pathways_ray.transport import batcher
-from pathways_ray.transport.messages import Cancel, Launch, Register, ToController, Upgrade, inline_bytes
+from pathways_ray.transport.messages import Cancel, Launch, Register, ToController, Unregister, Upgrade, inline_bytes
 
 
 class Intake:
@@ -77,6 +77,8 @@ class Intake:
                     commands += self.launches.cancellation.cancel(session, message)
                 else:
                     taken += 1
+                    if isinstance(message, Unregister):  # before what waits has been called; the functions are there
+                        client.registration.let_go(message.functions)
                     program = session.programs.get(message.program) if isinstance(message, Launch) else None
                     looks = backlog.looks(message) if isinstance(message, Launch) else 0
                     left -= work_of(message, program.result_count if program is not None else 0, looks)

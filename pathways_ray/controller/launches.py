@@ -171,12 +171,7 @@ class Launches:
 
     def register(self, session: int, number: int, program: PlannedProgram) -> list[Send]:
         """A planned program, or one that failed to be planned, under the session's number for it."""
-        commands: list[Send] = []
-        before = self.sessions[session].programs.get(number)
-        if before is not None:
-            self.sessions[session].count_plans(before, -1)
-            for one in before.parts:
-                commands += self.preparation.forget(one)
+        commands = self.preparation.unregistered(self.sessions[session], number)
         self.sessions[session].programs[number] = program
         self.sessions[session].count_plans(program)
         self.tables.changed.add(session)

@@ -88,10 +88,7 @@ class Moves:
             parts = program.parts
             meshes = {placed.mesh.id for part in parts for plan in part.plans.values() for placed in plan.slices}
             if not renamed.keys().isdisjoint(meshes):
-                del session.programs[key]
-                session.count_plans(program, -1)
-                for part in parts:
-                    commands += self.launches.preparation.forget(part)
+                commands += self.launches.preparation.unregistered(session, key)
         for one, other in pairs:
             if one not in session.slices and other in session.names:
                 session.names[one] = session.names[other]

@@ -17,7 +17,7 @@ from pathways_ray import limits
 from pathways_ray.controller.circuit_breaker import Candidate
 from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.programs import PlannedProgram
-from pathways_ray.controller.state import Send, Tables
+from pathways_ray.controller.state import Send, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import HostDown
 
@@ -51,6 +51,15 @@ class Preparation:
         """A new program."""
         program.unsent = set(program.messages)
         return [] if self.tables.circuit_breaker.is_watched(program.culprit) else self._send(program)
+
+    def unregistered(self, session: Session, number: int) -> list[Send]:
+        """A session drops the program that it has under a number, if it has one."""
+        program = session.programs.pop(number, None)
+        if program is None:
+            return []
+        session.count_plans(program, -1)
+        self.tables.changed.add(session.id)
+        return [command for part in program.parts for command in self.forget(part)]
 
     def forget(self, program: PlannedProgram) -> list[Send]:
         """The session of a program has ended, or dropped it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -118,6 +118,14 @@ class Registration:
             if digest not in self.functions:
                 self.functions[digest] = self.tenants.hold(digest, blob)
                 self.function_bytes += len(blob)
+
+    def let_go(self, digests: Iterable[str]) -> None:
+        """The client names these functions no more, unless it sends them again."""
+        for digest in digests:
+            blob = self.functions.pop(digest, None)
+            if blob is not None:
+                self.function_bytes -= len(blob)
+                self.tenants.release(digest)
 
     def close(self) -> None:
         """Lets go of the session's functions."""

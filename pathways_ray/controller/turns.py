@@ -11,7 +11,16 @@ from collections import deque
 from collections.abc import Sequence
 from enum import StrEnum
 
-from pathways_ray.transport.messages import Cancel, Free, Launch, PrioritizedLaunch, Put, Register, ToController
+from pathways_ray.transport.messages import (
+    Cancel,
+    Free,
+    Launch,
+    PrioritizedLaunch,
+    Put,
+    Register,
+    ToController,
+    Unregister,
+)
 
 TURN_WORK = 256
 """Units of work in one turn: less than 5 ms. A launch of a few buffers is one, and takes 10 to 15 us."""
@@ -21,6 +30,9 @@ PROGRAM_WORK = TURN_WORK // 2
 
 CANCEL_WORK = TURN_WORK // 8
 """The units of a cancelled launch: it is looked for among all that wait or run."""
+
+UNREGISTER_WORK = TURN_WORK // 32
+"""The units of a program that is dropped: what islands hold of it is counted."""
 
 PASSING_WORK = TURN_WORK // 16
 """The units of a launch with a priority, or behind one: it looks for its place among those that wait."""
@@ -47,6 +59,8 @@ def work_of(message: ToController, results: int, looks: int = 0) -> int:
         return work + (len(message.arguments) + results) // NUMBERS_PER_UNIT
     if isinstance(message, Free):
         return 1 + len(message.buffers) // NUMBERS_PER_UNIT
+    if isinstance(message, Unregister):
+        return UNREGISTER_WORK + len(message.functions) // NUMBERS_PER_UNIT
     if isinstance(message, Cancel):
         return CANCEL_WORK
     return PROGRAM_WORK if isinstance(message, Register) else 1

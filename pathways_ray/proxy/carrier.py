@@ -253,7 +253,9 @@ class Carrier:
             self.host_buffers.drop(handle)
 
     def _unload(self, command: do.Unload) -> None:
-        self.loaded.pop(command.executable, None)
+        loaded = self.loaded.pop(command.executable, None)
+        for number in loaded.registered.values() if loaded is not None else ():
+            self.session.unregister(number)
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 

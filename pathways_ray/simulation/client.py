@@ -24,11 +24,11 @@ from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, early_delays, may_carry
 from pathways_ray.simulation.controller import SimulatedController
-from pathways_ray.simulation.decisions import drawn_program
 from pathways_ray.simulation.misuse import name_what_is_not_mine, upload_amiss
 from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End
-from pathways_ray.simulation.programs import ARRAY, Drawn, drawn_loop
+from pathways_ray.simulation.programs import ARRAY, Drawn
+from pathways_ray.simulation.registering import register_all, replace_some
 from pathways_ray.simulation.settings import COALESCED_LENGTHS, EAGER_LAUNCHES, WAITED_S
 from pathways_ray.simulation.snapshots import SimulatedSnapshots
 from pathways_ray.simulation.values import Outcome, made_alone, mixed
@@ -141,16 +141,8 @@ class SimulatedClient:
         self._next_slice()
 
     def _register(self) -> None:
-        settings = self.world.settings
-        for _ in range(settings.programs):
-            number = self.core.new_program()
-            made = drawn_program(self.random, number, f"c{self.number}p{number}", self.slices, settings)
-            self.programs.append(made)
-            self.handle(events.Registered(number, made.graph, wire.encode(made.graph), made.functions))
-        if self.random.random() < settings.loops:
-            self.loop = made = drawn_loop(self.random, self.core.new_program(), f"c{self.number}", self.slices)
-            self.handle(events.Registered(made.number, made.graph, wire.encode(made.graph), made.functions))
-        if settings.eager:  # what is not compiled does not begin early
+        register_all(self)
+        if self.world.settings.eager:  # what is not compiled does not begin early
             return self.world.network.after(self.process, 1.0, self._work)
         self._work()
 
@@ -173,6 +165,8 @@ class SimulatedClient:
             upload_amiss(self)
         if self.world.settings.cancels:
             self._cancel_some()
+        if (replaces := self.world.settings.replaces) and random.random() < replaces:
+            replace_some(self)
         self.snapshots.go_on(random)
         self.mover.move_some(random)  # behind all calls of this turn: from here on they may be held
         self._drop_some()
@@ -313,7 +307,7 @@ class SimulatedClient:
                     early = self.core.early.message(command)
                     self.world.network.after(self.process, late, self.data.launch_early, self.tenant.name, *early)
                     self.end.send(command, linger)
-                case wire.Launch() | wire.Put() | wire.Register() | wire.Free() | wire.Cancel():
+                case wire.Launch() | wire.Put() | wire.Register() | wire.Free() | wire.Cancel() | wire.Unregister():
                     self.end.send(command)
                 case events.ReleaseQueue():
                     self._release_queue()

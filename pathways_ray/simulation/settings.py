@@ -34,7 +34,7 @@ class Settings:
     the chance that a program has collectives that one of its hosts does not enter, `calls` that hosts run a function
     beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority. With `eager`
     , launches begin early wherever they may. `inline` is the chance that a value goes with its launch. `slow` is the
-    factor of the times of devices.
+    factor of the times of devices. `replaces` is the chance that a user drops a program for another one.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -84,6 +84,7 @@ class Settings:
     eager: bool = False
     inline: float = 0.0
     slow: float = 1.0
+    replaces: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:

@@ -64,7 +64,16 @@ class Cancel(Message, tag=91):
     launch: Counted
 
 
-ToController = Register | Launch | PrioritizedLaunch | InlineLaunch | EarlyLaunch | Put | Free | Upgrade | Cancel
+class Unregister(Message, tag=95):
+    """The client calls a program no more, and will send `functions` again if another one names them."""
+
+    program: int
+    functions: Annotated[tuple[str, ...], msgspec.Meta(max_length=limits.MAX_NODES)] = ()
+
+
+ToController = (
+    Register | Launch | PrioritizedLaunch | InlineLaunch | EarlyLaunch | Put | Free | Upgrade | Cancel | Unregister
+)
 
 
 # --- controller → client ----------------------------------------------------------------------------------------------

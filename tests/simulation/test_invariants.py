@@ -48,6 +48,15 @@ def test_a_thousand_seeds_with_faults_hold_every_invariant(
     assert main(words) == 0, capsys.readouterr().out
 
 
+@pytest.mark.parametrize("loops", [0.0, 1.0])
+def test_programs_come_and_go(loops: float) -> None:
+    """A client drops programs while launches of them wait and run, and registers others, of functions that it dropped
+    among them."""
+    for seed in range(drawn(60)):
+        settings = replace(Settings.drawn(seed, FAULTS, ""), replaces=0.5, loops=loops)
+        assert World(seed, settings).run().violations == [], f"seed {seed}"
+
+
 @pytest.mark.parametrize(("first", "seeds"), [(0, 15), pytest.param(15, 25, marks=pytest.mark.long)])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_no_mix_of_programs_can_wait_on_itself(policy: str, first: int, seeds: int) -> None:

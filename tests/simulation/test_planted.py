@@ -21,6 +21,7 @@ from tests.simulation import (
     planted_reunion,
     planted_routes,
     planted_takeover,
+    planted_unregistered,
 )
 from tests.simulation.planted import BUGS, Planted
 
@@ -35,6 +36,7 @@ assert planted_leading  # and its
 assert planted_preemption  # and its
 assert planted_priorities  # and its
 assert planted_takeover  # and its
+assert planted_unregistered  # and its
 assert planted_reunion  # and its
 
 SLOW = "a gate forgets what did not arrive"

@@ -539,3 +539,32 @@ def test_nothing_is_coalesced_where_that_is_switched_off() -> None:
             client.ends(message)
         client.prepare()
     assert not client.lengths
+
+
+def test_a_program_that_is_dropped_takes_the_composed_ones_along() -> None:
+    """1. Launches of it that wait to leave do so one by one. 2. Of others nothing is lost."""
+    client = Client(lengths=(8,))
+
+    def composed(program: int) -> set[int]:
+        launches = [message for message in client.sends(*loop(1, 16, program)) if isinstance(message, Launch)]
+        return {launch.program for launch in launches} - {program}
+
+    for program in (1, 4):
+        warm(client, program)
+    (first,), (second,) = composed(1), composed(4)
+    assert client.coalescer.unregister(1) == (first,)
+    assert client.coalescer.unregister(1) == ()
+    assert client.sends(*loop(1, 64)) == loop(1, 64)
+    assert client.registered == []
+    assert composed(4) == {second}
+
+
+def test_a_composed_program_that_is_not_prepared_yet_is_dropped_too() -> None:
+    client = Client(lengths=(8,))
+    for first in (10_000, 20_000, 30_000):
+        for message in client.sends(*loop(first, 64, 1, first - 1)):
+            client.ends(message)
+    (unready,) = (message.program for message in client.registered)
+    assert client.coalescer.unregister(1) == (unready,)
+    client.coalescer.prepared(unready)
+    assert client.sends(*loop(1, 64)) == loop(1, 64)

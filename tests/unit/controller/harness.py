@@ -29,6 +29,7 @@ from pathways_ray.transport.messages import (
     Put,
     Ready,
     Stored,
+    Unregister,
 )
 from tests.unit.helpers import VECTOR, Sketch, placed
 
@@ -163,6 +164,9 @@ class Harness:
 
     def free(self, *buffers: int, session: int = 1) -> list[Send]:
         return self.checked(self.launches.admission.call(self.launches.sessions[session], Free(buffers)))
+
+    def unregister(self, program: int, session: int = 1) -> list[Send]:
+        return self.checked(self.launches.admission.call(self.launches.sessions[session], Unregister(program)))
 
     def buffers(self, session: int = 1) -> set[int]:
         return set(self.launches.sessions[session].buffers)

@@ -224,6 +224,48 @@ def test_a_program_that_is_replaced_while_it_runs_is_dropped_once_it_is_over() -
     assert to_island(front.launches.close_session(1), 0, DropProgram) == [DropProgram(1, 6)]
 
 
+def test_a_program_that_its_client_drops_leaves_its_hosts_behind_launches_of_it() -> None:
+    """1. Behind one that is under way. 2. Behind one that waits for an argument, which others pass. 3. What is unknown,
+    and what is dropped twice, is nothing."""
+    front = Harness()
+    front.register(program_over(1, key=5), 1)
+    front.register(program_over(1, key=6), 2)
+    front.put(1)
+    front.launch(1, (1,), 10)
+    assert to_island(front.unregister(1), 0, DropProgram) == []
+    assert front.launches.sessions[1].programs.keys() == {2}
+    assert to_island(front.done(0, 1), 0, DropProgram) == [DropProgram(1, 5)]
+
+    front.put(2, arrives=False)
+    front.launch(2, (2,), 20, program=2)
+    assert front.unregister(2) == []
+    assert front.unregister(2) == []
+    assert front.launches.sessions[1].programs.keys() == {2}
+    front.stored(0, 2)
+    assert to_island(front.done(0, 2), 0, DropProgram) == [DropProgram(1, 6)]
+    assert front.launches.sessions[1].programs == {}
+    assert front.launches.sessions[1].plan_bytes == 0
+    assert front.launches.tables.programs == {}
+
+    assert front.unregister(2) == []
+    assert front.unregister(77) == []
+    assert to_client(front.launch(3, (1,), 30, program=2), 1, LaunchFailed)[0].failure.kind == "WireError"
+
+
+def test_functions_that_are_let_go_count_no_more() -> None:
+    tenant = TenantFunctions()
+    one, other = Registration(tenant), Registration(tenant)
+    one.take({"f": b"12", "g": b"345"})
+    other.take({"f": b"12"})
+    one.let_go(["f", "g", "g", "h"])
+    assert (one.function_bytes, other.function_bytes, tenant.bytes) == (0, 2, 2)
+    one.take({"g": b"345"})
+    assert (one.function_bytes, tenant.bytes) == (3, 5)
+    one.close()
+    other.let_go(["f"])
+    assert (tenant.bytes, tenant.held) == (0, {})
+
+
 def test_a_program_that_is_remembered_keeps_no_functions() -> None:
     """They count for no tenant any more, and thousands of programs are remembered."""
     front = Harness()

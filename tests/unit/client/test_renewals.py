@@ -1,0 +1,57 @@
+"""Programs that leave once more, or no more: which functions the controller has of them."""
+
+from __future__ import annotations
+
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.events import Registered
+from pathways_ray.client.renewals import Renewals
+from pathways_ray.transport import messages as wire
+from tests.unit.helpers import Sketch
+
+
+def registered(program: int, **functions: bytes) -> Registered:
+    sketch = Sketch(f"p{program}")
+    where = sketch.slice("0.0")
+    return Registered(program, sketch.graph(sketch.call("f", sketch.argument(where), slice=where)), b"g", functions)
+
+
+def test_functions_are_sent_again_once_no_program_named_them() -> None:
+    renewals = Renewals()
+    for event in (registered(1, f=b"1", g=b"2"), registered(2, g=b"2")):
+        renewals.filled(renewals.registered(event))
+    assert renewals.unregistered(1) == wire.Unregister(1, ("f",))
+    assert renewals.functions == {"g": b"2"}
+    assert renewals.filled(renewals.registered(registered(3, f=b"1", g=b"2"))).functions == {"f": b"1"}
+    assert renewals.unregistered(2) == wire.Unregister(2)
+    assert renewals.unregistered(2) == wire.Unregister(2)
+    assert renewals.unregistered(3) == wire.Unregister(3, ("f", "g"))
+    assert (renewals.programs, renewals.functions, renewals.sent, renewals.stale) == ({}, {}, set(), set())
+
+
+def leaving(core: ClientCore) -> list[wire.Message]:
+    """What the queue sends."""
+    found: list[wire.Message] = []
+    while (commands := core.head(0.0)) is not None:
+        found += [command for command in commands if isinstance(command, wire.Message)]
+        core.remove_head()
+    return found
+
+
+def test_the_next_registration_says_what_was_dropped() -> None:
+    """A destructor may do no more than note it. It leaves behind launches that wait, and another controller, which has
+    no program, is told nothing false."""
+    core = ClientCore(1, 64)
+    core.handle(registered(1, f=b"1"), 0.0)
+    leaving(core)
+    core.handle(wire.Prepared(1, 7, 0), 0.0)
+    core.dropped.append(1)
+    assert leaving(core) == []
+    core.handle(registered(2, f=b"1"), 0.0)
+    assert leaving(core) == [wire.Unregister(1), wire.Register(2, b"g", {})]
+    core.handle(wire.Prepared(1, 7, 0), 0.0)  # it was under way
+    assert not core.early.may_hand(1, 1)
+    core.dropped.append(2)
+    core.renewals.controller_lost()
+    core.handle(registered(3, f=b"1"), 0.0)
+    assert leaving(core) == [wire.Unregister(2), wire.Register(3, b"g", {"f": b"1"})]
+    assert core.renewals.programs.keys() == {3}
