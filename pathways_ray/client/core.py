@@ -370,8 +370,7 @@ class ClientCore(Cancelling):
 
     def _prepared(self, message: wire.Prepared, _now: float) -> Sequence[events.Command]:
         self.coalescer.prepared(message.program)
-        if message.program in self.renewals.programs:  # and was not dropped meanwhile
-            self.early.prepared(message.program, message.key, message.host)
+        self.early.prepared(message.program, message.key, message.host)
         return ()
 
 

@@ -44,11 +44,12 @@ def test_the_next_registration_says_what_was_dropped() -> None:
     core.handle(registered(1, f=b"1"), 0.0)
     leaving(core)
     core.handle(wire.Prepared(1, 7, 0), 0.0)
+    core.early.allowed(0, True)
+    assert core.early.may_hand(1, 1)
     core.dropped.append(1)
     assert leaving(core) == []
     core.handle(registered(2, f=b"1"), 0.0)
     assert leaving(core) == [wire.Unregister(1), wire.Register(2, b"g", {})]
-    core.handle(wire.Prepared(1, 7, 0), 0.0)  # it was under way
     assert not core.early.may_hand(1, 1)
     core.dropped.append(2)
     core.renewals.controller_lost()
