@@ -54,7 +54,7 @@ class Victim:
 @click.option(
     "--kill", "target", required=True, help="host:N, host:any, island:N for all hosts of an island, or controller."
 )
-@click.option("--every", type=NumberRange(min=0), default=30.0, show_default=True, help="Seconds between kills.")
+@click.option("--every", type=NumberRange(0.0, 1e6), default=30.0, show_default=True, help="Seconds between kills.")
 @click.option("--times", type=click.IntRange(min=0), default=0, help="Kills; left out, until Ctrl-C.")
 @of_cluster
 def command(target: str, every: float, times: int, url: str | None, token: str | None, ca: str | None) -> None:

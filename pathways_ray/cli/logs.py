@@ -12,8 +12,8 @@ import click
 from rich.table import Table
 
 from pathways_ray.cli.log_reading import Log, following, last, last_of, of_this_machine, through_controller, whole
-from pathways_ray.cli.output import console_beside
-from pathways_ray.cli.status import ask, cluster_meant, of_cluster, readable
+from pathways_ray.cli.output import console_beside, readable
+from pathways_ray.cli.status import ask, cluster_meant, of_cluster
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.usage import used
 

@@ -22,6 +22,18 @@ PLAIN_WIDTH = 132
 """Columns of text that goes to no terminal; rich would take 80, in which tables break."""
 
 
+def readable(value: Any) -> Any:
+    """The same JSON without characters that would steer a terminal."""
+    match value:
+        case str():
+            return "".join(character if character.isprintable() else "?" for character in value)
+        case list():
+            return [readable(item) for item in value]
+        case dict():
+            return {readable(key): readable(item) for key, item in value.items()}
+    return value
+
+
 class NumberRange(click.FloatRange):
     """A number in a range; unlike click's own it refuses what is no number, which is in no range and in every one."""
 
@@ -36,7 +48,7 @@ class CommandFailed(click.ClickException):
     """Ends a command with one line on stderr and exit status 1."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(str(readable(" ".join(message.split()))))
 
     def show(self, file: Any = None) -> None:
         click.echo(f"pathways: {self.message}", err=True)
@@ -65,11 +77,11 @@ def console_beside(json_target: Path | None, markup: bool = True) -> Console:
     """The console for a command's text: stdout, or stderr when the JSON has stdout for itself.
 
     Args:
-        markup: whether `[bold]` in a text is a style; False for texts that come from elsewhere.
+        markup: whether `[bold]` in a text is a style, and `:b:` a picture; False for texts that come from elsewhere.
     """
     # Named now, so that a command may redirect what others print to stdout.
     stream = sys.stderr if json_target == STDOUT else sys.stdout
-    console = Console(file=stream, markup=markup, highlight=False)
+    console = Console(file=stream, markup=markup, emoji=markup, highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PLAIN_WIDTH
     return console

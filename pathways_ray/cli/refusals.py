@@ -6,8 +6,8 @@ import json
 
 import click
 
-from pathways_ray.cli.output import console_beside
-from pathways_ray.cli.status import ask, cluster_meant, of_cluster, readable, refusals_table
+from pathways_ray.cli.output import console_beside, readable
+from pathways_ray.cli.status import ask, cluster_meant, of_cluster, refusals_table
 from pathways_ray.client.asking import call
 from pathways_ray.transport import messages
 

@@ -16,7 +16,7 @@ from pathways_ray.errors import PathwaysError
 @click.command("spans")
 @click.option("--endpoint", help="http://HOST:4318/v1/traces; else OTEL_EXPORTER_OTLP_ENDPOINT, or this machine.")
 @click.option("--sample", type=NumberRange(0.0, 1.0), default=1.0, show_default=True, help="Part of the launches.")
-@click.option("--every", type=NumberRange(min=1.0), default=5.0, show_default=True, help="Seconds between looks.")
+@click.option("--every", type=NumberRange(1.0, 1e6), default=5.0, show_default=True, help="Seconds between looks.")
 @click.option("--address", help="Of the Ray cluster; left out, where this user started the runtime, else auto.")
 @name_option
 def command(endpoint: str | None, sample: float, every: float, address: str | None, name: str) -> None:
@@ -40,6 +40,7 @@ def command(endpoint: str | None, sample: float, every: float, address: str | No
     ray_connection.connect_ray(address or (known[0].ray if known else "auto"), {"namespace": names.NAMESPACE})
     sent = 0
     try:
+        tracing.processes(name)  # says so at once where there is no such runtime
         export = span_export.SpanExport(
             OTLPSpanExporter(endpoint=endpoint),
             name,
@@ -55,7 +56,7 @@ def command(endpoint: str | None, sample: float, every: float, address: str | No
                     click.echo(str(error), err=True)
     finally:
         ray.shutdown()
-        click.echo(f"{sent} launches, {export.lost} spans that the collector did not take")
-        if export.left_out_s:
-            text = "launches were too many to be gathered: look more often (--every), or take a sample"
-            click.echo(f"{export.left_out_s:.1f} s are left out, in which {text}", err=True)
+    click.echo(f"{sent} launches, {export.lost} spans that the collector did not take")
+    if export.left_out_s:
+        text = "launches were too many to be gathered: look more often (--every), or take a sample"
+        click.echo(f"{export.left_out_s:.1f} s are left out, in which {text}", err=True)

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from pathways_ray.cli.output import console_beside
+from pathways_ray.cli.output import console_beside, readable
 from pathways_ray.client import registry
 from pathways_ray.client.asking import ANSWER_WITHIN_S, call, look
 from pathways_ray.errors import UsageError
@@ -159,18 +159,6 @@ def show(found: dict[str, Any], console: Console) -> None:
         *([logs_table(found["logs"])] if found.get("logs") else []),
     ):
         console.print(table)
-
-
-def readable(value: Any) -> Any:
-    """The same JSON without characters that would steer a terminal."""
-    match value:
-        case str():
-            return "".join(character if character.isprintable() else "?" for character in value)
-        case list():
-            return [readable(item) for item in value]
-        case dict():
-            return {key: readable(item) for key, item in value.items()}
-    return value
 
 
 def devices_table(islands: Iterable[dict[str, Any]]) -> Table:

@@ -10,7 +10,7 @@ from pathways_ray.cli.status import check_token, cluster_meant, of_cluster
 
 @click.command("top")
 @of_cluster
-@click.option("--every", type=NumberRange(min=0.5), default=1.0, show_default=True, help="Seconds between looks.")
+@click.option("--every", type=NumberRange(0.5, 1e6), default=1.0, show_default=True, help="Seconds between looks.")
 def command(url: str | None, token: str | None, ca: str | None, every: float) -> None:
     """Devices, tenants, launches, queue, programs, transfers, memory and events, as they are.
 

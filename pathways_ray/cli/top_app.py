@@ -13,7 +13,7 @@ from textual.binding import BindingType
 from textual.widgets import DataTable, Footer, Header, Static, TabbedContent, TabPane
 from textual.worker import get_current_worker
 
-from pathways_ray.cli.status import readable
+from pathways_ray.cli.output import readable
 from pathways_ray.cli.why import parsed
 from pathways_ray.client.asking import call, look
 from pathways_ray.errors import PathwaysError

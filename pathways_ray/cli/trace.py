@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from pathways_ray.cli.output import FILE, FOLDER, NumberRange, with_folder
+from pathways_ray.cli.output import FILE, FOLDER, STDOUT, NumberRange, with_folder
 from pathways_ray.cli.up import name_option
 from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
@@ -22,7 +22,10 @@ SECONDS = NumberRange(min=0.1, max=3600.0)
 )
 @click.option("--last", type=SECONDS, help="In place of that, what ran in the last seconds.")
 @click.option(
-    "--output", type=FILE, callback=with_folder, help="The file; trace.json, with --xprof beside the profiles."
+    "--output",
+    type=FILE,
+    callback=with_folder,
+    help="The file, - is stdout; left out, trace.json, with --xprof beside the profiles.",
 )
 @click.option(
     "--xprof",
@@ -70,7 +73,9 @@ def command(
             since -= last
         elif xprof is not None:
             session, lacking = tracing.profile(actors, seconds, xprof)
-            click.echo(f"{session}: JAX's profiles of the hosts; tensorboard --logdir {xprof} shows them")
+            click.echo(
+                f"{session}: JAX's profiles of the hosts; tensorboard --logdir {xprof} shows them", err=output == STDOUT
+            )
             for process, reason in lacking.items():
                 click.echo(f"no profile of {process}: {reason}", err=True)
             output = output or session / "trace.json"
@@ -79,12 +84,16 @@ def command(
                 time.sleep(seconds)
         found = tracing.trace(actors, since, predictions=predictions)
         output = output or Path("trace.json")
-        tracing.write(found, output)
+        if output == STDOUT:
+            click.echo(tracing.text(found))
+        else:
+            tracing.write(found, output)
     finally:
         ray.shutdown()
     worst = max((clock.within_s for clock in found.clocks.values()), default=0.0)
     click.echo(
-        f"{output}: {len(found.ended)} launches on {len(found.ran)} hosts; clocks agree within {worst * 1e6:.0f} us"
+        f"{output}: {len(found.ended)} launches on {len(found.ran)} hosts; clocks agree within {worst * 1e6:.0f} us",
+        err=output == STDOUT,
     )
     if found.left_out_s:
         click.echo(f"the first {found.left_out_s:.1f} s are left out: a file holds no more launches", err=True)

@@ -7,8 +7,8 @@ import re
 
 import click
 
-from pathways_ray.cli.output import console_beside
-from pathways_ray.cli.status import cluster_meant, of_cluster, readable
+from pathways_ray.cli.output import console_beside, readable
+from pathways_ray.cli.status import cluster_meant, of_cluster
 from pathways_ray.client.asking import call
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.why import WHY, Why

@@ -118,7 +118,8 @@ class Controller(Inspectable):
         expected = (islands or {}) if self.restarted else ()  # at first they start after this process
         self.core = ControllerCore(self.launches, clients, token, data_secret, expected, silence_limit_s, islands)
         dispatch = "parallel" if parallel else "sequential"
-        about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "silence_limit_s": silence_limit_s}
+        about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "compile_limit_s": compile_limit_s}
+        about["silence_limit_s"] = silence_limit_s
         self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
         self.core.requests.isolation.enabled = isolation
         self.core.requests.coalesce = coalesce

@@ -32,6 +32,9 @@ from pathways_ray.transport import messages as wire
 LOOK_LIMIT_S = 1.0
 """A look waits this long for a scheduler; that is looked at with each tick."""
 
+STATUS_LIMIT_S = 3.0
+"""A look waits this long for the resource manager, and goes on without it: those who look wait for 5 s."""
+
 MAX_ROUNDS = 4
 """Times that a look asks the islands again, each time about launches that the answers before have named."""
 
@@ -46,10 +49,12 @@ Views: TypeAlias = Mapping[int, bytes]
 
 @dataclass
 class Told:
-    """The last gathering of everything that a tenant was told, when that was, and who waits for the next one."""
+    """The last gathering of everything that a tenant was told, when that was, and who waits for the next one. The
+    status for it was `asked` for then, and has not come yet, unless that is infinite."""
 
     text: str = ""
     since: float = -math.inf
+    asked: float = math.inf
     calls: list[int] = field(default_factory=list)
 
 
@@ -115,6 +120,9 @@ class Looks:
             if now >= gathering.deadline:
                 del self.gatherings[number]
                 commands += gathering.then(gathering.found)
+        for viewer, told in self.told.items():
+            if now - told.asked >= STATUS_LIMIT_S:
+                commands += self._status_made(viewer, "null")
         return commands
 
     # --- everything ---------------------------------------------------------------------------------------------------
@@ -133,9 +141,14 @@ class Looks:
         told.calls.append(call)
         if len(told.calls) > 1:
             return []
+        told.asked = self.launches.tables.now
         return status(partial(self._status_made, viewer))
 
     def _status_made(self, viewer: str, text: str) -> list[Command]:
+        told = self.told[viewer]
+        if told.asked == math.inf:
+            return []  # it came too late
+        told.asked = math.inf
         return self.gather({island: set() for island in self.connected()}, partial(self._gathered, viewer, text))
 
     def _gathered(self, viewer: str, text: str, found: Views) -> list[Command]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import socket
 import ssl
@@ -58,7 +59,23 @@ class _Page(BaseHTTPRequestHandler):
     timeout = READ_LIMIT_S
     server_version, sys_version = "pathways", ""
 
+    def setup(self) -> None:
+        super().setup()
+        # All of the question together: a connection that sends a little now and then is slow in none of its parts.
+        self.late = threading.Timer(READ_LIMIT_S, self._hang_up)
+        self.late.daemon = True
+        self.late.start()
+
+    def finish(self) -> None:
+        self.late.cancel()
+        super().finish()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
+
     def do_GET(self) -> None:
+        self.late.cancel()
         shown = self.headers.get("Authorization", "").encode("utf-8", "surrogatepass")
         if not hmac.compare_digest(shown, f"Bearer {self.server.token}".encode()):
             return self._answer(401, b"show the operator's token: Authorization: Bearer <token>\n")

@@ -11,7 +11,7 @@ from typing import Any
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import Session
 from pathways_ray.observe import usage
-from pathways_ray.scheduler.policies import Usage
+from pathways_ray.scheduler.policies import Usage, account_name
 from pathways_ray.story import Entry, Story, log_name
 from pathways_ray.transport.messages import Load
 
@@ -138,7 +138,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
         "in_flight": len(launches.in_flight),
         "latencies": {
             tenant: {"buckets": found.cumulated(), "sum": found.total}
-            for tenant, found in launches.tables.recorder.latencies().items()
+            for tenant, found in launches.tables.recorder.latencies(account_name).items()
         },
         "busy": dict(launches.tables.recorder.busy),
         "failures": dict(launches.tables.recorder.failures),
@@ -215,4 +215,5 @@ def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int], islands_o
         "refusals": [r for r in status["refusals"] if r["tenant"] == tenant],
         "buffers": sum(s["buffers"] for s in sessions),
         "in_flight": sum(s["in_flight"] for s in sessions),
+        **({"launch_limit_s": status["launch_limit_s"]} if "launch_limit_s" in status else {}),
     }

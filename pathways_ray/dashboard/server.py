@@ -35,6 +35,7 @@ MAX_BROWSERS = 64
 LOG_LINES = 200
 
 COOKIE = "pathways_page"
+"""The name of a page's cookie before its port: browsers send the cookies of all ports of a machine to each."""
 
 LAUNCH = re.compile(r"(?:(\d{1,17})\.)?(\d{1,17})", re.ASCII)
 
@@ -96,6 +97,7 @@ class Dashboard:
         self.news = asyncio.Event()  # a new one for each change
         self.wanted = asyncio.Event()
         self.hosts: set[str] = set()
+        self.cookie = COOKIE
 
     def app(self) -> web.Application:
         """The application, with its task that looks."""
@@ -113,9 +115,10 @@ class Dashboard:
         return web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
 
     def serves_at(self, address: str, port: int) -> None:
-        """Names under which requests may come."""
+        """Names under which requests may come, and the cookie with which they do."""
         names = {address, "localhost", "127.0.0.1", "[::1]"}
         self.hosts = {f"{name}:{port}" for name in names}
+        self.cookie = f"{COOKIE}_{port}"
 
     # --- who gets in --------------------------------------------------------------------------------------------------
 
@@ -131,10 +134,10 @@ class Dashboard:
             if request.path != "/" or not _same(shown, self.token):
                 return self._unknown()
             answer = web.Response(status=303, headers={"Location": "/", **HEADERS})
-            answer.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict", path="/")
+            answer.set_cookie(self.cookie, self.token, httponly=True, samesite="Strict", path="/")
             return answer
         bearer = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not (_same(request.cookies.get(COOKIE, ""), self.token) or _same(bearer, self.token)):
+        if not (_same(request.cookies.get(self.cookie, ""), self.token) or _same(bearer, self.token)):
             return self._unknown()
         response: web.StreamResponse = await handler(request)
         return response

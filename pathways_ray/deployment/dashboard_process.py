@@ -40,6 +40,7 @@ class DashboardProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,  # an interrupt from the terminal is for this process
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -49,13 +49,14 @@ class SpanExport:
         """Time of which the launches were more than can be gathered at once."""
 
     def round(self) -> int:
-        """Exports what has ended since the last round; the number of launches."""
+        """Exports what has ended since the last round; the number of launches, of a sample of those in it."""
         now = time.monotonic()
         records = self.gather(self.since - SETTLED_S)
         self.left_out_s += records.left_out_s
         launches = [e for e in records.ended if e.end <= now - SETTLED_S and (e.session, e.sequence) not in self.done]
         found = msgspec.structs.replace(records, ended=launches)
-        made = [self._made(span, time.time() - now) for span in spans(found, self.sampled)]
+        epoch_s = time.time() - time.monotonic()  # of now: to gather takes a while
+        made = [self._made(span, epoch_s) for span in spans(found, self.sampled)]
         for start in range(0, len(made), MAX_BATCH):
             batch = made[start : start + MAX_BATCH]
             if self.exporter.export(batch) is not SpanExportResult.SUCCESS:
@@ -64,7 +65,7 @@ class SpanExport:
         while len(self.done) > REMEMBERED:
             self.done.popitem(last=False)
         self.since = now - SETTLED_S
-        return len(launches)
+        return sum(span.parent is None for span in made)
 
     def _made(self, span: Span, epoch_s: float) -> ReadableSpan:
         def context(number: int) -> SpanContext:

@@ -107,9 +107,14 @@ def _since(found: Mapping[int, list[Interval]], begin: float) -> dict[int, list[
     return {number: [one for one in intervals if one.end >= begin] for number, intervals in found.items()}
 
 
+def text(records: Records) -> str:
+    """The content of the file for Perfetto (https://ui.perfetto.dev opens it)."""
+    return json.dumps(trace_file(records), separators=(",", ":"))
+
+
 def write(records: Records, path: Path) -> None:
-    """Writes the file for Perfetto (https://ui.perfetto.dev opens it)."""
-    path.write_text(json.dumps(trace_file(records), separators=(",", ":")), encoding="utf-8")
+    """Writes the file for Perfetto."""
+    path.write_text(text(records), encoding="utf-8")
 
 
 def profile(actors: Mapping[str, Any], seconds: float, folder: Path) -> tuple[Path, dict[str, str]]:

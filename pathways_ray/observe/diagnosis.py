@@ -18,6 +18,7 @@ RUNS_LONG = 0.5
 """The part of its limit after which a launch that keeps its devices is worth a look; so with compilations."""
 
 COMPILE_LIMIT_S = 120.0
+"""The limit of a compilation where the status does not say it."""
 
 NEARLY_FULL = 0.95
 """The part of a memory pool that is held beyond which launches wait soon."""
@@ -64,8 +65,9 @@ def _no_status(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _hosts(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
-    islands = (snapshot.get("status") or {}).get("islands", [])
-    if not any(host["up"] for island in islands for host in island["hosts"]):
+    about = snapshot.get("status")
+    islands = about["islands"] if about else []
+    if about and not any(host["up"] for island in islands for host in island["hosts"]):
         yield Finding("error", "no-hosts", "no host is up: nothing can run", "see whether Ray has nodes for them")
         return
     for island in islands:
@@ -101,6 +103,7 @@ def _schedulers(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _launches(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
+    """Of launches that have a number: those of other tenants, which a tenant sees, have none."""
     about = snapshot.get("status") or {}
     limits = {tenant["tenant"]: tenant.get("launch_limit_s") for tenant in about.get("tenants", [])}
     for number, view in snapshot.get("islands", {}).items():
@@ -108,7 +111,7 @@ def _launches(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         for running in view.get("running", []):
             launch = owner.get(running["sequence"], {})
             limit = limits.get(launch.get("tenant")) or about.get("launch_limit_s", 60.0)
-            if running["seconds"] > RUNS_LONG * limit:
+            if running["sequence"] and running["seconds"] > RUNS_LONG * limit:
                 name = f"launch {running['sequence']} of {launch.get('program', '')!r} ({launch.get('tenant', '')})"
                 what = (
                     f"{name} has kept host {running['host']} for {running['seconds']:.0f} s; the limit is {limit:.0f} s"
@@ -117,11 +120,11 @@ def _launches(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
                     "warning", "launch-long", what, "at the limit the island restarts; cancel it, or raise it"
                 )
         for compiling in view.get("compiling", []):
-            if compiling["seconds"] > RUNS_LONG * COMPILE_LIMIT_S:
+            if compiling["seconds"] > RUNS_LONG * about.get("compile_limit_s", COMPILE_LIMIT_S):
                 what = f"host {compiling['host']} compiles {compiling['name']!r} for {compiling['seconds']:.0f} s"
                 yield Finding("warning", "compile-long", what, "at the limit the host restarts; split the program")
         for queue in view.get("queues", []):
-            if queue["age_s"] > WAITS_LONG_S:
+            if queue["head"] and queue["age_s"] > WAITS_LONG_S:
                 what = f"launch {queue['head']} ({queue['tenant']}) waits on island {number} for {queue['age_s']:.0f} s"
                 yield Finding("warning", "queue-long", what, f"'pathways why {queue['head']}' says behind what")
 

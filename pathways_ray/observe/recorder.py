@@ -7,6 +7,7 @@ since: of a burst that is longer than the ring between two looks, the first are 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from pathways_ray.observe.ring import Histogram, Ring
 
@@ -49,13 +50,17 @@ class Recorder:
         """A launch has failed."""
         self.failures[kind] = self.failures.get(kind, 0) + 1
 
-    def latencies(self) -> dict[str, Histogram]:
-        """Times of launches from admission to outcome, by tenant."""
+    def latencies(self, named: Callable[[str], str] = str) -> dict[str, Histogram]:
+        """Times of launches from admission to outcome, by tenant.
+
+        Args:
+            named: gives the name under which a tenant counts.
+        """
         new = self.ring.added - self._counted
         self._counted += new
         found = self._latencies
         for _, session, _, admitted, ended, _ in self.ring.records()[-new:] if new else ():
-            tenant = self._tenants.get(session, OTHERS)
+            tenant = named(self._tenants.get(session, OTHERS))
             if tenant not in found and len(found) >= MAX_TENANTS:
                 tenant = OTHERS
             found.setdefault(tenant, Histogram()).observe(ended - admitted)

@@ -140,15 +140,20 @@ class _Walk:
         self.at = -1
 
     def add(self, launch: LaunchView, text: str, island: int = -1, host: int = -1, age_s: float = -1.0) -> None:
-        number = launch.sequence if not self.viewer or launch.tenant == self.viewer else 0
+        number = launch.sequence if self._is_shown(launch) else 0
         self.made.links.append(Link(f"{named(launch, self.viewer)} {text}", number, island, host, age_s))
+
+    def _is_shown(self, launch: LaunchView) -> bool:
+        """Whether the viewer may learn more of a launch than where it stands."""
+        return not self.viewer or launch.tenant == self.viewer
 
     def step(self, launch: LaunchView) -> LaunchView | None:
         """Adds the reason of a launch; returns the launch that it waits for, if it is one."""
         if not launch.sequence:
             return self._at_controller(launch)
         if launch.failure:
-            self.add(launch, f"has failed ({launch.failure}), and waits for the cause")
+            failure = f" ({launch.failure})" if self._is_shown(launch) else ""
+            self.add(launch, f"has failed{failure}, and waits for the cause")
             return self._producer(launch)
         return self._in_flight(launch)
 
@@ -262,7 +267,7 @@ class _Walk:
         for host, stop in stops.items():
             if stop.producers:
                 producer = self.find(0, stop.producers[0])
-                number = f"launch {stop.producers[0]}"
+                number = f"launch {stop.producers[0]}" if self._is_shown(launch) else "another launch"
                 text = f"waits on host {host} for a result of {named(producer, self.viewer) if producer else number}"
                 self.add(launch, text + for_text(sent.age_s), island, host, sent.age_s)
                 self.at = island
@@ -271,7 +276,8 @@ class _Walk:
             if stop.senders and not stop.arrived:
                 return self._at_barrier(launch, island, host, stop, sent.age_s)
             if stop.calls and not stop.arrived:
-                text = f"waits on host {host} for the host function {stop.calls[0]}{for_text(sent.age_s)}"
+                called = f"the host function {stop.calls[0]}" if self._is_shown(launch) else "a host function"
+                text = f"waits on host {host} for {called}{for_text(sent.age_s)}"
                 self.add(launch, text, island, host, sent.age_s)
                 return None
         earlier = [one for one in view.dispatched if one.sequence < launch.sequence and _share(one, sent)]

@@ -53,6 +53,11 @@ def anonymous(session: int) -> str:
     return f"{ANONYMOUS}{session}"
 
 
+def account_name(tenant: str) -> str:
+    """The name under which usage has a tenant."""
+    return OPERATOR if tenant.startswith(ANONYMOUS) else tenant
+
+
 @dataclass(slots=True)
 class Candidate:
     """A session whose next launch could run now.
@@ -164,7 +169,7 @@ class Ledger:
         """Device seconds by tenant; those of the operator's sessions together, also of those that are over."""
         found = {OPERATOR: self.operators_s} if self.operators_s else {}
         for name, usage in self.usages.items():
-            tenant = OPERATOR if name.startswith(ANONYMOUS) else name
+            tenant = account_name(name)
             found[tenant] = found.get(tenant, 0.0) + usage.device_seconds
         return found
 

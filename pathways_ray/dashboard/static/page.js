@@ -121,15 +121,25 @@ function state(text, name) {
   at("state").className = name;
 }
 
-const stream = new EventSource("/events");
-for (const [name, show] of Object.entries(SECTIONS)) {
-  stream.addEventListener(name, (event) => { show(JSON.parse(event.data)); state("live", "live"); document.body.dataset[name] = "shown"; });
+const AGAIN_MS = 5000;
+
+function connect() {
+  const stream = new EventSource("/events");
+  for (const [name, show] of Object.entries(SECTIONS)) {
+    stream.addEventListener(name, (event) => { show(JSON.parse(event.data)); state("live", "live"); document.body.dataset[name] = "shown"; });
+  }
+  stream.addEventListener("away", (event) => {
+    const why = JSON.parse(event.data);
+    state(why ? `the controller is away: ${why}` : "live", why ? "away" : "live");
+  });
+  stream.onerror = () => {
+    state("the page's server is away; connects again …", "away");
+    // Of a refusal, as for one page too many, the browser makes no further attempt.
+    if (stream.readyState === EventSource.CLOSED) setTimeout(connect, AGAIN_MS);
+  };
 }
-stream.addEventListener("away", (event) => {
-  const why = JSON.parse(event.data);
-  state(why ? `the controller is away: ${why}` : "live", why ? "away" : "live");
-});
-stream.onerror = () => state("the page's server is away; connects again …", "away");
+
+connect();
 
 at("launches").addEventListener("click", async (event) => {
   const row = event.target.closest("tbody tr");

@@ -242,3 +242,10 @@ def test_a_cluster_that_is_away_is_meant_by_those_who_ask_for_that(monkeypatch: 
     assert status.cluster_meant(None, None, None, away=True) == ("grpc://here:1", "t", "")
     with pytest.raises(UsageError, match="does not answer"):
         status.cluster_meant(None, None, None)
+
+
+def test_the_names_of_axes_steer_no_terminal() -> None:
+    meshes = [{**one, "mesh": {"x\x1b[2J\n": 2}} for one in STATUS["slices"]]
+    text = printed({"url": "u", **STATUS, "slices": meshes})
+    assert "x?[2J?=2" in text
+    assert "\x1b" not in text

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from pathways_ray.cli import commands
 from pathways_ray.deployment import ray_connection, tracing
+from pathways_ray.errors import UsageError
 from pathways_ray.observe.timeline import Clock, Ended, Records
 
 
@@ -68,3 +69,30 @@ def test_profiles_lie_in_one_session_with_the_timeline(
     assert found.exit_code == 0
     assert (session / "trace.json").exists()
     assert "no profile of host 1: it is too large" in found.stderr
+
+
+def test_a_trace_for_stdout_is_all_that_comes_there(
+    gathered: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = CliRunner().invoke(commands, ["trace", "--last", "60", "--output", "-"])
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["traceEvents"]
+    assert "1 launches on 0 hosts" in found.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_spans_of_a_runtime_that_is_not_there_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def processes(name: str) -> None:
+        raise UsageError(f"no runtime named {name!r} is on this Ray cluster")
+
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waits for one")
+
+    monkeypatch.setattr(ray_connection, "connect_ray", lambda *_: None)
+    monkeypatch.setattr(tracing, "processes", processes)
+    monkeypatch.setattr(time, "sleep", sleep)
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    found = CliRunner().invoke(commands, ["spans", "--name", "nope"])
+    assert found.exit_code == 2
+    assert "pathways: no runtime named 'nope'" in found.stderr

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pathways_ray.controller.events import AnswerCall, CallManager, Command
-from pathways_ray.controller.looks import ALL_AGE_S, LOOK_LIMIT_S, MAX_LOOKS
+from pathways_ray.controller.looks import ALL_AGE_S, LOOK_LIMIT_S, MAX_LOOKS, STATUS_LIMIT_S
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.observe import views
@@ -278,3 +278,21 @@ def test_a_look_ends_without_islands_and_manager_that_do_not_answer() -> None:
     assert isinstance(found, StatusReply)
     assert json.loads(found.text)["status"] is None
     assert set(json.loads(found.text)["islands"]) == {"0"}
+
+
+def test_a_look_goes_on_without_a_manager_that_says_nothing() -> None:
+    """1. The resource manager says nothing: the look goes on without it, while who asked still waits. 2. What it says
+    too late counts no more. 3. A further look asks it again."""
+    made = cluster(1)
+    began, commands = made.now, look(made)
+    assert not asked(made.tick(began + STATUS_LIMIT_S - 0.1))
+    found = made.tick(began + STATUS_LIMIT_S)
+    assert set(asked(found)) == {0, 1, 2}
+    assert made.answered(commands, STATUS) == []
+    answer = reply(made.tick(made.now + LOOK_LIMIT_S))
+    assert isinstance(answer, StatusReply)
+    assert json.loads(answer.text)["status"] is None
+    made.now += ALL_AGE_S + 0.1
+    (answered,) = of(AnswerCall, gathered(made, look(made)))
+    assert isinstance(answered.reply, StatusReply)
+    assert json.loads(answered.reply.text)["status"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 
 import pytest
 
+from pathways_ray.controller import metrics_server
 from pathways_ray.controller.metrics_server import metrics_url, serve_page
 from pathways_ray.transport.endpoints import Tls
 
@@ -51,6 +53,21 @@ def test_clients_that_do_not_ask_hold_up_nobody() -> None:
     assert get(url) == (200, b"up 1\n")
     for connection in idle:
         connection.close()
+
+
+def test_a_client_that_never_ends_its_question_is_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "READ_LIMIT_S", 0.1)
+    url = serve(lambda: b"up 1\n")
+    port = int(url.split(":")[2].split("/")[0])
+
+    def ask(connection: socket.socket) -> None:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+        while True:
+            connection.sendall(b"y")
+            time.sleep(0.01)
+
+    with socket.create_connection(("127.0.0.1", port)) as slow, pytest.raises(ConnectionError):
+        ask(slow)
 
 
 def test_a_port_that_is_taken() -> None:

@@ -36,6 +36,7 @@ STATUS: dict[str, Any] = {
     "tenants_file": {"path": "/etc/secret"},
     "controller": {"pid": 78},
     "launches": 99,
+    "launch_limit_s": 600.0,
 }
 
 
@@ -44,7 +45,7 @@ def test_others_are_somebody() -> None:
     found = status.for_tenant(STATUS, "alice", {1})
     devices = found["islands"][0]["hosts"][0]["devices"]
     assert [device["slices"] for device in devices] == [["session 1: mine", "somebody"], ["somebody"]]
-    assert (found["buffers"], found["in_flight"]) == (3, 1)
+    assert (found["buffers"], found["in_flight"], found["launch_limit_s"]) == (3, 1, 600.0)
     text = json.dumps(found)
     for word in ("secret", "eve", "mallory", "machine", "77", "78", "99", "11"):
         assert word not in text

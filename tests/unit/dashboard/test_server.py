@@ -126,6 +126,20 @@ def test_the_address_with_the_token_becomes_a_cookie_that_other_sites_cannot_hav
     run(test)
 
 
+def test_pages_of_several_clusters_stay_open_in_one_browser() -> None:
+    """A browser keeps the cookies of one machine together, whatever their ports."""
+
+    async def test(served: Served) -> None:
+        jar = aiohttp.CookieJar(unsafe=True)
+        async with serving(snapshot, str, PACE) as other, aiohttp.ClientSession(cookie_jar=jar) as browser:
+            for base in (served.base, other.base):
+                async with browser.get(f"{base}/?token={TOKEN}") as answer:
+                    assert answer.status == 200
+            assert len(jar) == 2
+
+    run(test)
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

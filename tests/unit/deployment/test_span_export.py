@@ -53,3 +53,32 @@ def test_what_a_collector_does_not_take_is_counted() -> None:
     export = SpanExport(Away(), "see", 1.0, lambda since: records(time.monotonic()))
     export.round()
     assert export.lost == 2
+
+
+def test_the_time_of_gathering_moves_no_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes 5 s to gather, by a clock that also goes on with each look at it."""
+    clock = [1000.0]
+
+    def monotonic() -> float:
+        clock[0] += 0.001
+        return clock[0]
+
+    def gather(since: float) -> Records:
+        clock[0] += 5.0
+        return records(1000.0)
+
+    monkeypatch.setattr("pathways_ray.deployment.span_export.time.monotonic", monotonic)
+    monkeypatch.setattr("pathways_ray.deployment.span_export.time.time", lambda: monotonic() + 1e6)
+    exporter = InMemorySpanExporter()
+    SpanExport(exporter, "see", 1.0, gather).round()
+    root, devices = exporter.get_finished_spans()
+    assert root.start_time is not None
+    assert devices.start_time is not None
+    assert root.start_time / 1e9 == pytest.approx(1e6 + 996.0, abs=0.01)
+    assert devices.start_time - root.start_time == pytest.approx(0.2e9, abs=1e3)
+
+
+def test_launches_that_are_not_in_the_sample_are_not_counted() -> None:
+    exporter = InMemorySpanExporter()
+    assert SpanExport(exporter, "see", 0.0, lambda since: records(time.monotonic())).round() == 0
+    assert not exporter.get_finished_spans()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pathways_ray.controller import status
 from pathways_ray.errors import Failure
 from pathways_ray.observe import recorder
 from pathways_ray.observe.recorder import OTHERS, Recorder
@@ -26,6 +27,15 @@ def test_a_launch_is_recorded_with_its_outcome() -> None:
     assert found.failures == {"ExecutionError": 1}
     assert found.latencies()["session 1"].total == 4.0
     assert found.latencies()["session 1"].total == 4.0, "each is counted once"
+
+
+def test_sessions_of_the_operator_share_a_histogram() -> None:
+    """Metrics would else have one more with each session that comes and goes."""
+    front = Harness(sessions=(1, 2))
+    for session in (1, 2):
+        front.launches.tables.recorder.ring.add(session, session, 7, 0.0, 1.0, 1)
+    found = status.of_launches(front.launches, status.Report(), {})["latencies"]
+    assert {name: one["sum"] for name, one in found.items()} == {"the operator": 2.0}
 
 
 def test_tenants_beyond_the_limit_share_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:

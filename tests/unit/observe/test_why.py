@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from pathways_ray.observe import views
 from pathways_ray.observe.views import Dispatched, IslandView, LaunchView, Place, Stopped, StoppedOn
 from pathways_ray.observe.why import MAX_LINKS, Why, bytes_text, chain_text, explain
@@ -66,6 +68,19 @@ def test_a_tenant_learns_nothing_of_others() -> None:
         assert word not in text
     made = explained(ALICE, BEHIND, viewer="alice")
     assert [link.launch for link in made.links] == [812, 0]
+
+
+def test_a_tenant_learns_neither_failures_nor_functions_nor_producers_of_others() -> None:
+    failed = msgspec.structs.replace(BOB, failure="bob's own text")
+    places = (Place(812, 2, 640),)
+    calls = (StoppedOn(0, Stopped(640, "AT_BARRIER", calls=("reward",))),)
+    results = (StoppedOn(0, Stopped(640, "AT_BARRIER", producers=(639,))),)
+    for bob, stopped in ((failed, ()), (BOB, calls), (BOB, results)):
+        island = IslandView(0, (0,), (), (sent(BOB, 0),), places=places, stopped=stopped)
+        found = chain(ALICE, island, IslandView(1, (5,)), others=(bob, ALICE), viewer="alice")
+        assert found[1].startswith("a launch of another tenant ")
+        for word in ("bob", "reward", "639"):
+            assert word not in found[1]
 
 
 def test_a_launch_that_waits_for_a_result_leads_to_the_one_that_makes_it() -> None:
