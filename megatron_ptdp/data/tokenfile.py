@@ -208,7 +208,7 @@ class TokenWriter:
         """Appends the tokens (n,) of one text.
 
         Raises:
-            TokenFileError: a token is not below the vocabulary.
+            TokenFileError: a token is not below the vocabulary, or the file cannot be written.
         """
         if tokens.size and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.vocabulary):
             raise TokenFileError(
@@ -216,7 +216,10 @@ class TokenWriter:
             )
         data = tokens.astype(_DTYPES[self.dtype]).tobytes()
         self.crc32 = zlib.crc32(data, self.crc32)
-        self._file.write(data)
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise TokenFileError(f"token file {self.path} cannot be written: {error.strerror}") from error
         self.count += tokens.size
         self.documents += 1
 

@@ -50,6 +50,9 @@ class TokenizerFile:
             self._tokenizer = Tokenizer.from_buffer(data)
         except Exception as error:  # the library raises `Exception` itself
             raise TokenFileError(f"{path} is no tokenizer file: {error}") from error
+        # A file may say how inputs of its own model are cut and filled up; here all of a text is wanted, and no more.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.name = f"{Path(path).name[:200]} sha256:{hashlib.sha256(data).hexdigest()[:16]}"
         # Ids may have holes, so that they reach further than they count.
         ids = self._tokenizer.get_vocab(with_added_tokens=True).values()

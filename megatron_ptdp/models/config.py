@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from math import inf
 from typing import Any, Literal, TypeAlias, get_args
 
 from megatron_ptdp.config import load
@@ -64,8 +65,10 @@ class ModelConfig(Dimensions):
         if fault := self.fault():
             raise ConfigError(f"model {self.kind!r}: {fault}")
         for name in ("experts", "balance", "capacity"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"model {self.kind!r}: {name} is {getattr(self, name)}, must not be negative")
+            if not 0 <= getattr(self, name) < inf:
+                raise ConfigError(
+                    f"model {self.kind!r}: {name} is {getattr(self, name)}, must not be negative, and must be finite"
+                )
         encoder = (self.encoder_layers > 0, self.encoder_sequence > 0)
         if encoder != ((True, True) if self.kind == "t5" else (False, False)):
             raise ConfigError(

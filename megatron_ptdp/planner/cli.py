@@ -28,7 +28,7 @@ from megatron_ptdp.planner.questions import ask, question_of, question_options, 
 from megatron_ptdp.planner.search import Found, estimate_exactly, search
 from megatron_ptdp.planner.settings import config_text
 from megatron_ptdp.planner.simulated import timeline
-from megatron_ptdp.schedules import chrome_trace
+from megatron_ptdp.schedules import ScheduleError, chrome_trace
 from pathways_ray.errors import PathwaysError, UsageError
 
 NAME = "pathways-plan"
@@ -90,8 +90,8 @@ def commands(
 ) -> None:
     """Search all parallel configurations of a model on a cluster, before a single device is rented.
 
-    Settings for --fix: pipeline, tensor, data, chunks, microbatch, schedule, recompute, sequence_parallel, zero,
-    scatter_gather.
+    Settings for --fix: pipeline, tensor, data, chunks, microbatch, batch, schedule, recompute, sequence_parallel, zero,
+    scatter_gather, token_slices.
     """
     if ctx.invoked_subcommand:
         return
@@ -200,7 +200,10 @@ def simulate(
     if actions > MAX_DRAWN:
         most = max(1, MAX_DRAWN // (2 * one.stages))
         raise BadFigure(f"a timeline of {actions:,} actions cannot be read; draw fewer: --microbatches {most} at most")
-    steps = timeline(one, pipeline_work(question, one)[0], microbatches)
+    try:
+        steps = timeline(one, pipeline_work(question, one)[0], microbatches)
+    except ScheduleError as error:
+        raise BadFigure(f"{error}; --microbatches is {microbatches}") from error
     to = console()
     report.show_question(question, to)
     report.show_plans([estimate], to)

@@ -65,6 +65,7 @@ def read_plan(text: str) -> tuple[str | None, Plan]:
         return None, plan_from(settings([text]), "the plan")
     table = read_toml(path)
     model = table.pop("model", None)
+    table.pop("clip", None)  # `settings.config_text` writes it for training; it changes no time
     return model, plan_from(table, path.name)
 
 

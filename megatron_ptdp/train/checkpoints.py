@@ -109,7 +109,8 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self._writer.shutdown(wait=True)
-        self._manager.close()
+        with contextlib.suppress(Exception):  # it raises again what `_write` has said in a word
+            self._manager.close()
 
     def steps(self) -> list[int]:
         """Steps of the checkpoints that are whole, oldest first."""

@@ -99,6 +99,10 @@ class Parallel(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
             )
         return self.batch // each
 
+    def computed_again(self) -> Recompute:
+        """The part of the forward that the backward computes again: of slices of tokens it is all, as they are cut."""
+        return "full" if self.token_slices > 1 else self.recompute
+
 
 class Optimizer(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The optimizer and its learning rates.

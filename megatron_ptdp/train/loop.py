@@ -88,7 +88,7 @@ class Loop:
     def __post_init__(self) -> None:
         config = self.training.config
         self._rate = rate(config.optimizer, config.run.steps)
-        self._flops = flops_per_token(config.model, config.parallel.recompute)
+        self._flops = flops_per_token(config.model, config.parallel.computed_again())
         self._devices = self.training.sizes.devices
 
     def run(self, state: Any, done: int) -> tuple[int, Any]:
@@ -105,7 +105,9 @@ class Loop:
             PathwaysError: the cluster failed.
         """
         run, step = self.training.config.run, self.training.step
-        self.saved, self.landed_at = done, time.perf_counter()
+        # A state that came from a snapshot, or from other devices, may be in no checkpoint yet.
+        self.saved = done if done in self.checkpoints.steps() else 0
+        self.landed_at = time.perf_counter()
         coming = self.loader.starting_at(done)
         while done < run.steps and not self.stop.asked:
             self._land(run.in_flight - 1)
@@ -138,6 +140,7 @@ class Loop:
 
     def _save(self, state: Any, done: int) -> None:
         """Has the state written while training goes on: a copy on the devices is read by another thread."""
+        self._land(done - self.saved)  # the checkpoint before may be waited for, and its step is to be in the records
         copy = self.training.step.snapshot(state)
         flying = tuple(self.flying)
 

@@ -23,7 +23,7 @@ from megatron_ptdp.train.config import Config
 from megatron_ptdp.train.display import Display
 from megatron_ptdp.train.loading import loader_of
 from megatron_ptdp.train.loop import Loop
-from megatron_ptdp.train.records import CHECKPOINTS, Records, locked
+from megatron_ptdp.train.records import CHECKPOINTS, Records, locked, writing
 from megatron_ptdp.train.setup import (
     Training,
     batches_of,
@@ -266,11 +266,13 @@ class Run:
             model = timeline.predicted(training.schedule, ran.timeline)
             self._describe(training, peak, Bubbles.of(number, ran, model))
             text = timeline.prediction(model, training.layout.slices[0][: training.sizes.pipeline])
-            (self.directory / "predicted.json").write_text(text, encoding="utf-8")
+            with writing(self.directory):
+                (self.directory / "predicted.json").write_text(text, encoding="utf-8")
             display.bubble = f"{ran.timeline.bubble.of_ideal:.1%} (measured at step {number})"
             said = f"step {number}: bubble {ran.timeline.bubble.of_ideal:.1%}, predicted {model.bubble.of_ideal:.1%}"
             if number == self.options.trace_step:
-                drawn = timeline.write(self.directory, number, ran, model)
+                with writing(self.directory):
+                    drawn = timeline.write(self.directory, number, ran, model)
                 said += f" of the ideal time; {drawn.picture}, {drawn.trace}"
             display.say(said)
             return made
@@ -292,7 +294,8 @@ class Run:
             "peak_flops": peak.flops,
             "peak_source": peak.source,
         }
-        (self.directory / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
+        with writing(self.directory):
+            (self.directory / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
         if bubbles.measured_at:
             return
         self.console.print(

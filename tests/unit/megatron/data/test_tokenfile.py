@@ -133,6 +133,18 @@ def test_prepare_refuses_what_is_no_text(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_prepare_says_that_a_disk_is_full_and_leaves_nothing(tmp_path: Path) -> None:
+    def write() -> None:
+        with TokenWriter(tmp_path / "out", 256, "bytes") as writer:
+            writer._file.close()
+            writer._file = Path("/dev/full").open("wb", buffering=0)  # type: ignore[assignment]  # noqa: SIM115
+            writer.add(np.zeros(3, np.uint8))
+
+    with pytest.raises(TokenFileError, match=r"out cannot be written: No space left"):
+        write()
+    assert not list(tmp_path.iterdir())
+
+
 def test_prepare_does_not_write_over_its_own_text(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_bytes(TEXT)
@@ -161,3 +173,13 @@ def test_a_tokenizer_file_says_its_vocabulary(tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(TokenFileError, match=r"bad.json is no tokenizer file"):
         TokenizerFile(tmp_path / "bad.json")
+
+
+def test_a_tokenizer_that_cuts_and_fills_up_inputs_of_its_model_gives_all_of_a_text(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"the": 0, "byte": 1, "?": 2}, unk_token="?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.enable_truncation(3)
+    made.enable_padding(length=8, pad_id=2, pad_token="?")
+    made.save(str(tmp_path / "words.json"))
+    assert TokenizerFile(tmp_path / "words.json").encode(b"the byte the byte the").tolist() == [0, 1, 0, 1, 0]

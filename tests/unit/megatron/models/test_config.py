@@ -60,6 +60,16 @@ def test_changes_of_a_named_size() -> None:
         ("gpt-tiny", {"activation": "swish"}, "there is no activation 'swish'"),
         ("gpt-tiny", {"experts": 2, "top_k": 3}, "top_k is 3 of 2 experts"),
         ("gpt-tiny", {"experts": 2, "capacity": -1.0}, "capacity is -1.0, must not be negative"),
+        (
+            "gpt-tiny",
+            {"experts": 2, "capacity": float("inf")},
+            "capacity is inf, must not be negative, and must be finite",
+        ),
+        (
+            "gpt-tiny",
+            {"experts": 2, "balance": float("nan")},
+            "balance is nan, must not be negative, and must be finite",
+        ),
     ],
 )
 def test_sizes_that_are_none_are_refused(name: str, changes: dict[str, Any], message: str) -> None:

@@ -59,6 +59,11 @@ def test_settings_are_fixed_in_any_of_three_ways(fixes: tuple[str, ...]) -> None
     assert (record["plans"][0]["plan"]["tensor"], record["plans"][0]["plan"]["pipeline"]) == (2, 4)
 
 
+def test_the_help_names_all_settings() -> None:
+    text = invoke("--help").output
+    assert [name for name in Plan.__dataclass_fields__ if name not in text] == []
+
+
 def test_fixes_end_at_the_next_option() -> None:
     assert spread_fixes(["--fix", "a=1", "b=2", "--top", "3", "x=4"]) == [
         *("--fix", "a=1", "--fix", "b=2", "--top", "3", "x=4")
@@ -74,6 +79,17 @@ def test_the_configuration_is_what_training_takes_and_compare_reads(tmp_path: Pa
     done = invoke("compare", str(path), "data=16,batch=64,microbatch=4", "--model", "gpt-1.7b")
     assert done.exit_code == 0, done.output
     assert "is faster; the other:" in done.output
+
+
+def test_what_is_written_of_a_schedule_that_updates_on_the_way_is_read_again(tmp_path: Path) -> None:
+    model, path = tmp_path / "untied.toml", tmp_path / "plan.toml"
+    model.write_text("layers = 4\nhidden = 64\nheads = 4\nsequence = 64\nvocabulary = 256\ntied = false\n")
+    asked = ("--model", str(model), "--devices", "4", "--batch", "12", "--fix", "schedule=pipedream")
+    assert invoke(*asked, "--config-out", str(path)).exit_code == 0
+    assert tomllib.loads(path.read_text())["clip"] == 0.0
+    for command in (("simulate", str(path)), ("compare", str(path), str(path))):
+        done = invoke(*command, "--model", str(model))
+        assert done.exit_code == 0, done.output
 
 
 def test_compare_takes_the_model_of_either_and_shows_both_questions(tmp_path: Path) -> None:
@@ -151,6 +167,14 @@ def test_list_names_what_is_shipped() -> None:
             ("simulate", "pipeline=2,batch=100000000", "--model", "gpt-1.7b"),
             2,
             "a timeline of 400,000,000 actions cannot be read; draw fewer: --microbatches 50000 at most",
+        ),
+        (
+            (
+                *("simulate", "pipeline=2,batch=4,schedule=dualpipe-v,chunks=2", "--model", "gpt-1.7b"),
+                *("--microbatches", "1"),
+            ),
+            2,
+            "dualpipe-v needs at least as many microbatches as stages",
         ),
         (("simulate", "tensor=5,batch=2", "--model", "gpt-1.7b"), 2, "heads 24 is no multiple of tensor 5"),
     ],

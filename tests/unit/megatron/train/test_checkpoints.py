@@ -144,6 +144,23 @@ def test_nothing_is_written_when_there_is_no_state(kept: Checkpoints) -> None:
     assert kept.steps() == [20, 30]
 
 
+def test_what_cannot_be_written_is_said_once(kept: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Orbax raises what its threads met again when it is closed."""
+
+    def full(*_: Any) -> None:
+        raise ValueError("no space left on device")
+
+    def save() -> None:
+        with kept:
+            kept.save(40, lambda: tree(40), DATA)
+            kept.wait()
+
+    monkeypatch.setattr(kept._manager, "wait_until_finished", full)
+    monkeypatch.setattr(kept._manager, "close", full)
+    with pytest.raises(CheckpointError, match=r"checkpoint 40 in .* cannot be written: no space left on device"):
+        save()
+
+
 def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(kept: Checkpoints) -> None:
     def lost() -> dict[str, Any]:
         raise HostLost("host 1 is gone")

@@ -119,6 +119,12 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
         load(tmp_path / "table.toml")
 
 
+def test_slices_of_tokens_are_computed_again_whatever_is_said() -> None:
+    assert of(TINY, "recompute=selective").parallel.computed_again() == "selective"
+    sliced = of(TINY, "pipeline=2", "schedule=terapipe", "token_slices=2", "tied=false")
+    assert sliced.parallel.computed_again() == "full"
+
+
 def test_a_file_may_register_a_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The schedule of the page, in a file."""
     monkeypatch.setattr(registry, "_GENERATORS", {**registry._GENERATORS})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.errors import ConfigError, TrainingStopped
 from megatron_ptdp.train.config import Optimizer
 from megatron_ptdp.train.optimizer import rate, transformation
 from megatron_ptdp.train.records import METRICS, Records, locked
@@ -50,6 +51,34 @@ def test_events_are_those_of_tensorboard(tmp_path: Path) -> None:
         data = data[16 + size :]
     scalars = [(event.step, value.tag, value.simple_value) for event in events for value in event.summary.value]
     assert scalars == [(3, "loss", 1.5)]
+
+
+@pytest.mark.parametrize("full", ["lines", "events"])
+def test_a_full_disk_ends_a_run_with_its_reason(tmp_path: Path, full: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tensorboardX.event_file_writer import EventsWriter
+
+    def no_space(self: EventsWriter, event: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def train() -> None:
+        with Records(tmp_path, 0) as records:
+            if full == "lines":
+                records._lines.close()
+                records._lines = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115
+            else:
+                monkeypatch.setattr(EventsWriter, "write_event", no_space)
+            for step in range(1, 100):
+                records.write(step, {"loss": 1.0, "norm": 1.0})
+
+    with pytest.raises(TrainingStopped, match=r"the records in .* cannot be written: No space left"):
+        train()
+
+
+def test_lines_that_a_crash_of_the_machine_left_are_taken_out(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_bytes(b'{"step": 1, "loss": 2.0}\n\xff\xfe\0\n')
+    with Records(tmp_path, 1) as records:
+        records.write(2, {"loss": 1.0})
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
 
 
 def test_a_directory_is_for_one_training_at_a_time(tmp_path: Path) -> None:
