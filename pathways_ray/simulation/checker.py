@@ -315,8 +315,10 @@ class Checker:
             if session in self.freed or now - max(ended, self.world.freeing_since) < limit:
                 continue
             self.freed.add(session)
-            # Programs do not say whose they are: those of a session that has just ended are on their way out.
-            for place, what in remains(self.world, session, now - max(self.gone.values()) >= limit):
+            # Programs do not say whose they are: those of a session that has just ended are on their way out, and so
+            # may be those that a client drops.
+            quiet = not self.world.settings.replaces or all(client.over for client in self.world.clients)
+            for place, what in remains(self.world, session, quiet and now - max(self.gone.values()) >= limit):
                 self.report(f"session {session} ended at {ended:.3f} s, and {place} still has {what}")
 
     def check_over(self) -> None:
