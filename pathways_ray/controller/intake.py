@@ -77,12 +77,14 @@ class Intake:
                     commands += self.launches.cancellation.cancel(session, message)
                 else:
                     taken += 1
-                    if isinstance(message, Unregister):  # before what waits has been called; the functions are there
-                        client.registration.let_go(message.functions)
                     program = session.programs.get(message.program) if isinstance(message, Launch) else None
                     looks = backlog.looks(message) if isinstance(message, Launch) else 0
                     left -= work_of(message, program.result_count if program is not None else 0, looks)
-                    commands += take(session, message)
+                    if isinstance(message, Unregister):
+                        commands += take(session, Unregister(message.program))  # without names, where it has to wait
+                        client.registration.let_go(session, message.functions)
+                    else:
+                        commands += take(session, message)
                     if backlog.is_over():
                         backlog.full = True
                         hold = Hold.BACKLOG

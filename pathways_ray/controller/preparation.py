@@ -13,6 +13,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+import msgspec
+
 from pathways_ray import limits
 from pathways_ray.controller.circuit_breaker import Candidate
 from pathways_ray.controller.distribution import Distribution
@@ -73,7 +75,11 @@ class Preparation:
     def drop(self, program: PlannedProgram) -> list[Send]:
         """Has islands drop a program that is forgotten, unless a launch of it is in flight: hosts need it to take back
         what that one offers."""
-        if program.in_flight:
+        if program.in_flight:  # it is sent to nobody any more, and its functions are not counted: their names will do
+            program.messages = {
+                island: msgspec.structs.replace(message, functions=dict.fromkeys(message.functions, b""))
+                for island, message in program.messages.items()
+            }
             return []
         commands: list[Send] = [*self.distribution.drop(program)]
         program.messages = {}  # its functions and plans, which nobody counts any more

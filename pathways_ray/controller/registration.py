@@ -48,7 +48,8 @@ class Registration:
     """The functions that a session has sent.
 
     `withheld` are functions that came in a message that was refused, by digest: the client takes them for sent, so
-    programs that name them later fail for the same reason.
+    programs that name them later fail for the same reason. `leaving` are those that the client names no more, and that
+    programs still have.
 
     Args:
         tenants: the functions of the tenant that the session belongs to.
@@ -59,9 +60,11 @@ class Registration:
         self.functions: dict[str, bytes] = {}
         self.function_bytes = 0
         self.withheld: dict[str, Failure] = {}
+        self.leaving: set[str] = set()
 
     def refusal(self, session: Session, message: Register) -> Failure | None:
         """The failure of a program that is not looked at, if there is one."""
+        self.let_go(session)
         size = len(message.graph) + sum(map(len, message.functions.values()))
         refused = quotas.message_bytes(session.tenant, size, "a program")
         if refused is not None:
@@ -114,18 +117,24 @@ class Registration:
 
     def take(self, functions: Mapping[str, bytes]) -> None:
         """Keeps functions that are what their names say."""
+        self.leaving -= functions.keys()
         for digest, blob in functions.items():
             if digest not in self.functions:
                 self.functions[digest] = self.tenants.hold(digest, blob)
                 self.function_bytes += len(blob)
 
-    def let_go(self, digests: Iterable[str]) -> None:
-        """The client names these functions no more, unless it sends them again."""
-        for digest in digests:
-            blob = self.functions.pop(digest, None)
-            if blob is not None:
+    def let_go(self, session: Session, digests: Iterable[str] = ()) -> None:
+        """The client names these functions no more, unless it sends them again. Each is held, and counted, as long as
+        a program of the session has it: behind launches that wait, or whatever the client says."""
+        said = self.functions.keys() & digests
+        self.leaving |= said
+        for digest in (said | session.unnamed) & self.leaving:
+            if digest not in session.naming:
+                self.leaving.remove(digest)
+                blob = self.functions.pop(digest)
                 self.function_bytes -= len(blob)
                 self.tenants.release(digest)
+        session.unnamed.clear()
 
     def close(self) -> None:
         """Lets go of the session's functions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -86,7 +86,8 @@ class Session:
     the arrays themselves, `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches
     on islands. `refused` are the last buffers that are not there because they were refused, in the order of their
     numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
-    numbers, from `own_numbers` up. `plan_bytes` are those of the plans of its programs.
+    numbers, from `own_numbers` up. `plan_bytes` are those of the plans of its programs. `naming` counts the plans that
+    name a function, `unnamed` are those of which the last one went since `Registration` looked.
     While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session. `away` has
     the meshes of slices that it had when it was suspended under the controller before.
     While it `vacates`, slices of it have to leave an island.
@@ -114,6 +115,8 @@ class Session:
     charged_bytes: int = 0
     own_numbers: int = 0
     plan_bytes: int = 0
+    naming: Counter[str] = field(default_factory=Counter)
+    unnamed: set[str] = field(default_factory=set)
     suspended: bool = False
     gives_way: bool = False
     vacates: bool = False
@@ -161,9 +164,14 @@ class Session:
         self.charged_bytes += sign * kind.charged_bytes
 
     def count_plans(self, program: PlannedProgram, sign: int = 1) -> None:
-        """Counts the plans of a program that is new, or, with a sign of -1, is to be forgotten."""
-        messages = (message for part in program.parts for message in part.messages.values())
-        self.plan_bytes += sign * sum(len(message.plan) for message in messages)
+        """Counts the plans of a program that is new, or, with a sign of -1, is to be forgotten, and what it names."""
+        for message in (message for part in program.parts for message in part.messages.values()):
+            self.plan_bytes += sign * len(message.plan)
+            for digest in message.functions:
+                self.naming[digest] += sign
+                if not self.naming[digest]:
+                    del self.naming[digest]
+                    self.unnamed.add(digest)
 
     def refuse(self, first: int, count: int, failure: Failure) -> None:
         """Notes that buffers from number `first` on will not be: one entry however many they are, since a launch of 13

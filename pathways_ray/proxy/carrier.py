@@ -338,7 +338,11 @@ class Carrier:
         loaded = Loaded(program, self.slice_of(program.place))
         if loaded.results:
             number = self._registered(loaded, ())
-            explained = self.session.explain(number, encode(loaded.graph(())))
+            try:
+                explained = self.session.explain(number, encode(loaded.graph(())))
+            except PathwaysError:
+                self.session.unregister(number)  # the client has nothing of it that it could unload
+                raise
             loaded.temporary_bytes = max(explained.temporary_bytes.values(), default=0)
         self.loaded[command.executable] = loaded
         return program.signature

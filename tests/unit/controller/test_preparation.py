@@ -253,17 +253,58 @@ def test_a_program_that_its_client_drops_leaves_its_hosts_behind_launches_of_it(
 
 
 def test_functions_that_are_let_go_count_no_more() -> None:
-    tenant = TenantFunctions()
+    tenant, session = TenantFunctions(), Harness().launches.sessions[1]
     one, other = Registration(tenant), Registration(tenant)
     one.take({"f": b"12", "g": b"345"})
     other.take({"f": b"12"})
-    one.let_go(["f", "g", "g", "h"])
+    one.let_go(session, ["f", "g", "g", "h"])
     assert (one.function_bytes, other.function_bytes, tenant.bytes) == (0, 2, 2)
     one.take({"g": b"345"})
     assert (one.function_bytes, tenant.bytes) == (3, 5)
     one.close()
-    other.let_go(["f"])
+    other.let_go(session, ["f"])
     assert (tenant.bytes, tenant.held) == (0, {})
+
+
+def test_functions_count_as_long_as_programs_have_them() -> None:
+    """Whatever the client says: else it could have the controller keep more than it may. 1. A program is there. 2. It
+    is gone once launches that wait have left. 3. Those that were sent again meanwhile stay. 4. So do those that are
+    sent again for a program that is refused."""
+    front = Harness()
+    session, registration = front.launches.sessions[1], Registration(TenantFunctions())
+    blobs = dict.fromkeys(front.register(program_over(1, key=5), 1).messages[0].functions, b"123")
+    registration.take(blobs)
+    registration.let_go(session, blobs)
+    assert registration.function_bytes == 3 * len(blobs) > 0
+
+    front.unregister(1)
+    registration.let_go(session)
+    assert (registration.function_bytes, registration.leaving, session.naming) == (0, set(), {})
+
+    for program in (PlannedProgram(7, 1, "", failure=TRANSIENT), program_over(1, key=8)):
+        front.register(program_over(1, key=program.key + 10), 2)
+        registration.take(blobs)
+        registration.let_go(session, blobs)
+        registration.take(blobs)
+        front.register(program, 3)
+        front.unregister(2)
+        registration.let_go(session)
+        assert registration.functions == blobs
+
+
+def test_a_program_that_is_dropped_in_flight_keeps_the_names_of_its_functions() -> None:
+    """They are not counted any more, and its islands are told when it is over."""
+    front = Harness()
+    program = program_over(1, key=5)
+    named = dict.fromkeys(program.messages[0].functions, b"123")
+    program.messages = {0: msgspec.structs.replace(program.messages[0], functions=named)}
+    front.register(program, 1)
+    front.put(1)
+    front.launch(1, (1,), 10)
+    assert front.unregister(1) == []
+    assert program.messages[0].functions == dict.fromkeys(named, b"")
+    assert to_island(front.done(0, 1), 0, DropProgram) == [DropProgram(1, 5)]
+    assert not front.launches.preparation.distribution.held[0]
 
 
 def test_a_program_that_is_remembered_keeps_no_functions() -> None:

@@ -52,6 +52,7 @@ from pathways_ray.transport.messages import (
     Ready,
     Register,
     Stored,
+    Unregister,
     encode,
 )
 from tests.unit.controller.core_harness import CoreHarness, of, sent
@@ -298,6 +299,28 @@ def test_buffers_of_a_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
     (failed,) = sent(say(core, 1, Launch(1, 1, (1,), 10)))
     assert isinstance(failed, LaunchFailed)
     assert failed.failure.kind == "TooLarge"
+
+
+def test_a_program_that_is_dropped_behind_launches_that_wait_keeps_its_functions_and_no_names() -> None:
+    """
+    1. A launch waits for an upload, and its client drops the program: what waits is short, however many names came.
+    2. Others that it drops, that are there or not, let go of nothing either: the program has its functions.
+    3. The launch goes, and the next registration finds the functions gone.
+    """
+    core = with_sessions(1)
+    registration, backlog = core.core.clients.known[1].registration, core.core.launches.admission.backlogs[1]
+    (named,) = core.core.launches.sessions[1].naming
+    names = (*FUNCTIONS, *("x" * 64 for _ in range(1000)))
+    say(core, 1, Put(2, 2, VECTOR, ()), Launch(1, 1, (2,), 3), Unregister(1, names))
+    assert backlog.deferred[-1] == Unregister(1)
+    say(core, 1, Unregister(-1, names), Unregister(1 << 63, names))
+    assert registration.functions.keys() == registration.tenants.held.keys() == {named}
+
+    assert launches(core.from_island(1, Stored(2, 1, 2, 2, VECTOR, ()))) == [(1, 3)]
+    say(core, 1, Register(2, b"", {}))
+    assert (registration.functions, registration.function_bytes, registration.tenants.held) == ({}, 0, {})
+    say(core, 1, Register(3, graph_of(2), FUNCTIONS))
+    assert registration.functions == FUNCTIONS
 
 
 def test_deferred_launches_that_claim_very_much_are_not_passed() -> None:

@@ -15,17 +15,17 @@ from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import grpc
 import hpack
 import jax
 import pytest
 
-from pathways_ray.errors import SessionClosed
+from pathways_ray.errors import CompileError, SessionClosed
 from pathways_ray.proxy import connection, server, wire
 from pathways_ray.proxy import events as do
-from pathways_ray.proxy.arrays import Sharding
+from pathways_ray.proxy.arrays import Sharding, Status
 from pathways_ray.proxy.calls import FIRST_VERSION, LAST_VERSION, SERVICE, Attached, Said
 from pathways_ray.proxy.carrier import COMPILERS, Carrier
 from pathways_ray.proxy.codec import Writer
@@ -347,6 +347,23 @@ def test_a_program_that_cannot_be_read_is_refused_and_its_client_goes_on(door: D
         assert "program" in status.message
     assert stream.ask("check_future_request", future_handle=3).response_metadata.status.code == 5
     stream.call.cancel()
+
+
+def test_a_program_that_hosts_cannot_compile_is_dropped() -> None:
+    """Its client has no executable, and so unloads none."""
+    session = Mock(**{"explain.side_effect": CompileError("no"), "register.return_value": 7, "platforms": ("cpu",)})
+    carrier = Carrier(session, (), Mock(), Mock(), Mock(), Mock(), tell := Mock(), Mock(), Mock())
+    with (
+        patch("pathways_ray.proxy.carrier.Loaded", return_value=Mock(registered={})),
+        patch("pathways_ray.proxy.carrier.encode"),
+        patch.object(Carrier, "slice_of"),
+        patch("pathways_ray.proxy.carrier.programs.devices_of", return_value=((), {})),
+    ):
+        carrier._compiled(do.Compile(3, Mock(type_name=PROGRAM, data=b""), None))
+    assert isinstance(tell.call_args.args[0].signature, Status)
+    session.unregister.assert_called_once_with(7)
+    assert carrier.loaded == {}
+    carrier.close()
 
 
 def plugin_program(data: bytes) -> Any:
