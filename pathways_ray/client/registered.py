@@ -30,10 +30,11 @@ from pathways_ray.transport.messages import encode
 class RegisteredProgram:
     """The graph of a program for given argument types, which is sent to the cluster once, when it is first needed."""
 
+    _number = -1  # also of one that was never made whole
+
     def __init__(self, session: Session, built: BuiltProgram) -> None:
         self.session = session
         self._built = built
-        self._number = -1
         self._encoded = encode(built.graph)
 
     @property
@@ -42,7 +43,7 @@ class RegisteredProgram:
         return self._built.graph
 
     def __del__(self) -> None:
-        if getattr(self, "_number", -1) >= 0:
+        if self._number >= 0:
             self.session.unregister(self._number)
 
     def __repr__(self) -> str:

@@ -121,6 +121,8 @@ class Compiled:
         return self._lowered.program.computations()
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_lowered":  # of a copy that has nothing yet
+            raise AttributeError(name)
         return getattr(self._lowered, name)  # trees, types and shardings are the same
 
     def __repr__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -19,6 +20,12 @@ M = np.ones((8, 8), np.float32)
 
 def layer(v: Any, m: Any) -> Any:
     return {"y": jnp.tanh(v @ m)}
+
+
+def test_what_is_compiled_can_be_copied(session) -> None:
+    """As JAX's can."""
+    ready = pw.compiled(layer, slice=session.virtual_slice((1,), ("x",))).lower(V, M).compile()
+    np.testing.assert_array_equal(copy.copy(ready)(V, M)["y"], ready(V, M)["y"])
 
 
 def test_ahead_of_time(session) -> None:
