@@ -92,10 +92,15 @@ class Checkpoints:
         folder: made when the first one is written.
         keep: how many stay; older ones go when a new one is whole.
         warn: called with a text where checkpoints were passed over.
+
+    Raises:
+        CheckpointError: something else than a folder is there.
     """
 
     def __init__(self, folder: Path, model: ModelConfig, keep: int, warn: Callable[[str], None]) -> None:
         self.folder, self.model, self.warn = folder.absolute(), model, warn
+        if self.folder.exists() and not self.folder.is_dir():
+            raise CheckpointError(f"{self.folder} is to have the checkpoints, and is a file: move it away")
         self._unfinished = sorted(self.folder.glob(f"*{_PARTIAL}*"))
         for path in self._unfinished:
             shutil.rmtree(path)  # Orbax would do it in a thread that is not waited for

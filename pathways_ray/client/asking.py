@@ -66,6 +66,11 @@ def call(
                 messages.encode(request), timeout=timeout, metadata=(("authorization", token),)
             )
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise UsageError(
+                    f"no cluster answers at {url} within {timeout:g} s. If one runs there, 'pathways status "
+                    "--diagnose' says which of its parts is silent"
+                ) from error
             raise UsageError(f"no cluster answers at {url}: {error.details()}{hint(url, error.details())}") from error
     reply = messages.REPLY.decode(data)
     if isinstance(reply, messages.Refused):

@@ -124,7 +124,6 @@ class Coalescer:
         self._coalesced: dict[int, CoalescedLaunch] = {}
         self._cancelled: set[int] = set()
         self._max_us = MAX_UNCONTENDED_US
-        self._made = 0
 
     def register(self, number: int, graph: Graph) -> None:
         """Adds a program. Launches of one on several slices are not coalesced: they overlap as they are."""
@@ -145,7 +144,6 @@ class Coalescer:
                 found += [one for one, (other, _) in list(self._registered.items()) if other is repetition]
         for one in found:
             self._registered.pop(one, None)
-        self._made -= len(found)
         return tuple(found)
 
     def moved(self, slices: Container[int]) -> None:
@@ -153,7 +151,6 @@ class Coalescer:
         there = {number for number, graph in self._graphs.items() if graph.slices[0].id in slices}
         for repetition in self._repetitions.values():
             if repetition.shape.programs[0] in there:
-                self._made -= len(repetition.composed)
                 repetition.composed.clear()
                 repetition.occurrences.clear()
                 repetition.device_us = 0.0
@@ -366,7 +363,8 @@ class Coalescer:
         graphs = [graph for program in shape.programs if (graph := self._graphs.get(program)) is not None]
         if len(graphs) < shape.period:  # one was dropped while its last launches wait to leave
             return []
-        if self._made == MAX_PROGRAMS or rounds * sum(len(graph.nodes) for graph in graphs) > MAX_NODES:
+        made = len(self._registered) + sum(len(other.composed) for other in list(self._repetitions.values()))
+        if made >= MAX_PROGRAMS or rounds * sum(len(graph.nodes) for graph in graphs) > MAX_NODES:
             return []
         results = {ref: k for k, ref in enumerate(repetition.given)}
         feeds = tuple((argument, results[ref]) for argument, ref in shape.fed)
@@ -375,7 +373,6 @@ class Coalescer:
             encoded = encode(repeated(one, rounds, feeds, self._fusion, shape.varied))
         except (GraphError, TooLarge):  # coalescing only saves time: launches go on one by one
             return []
-        self._made += 1
         number = self._new_program()
         self._registered[number] = (repetition, rounds)
         return [Register(number, encoded, {})]

@@ -15,6 +15,9 @@ from pathways_ray.transport.endpoints import Tls, is_loopback, joined
 READ_LIMIT_S = 10.0
 """A connection that does not ask within this time is closed."""
 
+MAX_WAITING = 64
+"""Connections that have not asked yet. Of more, the oldest is closed: each has a thread in the controller's process."""
+
 
 def metrics_url(address: str, port: int, tls: Tls | None) -> str:
     """The URL of the page for Prometheus; on loopback it has no TLS."""
@@ -41,6 +44,23 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         super().__init__(place, _Page)
         self.context, self.token, self.content_type, self.page = context, token, content_type, page
+        self._waiting: dict[_Page, None] = {}
+        self._changing = threading.Lock()
+
+    def begin(self, connection: _Page) -> None:
+        """Waits for a question, and no longer for the oldest of too many others."""
+        with self._changing:
+            self._waiting[connection] = None
+            oldest = next(iter(self._waiting)) if len(self._waiting) > MAX_WAITING else None
+            if oldest is not None:
+                del self._waiting[oldest]
+        if oldest is not None:
+            oldest.hang_up()
+
+    def end(self, connection: _Page) -> None:
+        """Has a question, or the end of its connection."""
+        with self._changing:
+            self._waiting.pop(connection, None)
 
     def get_request(self) -> tuple[socket.socket, object]:
         connection, peer = super().get_request()
@@ -62,20 +82,26 @@ class _Page(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         # All of the question together: a connection that sends a little now and then is slow in none of its parts.
-        self.late = threading.Timer(READ_LIMIT_S, self._hang_up)
+        self.late = threading.Timer(READ_LIMIT_S, self.hang_up)
         self.late.daemon = True
         self.late.start()
+        self.server.begin(self)
 
     def finish(self) -> None:
-        self.late.cancel()
+        self._asked()
         super().finish()
 
-    def _hang_up(self) -> None:
+    def _asked(self) -> None:
+        self.late.cancel()
+        self.server.end(self)
+
+    def hang_up(self) -> None:
+        """Ends the connection, which its own thread finds. For any thread."""
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
 
     def do_GET(self) -> None:
-        self.late.cancel()
+        self._asked()
         shown = self.headers.get("Authorization", "").encode("utf-8", "surrogatepass")
         if not hmac.compare_digest(shown, f"Bearer {self.server.token}".encode()):
             return self._answer(401, b"show the operator's token: Authorization: Bearer <token>\n")

@@ -218,8 +218,9 @@ def test_nobody_there() -> None:
 def test_somebody_who_never_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         start = time.monotonic()
-        with pytest.raises(UsageError, match="no cluster answers at"):
+        with pytest.raises(UsageError, match="no cluster answers at") as found:
             status.ask(f"grpc://127.0.0.1:{silent.getsockname()[1]}", "t", timeout=0.5)
+        assert "within 0.5 s. If one runs there, 'pathways status --diagnose' says which" in str(found.value)
         assert time.monotonic() - start < 10.0
 
 

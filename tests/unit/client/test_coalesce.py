@@ -395,6 +395,20 @@ def test_composed_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(client.lengths) == 2
 
 
+def test_those_that_a_move_has_overtaken_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalesce, "MAX_PROGRAMS", 2)
+    client = Client()
+    for _ in range(3):  # a composed program is on its way when its slice moves, and is never prepared
+        for first in (10_000, 20_000):
+            for message in client.sends(*loop(first, 64, start=first - 1)):
+                client.ends(message)
+        assert client.registered
+        client.registered.clear()
+        client.coalescer.moved({graph(1).slices[0].id})
+    warm(client)
+    assert len(client.lengths) == 2
+
+
 def test_a_program_that_was_not_composed_may_be_prepared() -> None:
     client = Client()
     client.coalescer.prepared(12345)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import urllib.error
@@ -68,6 +69,20 @@ def test_a_client_that_never_ends_its_question_is_hung_up(monkeypatch: pytest.Mo
 
     with socket.create_connection(("127.0.0.1", port)) as slow, pytest.raises(ConnectionError):
         ask(slow)
+
+
+def test_of_too_many_clients_that_do_not_ask_the_oldest_are_hung_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "MAX_WAITING", 4)
+    url = serve(lambda: b"up 1\n")
+    port = int(url.split(":")[2].split("/")[0])
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0)) for _ in range(6)]
+        assert [connection.recv(1) for connection in idle[:2]] == [b"", b""]
+        assert get(url) == (200, b"up 1\n")  # which had another one hung up
+        assert idle[2].recv(1) == b""
+        idle[5].settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            idle[5].recv(1)
 
 
 def test_a_port_that_is_taken() -> None:

@@ -77,6 +77,13 @@ def test_there_may_be_none(tmp_path: Path, warned: Warnings) -> None:
         assert checkpoints.steps() == []
 
 
+def test_a_file_in_the_place_of_the_folder_is_said_at_once(tmp_path: Path, warned: Warnings) -> None:
+    (tmp_path / "c").write_text("mine")
+    with pytest.raises(CheckpointError, match="is a file: move it away"):
+        Checkpoints(tmp_path / "c", MODEL, 2, warned.append)
+    assert (tmp_path / "c").read_text() == "mine"
+
+
 @pytest.mark.parametrize("part", ["state", "about"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "remove"])
 def test_a_damaged_one_is_passed_over_with_a_warning(
