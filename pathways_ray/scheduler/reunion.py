@@ -77,7 +77,7 @@ class Reunion:
         position = furthest.count - sum(not isinstance(one, wire.Program) for one in furthest.last)
         if first < position:
             return f"a host of its island has heard {furthest.count - first} messages less than another one has"
-        missing: list[wire.IslandLaunch | wire.BarrierReleased | wire.Program] = []
+        missing: list[wire.IslandLaunch | wire.BarrierReleased | wire.Abort | wire.Program] = []
         launches: dict[int, tuple[wire.IslandLaunch, set[int]]] = {}
         for host, heard in found.items():
             for launch in heard.active:
@@ -95,8 +95,8 @@ class Reunion:
 
 
 def _needed(
-    missing: list[wire.IslandLaunch | wire.BarrierReleased | wire.Program],
-) -> tuple[wire.IslandLaunch | wire.BarrierReleased | wire.Program, ...]:
+    missing: list[wire.IslandLaunch | wire.BarrierReleased | wire.Abort | wire.Program],
+) -> tuple[wire.IslandLaunch | wire.BarrierReleased | wire.Abort | wire.Program, ...]:
     """Without the programs that are not launched: hosts may have a part in these, and get them once more. Where one is
     launched all that have a part in it had it compiled."""
     launched = {one.program for one in missing if isinstance(one, wire.IslandLaunch)}

@@ -50,6 +50,8 @@ class SimulatedOperator:
         self.undrained: Counter[int] = Counter()
         """By island: drains that were to be taken back, and those of them that have an answer. A drain that was under
         way meanwhile may have come before or after: the order of the answers does not say."""
+        self.drains: Counter[int] = Counter()
+        self.drains_answered: Counter[int] = Counter()
         self.process = world.network.process("operator", "operator")
         for _ in range(world.settings.changes):
             change = self.random.choice([self._add, self._drain, self._drain])
@@ -70,8 +72,10 @@ class SimulatedOperator:
         until = self.world.clock.now + deadline_s
         self.world.deadlines[island] = min(until, self.world.deadlines.get(island, until))
         undrains, undrained = self.undrains[island], self.undrained[island]
+        self.drains[island] += 1
 
         def answered(reply: wire.Reply) -> None:
+            self.drains_answered[island] += 1
             if isinstance(reply, wire.Accepted):
                 if self.undrains[island] == undrains == undrained:
                     self.world.drained.add(island)
@@ -85,10 +89,13 @@ class SimulatedOperator:
         self._ask(wire.DrainIsland(0, island, deadline_s), answered)
 
     def _undrain(self, island: int) -> None:
+        drains, drained = self.drains[island], self.drains_answered[island]
+
         def answered(reply: wire.Reply) -> None:
             self.undrained[island] += 1
             if isinstance(reply, wire.Accepted):
-                self.world.deadlines.pop(island, None)
+                if self.drains[island] == drains == drained:  # else one may have come behind it
+                    self.world.deadlines.pop(island, None)
                 self.world.drained.discard(island)  # another drain may have been answered meanwhile
 
         if self.world.controller.process.alive and island in self.world.islands:

@@ -48,7 +48,7 @@ class AllowEarly(Message, tag=29):
 
 class Led(Message, tag=64):
     """The leader has taken an early launch, and enqueues it now. In term `term` it stands behind `place` messages of
-    their scheduler, and behind `count` launches and releases in all that hosts count (`executor.run.journal`)."""
+    their scheduler, and behind `count` launches, releases and aborts in all (`executor.run.journal`)."""
 
     term: int
     place: int

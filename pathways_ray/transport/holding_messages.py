@@ -6,7 +6,7 @@ import msgspec
 
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType, Spec
-from pathways_ray.transport.launch_messages import BarrierReleased, IslandLaunch, Program
+from pathways_ray.transport.launch_messages import Abort, BarrierReleased, IslandLaunch, Program
 from pathways_ray.transport.message import Message
 
 
@@ -27,12 +27,12 @@ class Stored(Message, tag=61):
 
 
 class Heard(msgspec.Struct, frozen=True, array_like=True):
-    """The talk of a host among several with its scheduler, which has died: `count` launches and releases of barriers
-    in all, the `last` of them, with the programs between them, and the launches that are `active` there. The leader of
-    the island has closed its log `closed` times, as far as this one knows."""
+    """The talk of a host among several with its scheduler, which has died: `count` launches, releases of barriers
+    and aborts in all, the `last` of them, with the programs between them, and the launches that are `active` there. The
+    leader of the island has closed its log `closed` times, as far as this one knows."""
 
     count: int = 0
-    last: tuple[IslandLaunch | BarrierReleased | Program, ...] = ()
+    last: tuple[IslandLaunch | BarrierReleased | Abort | Program, ...] = ()
     active: tuple[IslandLaunch, ...] = ()
     closed: int = 0
 
@@ -81,10 +81,10 @@ class Recount(Message, tag=215):
 
 
 class CatchUp(Message, tag=216):
-    """Scheduler to hosts that its predecessor has left: the launches and releases behind the `first` ones, which not
-    all have heard. Each takes those that it lacks, once the leader has closed its log for the `closed`-th time as far
-    as it knows. The answer is that to `Recount`."""
+    """Scheduler to hosts that its predecessor has left: the launches, releases and aborts behind the `first` ones,
+    which not all have heard. Each takes those that it lacks, once the leader has closed its log for the `closed`-th
+    time as far as it knows. The answer is that to `Recount`."""
 
     first: int
-    messages: tuple[IslandLaunch | BarrierReleased | Program, ...]
+    messages: tuple[IslandLaunch | BarrierReleased | Abort | Program, ...]
     closed: int = 0

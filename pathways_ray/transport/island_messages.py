@@ -9,7 +9,13 @@ from pathways_ray.observe.views import Arriving, Stopped
 from pathways_ray.transport.early_messages import AllowEarly
 from pathways_ray.transport.holding_messages import CatchUp, Holds, IslandOutcomes, Recount, Stored
 from pathways_ray.transport.joining import HostInfo
-from pathways_ray.transport.launch_messages import BarrierReleased, IslandLaunch, PrioritizedIslandLaunch, Program
+from pathways_ray.transport.launch_messages import (
+    Abort,
+    BarrierReleased,
+    IslandLaunch,
+    PrioritizedIslandLaunch,
+    Program,
+)
 from pathways_ray.transport.message import Codec, Measured, Message
 
 # --- controller → scheduler → hosts -----------------------------------------------------------------------------------
@@ -70,14 +76,6 @@ class CancelLaunch(Message, tag=93):
     is answered with `Begun`."""
 
     sequence: int
-    failure: Failure
-
-
-class Abort(Message, tag=60):
-    """Launches that have ended in `failure` elsewhere, each with its program: nothing that they wait for will come, and
-    nobody takes what they offer."""
-
-    launches: tuple[tuple[int, int], ...]
     failure: Failure
 
 

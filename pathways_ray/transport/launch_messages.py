@@ -112,6 +112,14 @@ class PrioritizedIslandLaunch(Message, tag=28):
     priority: int
 
 
+class Abort(Message, tag=60):
+    """Launches that have ended in `failure` elsewhere, each with its program: nothing that they wait for will come, and
+    nobody takes what they offer."""
+
+    launches: tuple[tuple[int, int], ...]
+    failure: Failure
+
+
 class BarrierReleased(Message, tag=26):
     """Scheduler to hosts: all have reached input barrier `barrier` of a launch with its inputs, or one failed."""
 

@@ -76,7 +76,7 @@ class HostCore:
             wire.IslandLaunch: self._launch,
             wire.Drop: self._free,
             wire.BarrierReleased: self._released,
-            wire.Abort: self._abort,
+            wire.Abort: self._aborted,
             wire.Peers: self._peers,
             wire.DropSession: self._session_ended,
             do.Joined: self._joined,
@@ -287,6 +287,11 @@ class HostCore:
         if barrier.rendezvous:
             return [do.Send(wire.BarrierReached(self.host, event.sequence, event.barrier, failure))]
         return self._pass(active, failure)
+
+    def _aborted(self, message: wire.Abort) -> list[do.Instruction]:
+        if self.multi_host:
+            self.journal.add(message)
+        return self._abort(message)
 
     def _abort(self, message: wire.Abort) -> list[do.Instruction]:
         """Launches have ended elsewhere. Those that are active here run to their end on the failure, so that all hosts

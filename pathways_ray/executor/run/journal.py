@@ -1,9 +1,10 @@
 """The journal of a host among several: the talk with its scheduler, which may die in the middle of it.
 
-A scheduler sends all hosts of an island the same launches and releases of barriers in the same order, so what each of
-them has heard is the beginning of one sequence. When it dies, some have heard more of it than others. What one lacks it
-gets from another one, and what hosts have reported of launches that were under way they report again. So does any host
-of what it compiles: the successor ends what takes too long.
+A scheduler sends all hosts of an island the same launches, releases of barriers and aborts in the same order, so what
+each of them has heard is the beginning of one sequence. Aborts count since a launch that waits goes on by one, as it
+does by a release: hosts that heard the two in different orders would enqueue different gangs. When it dies, some have
+heard more of it than others. What one lacks it gets from another one, and what hosts have reported of launches that
+were under way they report again. So does any host of what it compiles: the successor ends what takes too long.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 
 from pathways_ray.executor.run.active_launch import ActiveLaunch
 from pathways_ray.transport.messages import (
+    Abort,
     BarrierReleased,
     Compiling,
     Done,
@@ -42,22 +44,22 @@ MAX_SAID = 1024
 
 
 class Journal:
-    """The last launches and releases that a host among several has heard of, with the programs between them; `count` in
-    all. `last_sequence` is the highest number of a launch, which hosts by themselves note as well; those up to `since`
-    were before this process, None while nobody has said so. The leader of the island has closed its log `closed` times:
-    with a scheduler that had died. `offered` are the last launches that offer something to other hosts, and their
-    programs: nobody says here when it has been taken."""
+    """The last launches, releases and aborts that a host among several has heard of, with the programs between them;
+    `count` in all. `last_sequence` is the highest number of a launch, which hosts by themselves note as well; those up
+    to `since` were before this process, None while nobody has said so. The leader of the island has closed its log
+    `closed` times: with a scheduler that had died. `offered` are the last launches that offer something to other hosts,
+    and their programs: nobody says here when it has been taken."""
 
     def __init__(self) -> None:
         self.count = self.closed = 0
         self.last_sequence = 0
         self.since: int | None = None
         self.offered: deque[tuple[int, int]] = deque(maxlen=MAX_OFFERED)
-        self.last: deque[IslandLaunch | BarrierReleased | Program] = deque()
+        self.last: deque[IslandLaunch | BarrierReleased | Abort | Program] = deque()
         self._bytes = 0
 
-    def add(self, message: IslandLaunch | BarrierReleased) -> None:
-        """Notes a launch or a release."""
+    def add(self, message: IslandLaunch | BarrierReleased | Abort) -> None:
+        """Notes a launch, a release or an abort."""
         self.count += 1
         self.last.append(message)
         if len(self.last) > MAX_HEARD:

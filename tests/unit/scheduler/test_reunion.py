@@ -92,6 +92,14 @@ def test_hosts_get_what_others_have_heard_before_the_controller_hears_of_them() 
     assert not s.core.order.outstanding
 
 
+def test_a_host_that_lacks_an_abort_gets_it_before_the_releases_behind_it() -> None:
+    s = Successor()
+    aborted = Abort(((1, 1),), GONE)
+    s.comes(0, Heard(3, (FIRST, aborted, RELEASED)))
+    caught_up, *_ = s.comes(1, Heard(1, (FIRST,)))
+    assert caught_up == CatchUp(1, (aborted, RELEASED))
+
+
 def test_reports_wait_until_it_is_known_what_they_are_about() -> None:
     s = Successor()
     s.comes(0, Heard(1, (FIRST,), (FIRST,)))

@@ -6,9 +6,10 @@ from typing import Any
 
 from pathways_ray.executor.run import journal
 from pathways_ray.executor.run.core import HostCore
-from pathways_ray.executor.run.instructions import Rejoin, SchedulerFound, Send
+from pathways_ray.executor.run.instructions import Abandon, Rejoin, SchedulerFound, Send
 from pathways_ray.executor.run.journal import Journal, Said
 from pathways_ray.transport.messages import (
+    Abort,
     BarrierReleased,
     CatchUp,
     Compiling,
@@ -26,6 +27,7 @@ from tests.unit.helpers import Sketch
 
 FIRST, SECOND, THIRD = (IslandLaunch(n, 1, n, (), 0) for n in (1, 2, 3))
 RELEASED = BarrierReleased(1, 0)
+ABORTED = Abort(((1, 1),), BOOM)
 
 
 def failed(made: list[Any]) -> list[int]:
@@ -52,6 +54,21 @@ def test_a_host_says_what_it_has_heard_and_takes_only_what_it_lacks() -> None:
     assert failed(core.handle(CatchUp(1, (RELEASED, SECOND, THIRD, FIRST)), 3.0)) == [1]
 
 
+def test_aborts_keep_their_places_among_launches_and_releases() -> None:
+    """A launch that waits goes on by either: hosts that hear them in two orders enqueue different gangs."""
+    core = HostCore(0, (0, 1))
+    for message in (FIRST, ABORTED, RELEASED):
+        core.handle(message, 0.0)
+    joined = core.handle(SchedulerFound(), 1.0)[0]
+    assert isinstance(joined, Rejoin)
+    assert joined.heard == Heard(3, (FIRST, ABORTED, RELEASED))
+    other = HostCore(1, (0, 1))
+    other.handle(FIRST, 0.0)
+    made = other.handle(CatchUp(1, (ABORTED, RELEASED)), 1.0)
+    assert [one.sequence for one in made if isinstance(one, Abandon)] == [1]
+    assert list(other.journal.last) == [FIRST, ABORTED, RELEASED]
+
+
 def test_a_program_without_a_part_here_is_ready_before_its_launches() -> None:
     """Otherwise they would fail here, and on no other host, which ends the island."""
     host, sketch = Host(multi_host=True), Sketch()
@@ -70,6 +87,7 @@ def test_a_program_without_a_part_here_is_ready_before_its_launches() -> None:
 def test_a_host_by_itself_keeps_nothing() -> None:
     core = HostCore(0, (0,))
     core.handle(FIRST, 0.0)
+    core.handle(ABORTED, 0.0)
     joined = core.handle(SchedulerFound(), 1.0)[0]
     assert isinstance(joined, Rejoin)
     assert joined.heard is None
