@@ -25,6 +25,8 @@ from pathways_ray.errors import UsageError
 from pathways_ray.observe.diagnosis import Finding, diagnosis
 from pathways_ray.transport import messages
 
+LATE = ". If one runs there, 'pathways status --diagnose' says which of its parts is silent"
+
 MAX_LOGS = 16
 """Log files that are printed; a runtime may have thousands of processes."""
 
@@ -112,7 +114,7 @@ def choose(
 
 def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") -> dict[str, Any]:
     """The status of the cluster at `url`; see `call`."""
-    match call(url, token, messages.Status(session=0), timeout, ca):
+    match call(url, token, messages.Status(session=0), timeout, ca, LATE):
         case messages.StatusReply(text):
             found: dict[str, Any] = json.loads(text)
             return found

@@ -38,11 +38,12 @@ def look(url: str, token: str, ca: str = "") -> dict[str, Any]:
 
 
 def call(
-    url: str, token: str, request: messages.Request, timeout: float = ANSWER_WITHIN_S, ca: str = ""
+    url: str, token: str, request: messages.Request, timeout: float = ANSWER_WITHIN_S, ca: str = "", late: str = ""
 ) -> messages.Reply:
     """The reply of the cluster at `url` to a request of its operator.
 
     Args:
+        late: what to do where no answer comes in time, for the message of the error.
         ca: file with the certificates to trust where the cluster has TLS; "" is what the system trusts.
 
     Raises:
@@ -67,10 +68,7 @@ def call(
             )
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise UsageError(
-                    f"no cluster answers at {url} within {timeout:g} s. If one runs there, 'pathways status "
-                    "--diagnose' says which of its parts is silent"
-                ) from error
+                raise UsageError(f"no cluster answers at {url} within {timeout:g} s{late}") from error
             raise UsageError(f"no cluster answers at {url}: {error.details()}{hint(url, error.details())}") from error
     reply = messages.REPLY.decode(data)
     if isinstance(reply, messages.Refused):

@@ -52,6 +52,7 @@ class SimulatedOperator:
         way meanwhile may have come before or after: the order of the answers does not say."""
         self.drains: Counter[int] = Counter()
         self.drains_answered: Counter[int] = Counter()
+        """By island: all drains that were asked for, and those of them that have an answer."""
         self.process = world.network.process("operator", "operator")
         for _ in range(world.settings.changes):
             change = self.random.choice([self._add, self._drain, self._drain])
