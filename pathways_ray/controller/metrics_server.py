@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from pathways_ray.transport.endpoints import Tls, is_loopback, joined
 
@@ -44,23 +45,8 @@ class _Server(ThreadingHTTPServer):
     ) -> None:
         super().__init__(place, _Page)
         self.context, self.token, self.content_type, self.page = context, token, content_type, page
-        self._waiting: dict[_Page, None] = {}
+        self._waiting: dict[socket.socket, None] = {}
         self._changing = threading.Lock()
-
-    def begin(self, connection: _Page) -> None:
-        """Waits for a question, and no longer for the oldest of too many others."""
-        with self._changing:
-            self._waiting[connection] = None
-            oldest = next(iter(self._waiting)) if len(self._waiting) > MAX_WAITING else None
-            if oldest is not None:
-                del self._waiting[oldest]
-        if oldest is not None:
-            oldest.hang_up()
-
-    def end(self, connection: _Page) -> None:
-        """Has a question, or the end of its connection."""
-        with self._changing:
-            self._waiting.pop(connection, None)
 
     def get_request(self) -> tuple[socket.socket, object]:
         connection, peer = super().get_request()
@@ -68,7 +54,30 @@ class _Server(ThreadingHTTPServer):
         if self.context is not None:
             # The handshake comes with the first read, in the connection's own thread: a slow one delays no other.
             connection = self.context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+        self._begin(connection)
         return connection, peer
+
+    def shutdown_request(self, request: Any) -> None:
+        self.end(request)
+        super().shutdown_request(request)
+
+    def _begin(self, connection: socket.socket) -> None:
+        """Waits for a question, and no longer for the oldest of too many others.
+
+        In the thread that accepts: the connections' own threads start in any order.
+        """
+        with self._changing:
+            self._waiting[connection] = None
+            oldest = next(iter(self._waiting)) if len(self._waiting) > MAX_WAITING else None
+            if oldest is not None:
+                del self._waiting[oldest]
+        if oldest is not None:
+            _hang_up(oldest)
+
+    def end(self, connection: socket.socket) -> None:
+        """Has a question, or the end of its connection."""
+        with self._changing:
+            self._waiting.pop(connection, None)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A connection that breaks, or speaks no TLS, is its own affair."""
@@ -82,10 +91,9 @@ class _Page(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         # All of the question together: a connection that sends a little now and then is slow in none of its parts.
-        self.late = threading.Timer(READ_LIMIT_S, self.hang_up)
+        self.late = threading.Timer(READ_LIMIT_S, _hang_up, (self.connection,))
         self.late.daemon = True
         self.late.start()
-        self.server.begin(self)
 
     def finish(self) -> None:
         self._asked()
@@ -93,12 +101,7 @@ class _Page(BaseHTTPRequestHandler):
 
     def _asked(self) -> None:
         self.late.cancel()
-        self.server.end(self)
-
-    def hang_up(self) -> None:
-        """Ends the connection, which its own thread finds. For any thread."""
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
+        self.server.end(self.connection)
 
     def do_GET(self) -> None:
         self._asked()
@@ -124,6 +127,13 @@ class _Page(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Logs nothing: Prometheus asks every few seconds."""
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Ends the connection, which its own thread finds. For any thread."""
+    with contextlib.suppress(OSError):
+        # Past TLS, whose own shutdown is for the thread that reads.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def serve_page(
