@@ -322,6 +322,36 @@ def joiner(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Calla
     return made
 
 
+def compiled_for_each(module: Any, devices: Sequence[jax.Device], overrides: dict[str, Any] | None) -> list[Any]:
+    """A module of one device, in StableHLO, compiled for each of some devices of this process.
+
+    `jax.jit` would trace and lower it for each. All but the first are read from JAX's cache, where there is one. XLA
+    does not write what it has read: executables of the CPU are serialized without their code then.
+
+    Args:
+        overrides: options of the compiler, by name.
+
+    Returns:
+        executables with `execute_sharded`.
+    """
+    import numpy as np
+    from jax._src import compilation_cache, compiler
+    from jaxlib import xla_client
+
+    client = devices[0].client
+    made: list[Any] = []
+    for device in devices:
+        grid = np.empty((1, 1), dtype=object)
+        grid[0, 0] = device
+        options = compiler.get_compile_options(1, 1, grid, overrides, backend=client)
+        where = xla_client.DeviceList((device,))
+        if made and not compilation_cache.is_persistent_cache_enabled():
+            made.append(client.deserialize_executable(made[0].serialize(), where, options))
+        else:
+            made.append(compiler.compile_or_get_cached(client, module, grid, options, [], where))
+    return made
+
+
 def is_laid_out_as(op_sharding: Any, sharding: NamedSharding, dimensions: int) -> bool:
     """Whether shards of what XLA reports lie where JAX says. Devices with parts of a sum count as ones with copies."""
     from jax._src.op_shardings import are_hlo_shardings_equal

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import msgspec
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, sdy, stablehlo
@@ -49,6 +50,10 @@ class FormulaCall(NamedTuple):
         """The types that it gives."""
         return [self._aval(self.kinds[result]) for result in self.formula.results]
 
+    def on_shards(self, shape: tuple[int, ...]) -> FormulaCall:
+        """The same for one device, on shards of this shape. Its constraints of layouts say nothing then."""
+        return FormulaCall(msgspec.structs.replace(self.formula, shape=shape, mesh=()), self.kinds)
+
     @property
     def mlir_module_serialized(self) -> bytes:
         """Raises `ProgramRefused`: it has no module of its own."""
@@ -87,6 +92,8 @@ class _Emission:
     def _written(self, operation: Operation, kind: Kind, made: list[Any]) -> Any:
         if operation.name == BROADCAST:
             return self._array(operation.operands[0], made)
+        if operation.name == CONSTRAIN and not self.formula.mesh:
+            return made[operation.operands[0]]
         if operation.name == CONSTRAIN:
             return sdy.sharding_constraint(made[operation.operands[0]], self._layout(operation, kind))
         operands = [

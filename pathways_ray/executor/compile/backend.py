@@ -21,11 +21,13 @@ class Backend(Protocol):
     """One platform. Made before JAX makes its devices; `adopt_environment` comes behind `configure`.
 
     `shares_memory` says whether the devices of a machine have one memory; `seals`, whether a seal keeps the bits of
-    functions that are composed (`composition`).
+    functions that are composed (`composition`); `elements_apart`, how many elements a device may make in a computation
+    that is called on each device by itself (`by_device`): none where one call for all is as good.
     """
 
     shares_memory: bool
     seals: bool
+    elements_apart: int
 
     def configure(self, devices: int) -> None:
         """Sets the variables that XLA and JAX read at start, for a host with this number of devices."""
@@ -85,6 +87,7 @@ class AcceleratorBackend:
 
     shares_memory = False
     seals = False
+    elements_apart = 0
 
     def configure(self, devices: int) -> None:
         if os.environ.get("JAX_PLATFORMS") == "cpu":

@@ -17,13 +17,16 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from pathways_ray.compat import shared_mlir_context
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
+from pathways_ray.executor.compile.by_device import ByDevice, of_one_device, one_stage
 from pathways_ray.executor.compile.composition import Calls, composed
 from pathways_ray.executor.compile.functions import Called, Read, check_meshes, function_in, lines_among, read
 from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
+from pathways_ray.executor.compile.signatures import check_types
+from pathways_ray.executor.compile.stages import stages_of
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
-from pathways_ray.ir.graph import Loop, Part, Ref, functions_in
+from pathways_ray.ir.graph import Loop, Part, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
@@ -62,68 +65,6 @@ def _packed(value: jax.Array, dtype: str) -> jax.Array:
     if dtype not in _PACKED:
         return value
     return jax.lax.bitcast_convert_type(value, f"uint{_PACKED[dtype]}").astype(np.uint8)
-
-
-def check_types(executable: Executable, devices: int, calls: Calls) -> None:
-    """Raises `ProgramRefused` unless the functions take and give what the graph says, on as many devices: clients are
-    charged for that, and other hosts rely on it."""
-    recipe = executable.recipe
-    made = _types_made(recipe.parts, executable.inputs, devices, calls)
-    for ref, said in zip(recipe.outputs, executable.outputs, strict=True):
-        results = made[ref.node]
-        if ref.output >= len(results) or results[ref.output] != said:
-            name = next(functions_in(recipe.parts[ref.node :])).name
-            raise ProgramRefused(f"{name} gives {_listed(results)}; the program says output {ref.output} is {said}")
-
-
-def _types_made(
-    parts: Sequence[Part | Loop], inputs: Sequence[ArrayType], devices: int, calls: Calls
-) -> list[list[ArrayType]]:
-    """The types that each part makes from `inputs`."""
-    made: list[list[ArrayType]] = []
-
-    def type_at(ref: Ref) -> ArrayType:
-        if ref.node == -1:
-            return inputs[ref.output]
-        if ref.output >= len(made[ref.node]):
-            name = next(functions_in(parts[ref.node :])).name
-            raise ProgramRefused(f"{name} gives {_listed(made[ref.node])}; the program uses output {ref.output} of it")
-        return made[ref.node][ref.output]
-
-    for part in parts:
-        given = [type_at(ref) for ref in part.inputs]
-        if isinstance(part, Loop):
-            made.append(_types_of_loop(part, given, devices, calls))
-            continue
-        exported = calls[part.function]
-        taken, results = ([_type_of(a) for a in avals] for avals in (exported.in_avals, exported.out_avals))
-        if given != taken:
-            raise ProgramRefused(f"{part.name} takes {_listed(taken)}, but the program gives it {_listed(given)}")
-        if exported.nr_devices not in (1, devices):
-            raise ProgramRefused(f"{part.name} was exported for {exported.nr_devices} devices; its slice has {devices}")
-        made.append(results)
-    return made
-
-
-def _types_of_loop(loop: Loop, given: Sequence[ArrayType], devices: int, calls: Calls) -> list[ArrayType]:
-    body = _types_made(loop.body, given, devices, calls)
-    for place, value in loop.carried:
-        results = body[value.node]
-        if value.output >= len(results) or results[value.output] != given[place]:
-            name = next(functions_in(loop.body[value.node :])).name
-            raise ProgramRefused(f"{name} gives {_listed(results)}; the next round of its loop takes {given[place]}")
-    if any(ref.output >= len(body[ref.node]) for ref in loop.outputs):
-        raise ProgramRefused("a loop of the program gives a value that its body does not make")
-    return [body[ref.node][ref.output] for ref in loop.outputs]
-
-
-def _type_of(aval: Any) -> ArrayType:
-    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype).name)
-
-
-def _listed(types: Sequence[ArrayType]) -> str:
-    shown = ", ".join(map(str, types[:8]))
-    return f"({shown}{', …' if len(types) > 8 else ''})"
 
 
 def with_end(run: Function) -> Function:
@@ -233,45 +174,66 @@ class Compiler:
         alone = len(list(functions_in(recipe.parts))) == 1
         lines = lines_among(calls) if self.backend.seals and not alone else frozenset()
 
-        def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
-            inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
-            outputs = composed(recipe.parts, recipe.outputs, calls, inputs, lines)
-            return tuple(_packed(v, t.dtype) for v, t in zip(outputs, executable.outputs, strict=True))
+        def run_of(calls: Calls) -> Function:
+            def run(*stored: jax.Array) -> tuple[jax.Array, ...]:
+                inputs = [_unpacked(s, t.dtype) for s, t in zip(stored, executable.inputs, strict=True)]
+                made = composed(recipe.parts, recipe.outputs, calls, inputs, lines)
+                return tuple(_packed(v, t.dtype) for v, t in zip(made, executable.outputs, strict=True))
+
+            return run
 
         mesh = self.mesh(placed)
-        arguments = [
-            jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), sharding=NamedSharding(mesh, partition_spec(layout.spec)))
-            for t, layout in zip(executable.inputs, executable.input_layouts, strict=True)
-        ]
-        layouts = [*(p.spec for p in executable.output_layouts), ()]
-        outputs = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in layouts)
+        arguments = self._typed(mesh, executable.inputs, executable.input_layouts)
+        outputs = self._typed(mesh, executable.outputs, executable.output_layouts)
         options = self._options(executable, lines)
+        here = [self.devices[device.index] for device in placed.devices if device.host == self.host]
+        most = self.backend.elements_apart if len(here) > 1 else 0
+        if part := of_one_device(executable, calls, mesh, most):
+            return ByDevice(one_stage(run_of(part), arguments, here[0]), here, outputs, options)
+        end = jax.ShapeDtypeStruct((), np.float32, sharding=NamedSharding(mesh, partition_spec(())))
 
-        def build(function: Function) -> Any:
+        def lower(function: Function) -> Any:
             jitted = jax.jit(
                 function,
                 in_shardings=tuple(a.sharding for a in arguments),
-                out_shardings=outputs,
+                out_shardings=tuple(a.sharding for a in (*outputs, end)),
                 donate_argnums=executable.donated,
                 keep_unused=True,
             )
             with jax.set_mesh(mesh):
-                return only_called(jitted.lower(*arguments)).compile(compiler_options=options)
+                return only_called(jitted.lower(*arguments))
 
-        compiled = build(with_end(run))
+        run = run_of(calls)
+        lowered = lower(with_end(run))
+        stages = None
+        if alone and not executable.donated:
+            stages = stages_of(lowered, placed.mesh.size, len(here), most)
+        if stages is not None and not stages.has_sums:
+            return ByDevice(stages, here, outputs, options)
+        compiled = lowered.compile(compiler_options=options)
         self.backend.check(compiled, len(self.island))
-        made = self.backend.prepare(compiled, self._here(placed), lambda change: build(change(run)))
+        if stages is not None:
+            return ByDevice(stages, here, outputs, self.backend.options(True, False, 0), compiled)
+
+        def rebuild(change: Callable[[Function], Function]) -> Any:
+            return lower(change(run)).compile(compiler_options=options)
+
+        made = self.backend.prepare(compiled, len(here), rebuild)
         if made is not compiled:
             self._costs[made] = compiled.cost_analysis()
         return made
 
+    def _typed(self, mesh: Mesh, types: Sequence[ArrayType], layouts: Sequence[Layout]) -> list[jax.ShapeDtypeStruct]:
+        """Arrays as JAX is told of them."""
+        return [
+            jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), sharding=NamedSharding(mesh, partition_spec(lies.spec)))
+            for t, lies in zip(types, layouts, strict=True)
+        ]
+
     def queues(self, compiled: Any, placed: PlacedSlice) -> bool:
         """Whether a computation on a slice may be in a device's queue when the call that enqueues it returns."""
-        return self.backend.queues(compiled, self._here(placed))
-
-    def _here(self, placed: PlacedSlice) -> int:
-        """The devices of a slice that are this host's."""
-        return sum(device.host == self.host for device in placed.devices)
+        here = sum(device.host == self.host for device in placed.devices)
+        return self.backend.queues(compiled, 1 if isinstance(compiled, ByDevice) else here)
 
     def cost_of(self, compiled: Any) -> Mapping[str, float] | None:
         """XLA's cost of a computation that was built again, before it was; None of others."""

@@ -67,6 +67,7 @@ class CpuBackend:
 
     shares_memory = True
     seals = True
+    elements_apart = CHEAP_OPERATIONS
 
     def __init__(self) -> None:
         self._lanes = Lanes()

@@ -1,0 +1,203 @@
+"""Small computations whose devices exchange nothing, called on each device of a host by itself.
+
+XLA's CPU client hands the part of each device to a thread of its own and waits for all of them, also where none needs
+another: 140 us on four devices, 250 where its threads have slept. One device's computation runs in the thread that
+calls it; four of them take 31 and 87. Formulas are element-wise: where all arrays lie alike, each device makes its
+shards of the results from its shards of the arguments, by the same operations, and with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from pathways_ray.compat import array_maker, compiled_for_each, copier, joiner, shards_of
+from pathways_ray.executor.compile.backend import Function
+from pathways_ray.executor.compile.composition import Calls
+from pathways_ray.executor.compile.stages import Stage, Stages, Sum
+from pathways_ray.formulas.calls import FormulaCall
+from pathways_ray.formulas.formula import BROADCAST, CONSTRAIN
+from pathways_ray.ir.graph import Part
+from pathways_ray.ir.plan import Executable
+from pathways_ray.ir.types import REPLICATED, Spec
+from pathways_ray.jax_types import partition_spec
+from pathways_ray.joint_exports import only_called
+
+
+def of_one_device(executable: Executable, calls: Calls, mesh: Mesh, most: int) -> Calls | None:
+    """The functions of a computation as each device runs them on its shards. None where devices may exchange values,
+    where it takes the memory of arguments, or where a device makes `most` elements or more."""
+    if not most:
+        return None
+    found: dict[str, FormulaCall] = {}
+    for name, call in calls.items():
+        if not isinstance(call, FormulaCall):
+            return None
+        found[name] = call
+    parts = executable.recipe.parts
+    layouts = _layouts(executable, found)
+    if executable.donated or not executable.inputs or not executable.outputs or len(layouts) > 1:
+        return None
+    lies = NamedSharding(mesh, partition_spec(next(iter(layouts), REPLICATED)))
+    shards = {name: call.on_shards(lies.shard_shape(call.formula.shape)) for name, call in found.items()}
+    elements = 0
+    for part in parts:
+        if not isinstance(part, Part):  # a loop, of any length
+            return None
+        elements += _elements(shards[part.function])
+    return shards if elements < most else None
+
+
+def _layouts(executable: Executable, calls: dict[str, FormulaCall]) -> set[Spec]:
+    """The layouts of all arrays with dimensions: arguments, results, and what formulas say of values in between."""
+    types = [*zip(executable.inputs, executable.input_layouts, strict=True)]
+    types += zip(executable.outputs, executable.output_layouts, strict=True)
+    found = {_trimmed(layout.spec) for kind, layout in types if kind.shape}
+    for call in calls.values():
+        first = len(call.kinds) - len(call.formula.operations)
+        for operation, kind in zip(call.formula.operations, call.kinds[first:], strict=True):
+            if operation.name == CONSTRAIN and kind.is_array and call.formula.shape:
+                found.add(_trimmed(operation.spec))
+    return found
+
+
+def _trimmed(spec: Spec) -> Spec:
+    """A layout without what it says of its last dimensions that are whole."""
+    while spec and not spec[-1]:
+        spec = spec[:-1]
+    return spec
+
+
+def _elements(call: FormulaCall) -> int:
+    """The elements that a formula's operations make."""
+    size = math.prod(call.formula.shape)
+    first = len(call.kinds) - len(call.formula.operations)
+    made = zip(call.formula.operations, call.kinds[first:], strict=True)
+    return sum(size if kind.is_array else 1 for one, kind in made if one.name not in (BROADCAST, CONSTRAIN))
+
+
+def one_stage(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], device: jax.Device) -> Stages:
+    """A function of the shards of one device as a stage.
+
+    Args:
+        arguments: the types of whole arrays, with their shardings.
+    """
+    lies = SingleDeviceSharding(device)
+    shards = [jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype, sharding=lies) for a in arguments]
+    lowered = only_called(jax.jit(function, out_shardings=lies, keep_unused=True).lower(*shards))
+    count = len(arguments)
+    gives = tuple(range(count, count + len(lowered.out_info)))
+    return Stages((Stage((), tuple(range(count)), gives, lowered.compiler_ir("stablehlo")),), gives)
+
+
+class _Ready(NamedTuple):
+    """A stage, compiled: what makes the stacks of its sums, and what runs on each device."""
+
+    sums: tuple[tuple[int, int, Callable[[Sequence[jax.Array]], Sequence[jax.Array]]], ...]
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+    compiled: tuple[Any, ...]
+
+
+class ByDevice:
+    """A computation of several devices of this process, called on each by itself, one stage behind the other.
+
+    Args:
+        stages: those of the function of one device.
+        devices: in their order in the shardings.
+        outputs: the types of its results as whole arrays, with their shardings; one at least.
+        options: the compiler's.
+        whole: the same as one computation of all devices. It is called where arguments are not there yet, for which
+            sums would wait, or have failed; None where there are no sums.
+    """
+
+    def __init__(
+        self,
+        stages: Stages,
+        devices: Sequence[jax.Device],
+        outputs: Sequence[jax.ShapeDtypeStruct],
+        options: dict[str, str | bool] | None,
+        whole: Any = None,
+    ) -> None:
+        self._whole = whole
+        self._joins = [
+            (number, joiner(a.shape, a.dtype, a.sharding)) for number, a in zip(stages.results, outputs, strict=True)
+        ]
+        self._size = 1 + max(max((0, *stage.gives, *(one.stack for one in stage.sums))) for stage in stages.stages)
+        self._stages = [
+            _Ready(
+                tuple((one.value, one.stack, stacker(one, devices)) for one in stage.sums),
+                stage.takes,
+                stage.gives,
+                tuple(compiled_for_each(stage.module, devices, options)) if stage.module is not None else (),
+            )
+            for stage in stages.stages
+        ]
+        self._end = jax.device_put(np.float32(0), devices[0])
+        self._copied = copier([outputs[0].sharding])
+
+    def __call__(self, *arrays: Any) -> Sequence[Any]:
+        if self._whole is not None and not all(map(_is_there, arrays)):
+            made: Sequence[Any] = self._whole(*arrays)
+            return made
+        values: list[Sequence[jax.Array]] = [*map(shards_of, arrays)]
+        values += [()] * (self._size - len(values))
+        for stage in self._stages:
+            for value, stack, stacked in stage.sums:
+                values[stack] = stacked(values[value])
+            results = [
+                one.execute_sharded([values[number][place] for number in stage.takes])
+                for place, one in enumerate(stage.compiled)
+            ]
+            shards = [one.disassemble_into_single_device_arrays() for one in results]
+            for k, number in enumerate(stage.gives):
+                values[number] = [one[k][0] for one in shards]
+        outputs: list[Any] = [join(values[number]) for number, join in self._joins]
+        # Where arguments were not there, the results and a copy of one of them will be, or will have failed, at once.
+        return [*outputs, self._end if _is_there(outputs[0]) else self._copied(outputs[0])[0]]
+
+    def as_text(self) -> str:
+        return str(self._one.get_hlo_text() if self._whole is None else self._whole.as_text())
+
+    def cost_analysis(self) -> Any:
+        return (self._one if self._whole is None else self._whole).cost_analysis()
+
+    def memory_analysis(self) -> Any:
+        return self._one.get_compiled_memory_stats() if self._whole is None else self._whole.memory_analysis()
+
+    @property
+    def _one(self) -> Any:
+        return self._stages[-1].compiled[0]
+
+
+def _is_there(array: Any) -> bool:
+    """Whether an array is computed, and did not fail. To read one that failed would end the process."""
+    if not array.is_ready():
+        return False
+    try:
+        array.block_until_ready()
+    except jax.errors.JaxRuntimeError:
+        return False
+    return True
+
+
+def stacker(one: Sum, devices: Sequence[jax.Device]) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
+    """Makes what gives each device the shards of all of its group, behind zeros."""
+    group_of = {place: number for number, group in enumerate(one.groups) for place in group}
+    where = [group_of[place] for place in range(len(devices))]
+    shape, dtype = (1 + len(one.groups[0]), *one.shape), np.dtype(one.dtype)
+    apart = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
+    make = array_maker((len(devices) * shape[0], *one.shape), dtype, apart, devices)
+    zeros = bytes(math.prod(one.shape) * dtype.itemsize)
+
+    def stacked(shards: Sequence[Any]) -> Sequence[jax.Array]:
+        rows = [b"".join((zeros, *(shards[place] for place in group))) for group in one.groups]
+        stacks = [np.frombuffer(found, dtype).reshape(shape) for found in rows]
+        return shards_of(make([stacks[number] for number in where]))
+
+    return stacked
