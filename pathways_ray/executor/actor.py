@@ -17,7 +17,6 @@ import msgspec
 import ray
 
 from pathways_ray import limits, names
-from pathways_ray.compat import letting_go
 from pathways_ray.executor.compile.backend import adopt_environment
 from pathways_ray.executor.compile.hardware import described
 from pathways_ray.executor.compile.platforms import backend_of
@@ -27,6 +26,7 @@ from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S
 from pathways_ray.executor.run.instructions import Joined, SchedulerFound
 from pathways_ray.executor.run.journal import Said
 from pathways_ray.ir.links import Hardware
+from pathways_ray.jax_arrays import letting_go
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.observe.timeline import newest

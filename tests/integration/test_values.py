@@ -194,3 +194,39 @@ def test_what_jax_has_no_type_for_is_refused(session, slices, value, message) ->
 
 def test_64_bits_stay_when_jax_has_them(session, python) -> None:
     assert "all equal" in python.run("values_x64", session.url, session.token, JAX_ENABLE_X64="1")
+
+
+def test_small_functions_of_several_devices_waited_for_or_not(slices) -> None:
+    """Hosts call them on each device by itself, or, in a loop that leaves as one launch, on all together; between both
+    lie functions that only have one call for all, and such that take the memory of what they get."""
+
+    def mean(v):
+        return jax.shard_map(lambda v: jax.lax.psum(v, "x") / 8 + v / 2, in_specs=P("x"), out_specs=P("x"))(v)
+
+    def compiled(function, **donated):
+        return pw.compiled(function, slice=slices.a4, in_specs=P("x"), out_specs=P("x"), **donated)
+
+    add, sums, turned = compiled(lambda v: v + 4), compiled(mean), compiled(lambda v: jnp.flip(v))
+    taking = compiled(lambda v: v * 2 - 4, donate_argnums=0)
+
+    def rounds(v, count, wait):
+        for k in range(count):
+            v = sums(add(v))
+            if k % 7 == 0:
+                v = taking(turned(v))
+            if wait:
+                assert np.isfinite(np.asarray(v)).all()
+        return np.asarray(v)
+
+    start = np.arange(8, dtype=np.float32) * 64
+    expected = start
+    for k in range(60):
+        expected = expected + 4
+        whole = expected.reshape(4, 2)
+        total = ((whole[0] + whole[1]) + whole[2]) + whole[3]
+        expected = (total / 8 + whole / 2).reshape(8)
+        if k % 7 == 0:
+            expected = expected[::-1] * 2 - 4
+    for wait in (True, False):
+        placed = pw.put(start, slice=slices.a4, spec=P("x"))
+        np.testing.assert_array_equal(rounds(placed, 60, wait), expected)

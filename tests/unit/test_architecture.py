@@ -117,7 +117,8 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"module_functions"},
-        {"compat", "errors", "forks", "jax_cache", "jax_hooks", "limits", "liveness", "machine_load", "story", "waits"},
+        {"compat", "errors", "forks", "jax_arrays", "jax_cache", "jax_hooks", "limits", "liveness", "machine_load"}
+        | {"story", "waits"},
         {"error_page", "ir", "names", "observe", "os_process", "process_log", "worker"},
         {"jax_types", "joint_exports", "transport"},
         {"formulas"},
@@ -140,6 +141,7 @@ IMPORTS_ACTORS = {"pathways_ray/deployment/cluster.py", "pathways_ray/deployment
 # The last one runs the tests of JAX itself.
 IMPORTS_JAX_INTERNALS = {
     "pathways_ray/compat.py",
+    "pathways_ray/jax_arrays.py",
     "pathways_ray/jax_cache.py",
     "pathways_ray/jax_hooks.py",
     "pathways_ray/joint_exports.py",

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_ray.compat import array_of, shards_of
 from pathways_ray.errors import CompileError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape, relative, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.jax_arrays import array_of, shards_of
 
 
 class LocalPart:

@@ -8,6 +8,7 @@ shards of the results from its shards of the arguments, by the same operations, 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,15 +17,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from pathways_ray.compat import array_maker, compiled_for_each, copier, joiner, shards_of
+from pathways_ray.compat import compiled_for_each
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.composition import Calls
-from pathways_ray.executor.compile.stages import Stage, Stages, Sum
+from pathways_ray.executor.compile.sections import Section, Sections, Sum
 from pathways_ray.formulas.calls import FormulaCall
 from pathways_ray.formulas.formula import BROADCAST, CONSTRAIN
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Executable
 from pathways_ray.ir.types import REPLICATED, Spec
+from pathways_ray.jax_arrays import array_maker, copier, joiner, results_made, shards_of
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.joint_exports import only_called
 
@@ -81,8 +83,8 @@ def _elements(call: FormulaCall) -> int:
     return sum(size if kind.is_array else 1 for one, kind in made if one.name not in (BROADCAST, CONSTRAIN))
 
 
-def one_stage(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], device: jax.Device) -> Stages:
-    """A function of the shards of one device as a stage.
+def one_section(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], device: jax.Device) -> Sections:
+    """A function of the shards of one device as a section.
 
     Args:
         arguments: the types of whole arrays, with their shardings.
@@ -90,25 +92,26 @@ def one_stage(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], dev
     lies = SingleDeviceSharding(device)
     shards = [jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype, sharding=lies) for a in arguments]
     lowered = only_called(jax.jit(function, out_shardings=lies, keep_unused=True).lower(*shards))
-    count = len(arguments)
-    gives = tuple(range(count, count + len(lowered.out_info)))
-    return Stages((Stage((), tuple(range(count)), gives, lowered.compiler_ir("stablehlo")),), gives)
+    count, types = len(arguments), tuple(jax.tree.leaves(lowered.out_info))
+    gives = tuple(range(count, count + len(types)))
+    return Sections((Section((), tuple(range(count)), gives, types, lowered.compiler_ir("stablehlo")),), gives)
 
 
 class _Ready(NamedTuple):
-    """A stage, compiled: what makes the stacks of its sums, and what runs on each device."""
+    """A section, compiled: what makes the stacks of its sums, and for each device what runs on it, and what makes
+    arrays of what that gives."""
 
     sums: tuple[tuple[int, int, Callable[[Sequence[jax.Array]], Sequence[jax.Array]]], ...]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
-    compiled: tuple[Any, ...]
+    calls: tuple[tuple[Callable[[list[jax.Array]], Any], Callable[[Any], Sequence[jax.Array]]], ...]
 
 
 class ByDevice:
-    """A computation of several devices of this process, called on each by itself, one stage behind the other.
+    """A computation of several devices of this process, called on each by itself, one section behind the other.
 
     Args:
-        stages: those of the function of one device.
+        sections: those of the function of one device.
         devices: in their order in the shardings.
         outputs: the types of its results as whole arrays, with their shardings; one at least.
         options: the compiler's.
@@ -118,26 +121,29 @@ class ByDevice:
 
     def __init__(
         self,
-        stages: Stages,
+        sections: Sections,
         devices: Sequence[jax.Device],
         outputs: Sequence[jax.ShapeDtypeStruct],
         options: dict[str, str | bool] | None,
         whole: Any = None,
     ) -> None:
         self._whole = whole
-        self._joins = [
-            (number, joiner(a.shape, a.dtype, a.sharding)) for number, a in zip(stages.results, outputs, strict=True)
-        ]
-        self._size = 1 + max(max((0, *stage.gives, *(one.stack for one in stage.sums))) for stage in stages.stages)
-        self._stages = [
-            _Ready(
-                tuple((one.value, one.stack, stacker(one, devices)) for one in stage.sums),
-                stage.takes,
-                stage.gives,
-                tuple(compiled_for_each(stage.module, devices, options)) if stage.module is not None else (),
-            )
-            for stage in stages.stages
-        ]
+        self._are_same = sections.are_same
+        join = functools.partial(spreader, devices=devices) if sections.are_same else joiner
+        joins = [join(a.shape, a.dtype, a.sharding) for a in outputs]
+        self._joins = [*zip(sections.results, joins, strict=True)]
+        self._size = 1 + max(
+            max((0, *section.gives, *(one.stack for one in section.sums))) for section in sections.sections
+        )
+        self._sections = []
+        for section in sections.sections:
+            where = devices[:1] if sections.are_same and section is sections.sections[-1] else devices
+            sums = tuple((one.value, one.stack, stacker(one, where)) for one in section.sums)
+            compiled = compiled_for_each(section.module, where, options) if section.module is not None else []
+            makers = [results_made([(kind, SingleDeviceSharding(one)) for kind in section.types]) for one in where]
+            calls = tuple((one.execute_sharded, made) for one, made in zip(compiled, makers, strict=False))
+            self._sections.append(_Ready(sums, section.takes, section.gives, calls))
+        self._one = compiled[0]
         self._end = jax.device_put(np.float32(0), devices[0])
         self._copied = copier([outputs[0].sharding])
 
@@ -147,19 +153,19 @@ class ByDevice:
             return made
         values: list[Sequence[jax.Array]] = [*map(shards_of, arrays)]
         values += [()] * (self._size - len(values))
-        for stage in self._stages:
-            for value, stack, stacked in stage.sums:
+        for section in self._sections:
+            for value, stack, stacked in section.sums:
                 values[stack] = stacked(values[value])
-            results = [
-                one.execute_sharded([values[number][place] for number in stage.takes])
-                for place, one in enumerate(stage.compiled)
+            shards = [
+                made(run([values[number][place] for number in section.takes]))
+                for place, (run, made) in enumerate(section.calls)
             ]
-            shards = [one.disassemble_into_single_device_arrays() for one in results]
-            for k, number in enumerate(stage.gives):
-                values[number] = [one[k][0] for one in shards]
+            for k, number in enumerate(section.gives):
+                values[number] = [one[k] for one in shards]
         outputs: list[Any] = [join(values[number]) for number, join in self._joins]
         # Where arguments were not there, the results and a copy of one of them will be, or will have failed, at once.
-        return [*outputs, self._end if _is_there(outputs[0]) else self._copied(outputs[0])[0]]
+        is_there = self._are_same or _is_there(outputs[0])
+        return [*outputs, self._end if is_there else self._copied(outputs[0])[0]]
 
     def as_text(self) -> str:
         return str(self._one.get_hlo_text() if self._whole is None else self._whole.as_text())
@@ -169,10 +175,6 @@ class ByDevice:
 
     def memory_analysis(self) -> Any:
         return self._one.get_compiled_memory_stats() if self._whole is None else self._whole.memory_analysis()
-
-    @property
-    def _one(self) -> Any:
-        return self._stages[-1].compiled[0]
 
 
 def _is_there(array: Any) -> bool:
@@ -186,14 +188,22 @@ def _is_there(array: Any) -> bool:
     return True
 
 
+def spreader(
+    shape: tuple[int, ...], dtype: Any, sharding: NamedSharding, devices: Sequence[jax.Device]
+) -> Callable[[Sequence[jax.Array]], jax.Array]:
+    """Makes what makes an array of which all devices have the same shard, of that of one."""
+    make = array_maker(shape, dtype, sharding, devices)
+    return lambda shards: make([np.asarray(shards[0])] * len(devices))
+
+
 def stacker(one: Sum, devices: Sequence[jax.Device]) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
-    """Makes what gives each device the shards of all of its group, behind zeros."""
+    """Makes what gives each of the first devices of a slice the shards of all of its group, behind zeros."""
     group_of = {place: number for number, group in enumerate(one.groups) for place in group}
     where = [group_of[place] for place in range(len(devices))]
-    shape, dtype = (1 + len(one.groups[0]), *one.shape), np.dtype(one.dtype)
+    shape, dtype = (1 + len(one.groups[0]), *one.type.shape), one.type.dtype
     apart = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
-    make = array_maker((len(devices) * shape[0], *one.shape), dtype, apart, devices)
-    zeros = bytes(math.prod(one.shape) * dtype.itemsize)
+    make = array_maker((len(devices) * shape[0], *one.type.shape), dtype, apart, devices)
+    zeros = bytes(math.prod(one.type.shape) * dtype.itemsize)
 
     def stacked(shards: Sequence[Any]) -> Sequence[jax.Array]:
         rows = [b"".join((zeros, *(shards[place] for place in group))) for group in one.groups]

@@ -17,14 +17,14 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 from pathways_ray.compat import shared_mlir_context
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile.backend import Function
-from pathways_ray.executor.compile.by_device import ByDevice, of_one_device, one_stage
+from pathways_ray.executor.compile.by_device import ByDevice, of_one_device, one_section
 from pathways_ray.executor.compile.composition import Calls, composed
 from pathways_ray.executor.compile.functions import Called, Read, check_meshes, function_in, lines_among, read
 from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
+from pathways_ray.executor.compile.sections import sections_of
 from pathways_ray.executor.compile.signatures import check_types
-from pathways_ray.executor.compile.stages import stages_of
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
 from pathways_ray.ir.graph import Loop, Part, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
@@ -189,7 +189,7 @@ class Compiler:
         here = [self.devices[device.index] for device in placed.devices if device.host == self.host]
         most = self.backend.elements_apart if len(here) > 1 else 0
         if part := of_one_device(executable, calls, mesh, most):
-            return ByDevice(one_stage(run_of(part), arguments, here[0]), here, outputs, options)
+            return ByDevice(one_section(run_of(part), arguments, here[0]), here, outputs, options)
         end = jax.ShapeDtypeStruct((), np.float32, sharding=NamedSharding(mesh, partition_spec(())))
 
         def lower(function: Function) -> Any:
@@ -205,15 +205,15 @@ class Compiler:
 
         run = run_of(calls)
         lowered = lower(with_end(run))
-        stages = None
+        sections = None
         if alone and not executable.donated:
-            stages = stages_of(lowered, placed.mesh.size, len(here), most)
-        if stages is not None and not stages.has_sums:
-            return ByDevice(stages, here, outputs, options)
+            sections = sections_of(lowered, placed.mesh.size, len(here), most)
+        if sections is not None and not sections.has_sums:
+            return ByDevice(sections, here, outputs, options)
         compiled = lowered.compile(compiler_options=options)
         self.backend.check(compiled, len(self.island))
-        if stages is not None:
-            return ByDevice(stages, here, outputs, self.backend.options(True, False, 0), compiled)
+        if sections is not None:
+            return ByDevice(sections, here, outputs, self.backend.options(True, False, 0), compiled)
 
         def rebuild(change: Callable[[Function], Function]) -> Any:
             return lower(change(run)).compile(compiler_options=options)
@@ -224,7 +224,7 @@ class Compiler:
         return made
 
     def _typed(self, mesh: Mesh, types: Sequence[ArrayType], layouts: Sequence[Layout]) -> list[jax.ShapeDtypeStruct]:
-        """Arrays as JAX is told of them."""
+        """Arrays of these types and layouts, as JAX wants to know them."""
         return [
             jax.ShapeDtypeStruct(t.shape, dtype_of(t.dtype), sharding=NamedSharding(mesh, partition_spec(lies.spec)))
             for t, lies in zip(types, layouts, strict=True)

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_ray.compat import array_maker, copier, shards_of
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
@@ -20,6 +19,7 @@ from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
 from pathways_ray.ir.regions import box_shape, shard_boxes
 from pathways_ray.ir.types import ArrayType, Layout
+from pathways_ray.jax_arrays import array_maker, copier, shards_of
 from pathways_ray.observe.computations import Computation
 
 

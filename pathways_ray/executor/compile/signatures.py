@@ -1,4 +1,4 @@
-"""What the functions of a computation take and give, held against what the program says."""
+"""Types that the functions of a computation take and give, held against what the program says."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways_ray.compat import compiled_module, is_laid_out_as, results_made
+from pathways_ray.compat import compiled_module, is_laid_out_as
 from pathways_ray.errors import ProgramRefused
+from pathways_ray.jax_arrays import results_made
 
 Typed = tuple[jax.ShapeDtypeStruct, NamedSharding]
 

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, SingleDeviceSharding
 
-from pathways_ray.compat import copier, joiner, shards_of
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
@@ -27,6 +26,7 @@ from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack
 from pathways_ray.ir.plan import Bundle, Edge, PlacedSlice, transfer_id
 from pathways_ray.ir.regions import Box, relative, shard_shape
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.jax_arrays import copier, joiner, shards_of
 
 Pieces = list[Any]
 

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from pathways_ray.compat import array_of
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.failure_texts import OF_A_PEER, error_text, failure_in
 from pathways_ray.executor.run.arrivals import Arrivals, is_there
 from pathways_ray.executor.threads import ending_with_process
+from pathways_ray.jax_arrays import array_of
 from pathways_ray.transport import neighbours
 from pathways_ray.transport.neighbours import MAX_PACKET_BYTES, Connection
 from pathways_ray.transport.shared_memory import aligned

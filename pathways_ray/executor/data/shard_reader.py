@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from pathways_ray.compat import shards_of
 from pathways_ray.errors import Failure, GraphError, from_failure
 from pathways_ray.executor.data.buffer_store import BufferStore
+from pathways_ray.jax_arrays import shards_by_device, shards_of
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -64,7 +64,7 @@ class ShardReader:
         if not devices:
             value.block_until_ready()
             return [wire.FetchDone(request)]
-        shards = {data.device: data for data in shards_of(value)}
+        shards = shards_by_device(value)
         found = []
         for device in devices:
             data = self._elements(self._on(shards, device)).tobytes()
@@ -120,7 +120,7 @@ class ShardReader:
 
     def _shard_on(self, value: Any, device: int) -> jax.Array:
         """The shard on a device of this host."""
-        return self._on({data.device: data for data in shards_of(value)}, device)
+        return self._on(shards_by_device(value), device)
 
     def _on(self, shards: Mapping[jax.Device, jax.Array], device: int) -> jax.Array:
         """That of the shards here which is on a device."""

@@ -10,11 +10,11 @@ from weakref import WeakSet
 import jax
 import numpy as np
 
-from pathways_ray.compat import array_of
 from pathways_ray.errors import GraphError, WireError
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.regions import Box, box_shape
+from pathways_ray.jax_arrays import array_of
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.pipes import HostPipe
 from pathways_ray.transport.shared_memory import Mapping, SharedFile, aligned, offsets

@@ -9,11 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters.mlir import make_ir_context
 from jax.sharding import AbstractMesh, NamedSharding
+from jaxlib.mlir import ir
 
 from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.executor.compile.by_device import ByDevice
 from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.compile.per_device import Steps
 from pathways_ray.formulas.calls import FormulaCall
 from pathways_ray.ir.graph import Loop, Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable
@@ -44,10 +47,11 @@ class Case:
         layouts: Sequence[str] = ("x",),
         results: Sequence[str] = ("x",),
         shape: tuple[int, ...] = (4,),
+        order: Sequence[int] = range(8),
         how: str = "export",
         donated: tuple[int, ...] = (),
     ) -> None:
-        self.slice = placed(1, [f"0.{k}" for k in range(int(np.prod(shape)))], shape)
+        self.slice = placed(1, [f"0.{order[k]}" for k in range(int(np.prod(shape)))], shape)
         mesh = AbstractMesh(shape, self.slice.mesh.axes)
         avals = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
         traced = [jax.jit(lambda *a, f=f: jax.tree.leaves(f(*a)), keep_unused=True) for f in functions]
@@ -69,7 +73,7 @@ class Case:
         self.executable = Executable(
             recipe, 1, tuple(kinds), tuple(self.layouts), tuple(made), tuple(self.results), donated
         )
-        devices = jax.local_devices()[: self.slice.mesh.size]
+        devices = jax.local_devices()
         self.compiler = Compiler(0, devices, {0: devices})
         self.given = given
 
@@ -241,6 +245,29 @@ def test_sums_over_one_axis_of_two_and_over_both() -> None:
     for axes, gives, layout in (("x", Y, "y"), ("y", X, "x"), (("x", "y"), WHOLE, "")):
         total = per_device(lambda v, axes=axes: jax.lax.psum(v * 2, axes) + 1, [XY], gives)
         Case(total, given=[v], layouts=["x+y"], results=[layout], shape=(2, 2)).check()
+
+
+def test_devices_of_a_slice_in_any_order() -> None:
+    v = numbers((4, 6))
+    step = per_device(lambda v: (jax.lax.psum(v * 2, "x") + v, jax.lax.psum(v, ("x", "y"))), [XY], (XY, WHOLE))
+    order = [6, 1, 3, 2]
+    Case(step, given=[v], layouts=["x+y"], results=["x+y", ""], shape=(2, 2), order=order).check()
+    Case(lambda v: v * 2 + 1, given=[v], order=order, how="formula").check()
+
+
+def test_functions_that_call_each_other_without_end_are_not_read() -> None:
+    """Each calls the next one twice, and does nothing else: 2**60 calls."""
+    calls = "".join(
+        f"func.func private @f{k}(%v: tensor<f32>) -> tensor<f32> {{ %1 = call @f{k + 1}(%v) : (tensor<f32>) -> "
+        f"tensor<f32>\n %2 = call @f{k + 1}(%1) : (tensor<f32>) -> tensor<f32>\n return %2 : tensor<f32> }}\n"
+        for k in range(60)
+    )
+    last = "func.func private @f60(%v: tensor<f32>) -> tensor<f32> { return %v : tensor<f32> }"
+    with make_ir_context():
+        module = ir.Module.parse(f"module {{ {calls} {last} }}")
+        steps = Steps(module)
+        block = steps.symbols["f0"].entry_block
+        assert steps.read(block, steps.arguments(block)) is None
 
 
 def test_functions_that_call_functions() -> None:

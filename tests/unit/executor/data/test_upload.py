@@ -13,7 +13,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pathways_ray.compat import letting_go
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import BufferStore
@@ -21,6 +20,7 @@ from pathways_ray.executor.data.upload import SharedUpload, Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.jax_arrays import letting_go
 from pathways_ray.transport.messages import PutOpen, PutPart
 from pathways_ray.transport.shared_memory import Mapping, SharedFile
 from tests.unit.helpers import placed
