@@ -233,7 +233,7 @@ class _Cut:
 
 
 def _groups(one: Any, devices: int) -> tuple[tuple[int, ...], ...] | None:
-    """The groups of devices over which an all-reduce adds; None where it does anything else, or adds in another type."""
+    """The groups of devices over which an all-reduce adds; None where it does anything else, or in another type."""
     (block,) = one.regions[0].blocks
     inside = [each.operation for each in block.operations]
     is_sum = [each.name for each in inside] == ["stablehlo.add", "stablehlo.return"]
