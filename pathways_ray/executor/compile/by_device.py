@@ -46,7 +46,9 @@ def of_one_device(executable: Executable, calls: Calls, mesh: Mesh, most: int) -
     if executable.donated or not executable.inputs or not executable.outputs or len(layouts) > 1:
         return None
     lies = NamedSharding(mesh, partition_spec(next(iter(layouts), REPLICATED)))
-    shards = {name: call.on_shards(lies.shard_shape(call.formula.shape)) for name, call in found.items()}
+    shapes = {call.formula.shape for call in found.values()}
+    shard = {shape: lies.shard_shape(shape) if shape else shape for shape in shapes}
+    shards = {name: call.on_shards(shard[call.formula.shape]) for name, call in found.items()}
     elements = 0
     for part in parts:
         if not isinstance(part, Part):  # a loop, of any length

@@ -1,7 +1,7 @@
 """Functions that were written for each device (`jax.shard_map`), taken apart at their sums over devices.
 
-What lies between two sums, a *section*, is a function of one device: element-wise operations, of its own values and of
-what was summed. It takes the values that are to be summed of all devices, stacked, and adds them itself, in the order
+What lies between two sums, a *section*, is a function of one device: small operations, of its own values and of what
+was summed. It takes the values that are to be summed of all devices, stacked, and adds them itself, in the order
 in which XLA's all-reduce within a process does: to zero, one device behind the other. So the bits are the same. Where
 they might not be, as where a section uses what another one has made, which XLA may make again and round with what is
 behind it, a function has no sections here.
@@ -23,7 +23,8 @@ from pathways_ray.executor.compile.per_device import Body, Step, body_of
 from pathways_ray.formulas.formula import BROADCAST, COMPARE, CONVERT, ELEMENT_WISE, SELECT
 from pathways_ray.jax_types import dtype_named
 
-_LOCAL = frozenset(f"stablehlo.{name}" for name in (*ELEMENT_WISE, COMPARE, SELECT, CONVERT, BROADCAST, "is_finite"))
+_OTHERS = ("is_finite", "reduce", "reshape", "slice", "concatenate", "transpose")
+_LOCAL = frozenset(f"stablehlo.{name}" for name in (*ELEMENT_WISE, COMPARE, SELECT, CONVERT, BROADCAST, *_OTHERS))
 _DTYPES = {
     "i1": "bool",
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -139,7 +140,7 @@ class _Cut:
             (made,) = step.makes
             if _element(self.types[made]) not in _DTYPES:
                 return False
-            elements += self._count(made)
+            elements += max(map(self._count, (made, *step.takes)))
             if elements >= self.most:
                 return False
             said = [str(one.attributes[k].attr) for k in range(len(one.attributes))]

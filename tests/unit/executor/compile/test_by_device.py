@@ -168,6 +168,22 @@ def test_formulas_of_several_arrays_of_numbers_and_one_behind_the_other() -> Non
     Case(lambda v: v + 1, given=[np.zeros((0, 4), np.float32)], layouts=["- x"], results=["- x"], how="formula").check()
 
 
+def test_formulas_of_arrays_and_formulas_of_numbers_in_one_computation() -> None:
+    case = Case(lambda v: v * 2, given=[numbers((8,))], how="formula")
+    number = Case(lambda v: v * 3, given=[np.asarray(np.float32(2))], layouts=[""], results=[""], how="formula")
+    one, other = case.executable, number.executable
+    parts = (Part("0", "0", (Ref(-1, 0),)), Part("1", "1", (Ref(-1, 1),)))
+    case.executable = Executable(
+        Recipe(parts, (Ref(0, 0), Ref(1, 0))), 1, (*one.inputs, *other.inputs),
+        (*one.input_layouts, *other.input_layouts), (*one.outputs, *other.outputs),
+        (*one.output_layouts, *other.output_layouts), (),
+    )  # fmt: skip
+    case.calls["1"] = number.calls["0"]
+    case.layouts += number.layouts
+    case.given = [*case.given, *number.given]
+    case.check()
+
+
 def test_what_devices_exchange_is_one_call() -> None:
     v = numbers((8,))
     for given, made in ((["x"], [""]), ([""], ["x"])):
@@ -215,6 +231,13 @@ def test_sums_over_devices_have_the_bits_of_xlas(shape: tuple[int, ...]) -> None
     mean = per_device(lambda v: jax.lax.psum(v, "x") / shape[0] + 1, [X], WHOLE)
     given = [[any_bits((shape[0], 7), seed)] for seed in range(20)]
     Case(mean, given=given[0], results=[""], shape=shape).check(*given)
+
+
+@pytest.mark.parametrize("count", [1, 16, 33, 90])
+def test_long_sums(count: int) -> None:
+    total = per_device(lambda v: jax.lax.psum(v, "x"), [X], WHOLE)
+    given = [[any_bits((8, count), seed)] for seed in range(3)]
+    Case(total, given=given[0], results=[""], shape=(8,)).check(*given)
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "uint32", "uint64"])
@@ -285,7 +308,7 @@ def test_functions_that_call_functions() -> None:
         (lambda v: jax.lax.psum(jax.lax.pcast(jax.lax.psum(v, "x"), "x", to="varying"), "x"), ""),
         (lambda v: v + jax.lax.axis_index("x"), "x"),
         (lambda v: jax.lax.ppermute(v, "x", [(0, 1), (1, 0)]), "x"),
-        (lambda v: jax.lax.psum(v.sum(), "x"), ""),
+        (lambda v: jax.lax.cumsum(v), "x"),
         (lambda v: v @ jnp.ones((2, 2), np.float32), "x"),
         (lambda v: jax.lax.fori_loop(0, 3, lambda _, v: v + 1, v), "x"),
         (lambda v: jax.lax.psum(v.astype(jnp.bfloat16), "x").astype(np.float32), ""),
@@ -322,17 +345,27 @@ def drawn_step(seed: int) -> Function:
     """Some operations on two arrays and a number, and sums of some of what they make."""
     random = np.random.default_rng(seed)
     ones = [jnp.tanh, jnp.exp, lambda v: v * 1.7, lambda v: v / 3, lambda v: v - 0.3, jnp.sqrt, jnp.abs, jnp.negative]
+    rows = [
+        lambda v: v + v.sum(),
+        lambda v: v[:, ::-1],
+        lambda v: v - v.max(1, keepdims=True),
+        lambda v: v.T.reshape(v.shape),
+    ]
     twos = [jnp.add, jnp.multiply, jnp.subtract, jnp.maximum, jnp.divide, lambda a, b: jnp.where(a > b, a, b)]
     plan = [(random.random(), int(random.integers(8)), *random.integers(1 << 30, size=2)) for _ in range(10)]
 
     def step(v: Any, w: Any, rate: Any) -> Any:
-        made = [v, w, jnp.broadcast_to(rate, v.shape)]
+        sums: list[Any] = [v, w, jnp.broadcast_to(rate, v.shape)]
+        made = sums[:]
         for kind, which, first, second in plan:
             a, b = made[-1 - first % 3], made[second % len(made)]
             if kind < 0.25:
-                made.append(jax.lax.psum(a, "x"))
+                sums.append(jax.lax.psum(a, "x"))
+                made = sums[:] if second % 8 else [*made, sums[-1]]  # in one of eight, what was made stays
+            elif kind < 0.4:
+                made.append(rows[which % len(rows)](a))
             else:
-                made.append(ones[which](a) if kind < 0.5 else twos[which % len(twos)](a, b))
+                made.append(ones[which](a) if kind < 0.6 else twos[which % len(twos)](a, b))
         return tuple(made[-3:])
 
     return per_device(step, [X, X, WHOLE], (X, X, X), checked=False)
