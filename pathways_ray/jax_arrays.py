@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from jax.sharding import NamedSharding, Sharding
 
 
-def copier(shardings: Sequence[NamedSharding]) -> Callable[..., Sequence[jax.Array]]:
+def copier(shardings: Sequence[Sharding]) -> Callable[..., Sequence[jax.Array]]:
     """Makes what copies arrays to other devices of this process, each to as many as it is on, as one of the shardings
     says: each shard to the device in its place.
 

@@ -147,7 +147,7 @@ class ByDevice:
             self._sections.append(_Ready(sums, section.takes, section.gives, calls))
         self._one = compiled[0]
         self._end = jax.device_put(np.float32(0), devices[0])
-        self._copied = copier([outputs[0].sharding])
+        self._copied = copier([SingleDeviceSharding(device) for device in devices])
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
         if self._whole is not None and not all(map(_is_there, arrays)):
@@ -165,9 +165,11 @@ class ByDevice:
             for k, number in enumerate(section.gives):
                 values[number] = [one[k] for one in shards]
         outputs: list[Any] = [join(values[number]) for number, join in self._joins]
-        # Where arguments were not there, the results and a copy of one of them will be, or will have failed, at once.
-        is_there = self._are_same or _is_there(outputs[0])
-        return [*outputs, self._end if is_there else self._copied(outputs[0])[0]]
+        if self._are_same or _is_there(outputs[0]):
+            return [*outputs, self._end]
+        # The arguments were not there. The results and a copy of one of them will be, or will have failed, at once.
+        number, join = self._joins[0]
+        return [*outputs, join(self._copied(*values[number]))]
 
     def as_text(self) -> str:
         return str(self._one.get_hlo_text() if self._whole is None else self._whole.as_text())

@@ -91,13 +91,13 @@ def body_of(module: Any, devices: int) -> Body | None:
     for step in outer.steps:
         one, name = step.operation, step.operation.name
         if name == "sdy.sharding_constraint":
-            if one.attributes["sharding"] != lies.get(step.takes[0]):
+            if not _are_equal(one.attributes["sharding"], lies.get(step.takes[0])):
                 return None
             lies[step.makes[0]] = lies[step.takes[0]]
             same[step.makes[0]] = same.get(step.takes[0], step.takes[0])
         elif name == "sdy.manual_computation":
             said = _shardings(one, "in_shardings")
-            if any(lies.get(value) != how for value, how in zip(step.takes, said, strict=True)):
+            if not all(_are_equal(lies.get(value), how) for value, how in zip(step.takes, said, strict=True)):
                 return None
             lies.update(zip(step.makes, _shardings(one, "out_shardings"), strict=True))
         elif name != "stablehlo.constant":
@@ -106,7 +106,7 @@ def body_of(module: Any, devices: int) -> Body | None:
     taken = [same.get(value, value) for value in step.takes]
     *ends, _ = (same.get(value, value) for value in results)
     wanted = [_layout(said) for said in main.attributes["res_attrs"]]
-    if any(lies.get(value) != how for value, how in zip(ends, wanted, strict=False)):
+    if not all(_are_equal(lies.get(value), how) for value, how in zip(ends, wanted, strict=False)):
         return None
     split = _split(step, outer, devices)
     if not ends or not set(ends) <= set(step.makes) or not set(taken) <= set(given) or split is None:
@@ -118,6 +118,11 @@ def body_of(module: Any, devices: int) -> Body | None:
     places = tuple(step.makes.index(value) for value in ends)
     varying = frozenset(value for value, is_split in zip(arguments, split, strict=True) if is_split)
     return Body(inner, tuple(arguments), varying, made, tuple(given.index(value) for value in taken), places)
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Whether two layouts are known, and are the same."""
+    return one is not None and other is not None and one == other
 
 
 def _symbol(one: Any) -> str:

@@ -10,6 +10,7 @@ behind it, a function has no sections here.
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from jaxlib.mlir.dialects import func, stablehlo
 from pathways_ray.executor.compile.per_device import Body, Step, body_of
 from pathways_ray.formulas.formula import BROADCAST, COMPARE, CONVERT, ELEMENT_WISE, SELECT
 from pathways_ray.jax_types import dtype_named
+
+_LOG = logging.getLogger(__name__)
 
 _OTHERS = ("is_finite", "reduce", "reshape", "slice", "concatenate", "transpose")
 _LOCAL = frozenset(f"stablehlo.{name}" for name in (*ELEMENT_WISE, COMPARE, SELECT, CONVERT, BROADCAST, *_OTHERS))
@@ -79,7 +82,8 @@ class Sections(NamedTuple):
 
 
 def sections_of(lowered: Any, devices: int, here: int, most: int) -> Sections | None:
-    """The sections of a computation that JAX has lowered for several devices; None where it has none.
+    """The sections of a computation that JAX has lowered for several devices; None where it has none, or its code is
+    not as this JAX writes it. Then it is one call.
 
     Args:
         devices: of its slice.
@@ -90,8 +94,12 @@ def sections_of(lowered: Any, devices: int, here: int, most: int) -> Sections | 
         return None
     module = lowered.compiler_ir("stablehlo")
     with module.context, ir.Location.unknown():
-        body = body_of(module, devices)
-        found = _Cut(body, devices, most).sections() if body is not None else None
+        try:
+            body = body_of(module, devices)
+            found = _Cut(body, devices, most).sections() if body is not None else None
+        except Exception:
+            _LOG.debug("a computation is not taken apart", exc_info=True)
+            return None
         return found if found is not None and (here == devices or not found.has_sums) else None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jaxlib.mlir import ir
 
 from pathways_ray.client.jaxpr_formulas import formula_of
+from pathways_ray.executor.compile import sections
 from pathways_ray.executor.compile.by_device import ByDevice
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.compile.per_device import Steps
@@ -136,6 +138,14 @@ X = jax.sharding.PartitionSpec("x")
 Y = jax.sharding.PartitionSpec("y")
 XY = jax.sharding.PartitionSpec(("x", "y"))
 WHOLE = jax.sharding.PartitionSpec()
+
+
+@pytest.fixture(autouse=True)
+def nothing_unexpected(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No code is met that is not as JAX writes it."""
+    with caplog.at_level(logging.DEBUG, sections.__name__):
+        yield
+    assert not [record for record in caplog.records if record.name == sections.__name__]
 
 
 # --- formulas ---------------------------------------------------------------------------------------------------------
