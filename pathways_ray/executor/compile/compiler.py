@@ -23,7 +23,7 @@ from pathways_ray.executor.compile.functions import Called, Read, check_meshes, 
 from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
-from pathways_ray.executor.compile.sections import sections_of
+from pathways_ray.executor.compile.sections import sections_of, sums_in
 from pathways_ray.executor.compile.signatures import check_types
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
 from pathways_ray.ir.graph import Loop, Part, functions_in
@@ -208,11 +208,11 @@ class Compiler:
         sections = None
         if alone and not executable.donated:
             sections = sections_of(lowered, placed.mesh.size, len(here), most)
-        if sections is not None and not sections.has_sums:
+        if sections is not None and not sections.sums:
             return ByDevice(sections, here, outputs, options)
         compiled = lowered.compile(compiler_options=options)
         self.backend.check(compiled, len(self.island))
-        if sections is not None:
+        if sections is not None and sums_in(compiled) == sections.sums:
             return ByDevice(sections, here, outputs, self.backend.options(True, False, 0), compiled)
 
         def rebuild(change: Callable[[Function], Function]) -> Any:

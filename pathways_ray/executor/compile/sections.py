@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -26,8 +27,28 @@ from pathways_ray.jax_types import dtype_named
 
 _LOG = logging.getLogger(__name__)
 
-_OTHERS = ("is_finite", "reduce", "reshape", "slice", "concatenate", "transpose")
+MAX_SUMS = 4
+"""Of a function that is taken apart: each may be a section more, and holds the thread that enqueues for some 100 us."""
+
+OPERATIONS_OF_A_SUM = 4
+"""XLA's operations for each element that is added: the sum, and what keeps its NaN."""
+
+_OTHERS = ("constant", "is_finite", "reduce", "reshape", "slice", "concatenate", "transpose")
 _LOCAL = frozenset(f"stablehlo.{name}" for name in (*ELEMENT_WISE, COMPARE, SELECT, CONVERT, BROADCAST, *_OTHERS))
+_REDUCERS = frozenset(f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or"))
+_OF_SUMS = ("channel_handle", "replica_groups", "use_global_device_ids")
+_OF_SHAPES = (
+    "broadcast_dimensions",
+    "dimension",
+    "dimensions",
+    "limit_indices",
+    "permutation",
+    "start_indices",
+    "strides",
+)
+_ATTRIBUTES = frozenset((*_OF_SUMS, *_OF_SHAPES, "compare_type", "comparison_direction", "result_accuracy", "value"))
+"""Those of operations that are taken apart. Others say nothing that is known here, at any length."""
+
 _DTYPES = {
     "i1": "bool",
     **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
@@ -70,9 +91,9 @@ class Sections(NamedTuple):
     results: tuple[int, ...]
 
     @property
-    def has_sums(self) -> bool:
-        """Whether devices exchange values."""
-        return any(section.sums for section in self.sections)
+    def sums(self) -> int:
+        """How often devices exchange values."""
+        return sum(len(section.sums) for section in self.sections)
 
     @property
     def are_same(self) -> bool:
@@ -100,7 +121,13 @@ def sections_of(lowered: Any, devices: int, here: int, most: int) -> Sections | 
         except Exception:
             _LOG.debug("a computation is not taken apart", exc_info=True)
             return None
-        return found if found is not None and (here == devices or not found.has_sums) else None
+        return found if found is not None and (here == devices or not found.sums) else None
+
+
+def sums_in(compiled: Any) -> int:
+    """How many values XLA sums over devices in a computation that it has compiled. It knows better what is the same on
+    all, and makes a product of that."""
+    return sum(found.count("%") for found in re.findall(r" all-reduce\(([^)]*)\)", str(compiled.as_text())))
 
 
 class _Cut:
@@ -127,7 +154,8 @@ class _Cut:
 
     def sections(self) -> Sections | None:
         """The sections of the function; None where it has an operation that these cannot have."""
-        if not self._read():
+        repeated = any(len(set(some)) < len(some) for some in (self.body.arguments, self.body.places))
+        if repeated or not self._read():
             return None
         last = max((self.level[value] for value in self.body.results), default=0)
         found: list[Section] = []
@@ -146,12 +174,13 @@ class _Cut:
             if len(step.makes) != 1:
                 return False
             (made,) = step.makes
-            if _element(self.types[made]) not in _DTYPES:
+            names = [one.attributes[k].name for k in range(len(one.attributes))]
+            if _element(self.types[made]) not in _DTYPES or not _ATTRIBUTES.issuperset(names):
                 return False
             elements += max(map(self._count, (made, *step.takes)))
             if elements >= self.most:
                 return False
-            said = [str(one.attributes[k].attr) for k in range(len(one.attributes))]
+            said = [str(one.attributes[name]) for name in names]
             taken = sorted(self.same[value] for value in step.takes)  # of a sum either may come first
             self.same[made] = self._first.setdefault((name, *said, *taken, str(self.types[made])), made)
             if name == "stablehlo.all_reduce":
@@ -159,13 +188,13 @@ class _Cut:
                 if groups is None:
                     return False
                 (value,) = step.takes
-                if value not in self.varying:  # XLA may multiply instead
+                if value not in self.varying or self.same[made] != made:  # XLA may multiply instead; makes one of two
                     return False
                 self.sums[made] = value, groups
                 self.level[made] = self.level[value] + 1
                 self._stacks[made] = next(self._fresh)
-                elements += len(groups[0]) * self._count(made)
-            elif name in _LOCAL or name == "stablehlo.constant":
+                elements += OPERATIONS_OF_A_SUM * len(groups[0]) * self._count(made)
+            elif name in _LOCAL and _is_plain(one):
                 self.makers[made] = step
                 self.level[made] = max((self.level[value] for value in step.takes), default=0)
                 if self.constant.issuperset(step.takes):
@@ -174,10 +203,10 @@ class _Cut:
                     self.varying.add(made)
             else:
                 return False
-        return elements < self.most
+        return elements < self.most and len(self.sums) <= MAX_SUMS
 
     def _count(self, value: int) -> int:
-        return math.prod(ir.RankedTensorType(self.types[value]).shape)
+        return max(1, math.prod(ir.RankedTensorType(self.types[value]).shape))
 
     def _section(self, level: int, is_last: bool) -> Section | None:
         """The section between the sums of one level and of the next; the last one gives the results."""
@@ -238,20 +267,34 @@ class _Cut:
                         copy.operands[place] = here[operand]
                     here[value] = copy.results[0]
             func.ReturnOp([here[value] for value in wanted])
+        module.operation.verify()
         return module, taken
 
 
 def _groups(one: Any, devices: int) -> tuple[tuple[int, ...], ...] | None:
     """The groups of devices over which an all-reduce adds; None where it does anything else, or in another type."""
-    (block,) = one.regions[0].blocks
-    inside = [each.operation for each in block.operations]
-    is_sum = [each.name for each in inside] == ["stablehlo.add", "stablehlo.return"]
-    if not is_sum or list(inside[0].operands) != list(block.arguments) or "use_global_device_ids" not in one.attributes:
+    if _reducer(one) != "stablehlo.add" or "use_global_device_ids" not in one.attributes:
         return None
     groups = np.array(ir.DenseIntElementsAttr(one.attributes["replica_groups"]))
     if sorted(groups.flat) != list(range(devices)) or _element(one.results[0].type) not in _SUMMED:
         return None
     return tuple(tuple(map(int, group)) for group in groups)
+
+
+def _reducer(one: Any) -> str:
+    """The one operation, of its two arguments, that the region of an operation consists of; empty for any other. A copy
+    of a region that takes values from outside would take them from another module."""
+    (block,) = one.regions[0].blocks
+    inside = [each.operation for each in block.operations]
+    if len(inside) != 2 or list(inside[0].operands) != list(block.arguments) or inside[0].regions:
+        return ""
+    gives = inside[1].name == "stablehlo.return" and list(inside[1].operands) == list(inside[0].results)
+    return str(inside[0].name) if gives else ""
+
+
+def _is_plain(one: Any) -> bool:
+    """Whether an operation has no region but that of a reduction by one operation."""
+    return _reducer(one) in _REDUCERS if one.name == "stablehlo.reduce" else not len(one.regions)
 
 
 def _element(kind: Any) -> str:
