@@ -125,8 +125,8 @@ def sections_of(lowered: Any, devices: int, here: int, most: int) -> Sections | 
 
 
 def sums_in(compiled: Any) -> int:
-    """The number of values that XLA sums over devices in a computation that it has compiled. It knows better what is the
-    same on all, and makes a product of that."""
+    """The number of values that XLA sums over devices in a computation that it has compiled. It knows better what is
+    the same on all, and makes a product of that."""
     return sum(found.count("%") for found in re.findall(r" all-reduce\(([^)]*)\)", str(compiled.as_text())))
 
 
