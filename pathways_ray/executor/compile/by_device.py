@@ -1,9 +1,10 @@
-"""Small computations whose devices exchange nothing, called on each device of a host by itself.
+"""Small computations of several devices of a host, called on each of them by itself.
 
 XLA's CPU client hands the part of each device to a thread of its own and waits for all of them, also where none needs
 another: 140 us on four devices, 250 where its threads have slept. One device's computation runs in the thread that
 calls it; four of them take 31 and 87. Formulas are element-wise: where all arrays lie alike, each device makes its
-shards of the results from its shards of the arguments, by the same operations, and with the same bits.
+shards of the results from its shards of the arguments, by the same operations, and with the same bits. Functions that
+were written for each device come taken apart at their sums (`sections`); what is summed goes by the host's memory.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathways_ray.formulas.calls import FormulaCall
 from pathways_ray.formulas.formula import BROADCAST, CONSTRAIN
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import Executable
-from pathways_ray.ir.types import REPLICATED, Spec
+from pathways_ray.ir.types import REPLICATED, Spec, canonical_spec
 from pathways_ray.jax_arrays import array_maker, copier, joiner, results_made, shards_of
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.joint_exports import only_called
@@ -61,20 +62,13 @@ def _layouts(executable: Executable, calls: dict[str, FormulaCall]) -> set[Spec]
     """The layouts of all arrays with dimensions: arguments, results, and what formulas say of values in between."""
     types = [*zip(executable.inputs, executable.input_layouts, strict=True)]
     types += zip(executable.outputs, executable.output_layouts, strict=True)
-    found = {_trimmed(layout.spec) for kind, layout in types if kind.shape}
+    found = {canonical_spec(layout.spec) for kind, layout in types if kind.shape}
     for call in calls.values():
         first = len(call.kinds) - len(call.formula.operations)
         for operation, kind in zip(call.formula.operations, call.kinds[first:], strict=True):
             if operation.name == CONSTRAIN and kind.is_array and call.formula.shape:
-                found.add(_trimmed(operation.spec))
+                found.add(canonical_spec(operation.spec))
     return found
-
-
-def _trimmed(spec: Spec) -> Spec:
-    """A layout without what it says of its last dimensions that are whole."""
-    while spec and not spec[-1]:
-        spec = spec[:-1]
-    return spec
 
 
 def _elements(call: FormulaCall) -> int:
@@ -99,7 +93,7 @@ def one_section(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], d
     return Sections((Section((), tuple(range(count)), gives, types, lowered.compiler_ir("stablehlo")),), gives)
 
 
-class _Ready(NamedTuple):
+class _Compiled(NamedTuple):
     """A section, compiled: what makes the stacks of its sums, and for each device what runs on it, and what makes
     arrays of what that gives."""
 
@@ -144,13 +138,13 @@ class ByDevice:
             compiled = compiled_for_each(section.module, where, options) if section.module is not None else []
             makers = [results_made([(kind, SingleDeviceSharding(one)) for kind in section.types]) for one in where]
             calls = tuple((one.execute_sharded, made) for one, made in zip(compiled, makers, strict=False))
-            self._sections.append(_Ready(sums, section.takes, section.gives, calls))
+            self._sections.append(_Compiled(sums, section.takes, section.gives, calls))
         self._one = compiled[0]
         self._end = jax.device_put(np.float32(0), devices[0])
         self._copied = copier([SingleDeviceSharding(device) for device in devices])
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
-        if self._whole is not None and not all(map(_is_there, arrays)):
+        if self._whole is not None and not all(map(_has_value, arrays)):
             made: Sequence[Any] = self._whole(*arrays)
             return made
         values: list[Sequence[jax.Array]] = [*map(shards_of, arrays)]
@@ -165,7 +159,7 @@ class ByDevice:
             for k, number in enumerate(section.gives):
                 values[number] = [one[k] for one in shards]
         outputs: list[Any] = [join(values[number]) for number, join in self._joins]
-        if self._are_same or _is_there(outputs[0]):
+        if self._are_same or _has_value(outputs[0]):
             return [*outputs, self._end]
         # The arguments were not there. The results and a copy of one of them will be, or will have failed, at once.
         number, join = self._joins[0]
@@ -181,7 +175,7 @@ class ByDevice:
         return self._one.get_compiled_memory_stats() if self._whole is None else self._whole.memory_analysis()
 
 
-def _is_there(array: Any) -> bool:
+def _has_value(array: Any) -> bool:
     """Whether an array is computed, and did not fail. To read one that failed would end the process."""
     if not array.is_ready():
         return False

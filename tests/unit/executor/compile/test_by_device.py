@@ -234,7 +234,7 @@ def test_a_loop_is_one_call() -> None:
 def test_a_function_of_each_device_without_a_sum() -> None:
     v = numbers((8,))
     Case(per_device(lambda v: (v * 2 + 1, jnp.where(v > 0, v, -v)), [X], (X, X)), given=[v]).check()
-    Case(per_device(lambda v, w: v.reshape(()) * w, [X, WHOLE], X), given=[v[:4], v], layouts=["x", ""])  # is traced
+    Case(per_device(lambda v, w: v.reshape(()) * w, [X, WHOLE], X), given=[v[:4], v], layouts=["x", ""]).check()
 
 
 @pytest.mark.parametrize("shape", [(4,), (8,), (2,), (3,), (7,)])
@@ -279,6 +279,15 @@ def test_sums_over_one_axis_of_two_and_over_both() -> None:
     for axes, gives, layout in (("x", Y, "y"), ("y", X, "x"), (("x", "y"), WHOLE, "")):
         total = per_device(lambda v, axes=axes: jax.lax.psum(v * 2, axes) + 1, [XY], gives)
         Case(total, given=[v], layouts=["x+y"], results=[layout], shape=(2, 2)).check()
+
+
+def test_without_a_cache_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hosts of one tenant are: other devices get a copy of what was compiled for the first."""
+    for question in ("is_cache_used", "is_persistent_cache_enabled"):
+        monkeypatch.setattr(f"jax._src.compilation_cache.{question}", lambda *_: False)
+    v = numbers((4, 6))
+    Case(per_device(lambda v: jax.lax.psum(v * 5, "x") + v, [X], X), given=[v]).check()
+    Case(lambda v: v * 5 + 1, given=[v], how="formula").check()
 
 
 def test_devices_of_a_slice_in_any_order() -> None:
