@@ -176,6 +176,9 @@ MAX_EARLY_BYTES = 1 << 20
 MAX_EARLY_TEMPORARY_BYTES = 64 << 20
 """What such a launch takes inside on each device, where one computes at a time."""
 
+MAX_COVERED = 128
+"""Such launches that leave as one."""
+
 MAX_INLINE_BYTES = 128 << 10
 """Values that a launch carries, where its client hands it to its host: they need not be sent once the host has them."""
 

@@ -20,7 +20,7 @@ from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Graph, Ref
 from pathways_ray.ir.repeat import joined, repeated
-from pathways_ray.transport.messages import Free, Launch, Message, Register, encode
+from pathways_ray.transport.messages import EarlyLaunch, Free, Launch, Message, Register, encode
 
 LENGTHS = (128, 32, 8)
 """Launches of a segment, longest first; with several launches in a round, as many whole rounds. Hosts compile each, and
@@ -207,39 +207,48 @@ class Coalescer:
         covering = list(self._coalesced.items())
         return next((number for number, coalesced in covering if launch in coalesced.covered), launch)
 
-    def coalesce(self, messages: list[Message]) -> list[Message]:
-        """The same batch with segments of loops as one launch each, in an order with the same effect."""
+    def coalesce(
+        self, messages: list[Message], is_begun: Callable[[EarlyLaunch], bool] = lambda launch: False
+    ) -> list[Message]:
+        """The same batch with segments of loops as one launch each, in an order with the same effect.
+
+        Args:
+            is_begun: whether the host of an early launch has begun it, as far as is known. Others leave one by one.
+        """
         if len(messages) < self._lengths[-1] or not self._enabled:
             return messages
         found: list[Message] = []
         at = 0
         while at < len(messages):
-            end = self._stretch_end(messages, at)
+            end = self._stretch_end(messages, at, is_begun)
             found += self._stretch(messages[at:end])
             at = end
         return found
 
-    def _stretch_end(self, messages: Sequence[Message], at: int) -> int:
-        """The end of the launches on one slice, and frees between them, that begin at a message; or the next one."""
-        slice_id = -1
+    def _stretch_end(self, messages: Sequence[Message], at: int, is_begun: Callable[[EarlyLaunch], bool]) -> int:
+        """The end of the launches of one type on one slice, and frees between them, that begin at a message; or the
+        next one."""
+        first: tuple[type, int] | None = None
         for number in range(at, len(messages)):
             message = messages[number]
-            if type(message) is Launch and (graph := self._graphs.get(message.program)) is not None:
-                if slice_id not in (-1, graph.slices[0].id):
+            leaves = type(message) is Launch or (type(message) is EarlyLaunch and is_begun(message))
+            if leaves and isinstance(message, Launch) and (graph := self._graphs.get(message.program)) is not None:
+                this = type(message), graph.slices[0].id
+                if first not in (None, this):
                     return number
-                slice_id = graph.slices[0].id
+                first = this
             elif type(message) is not Free:
                 return max(number, at + 1)
         return len(messages)
 
     def _stretch(self, messages: Sequence[Message]) -> Iterator[Message]:
         """Launches on one slice and frees, with their loops as segments."""
-        places = [k for k, message in enumerate(messages) if type(message) is Launch]
+        places = [k for k, message in enumerate(messages) if isinstance(message, Launch)]
         fewest = self._lengths[-1]
         if len(places) < fewest:
             yield from messages
             return
-        launches = [message for message in messages if type(message) is Launch]
+        launches = [message for message in messages if isinstance(message, Launch)]
         programs = [launch.program for launch in launches]
         places.append(len(messages))
         yield from messages[: places[0]]
@@ -339,7 +348,9 @@ class Coalescer:
         arguments = [segment[number].arguments[place] for number, place in places]
         for first in range(shape.period, len(segment), shape.period) if shape.varied else ():
             arguments += [segment[first + places[k][0]].arguments[places[k][1]] for k in shape.varied]
-        yield Launch(end.launch, repetition.composed[rounds], tuple(arguments), first_made)
+        what = end.launch, repetition.composed[rounds], tuple(arguments), first_made
+        covers = tuple(launch.results for launch in segment)
+        yield EarlyLaunch(*what, covers=covers) if type(end) is EarlyLaunch else Launch(*what)
 
     def _choose_rounds(self, repetition: Repetition, longest: int) -> tuple[int, list[Message]]:
         """The rounds of the longest segment, of at most `longest`, that may leave now, 0 for none; and registrations

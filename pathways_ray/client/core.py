@@ -115,7 +115,7 @@ class ClientCore(Cancelling):
 
     def composed(self, messages: list[wire.Message]) -> list[wire.Message]:
         """The messages of a batch that leaves now, said in fewer, or shorter ones."""
-        return self.coalescer.coalesce(self.early.lightened(messages))
+        return self.coalescer.coalesce(self.early.lightened(messages), self.early.is_begun)
 
     @property
     def has_room(self) -> bool:
@@ -351,6 +351,7 @@ class ClientCore(Cancelling):
             self.early.ended(launch)
         for other in self.coalescer.take_covered(launch):
             results = [*self.pending.pop(other, ()), *results]
+            self.early.ended(other)
             if other in self.donations.by_launch:
                 self.donations.join(other, launch)
         return results

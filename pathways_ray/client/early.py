@@ -123,6 +123,11 @@ class EarlyCalls:
             for message in messages
         ]
 
+    def is_begun(self, launch: EarlyLaunch) -> bool:
+        """Whether the host of a call has begun it, with arguments of which it came with none, as far as is known."""
+        number = launch.launch
+        return number in self.over and number not in self._left and 0 not in launch.arguments
+
     def came(self, record: BufferRecord) -> None:
         """The value of a result is there. It is ready, unless its launch fails yet, as with its host; one whose launch
         was only sent is when that has an outcome. Calls may be handed over with it before: else who waits for each

@@ -14,7 +14,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.sequential import Sequential
 from pathways_ray.controller.state import Buffer, InFlight, Send, SendIsland, Session, Tables
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Drop, IslandLaunch, Launch, inline_of
+from pathways_ray.transport.messages import Drop, IslandLaunch, Launch, covers_of, inline_of
 
 
 class Dispatch:
@@ -69,7 +69,9 @@ class Dispatch:
         if self.sequential is not None:
             return record, self.sequential.start(record, inline_of(launch)) if program.islands else []
         what = program.key, launch.arguments, launch.results
-        message = IslandLaunch(sequence, session.id, *what, launch=launch.launch, inline=inline_of(launch))
+        message = IslandLaunch(
+            sequence, session.id, *what, launch=launch.launch, inline=inline_of(launch), covers=covers_of(launch)
+        )
         return record, [SendIsland(island, prioritized(launch, message)) for island in program.islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:

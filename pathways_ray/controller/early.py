@@ -44,5 +44,5 @@ def withdrawn(session: Session, program: PlannedProgram | None, launch: Launch) 
     """Takes back what a host may have made of a launch that never goes to it."""
     if not isinstance(launch, EarlyLaunch) or program is None:
         return []
-    numbers = tuple(range(launch.results, launch.results + program.result_count))
-    return [SendIsland(island, Drop(session.id, numbers)) for island in program.islands]
+    numbers = dict.fromkeys((*launch.covers, *range(launch.results, launch.results + program.result_count)))
+    return [SendIsland(island, Drop(session.id, tuple(numbers))) for island in program.islands]

@@ -24,6 +24,7 @@ from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, early_delays, may_carry
 from pathways_ray.simulation.controller import SimulatedController
+from pathways_ray.simulation.loops import WaitingLoop, go_round
 from pathways_ray.simulation.misuse import name_what_is_not_mine, upload_amiss
 from pathways_ray.simulation.mover import SimulatedMover
 from pathways_ray.simulation.network import End
@@ -63,6 +64,7 @@ class SimulatedClient:
         self.slices: list[PlacedSlice] = []
         self.programs: list[Drawn] = []
         self.loop: Drawn | None = None
+        self.loops: list[WaitingLoop] = []
         self.impatient = self.random.random() < world.settings.impatient
         self.handles: dict[int, Handle] = {}
         self.donated: dict[int, Handle] = {}
@@ -158,7 +160,7 @@ class SimulatedClient:
             self.left -= 1
             self.launch(random.choice(self.programs))
         if self.loop is not None and random.random() < 0.5:
-            self._go_round(self.loop)
+            go_round(self, self.loop)
         if random.random() < 0.05:
             name_what_is_not_mine(self)
         if random.random() < 0.05 and not self.core.away:
@@ -176,15 +178,6 @@ class SimulatedClient:
             self.world.network.after(self.process, pause, self._work)
         else:
             self.world.network.after(self.process, 0.001 if self.impatient else 0.2, self._leave_when_done)
-
-    def _go_round(self, program: Drawn) -> None:
-        """y = f(y), again and again; only some values are kept."""
-        handle = self._put(program.arguments[0])
-        for _ in range(self.random.choice([4, 9, 33])):
-            (result,) = self.launch(program, [handle])
-            if self.random.random() < 0.95:
-                self._drop(handle)
-            handle = result
 
     def launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]:
         checker = self.world.checker
@@ -206,7 +199,7 @@ class SimulatedClient:
             checker.launched(self.session, launch, fails, doubtful)
         for handle in donated:
             if handle.record.donated is None:
-                self._drop(handle)  # the launch failed at once
+                self.drop(handle)  # the launch failed at once
             else:
                 self.donated[handle.number] = self.handles.pop(handle.number)
                 handle.record.dropped = handle.number % 3 == 0  # as in x = f(x)
@@ -242,7 +235,7 @@ class SimulatedClient:
             elif inline and self.random.random() < inline and may_carry(program, index):
                 chosen.append(Handle(INLINE, layout, mixed(self.session, self.random.getrandbits(40))))
             else:
-                chosen.append(self._put(layout))
+                chosen.append(self.put(layout))
         return chosen
 
     def _handle_to(self, record: BufferRecord, layout: Layout, made: Outcome, doubtful: bool = False) -> Handle:
@@ -255,7 +248,7 @@ class SimulatedClient:
         """Most handles go soon after their use, as they do in a loop that keeps its last value only."""
         for handle in list(self.handles.values())[:-2]:
             if not handle.fetches and self.random.random() < 0.6:
-                self._drop(handle)
+                self.drop(handle)
 
     def _cancel_some(self) -> None:
         for handle in list(self.handles.values()):
@@ -265,7 +258,7 @@ class SimulatedClient:
                 self._take_back()
                 self._report(before, Failure("Cancelled", "by its user"))
 
-    def _drop(self, handle: Handle) -> None:
+    def drop(self, handle: Handle) -> None:
         if self.handles.pop(handle.number, None) is not None:
             message = self.core.free(handle.record)
             self.do((message,) if message is not None else ())
@@ -273,7 +266,7 @@ class SimulatedClient:
 
     # --- arrays -------------------------------------------------------------------------------------------------------
 
-    def _put(self, layout: Layout) -> Handle:
+    def put(self, layout: Layout) -> Handle:
         (record,) = self.core.new_buffers(1, (self.kind_of(layout),))
         value, placed = mixed(self.session, record.id), self.slice_of(layout)
         handle = self._handle_to(record, layout, value)
@@ -363,7 +356,8 @@ class SimulatedClient:
             return
         if not self.mover.held:
             self.snapshots.look()
-        if (self.core.pending or self.core.queue or self.data.fetches or self.mover.steps) and not self.impatient:
+        under_way = self.core.pending, self.core.queue, self.data.fetches, self.mover.steps, self.loops
+        if any(under_way) and not self.impatient:
             return self.world.network.after(self.process, 0.2, self._leave_when_done)
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:
             return self.world.network.after(self.process, 0.5, self._leave_when_done)

@@ -307,15 +307,13 @@ class SimulatedHost:
             self._watch_first(key)
 
     def _watch_first(self, key: Any) -> None:
-        values = self.watched[key][0][1]
-        when_all_ready(values, lambda: self.process.run(self._complete, key))
+        when_all_ready(self.watched[key][0][1], lambda: self.process.run(self._complete, key))
 
     def _complete(self, key: Any) -> None:
         queue = self.watched[key]
         sequence, values, program, enqueued, consumed = queue.popleft()
         now = self.world.clock.now
-        seconds = now - max(enqueued, self.last_done)
-        self.last_done = now
+        seconds, self.last_done = now - max(enqueued, self.last_done), now
         failed = next((k for k, value in enumerate(values) if failure_of([value]) is not None), -1)
         failure = failure_of(values)
         if failure is None:
@@ -348,7 +346,8 @@ class SimulatedHost:
     def under_way(self) -> int:
         return sum(map(len, self.watched.values()))
 
-    def confirm(self, number: int, sequence: int) -> None:
+    def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
+        self.early.sent_with(others)
         if (report := self.early.sent(number, sequence)) is not None and sequence:
             self.send(_numbered(report, sequence))
 

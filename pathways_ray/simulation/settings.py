@@ -33,8 +33,9 @@ class Settings:
     0 for more than is ever needed. `rings` says that the devices of each island are linked to a ring, `divergent` is
     the chance that a program has collectives that one of its hosts does not enter, `calls` that hosts run a function
     beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority. With `eager`
-    , launches begin early wherever they may. `inline` is the chance that a value goes with its launch. `slow` is the
-    factor of the times of devices. `replaces` is the chance that a user drops a program for another one.
+    , launches begin early wherever they may. `waits` is the chance that a loop looks at each value, `inline` that a
+    value goes with its launch. `slow` is the factor of the times of devices. `replaces` is the chance that a user drops
+    a program for another one.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -82,6 +83,7 @@ class Settings:
     rings: bool = False
     priorities: float = 0.0
     eager: bool = False
+    waits: float = 0.0
     inline: float = 0.0
     slow: float = 1.0
     replaces: float = 0.0
@@ -133,6 +135,7 @@ class Settings:
             rings=Random(f"rings {seed}").choice([False, True]),
             priorities=Random(f"priorities {seed}").choice([0.0, 0.0, 0.3]),
             eager=Random(f"eager {seed}").choice([False, True]),
+            waits=Random(f"waits {seed}").choice([0.0, 0.0, 0.7]),
             inline=Random(f"carried {seed}").choice([0.0, 0.0, 0.7]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )

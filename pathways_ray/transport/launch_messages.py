@@ -43,7 +43,10 @@ class InlineLaunch(Launch, tag=8):
 
 class EarlyLaunch(InlineLaunch, tag=7):
     """Client to controller: a call that was handed to its host as well. It takes the way of every launch, which decides
-    everything about it; a host that has it already says then what became of it."""
+    everything about it; a host that has it already says then what became of it. Several calls that leave as one launch
+    were handed over one by one: it `covers` these, by their first results, in their order."""
+
+    covers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_COVERED)] = ()
 
 
 _CARRYING = InlineLaunch, PrioritizedLaunch
@@ -70,6 +73,11 @@ def inline_of(launch: Launch) -> tuple[InlineArgument, ...]:
     return launch.inline if isinstance(launch, _CARRYING) else ()
 
 
+def covers_of(launch: Launch) -> tuple[int, ...]:
+    """The early launches that left as this one."""
+    return launch.covers if isinstance(launch, EarlyLaunch) else ()
+
+
 def inline_bytes(launch: Launch) -> int:
     """Bytes of the arguments that a call carries."""
     return sum(len(data) for _, data in inline_of(launch))
@@ -90,7 +98,8 @@ class IslandLaunch(Message, tag=22):
     """One launch on one island: `gangs` gangs from number `first` on, or all of them when `gangs` is 0. One that was
     `cancelled` computes nothing: its values are that failure. `launch` is its client's number of it, 0 where it makes
     only a part of what that one is to give. `inline` are arguments whose number is 0, in the first message of it.
-    `follows` has what comes next by the value that it makes: number k for the value k."""
+    `follows` has what comes next by the value that it makes: number k for the value k. It `covers` the early
+    launches that left as this one."""
 
     sequence: int
     session: int
@@ -103,6 +112,7 @@ class IslandLaunch(Message, tag=22):
     launch: int = 0
     inline: tuple[InlineArgument, ...] = ()
     follows: tuple[Following | None, ...] = ()
+    covers: tuple[int, ...] = ()
 
 
 class PrioritizedIslandLaunch(Message, tag=28):

@@ -25,7 +25,7 @@ MAX_DIRECT_MESSAGES = 16
 LINGER_S = 0.04
 """A message that is not urgent waits this long for one that is."""
 
-MAX_LINGERING = 48
+MAX_LINGERING = 66
 """Messages that are not urgent, beyond which they leave."""
 
 

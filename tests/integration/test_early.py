@@ -26,6 +26,11 @@ def taken(session: Any) -> int:
     return sum(ray.get(host.statistics.remote())["early"] for host in session.cluster.hosts.values())
 
 
+def held(session: Any) -> int:
+    """The arrays that hosts have."""
+    return sum(ray.get(host.statistics.remote())["buffers"] for host in session.cluster.hosts.values())
+
+
 def until_taken(session: Any, call: Any) -> None:
     """Calls until a host takes calls from this client."""
     before, deadline = taken(session), time.monotonic() + LIMIT_S
@@ -57,6 +62,28 @@ def test_values_are_those_of_launches_that_are_sent(session: Any, slices: Any, s
     assert taken(session) > before
     elsewhere = pw.compiled(lambda v: v.sum(), slice=slices.b4, in_specs=P("x"), out_specs=P())
     np.testing.assert_array_equal(np.asarray(elsewhere(y)), expected.sum())
+
+
+def test_a_loop_whose_values_are_looked_at_is_few_launches(session: Any, slices: Any, step: Any) -> None:
+    """
+    1. A client takes each value for the next call, and looks at it. All are right.
+    2. Once the loop is known, and compiled as such, what is sent of it are few launches; results that it has dropped
+       do not stay on the hosts.
+    """
+    x = pw.put(np.arange(8.0, dtype=np.float32), slice=slices.a4, spec=P("x"))
+    until_taken(session, lambda: np.asarray(step(x)))
+    buffers, deadline, calls, launches = held(session), time.monotonic() + LIMIT_S, 100, 100
+    while launches > calls // 2:
+        assert time.monotonic() < deadline, "each call is a launch"
+        before, y, expected = session.status()["launches"], x, np.arange(8.0, dtype=np.float32)
+        for _ in range(calls):
+            y, expected = step(y), expected * 2 + 1
+            np.testing.assert_array_equal(np.asarray(y), expected)
+        launches = session.status()["launches"] - before
+    y.delete()
+    while held(session) > buffers:
+        assert time.monotonic() < deadline, "what the loop made stays"
+        time.sleep(0.05)
 
 
 def test_a_call_that_went_to_its_host_has_one_outcome(session: Any, slices: Any, step: Any) -> None:

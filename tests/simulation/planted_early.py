@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from pathways_ray.client.early import EarlyCalls
-from pathways_ray.controller import outcomes
+from pathways_ray.controller import dispatch, outcomes
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.early import EarlyLaunches, EarlyReports
+from pathways_ray.executor.run.instructions import Free
 from pathways_ray.transport.messages import EarlyLaunch, IslandLaunch, Message
 from tests.simulation.planted import Original, Patch, bug, wrapped
 
@@ -29,9 +30,9 @@ ALONE: dict[str, Any] = {
 
 @bug(faults=0, **ALONE)
 def a_launch_that_began_early_begins_again_when_it_is_sent(patch: Patch) -> None:
-    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch) -> Any:
-        original(self, launch)
-        return None, False
+    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch, programs: Any) -> Any:
+        original(self, launch, programs)
+        return [], False
 
     wrapped(patch, EarlyLaunches, "sent", sent)
 
@@ -85,9 +86,41 @@ def what_a_call_carries_is_left_out_before_its_host_has_it(patch: Patch) -> None
 
 @bug(faults=0, **ALONE | {"inline": 1.0})
 def a_call_whose_bytes_were_left_out_counts_as_another_one(patch: Patch) -> None:
-    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch) -> Any:
+    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch, programs: Any) -> Any:
         early = self.taken.get((launch.session, launch.results))
-        found, same = original(self, launch)
-        return found, same and (early is None or early.launch.inline == launch.inline)
+        found = original(self, launch, programs)
+        return found if early is None or early.launch.inline == launch.inline else (early.forget(), False)
 
     wrapped(patch, EarlyLaunches, "sent", sent)
+
+
+AS_ONE: dict[str, Any] = ALONE | {"waits": 1.0, "loops": 1.0}
+"""Its loops look at each value."""
+
+
+@bug(faults=0, **AS_ONE)
+def calls_that_left_as_one_begin_again(patch: Patch) -> None:
+    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch, programs: Any) -> Any:
+        found = original(self, launch, programs)
+        return ([], False) if launch.covers else found
+
+    wrapped(patch, EarlyLaunches, "sent", sent)
+
+
+@bug(faults=0, **AS_ONE)
+def what_calls_made_that_left_as_one_stays(patch: Patch) -> None:
+    def sent(original: Original, self: EarlyLaunches, launch: IslandLaunch, programs: Any) -> Any:
+        made, begun = original(self, launch, programs)
+        return [one for one in made if not launch.covers or not isinstance(one, Free)], begun
+
+    wrapped(patch, EarlyLaunches, "sent", sent)
+
+
+@bug(faults=0, **AS_ONE)
+def what_became_of_calls_that_left_as_one_is_kept(patch: Patch) -> None:
+    patch.setattr(EarlyReports, "sent_with", lambda self, numbers: [])
+
+
+@bug(faults=0, **AS_ONE)
+def the_host_does_not_hear_which_calls_left_as_one(patch: Patch) -> None:
+    patch.setattr(dispatch, "covers_of", lambda launch: ())

@@ -162,12 +162,12 @@ class HostCore:
             return self._advance(active) if active.phase is WAITING_FOR_GANG else []
         if launch.first:
             return []  # a later gang of a launch that has ended
-        early, same = self.early.sent(launch)
-        if early is not None and same:
-            return [do.Confirm(early.launch.sequence, sequence)]
+        made, begun = self.early.sent(launch, self.programs)
+        if begun:
+            return made
         if launch.follows and (prepared := self.programs.get(launch.program)) and prepared.plan.decides:
             self.early.following[sequence] = launch.follows
-        return self._begin(launch) if early is None else [*early.forget(), *self._begin(launch)]
+        return [*made, *self._begin(launch)]
 
     def _begin(self, launch: wire.IslandLaunch) -> list[do.Instruction]:
         sequence = launch.sequence

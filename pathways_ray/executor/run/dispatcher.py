@@ -38,12 +38,12 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.inbox import FromScheduler, Inbox, Source
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.executor.run.ran import RanLaunches
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.executor.run.watchers import Watched, Watcher, kept_by_earlier
 from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
-from pathways_ray.observe.ring import Ring
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import Decided, FromLeader, Heartbeat, Holds, Message, Peer, Running
 from pathways_ray.waits import get_within
@@ -58,9 +58,6 @@ MANY = 1 << 10
 
 MAX_HANDED = 64
 """Batches that wait for the dispatcher, behind which no call of a client is put: it waits at its scheduler."""
-
-MAX_EARLY_RAN = 1024
-"""Early launches of which it is remembered when they ran until they are sent."""
 
 MAX_WATCHERS = 64
 """Threads that watch. There are more device sets on a host of many devices, and a client can use them all; then some
@@ -120,12 +117,9 @@ class Dispatcher:
         self._busy_until: dict[Device, float] = {}
         self._passing_until: dict[Device, float] = {}
         self._spent: dict[int, float] = {}
-        self._early_ran: dict[int, tuple[float, float]] = {}
         self._passed: dict[int, float] = {}
         self._free_since: dict[Device, float] = {}
-        self.ran = Ring("qdd")
-        """Launches that were on the devices: number, start, end. Of two that end at once on different devices one may
-        be missing."""
+        self.ran = RanLaunches(self.reports.early.sequence_of)
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
@@ -189,15 +183,9 @@ class Dispatcher:
             return None
         return value.shape, value.dtype, value.sharding
 
-    def confirm(self, number: int, sequence: int) -> None:
-        self.reports.sent(number, sequence, self._behind)
-        self._note_early(number, sequence)
-
-    def _note_early(self, number: int, sequence: int) -> None:
-        """Notes when an early launch ran, once it is known when, and as what it was sent: whichever comes second."""
-        ran = self._early_ran.pop(number, None) if sequence >= 0 else None
-        if ran is not None and sequence:
-            self.ran.add(sequence, *ran)
+    def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
+        self.reports.sent(number, sequence, self._behind, others)
+        self.ran.sent((*others, number), sequence)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -320,13 +308,7 @@ class Dispatcher:
             start = max(start, until.get(device, 0.0))
             until[device] = now
         seconds = max(now - start, 0.0)
-        if watched.sequence >= 0:
-            self.ran.add(watched.sequence, start, now)
-        else:
-            self._early_ran[watched.sequence] = start, now
-            self._note_early(watched.sequence, self.reports.early.sequence_of(watched.sequence))
-            if len(self._early_ran) > MAX_EARLY_RAN:  # some are never sent
-                self._early_ran.pop(next(iter(self._early_ran), 0), None)
+        self.ran.ended(watched.sequence, start, now)
         for observer in self.driver.observers:
             observer.ran(watched.sequence, start, now, watched.part)
         seconds += self._spent.pop(watched.sequence, 0.0) if self._spent else 0.0

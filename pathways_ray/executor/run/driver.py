@@ -96,8 +96,9 @@ class HostIO(Protocol):
     def under_way(self) -> int:
         """Launches on the device queues."""
 
-    def confirm(self, number: int, sequence: int) -> None:
-        """Reports the launch that was watched as `number` as `sequence`, or, with 0, not at all."""
+    def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
+        """Reports the launch that was watched as `number` as `sequence`, or, with 0, not at all; and the `others` with
+        it."""
 
     def refuse_early(self, handed: do.Handed) -> None:
         """Tells a client that its call was left to the scheduler."""
@@ -170,7 +171,7 @@ class HostDriver:
             do.Complete: self._complete,
             do.LookAt: self._look_at,
             do.RefuseEarly: lambda refusal: io.refuse_early(refusal.handed),
-            do.Confirm: lambda sent: io.confirm(sent.number, sent.sequence),
+            do.Confirm: lambda sent: io.confirm(sent.number, sent.sequence, sent.others),
             do.SayAllowed: lambda allowed: io.say_allowed(allowed.tenant),
             do.Free: self._free,
             do.FreeSession: self._free_session,

@@ -11,12 +11,13 @@ of its arguments are here, and none of its session's launches that were called l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.active_launch import ActiveLaunch
 from pathways_ray.executor.run.host_plan import HostPlan
+from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import Following, IslandLaunch
 
@@ -58,11 +59,16 @@ class Passed:
 
 
 class Taken(NamedTuple):
-    """An early launch, and the buffers that it has made here. Its scheduler knows of those that a launch makes which it
-    sends, of no others: when this one is forgotten, they go."""
+    """An early launch, with the plan of its program."""
 
     launch: IslandLaunch
-    made: tuple[int, ...]
+    plan: HostPlan
+
+    @property
+    def made(self) -> tuple[int, ...]:
+        """The buffers that it has made here. Its scheduler knows of those that a launch makes which it sends, of no
+        others: when this one is forgotten, they go."""
+        return tuple([self.launch.results + number for _, number in self.plan.results])
 
     def forget(self) -> list[do.Instruction]:
         """Has the host forget what became of it, and free what it made."""
@@ -133,16 +139,14 @@ class EarlyLaunches:
         self.count += 1
         given = message.arguments, message.results
         launch = IslandLaunch(-self.count, session, message.program, *given, inline=message.inline)
-        made = tuple([message.results + result for _, result in plan.results])
-        self.taken[session, message.results] = Taken(launch, made)
+        self.taken[session, message.results] = Taken(launch, plan)
         self._note(launch.session, launch.results)
         return launch
 
     def follow(self, launch: IslandLaunch, plan: HostPlan) -> None:
         """Takes a call as the host that leads the island has, under its number."""
         self.count = -launch.sequence
-        made = tuple([launch.results + result for _, result in plan.results])
-        self.taken[launch.session, launch.results] = Taken(launch, made)
+        self.taken[launch.session, launch.results] = Taken(launch, plan)
         self._note(launch.session, launch.results)
 
     def _is_new(self, session: int, results: int) -> bool:
@@ -161,17 +165,46 @@ class EarlyLaunches:
         elif results > self._newest.get(session, 0):
             self._newest[session] = results
 
-    def sent(self, launch: IslandLaunch) -> tuple[Taken | None, bool]:
-        """A launch has come from the scheduler: as what it was taken early, None if it was not; and whether that is
-        what was sent, or is to be forgotten."""
+    def sent(self, launch: IslandLaunch, programs: Mapping[int, do.Prepared]) -> tuple[list[do.Instruction], bool]:
+        """A launch has come from the scheduler: what becomes of that as which it was taken early, and whether this is
+        what was sent. Else it is forgotten, and the launch has yet to begin."""
         self._note(launch.session, launch.results)
-        early = self.taken.pop((launch.session, launch.results), None) if self.taken else None
+        if not self.taken:
+            return [], False
+        if launch.covers:
+            return self._sent_as_one(launch, programs)
+        early = self.taken.pop((launch.session, launch.results), None)
         if early is None:
-            return None, False
+            return [], False
         begun = early.launch
         same = (begun.program, begun.arguments) == (launch.program, launch.arguments)
         same &= not launch.inline or launch.inline == begun.inline
-        return early, same and launch.cancelled is None
+        if not same or launch.cancelled is not None:
+            return early.forget(), False
+        return [do.Confirm(begun.sequence, launch.sequence)], True
+
+    def _sent_as_one(
+        self, launch: IslandLaunch, programs: Mapping[int, do.Prepared]
+    ) -> tuple[list[do.Instruction], bool]:
+        """Several early launches have come as one, which gives what the last of them made, and nothing else of theirs.
+
+        That they are the same is the client's word: what it gets is its own. But this has to be of the types that the
+        controller knows, which counts its bytes and compares later launches with them.
+        """
+        found = [self.taken.pop((launch.session, number), None) for number in launch.covers]
+        begun = [early for early in found if early is not None]
+        program = programs.get(launch.program)
+        if program is None or launch.cancelled is not None or len(begun) < len(found):
+            return [one for early in begun for one in early.forget()], False
+        given = _types(launch, program.plan)
+        made = dict[int, Any]()
+        for early in begun:
+            made |= _types(early.launch, early.plan)
+        if len(given) < len(program.plan.plan.results) or not given.items() <= made.items():
+            return [one for early in begun for one in early.forget()], False
+        *others, last = [early.launch.sequence for early in begun]
+        gone = tuple([number for early in begun for number in early.made if number not in given])
+        return [do.Confirm(last, launch.sequence, tuple(others)), do.Free(launch.session, gone)], True
 
     def dropped(self, session: int, buffers: Collection[int]) -> list[do.Instruction]:
         """The results of launches are dropped: nobody sends those any more that were taken early, or will yet be handed
@@ -214,6 +247,11 @@ class EarlyLaunches:
         self.following.pop(sequence, None)
 
 
+def _types(launch: IslandLaunch, plan: HostPlan) -> dict[int, tuple[ArrayType, Layout]]:
+    """The types of the buffers that a launch makes, on all hosts of the island."""
+    return {launch.results + number: kind for number, kind in plan.result_types.items()}
+
+
 def refusal(handed: do.Handed) -> list[do.Instruction]:
     """Tells a client that its call is left to the scheduler; a host that handed it over need not know."""
     return [] if handed.message.results < 0 else [do.RefuseEarly(handed)]
@@ -249,3 +287,8 @@ class EarlyReports(Generic[T]):
             return None
         del self._first[number]
         return first[1]
+
+    def sent_with(self, numbers: Iterable[int]) -> list[T]:
+        """Early launches were sent as one with another, under whose number they are reported: what became of those that
+        are over."""
+        return [report for number in numbers if (report := self.sent(number, 0)) is not None]

@@ -112,8 +112,8 @@ class HostPlan:
         return donated & {slot for slot, _ in self.plan.arguments}
 
     @functools.cached_property
-    def _result_bytes(self) -> float:
-        """Bytes of the results on all devices; without a bound where nothing here says of what type one is."""
+    def result_types(self) -> dict[int, tuple[ArrayType, Layout]]:
+        """The types of the results on all hosts, by their numbers, as far as a step says them."""
         plan, found = self.plan, dict[int, tuple[ArrayType, Layout]]()
         for step in plan.steps:
             match step:
@@ -126,9 +126,14 @@ class HostPlan:
                 case Reshard():
                     edges = plan.bundles[step.bundle].edges
                     found |= {slot: (edge.type, edge.target) for slot, edge in zip(step.targets, edges, strict=True)}
-        if any(slot not in found for slot, _ in plan.results):
+        return {number: found[slot] for slot, number in plan.results if slot in found}
+
+    @functools.cached_property
+    def _result_bytes(self) -> float:
+        """Bytes of the results on all devices; without a bound where nothing here says of what type one is."""
+        if len(self.result_types) < len(self.plan.results):
             return math.inf
-        return sum(self._device_bytes(*found[slot]) for slot, _ in plan.results)
+        return sum(self._device_bytes(*kind) for kind in self.result_types.values())
 
     def _device_bytes(self, kind: ArrayType, layout: Layout) -> int:
         mesh = self.plan.placed(layout.slice).mesh

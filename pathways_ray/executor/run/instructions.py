@@ -209,10 +209,12 @@ class RefuseEarly(msgspec.Struct, frozen=True):
 
 
 class Confirm(msgspec.Struct, frozen=True):
-    """The launch that was taken early as `number` was sent as `sequence`: report it so. With 0 it never will be."""
+    """The launch that was taken early as `number` was sent as `sequence`: report it so. With 0 it never will be. The
+    `others` left as the same one: what they took on their devices is reported with it."""
 
     number: int
     sequence: int
+    others: tuple[int, ...] = ()
 
 
 class SayAllowed(msgspec.Struct, frozen=True):

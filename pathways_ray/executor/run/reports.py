@@ -13,7 +13,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -45,6 +45,8 @@ class Reports:
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
         self.early: EarlyReports[int | IslandLaunchFailed] = EarlyReports()
+        self._with: dict[int, int] = {}
+        """What others took on their devices that left as the same launch, in microseconds."""
         self._lock = threading.Lock()
         self._sequences: list[int] = []
         self._device_us: list[int] = []
@@ -68,6 +70,8 @@ class Reports:
         """
         if sequence < 0 and not (sequence := self.early.ended(sequence, device_us)):
             return
+        if self._with:
+            device_us += self._with.pop(sequence, 0)
         with self._lock:
             self._sequences.append(sequence)
             self._device_us.append(device_us)
@@ -92,12 +96,16 @@ class Reports:
             if not (sequence := self.early.ended(message.sequence, message)):
                 return
             message = msgspec.structs.replace(message, sequence=sequence)
+        self._with.pop(message.sequence, None)
         with self._lock:
             self._flush()
             self._send(message)
 
-    def sent(self, number: int, sequence: int, behind: int) -> None:
-        """An early launch was sent: it is reported, if it is over. With 0 it never will be, and is not reported."""
+    def sent(self, number: int, sequence: int, behind: int, others: Sequence[int] = ()) -> None:
+        """An early launch was sent: it is reported, if it is over. With 0 it never will be, and is not reported. Those
+        `others` that left as the same one, which it needed, are reported with it."""
+        if others:
+            self._with[sequence] = sum(one for one in self.early.sent_with(others) if isinstance(one, int))
         report = self.early.sent(number, sequence)
         if report is None or not sequence:
             return

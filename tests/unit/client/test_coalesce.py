@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import LENGTHS, MAX_CONTENDED_US, MAX_UNCONTENDED_US, Coalescer
 from pathways_ray.ir.graph import Compute, Graph, calls_in
 from pathways_ray.simulation.values import run_alone
-from pathways_ray.transport.messages import Free, Launch, Message, Put, Register
+from pathways_ray.transport.messages import EarlyLaunch, Free, Launch, Message, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
 from tests.unit.strategies import repeatable
 
@@ -49,9 +49,9 @@ class Client:
         self.registered: list[Register] = []
         self.lengths: dict[int, int] = {}
 
-    def sends(self, *messages: Message) -> list[Message]:
-        """The messages that leave, without registrations."""
-        found = self.coalescer.coalesce(list(messages))
+    def sends(self, *messages: Message, begun: Container[int] = ()) -> list[Message]:
+        """The messages that leave, without registrations; `begun` are the launches that their hosts have."""
+        found = self.coalescer.coalesce(list(messages), lambda launch: launch.launch in begun)
         self.registered += [message for message in found if isinstance(message, Register)]
         return [message for message in found if not isinstance(message, Register)]
 
@@ -87,6 +87,48 @@ def warm(client: Client, program: int = 1, count: int = 64) -> None:
         for message in client.sends(*loop(first, count, program, first - 1)):
             client.ends(message)
         client.prepare()
+
+
+# --- early launches ---------------------------------------------------------------------------------------------------
+
+
+def handed(messages: list[Message]) -> list[Message]:
+    """The same launches, as they are where their host has them already."""
+    return [EarlyLaunch(m.launch, m.program, m.arguments, m.results) if isinstance(m, Launch) else m for m in messages]
+
+
+def test_calls_that_their_host_has_begun_leave_as_one() -> None:
+    client = Client()
+    warm(client)
+    launch, freed = client.sends(*handed(loop(1, 8)), begun=range(1, 9))
+    assert isinstance(launch, EarlyLaunch)
+    assert (launch.launch, launch.arguments, launch.results, launch.covers) == (8, (0,), 8, tuple(range(1, 9)))
+    assert freed == Free((0,))
+    assert client.ends(launch) == tuple(range(1, 9))
+
+
+def test_loops_are_found_in_calls_that_hosts_have_begun() -> None:
+    client = Client()
+    for first in (100, 200, 300):
+        for message in client.sends(*handed(loop(first, 32, start=first - 1)), begun=range(400)):
+            client.ends(message)
+        client.prepare()
+    launch, *_ = client.sends(*handed(loop(1, 32)), begun=range(1, 33))
+    assert isinstance(launch, EarlyLaunch)
+    assert len(launch.covers) == 32
+
+
+@pytest.mark.parametrize(
+    ("messages", "begun"),
+    [
+        pytest.param(handed(loop(1, 8)), range(1, 8), id="one is not known to have begun"),
+        pytest.param([*handed(loop(1, 4)), *loop(5, 4, start=4)], range(1, 9), id="some were only sent"),
+    ],
+)
+def test_calls_that_have_not_all_begun_leave_one_by_one(messages: list[Message], begun: range) -> None:
+    client = Client()
+    warm(client)
+    assert client.sends(*messages, begun=begun) == messages
 
 
 # --- by example -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from pathways_ray.client.buffer import DELETED, FAILED, INLINE, PENDING, READY, BufferRecord, Upload
+from pathways_ray.client.coalesce import CoalescedLaunch
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.early import MAX_HANDED, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
@@ -142,6 +143,35 @@ def test_no_more_are_handed_over_than_hosts_take_before_they_are_sent() -> None:
     assert not is_early(core)
     core.handle(Completed((1, 2)), 0.0)
     assert is_early(core)
+
+
+def test_calls_leave_as_one_whose_values_have_come() -> None:
+    """Those before the last value that came have begun as well: their host takes them in turn."""
+    core = core_of_one()
+    made = [call(core) for _ in range(3)]
+    core.early.came(made[1][1])
+    begun = [isinstance(message, EarlyLaunch) and core.early.is_begun(message) for message, _ in made]
+    assert begun == [True, True, False]
+
+
+def test_calls_do_not_leave_as_one_that_a_host_has_left_or_that_came_with_values() -> None:
+    core, inline = core_of_one(), ((0, b"12345678"),)
+    (left, x), (after, _) = call(core), call(core)
+    core.early.refused(x.early)
+    (result,) = core.new_buffers(1)
+    carrying = core.launch(1, [INLINE], [result], inline=inline)
+    core.early.came(result)
+    messages: list[Any] = [left, after, *core.early.lightened([cast(Any, carrying)])]
+    assert [core.early.is_begun(message) for message in messages] == [False, True, False]
+
+
+def test_calls_that_left_as_one_have_their_outcome_together() -> None:
+    core = core_of_one()
+    for _ in range(3):
+        core.early.came(call(core)[1])
+    core.coalescer._coalesced[3] = CoalescedLaunch((1, 2), cast(Any, None), 0)
+    core.handle(Completed((3,)), 0.0)
+    assert (core.early.handed, core.early.there, core.early.over, core.pending) == ({}, set(), set(), {})
 
 
 def test_nothing_is_handed_over_that_hosts_do_not_take() -> None:

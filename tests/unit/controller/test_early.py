@@ -13,7 +13,7 @@ from pathways_ray.controller.state import HostState, SendIsland, Tables
 from pathways_ray.ir.plan import Device
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_EARLY_BYTES, MAX_EARLY_TEMPORARY_BYTES
-from pathways_ray.transport.messages import Drop, EarlyLaunch, Launch, Program
+from pathways_ray.transport.messages import Drop, EarlyLaunch, IslandLaunch, Launch, Program
 from tests.unit.controller.harness import Harness, failure_of, program_over, to_island
 
 HOST = 7
@@ -74,3 +74,18 @@ def test_one_that_was_only_sent_takes_nothing_back() -> None:
     assert withdrawn(session, program(), Launch(1, 1, (), 2)) == []
     assert withdrawn(session, None, EarlyLaunch(1, 1, (), 2)) == []
     assert withdrawn(session, program(), EarlyLaunch(1, 1, (), 2)) == [SendIsland(3, Drop(1, (2,)))]
+
+
+def test_what_was_covers_of_calls_that_left_as_one_goes_with_them() -> None:
+    session = Harness().launches.sessions[1]
+    as_one = EarlyLaunch(9, 1, (), 4, covers=(2, 3, 4))
+    assert withdrawn(session, program(), as_one) == [SendIsland(3, Drop(1, (2, 3, 4)))]
+
+
+def test_hosts_hear_which_calls_left_as_one() -> None:
+    front = Harness()
+    front.register(program_over(1), 1)
+    front.put(1)
+    launch = EarlyLaunch(9, 1, (1,), 4, covers=(2, 3, 4))
+    (sent,) = to_island(front.launches.admission.call(front.launches.sessions[1], launch), 0, IslandLaunch)
+    assert sent.covers == (2, 3, 4)

@@ -13,13 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray import limits
+from pathways_ray.client.coalesce import LENGTHS
 from pathways_ray.errors import Failure, WireError
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport import messages
 from pathways_ray.transport.messages import (
+    TO_CONTROLLER,
     Codec,
     Completed,
     Drop,
+    EarlyLaunch,
     Free,
     IslandLaunch,
     Launch,
@@ -263,3 +266,12 @@ def test_a_spec_of_more_entries_than_an_array_has_dimensions_is_no_message(spec:
     """A text of a million of them takes a second to write."""
     with pytest.raises(WireError, match="length <= 64"):
         CODECS["TO_CONTROLLER"].decode(encode(Put(1, 1, ArrayType((8,), "int8"), spec)))
+
+
+def test_no_more_launches_leave_as_one_than_a_client_may_have_begun() -> None:
+    """A longer list is refused before anything of it is looked at."""
+    most = EarlyLaunch(1, 1, (), 1, covers=tuple(range(limits.MAX_COVERED)))
+    assert TO_CONTROLLER.decode(encode(most)) == most
+    with pytest.raises(WireError):
+        TO_CONTROLLER.decode(encode(EarlyLaunch(1, 1, (), 1, covers=tuple(range(limits.MAX_COVERED + 1)))))
+    assert max(LENGTHS) <= limits.MAX_COVERED

@@ -157,7 +157,7 @@ class Host:
         self.ended: list[int] = []
         self.holds: Holds | None = None
         self.ends = ""
-        self.confirmed: list[tuple[int, int]] = []
+        self.confirmed: list[tuple[int, ...]] = []
         self.refused: list[int] = []
         self.allowed: list[str] = []
         self.log: list[FromLeader] = []
@@ -310,8 +310,8 @@ class Host:
     def under_way(self) -> int:
         return self.busy
 
-    def confirm(self, number: int, sequence: int) -> None:
-        self.confirmed.append((number, sequence))
+    def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
+        self.confirmed.append((number, sequence, *others))
 
     def refuse_early(self, handed: Handed) -> None:
         self.refused.append(handed.message.results)

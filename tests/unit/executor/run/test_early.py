@@ -59,6 +59,68 @@ def test_a_call_takes_what_an_earlier_one_makes() -> None:
     assert host.enqueued == ["f(x)", "f(f(x))"]
 
 
+# --- several as one ---------------------------------------------------------------------------------------------------
+
+
+def with_calls_in_a_row(host: Host, number: int, count: int = 2, kind: ArrayType = VECTOR) -> None:
+    """A program of `count` calls of `f`, each of what the one before gave."""
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    value = sketch.argument(here, type=kind)
+    for _ in range(count):
+        value = sketch.call("f", value, slice=here, outputs=(kind,))
+    host.program(number, sketch, value)
+
+
+def sent_as_one(*covers: int, program: int = 2, results: int = 602, **how: Any) -> IslandLaunch:
+    return IslandLaunch(6, 1, program, (1,), results, covers=covers, **how)
+
+
+def host_with_three_calls() -> Host:
+    """One that has begun 600 to 602, each of the one before. Program 2 makes the same of 600's argument."""
+    host = host_that_takes_calls()
+    with_calls_in_a_row(host, 2, 3)
+    host.handle(handed(600, 1), handed(601, 600), handed(602, 601))
+    assert host.enqueued == ["f(x)", "f(f(x))", "f(f(f(x)))"]
+    return host
+
+
+def test_calls_that_leave_as_one_are_reported_once_and_what_lies_between_goes() -> None:
+    host = host_with_three_calls()
+    host.handle(Drop(1, (500,)), sent_as_one(600, 601, 602))
+    assert (host.confirmed, len(host.enqueued)) == ([(-3, 6, -1, -2)], 3)
+    assert host.buffers() == {1: "x", 602: "f(f(f(x)))"}
+    assert host.core.early.taken == {}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(sent_as_one(599, 600, 601, 602), id="one was not begun"),
+        pytest.param(sent_as_one(600, 601, 602, 602), id="one is named twice"),
+        pytest.param(sent_as_one(600, 601, results=602), id="the last one is not named"),
+        pytest.param(sent_as_one(600, 601, 602, program=3), id="gives another type"),
+        pytest.param(sent_as_one(600, 601, 602, cancelled=Failure("Cancelled", "late")), id="cancelled"),
+    ],
+)
+def test_calls_that_leave_as_another_one_are_forgotten_and_that_one_runs(sent: IslandLaunch) -> None:
+    host = host_with_three_calls()
+    with_calls_in_a_row(host, 3, 3, ArrayType((3,), "float32"))
+    host.handle(Drop(1, (500,)), sent)
+    assert host.confirmed == [(599 - number, 0) for number in (600, 601, 602) if number in sent.covers]
+    assert [sequence for sequence, _ in host.watched] == [-1, -2, -3, 6]
+    assert host.buffers().keys() <= {1, 602}
+    host.handle(DropSession(1))
+    assert host.core.early.taken == {}
+
+
+def test_calls_that_leave_as_one_of_a_program_that_is_gone_are_forgotten() -> None:
+    host = host_with_three_calls()
+    host.handle(Drop(1, (500,)), sent_as_one(600, 601, 602, program=9))
+    assert host.confirmed == [(-1, 0), (-2, 0), (-3, 0)]
+    assert host.buffers() == {1: "x"}
+
+
 # --- what another host hands over -------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 
+import msgspec
 import pytest
 
 from pathways_ray.errors import Failure
@@ -29,6 +30,35 @@ def reports(sent: queue.SimpleQueue[Message]) -> Reports:
 def test_what_stands_alone_is_told_at_once(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
     reports.done(1, 20, behind=0)
     assert sent.get_nowait() == Done((1,), (20,))
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_what_was_sent_as_one_took_what_all_of_it_took(
+    over: bool, reports: Reports, sent: queue.SimpleQueue[Message]
+) -> None:
+    """Those before the last one are over; that one may be yet to end, or to be heard of."""
+    for number in (-1, -2):
+        reports.done(number, 20, behind=0)
+    if over:
+        reports.done(-3, 5, behind=0)
+    reports.sent(-3, 7, 0, others=(-1, -2))
+    if not over:
+        assert sent.empty()
+        reports.done(-3, 5, behind=0)
+    assert sent.get_nowait() == Done((7,), (45,))
+    reports.done(7, 5, behind=0)
+    assert sent.get_nowait() == Done((7,), (5,)), "it is counted once"
+    assert len(reports.early) == 0
+
+
+def test_what_was_sent_as_one_fails_as_the_last_of_it(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    reports.done(-1, 20, behind=0)
+    reports.failed(msgspec.structs.replace(FAILED, sequence=-2))
+    reports.sent(-2, 7, 0, others=(-1,))
+    assert sent.get_nowait() == FAILED
+    reports.done(7, 5, behind=0)
+    assert sent.get_nowait() == Done((7,), (5,)), "nothing is kept of it"
+    assert len(reports.early) == 0
 
 
 def test_launches_that_follow_each_other_are_told_together(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:

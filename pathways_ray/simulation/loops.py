@@ -1,0 +1,71 @@
+"""The loops of a simulated user, `y = f(y)`: without a look, or with one at each value before the next call."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Protocol
+
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import Layout
+from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
+from pathways_ray.simulation.mover import SimulatedMover
+from pathways_ray.simulation.network import Process
+from pathways_ray.simulation.programs import Drawn
+
+LOOK_S = 0.002
+"""A user whose value is not there looks again after this time."""
+
+
+class LoopingClient(Protocol):
+    """A client with a loop."""
+
+    process: Process
+    random: Random
+    mover: SimulatedMover
+    handles: dict[int, Handle]
+    data: ClientData
+    loops: list[WaitingLoop]
+    over: bool
+
+    @property
+    def world(self) -> DataEnvironment: ...
+
+    def launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]: ...
+
+    def put(self, layout: Layout) -> Handle: ...
+
+    def drop(self, handle: Handle) -> None: ...
+
+    def slice_of(self, layout: Layout) -> PlacedSlice: ...
+
+
+def go_round(client: LoopingClient, program: Drawn) -> None:
+    """Calls a program with its result, again and again; only some values are kept."""
+    handle, random = client.put(program.arguments[0]), client.random
+    if (waits := client.world.settings.waits) and random.random() < waits:
+        return WaitingLoop(client, program, handle, random.choice([9, 33, 200])).go_on()
+    for _ in range(random.choice([4, 9, 33])):
+        (result,) = client.launch(program, [handle])
+        if random.random() < 0.95:
+            client.drop(handle)
+        handle = result
+
+
+class WaitingLoop:
+    """Rounds of which each value is looked at: so many are left, and the next one takes `handle`."""
+
+    def __init__(self, client: LoopingClient, program: Drawn, handle: Handle, rounds: int) -> None:
+        self.client, self.program, self.handle, self.rounds = client, program, handle, rounds
+        client.loops.append(self)
+
+    def go_on(self) -> None:
+        client, handle = self.client, self.handle
+        if client.over or not self.rounds or handle.number not in client.handles or handle.record.failure is not None:
+            return client.loops.remove(self)
+        if not client.mover.held and not handle.fetches:
+            self.rounds -= 1
+            (self.handle,) = client.launch(self.program, [handle])
+            if client.random.random() < 0.95:
+                client.drop(handle)
+            client.data.fetch(self.handle, client.slice_of(self.handle.layout))
+        client.world.network.after(client.process, LOOK_S, self.go_on)
