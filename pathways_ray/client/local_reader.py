@@ -13,9 +13,11 @@ import os
 import select
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
+from pathways_ray.transport.busy_poll import BusyPoll
 from pathways_ray.transport.local_sockets import MAX_ANSWER_BYTES
 
 Take = Callable[[bytes], None]
@@ -53,6 +55,7 @@ class LocalReader:
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
         self._sockets: dict[int, tuple[socket.socket, Take]] = {}
+        self._busy = BusyPoll()
         self._received: deque[tuple[socket.socket, Take, bytes]] = deque()
 
     def add(self, connection: socket.socket, take: Take) -> None:
@@ -158,7 +161,7 @@ class LocalReader:
     def _receive(self, limit_s: float) -> bool:
         """Reads a batch of each socket that has one; False when nothing came before the limit, or a wake."""
         woken = False
-        for number, _ in self._poll.poll(limit_s) or ((-1, 0),):
+        for number, _ in self._polled(limit_s) or ((-1, 0),):
             if number in self._sockets:
                 self._read(number)
                 continue
@@ -166,6 +169,18 @@ class LocalReader:
                 os.eventfd_read(self._wake)
             woken = True
         return bool(self._received) or not woken  # looked at behind the sockets: what has come counts
+
+    def _polled(self, limit_s: float) -> list[tuple[int, int]]:
+        """The sockets that have something, once one has, or the limit has passed."""
+        if not limit_s:
+            return self._poll.poll(0.0)
+        busy, found = self._busy, list[tuple[int, int]]()
+        if busy.begins(time.perf_counter()):
+            while not (found := self._poll.poll(0.0)) and busy.goes_on(time.perf_counter()):
+                os.sched_yield()
+        found = found or self._poll.poll(limit_s)
+        busy.came(time.perf_counter())
+        return found
 
     def _take_received(self) -> None:
         received = self._received

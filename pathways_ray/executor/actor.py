@@ -51,7 +51,9 @@ from pathways_ray.transport.messages import (
 from pathways_ray.transport.tls import trust_of
 
 if TYPE_CHECKING:
+    from pathways_ray.executor.compile.compiler import Compiler
     from pathways_ray.executor.data.device_transfer import DeviceTransfer
+    from pathways_ray.executor.data.server import DataServer
     from pathways_ray.executor.profiling.profiler import Computed, Ran, Timeline
     from pathways_ray.executor.run.leading import Leader
 
@@ -127,7 +129,6 @@ class HostExecutor(Inspectable):
         from pathways_ray.executor.compile.compiler import Compiler
         from pathways_ray.executor.data.buffer_store import BufferStore
         from pathways_ray.executor.data.device_transfer import DeviceTransfer
-        from pathways_ray.executor.data.server import DataServer
         from pathways_ray.executor.profiling.order_check import OrderReporter
         from pathways_ray.executor.run.dispatcher import Dispatcher
         from pathways_ray.transport.neighbours import machine
@@ -166,11 +167,7 @@ class HostExecutor(Inspectable):
         self.dispatcher.inbox.put([Joined(self.epoch)])
         if self.check_order:
             self.dispatcher.observe(OrderReporter(self.host, members, self._send))
-        log = LogReader(self.host, self.epoch, self.link_secret, self.dispatcher.take)
-        reach = (self.listen, self._say_stored, self.dispatcher.hand, {streams.LOG_STREAM: log.serve})
-        self.data = data = DataServer(self.host, compiler, self.store, reply.data_secret, *reach)
-        self.dispatcher.refuse_early = lambda handed: data.later(data.early.refuse, handed)
-        self.dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)
+        self.data = self._serve_data(compiler, reply.data_secret)
         shared = self.backend.shares_memory and not self.hardware.memory
         self.pool = node if shared else ""
         self.hardware = described(self.hardware, local[:devices], self.backend.memory(local[0]))
@@ -179,6 +176,18 @@ class HostExecutor(Inspectable):
             self._lead(self.dispatcher.core.leader)
         self._link(reply.scheduler_address, transfer, devices)
         compiler.sandbox.start()
+
+    def _serve_data(self, compiler: Compiler, secret: str) -> DataServer:
+        """Serves clients, and the followers of the island's leader."""
+        from pathways_ray.executor.data.server import DataServer
+
+        dispatcher = self.dispatcher
+        log = LogReader(self.host, self.epoch, self.link_secret, dispatcher.take)
+        reach = self.listen, self._say_stored, dispatcher.hand, {streams.LOG_STREAM: log.serve}
+        data = DataServer(self.host, compiler, self.store, secret, *reach, dispatcher.busy_poll())
+        dispatcher.refuse_early = lambda handed: data.later(data.early.refuse, handed)
+        dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)
+        return data
 
     def _join_group(self, coordinator: str) -> None:
         """Makes the hosts of the island one JAX group; each sees the devices of all."""

@@ -12,13 +12,16 @@ import array
 import asyncio
 import contextlib
 import hmac
+import os
 import secrets
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from pathways_ray.transport.busy_poll import BusyPoll
 from pathways_ray.transport.rooms import Room
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -89,13 +92,16 @@ class LocalServer(Generic[Owner]):
     Args:
         take: gets the owner of a connection, the connection, a message, and the file that came with it.
         opened: gets the owner of a connection that is open now, and the connection, before the other end knows.
+        busy: has the loop look again and again for what comes next, where that comes soon.
     """
 
     def __init__(
         self,
         take: Callable[[Owner, socket.socket, bytes, SharedFile | None], None],
         opened: Callable[[Owner, socket.socket], None] = lambda owner, connection: None,
+        busy: BusyPoll | None = None,
     ) -> None:
+        self._busy, self._looks = busy, False
         self._take, self._opened = take, opened
         self._loop = asyncio.get_running_loop()
         self._invited: dict[bytes, tuple[Owner, bytes]] = {}
@@ -194,9 +200,21 @@ class LocalServer(Generic[Owner]):
         if not data:
             self._end(connection)
         elif connection in self._open:
+            if self._busy is not None:
+                self._busy.came(time.perf_counter())
             self._take(self._open[connection], connection, data, file)
+            if self._busy is not None and self._busy.begins(time.perf_counter()) and not self._looks:
+                self._look()
         else:
             self._greet(connection, data)
+
+    def _look(self) -> None:
+        """Keeps the loop from sleeping while it pays."""
+        assert self._busy is not None
+        self._looks = self._busy.goes_on(time.perf_counter())
+        if self._looks:
+            os.sched_yield()
+            self._loop.call_soon(self._look)
 
     def _greet(self, connection: socket.socket, tag: bytes) -> None:
         # A tag is looked up, and not compared: it is random, and is good once.

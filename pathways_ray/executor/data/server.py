@@ -44,6 +44,7 @@ from pathways_ray.observe.views import MAX_STOPPED, Arriving
 from pathways_ray.transport import links, streams
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.batcher import MAX_HEADER_BYTES, check_batch
+from pathways_ray.transport.busy_poll import BusyPoll
 from pathways_ray.transport.capabilities import grant_of, is_slice_tag, session_of
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.local_sockets import LocalServer
@@ -83,7 +84,9 @@ class DataServer:
         report: Callable[[wire.Message], None],
         hand: Callable[[Handed], bool] = lambda handed: False,
         others: Mapping[str, links.Handler] = MappingProxyType({}),
+        busy: BusyPoll | None = None,
     ) -> None:
+        self._busy = busy
         self.host = host
         self.compiler = compiler
         self.store = store
@@ -104,7 +107,7 @@ class DataServer:
     async def _main(self, listen: ListenConfig) -> None:
         try:
             self._loop = asyncio.get_running_loop()
-            self.local: LocalServer[ClientStream] = LocalServer(self._take_local)
+            self.local: LocalServer[ClientStream] = LocalServer(self._take_local, busy=self._busy)
             self.fetches = FetchServer(self.reader, self.local)
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream, **self._others},

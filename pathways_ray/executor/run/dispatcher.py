@@ -45,6 +45,7 @@ from pathways_ray.executor.run.watchers import Watched, Watcher, kept_by_earlier
 from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.story import Entry
+from pathways_ray.transport.busy_poll import BusyPoll
 from pathways_ray.transport.messages import Decided, FromLeader, Heartbeat, Holds, Message, Peer, Running
 from pathways_ray.waits import get_within
 
@@ -124,6 +125,13 @@ class Dispatcher:
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
         return sum([watcher.queued.qsize() for watcher in list(self._watchers.values())])  # a list: others add to them
+
+    def busy_poll(self) -> BusyPoll | None:
+        """Whether a thread that waits for calls looks again and again: while all that was enqueued is over. Not on an
+        island of several hosts, where another thread enqueues, and a collective wants the cores."""
+        if self.multi_host:
+            return None
+        return BusyPoll(lambda: all(watcher.is_idle for watcher in list(self._watchers.values())))
 
     def observe(self, observer: LaunchObserver) -> None:
         """Has an observer see the launches that come from now on."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from pathways_ray.client.local_reader import LocalReader, Sleeper
+from pathways_ray.transport.busy_poll import FEW, POLL_S
 
 LIMIT_S = 20.0
 NEVER_S = 3600.0
@@ -54,6 +55,21 @@ def ends() -> Iterator[Ends]:
 def ended(thread: threading.Thread) -> bool:
     thread.join(LIMIT_S)
     return not thread.is_alive()
+
+
+def test_a_leader_that_looks_again_and_again_reads_all_and_sleeps_in_the_end(ends: Ends) -> None:
+    """Once waits were short, what comes while it looks, and what comes when it sleeps, is taken alike."""
+    for number in range(3 * FEW):
+        ends.there.send(b"%d" % number)
+        with ends.reader.leading:
+            assert ends.reader.lead(lambda: len(ends.came) > number, NEVER_S)  # noqa: B023
+    for number in range(3 * FEW, 3 * FEW + 3):
+        leader = ends.lead(number + 1)
+        leader.join(20 * POLL_S)
+        assert leader.is_alive(), "nothing has come yet"
+        ends.there.send(b"%d" % number)
+        assert ended(leader)
+    assert ends.came == [b"%d" % number for number in range(3 * FEW + 3)]
 
 
 def test_the_leader_reads_until_it_has_what_it_waits_for(ends: Ends) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from pathways_ray.transport import local_sockets
+from pathways_ray.transport.busy_poll import BusyPoll
 from pathways_ray.transport.local_sockets import Invitation, LocalServer, LocalSocket, NotLocal
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -26,7 +27,8 @@ LIMIT_S = 20.0
 class Server:
     """A local server on a loop in a thread, which notes what it takes."""
 
-    def __init__(self) -> None:
+    def __init__(self, busy: BusyPoll | None = None) -> None:
+        self._busy = busy
         self.took: list[tuple[str, bytes, SharedFile | None]] = []
         self.came = threading.Semaphore(0)
         self.loop = asyncio.new_event_loop()
@@ -35,7 +37,7 @@ class Server:
         self.server: LocalServer[str] = self.run(self._made)
 
     def _made(self) -> LocalServer[str]:
-        return LocalServer(self._take)
+        return LocalServer(self._take, busy=self._busy)
 
     def _take(self, owner: str, connection: socket.socket, data: bytes, file: SharedFile | None) -> None:
         self.took.append((owner, data, file))
@@ -52,6 +54,12 @@ class Server:
         found: Invitation = self.run(self.server.invite, owner)
         return found
 
+    def end(self) -> None:
+        self.run(self.server.close)
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join(LIMIT_S)
+        self.loop.close()
+
     def next(self) -> tuple[str, bytes, SharedFile | None]:
         assert self.came.acquire(timeout=LIMIT_S)
         return self.took.pop(0)
@@ -61,10 +69,44 @@ class Server:
 def server() -> Iterator[Server]:
     made = Server()
     yield made
-    made.run(made.server.close)
-    made.loop.call_soon_threadsafe(made.loop.stop)
-    made.thread.join(LIMIT_S)
-    made.loop.close()
+    made.end()
+
+
+class Looks(BusyPoll):
+    """Looks so many times behind each message."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.left, self.looked = times, 0, 0
+        self.over = threading.Event()
+
+    def begins(self, now: float) -> bool:
+        self.left = self.times
+        self.over.clear()
+        return True
+
+    def goes_on(self, now: float) -> bool:
+        self.left -= 1
+        self.looked += 1
+        if self.left < 0:
+            self.over.set()
+        return self.left >= 0
+
+
+def test_a_server_looks_for_what_comes_next_and_serves_all_meanwhile() -> None:
+    looks = Looks(2000)
+    server = Server(looks)
+    ours, theirs = (LocalSocket(server.invite(owner)) for owner in ("ours", "theirs"))
+    for number in range(20):
+        for name, end in (("ours", ours), ("theirs", theirs)):
+            assert end.send(b"%d" % number)
+            assert server.next()[:2] == (name, b"%d" % number)
+            assert server.run(lambda: 7) == 7, "the loop does what else there is"
+    assert looks.over.wait(LIMIT_S), "it sleeps once it does not pay"
+    assert 2000 < looks.looked <= 41 * 2001
+    ours.close()
+    theirs.close()
+    server.end()
 
 
 def test_a_file_comes_with_its_message(server: Server) -> None:
