@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop
+from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, needs_all
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Graph, Ref
 from pathways_ray.ir.repeat import joined, repeated
@@ -330,11 +330,13 @@ class Coalescer:
         self, repetition: Repetition, segment: Sequence[Launch], rounds: int, absorbed: set[int]
     ) -> Iterator[Launch]:
         """Rounds as one launch, which gives what the last one gives; as they are where that has no consecutive numbers,
-        or where the last launch is cancelled."""
+        or where the last launch is cancelled, or where its host has begun all, and it needs not all of them."""
         shape, given, outputs = repetition.shape, repetition.given, self._outputs
         last, end = segment[-shape.period :], segment[-1]
         covered = tuple(launch.launch for launch in segment[:-1])
         first_made = _first_number(last, given)
+        if type(end) is EarlyLaunch and shape.period > 1 and not needs_all(segment, outputs):
+            first_made = 0  # it would not fail with them
         if first_made:
             self._coalesced[end.launch] = CoalescedLaunch(covered, repetition, rounds)
         if not first_made or end.launch in self._cancelled:

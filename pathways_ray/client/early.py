@@ -145,6 +145,8 @@ class EarlyCalls:
         if record.early not in self.handed:  # its outcome has come meanwhile, in another thread
             self.there.discard(record.early)
         for launch in reversed(list(self.handed)):
+            if self._programs.get(self.handed.get(launch, 0), (NO_HOST, 0))[0] != record.host:
+                continue  # another host may not have begun it
             if launch in self.over:
                 break  # and so are those before it
             if launch <= record.early:

@@ -140,3 +140,13 @@ def _count(shape: Shape, launches: Sequence[Launch], programs: Sequence[int], at
                     return rounds
         rounds, start = rounds + 1, start + period
     return rounds
+
+
+def needs_all(segment: Sequence[Launch], outputs: Mapping[int, int]) -> bool:
+    """Whether the last launch takes what all others make, by way of each other."""
+    needed = set(segment[-1].arguments)
+    for launch in reversed(segment[:-1]):
+        if needed.isdisjoint(range(launch.results, launch.results + outputs[launch.program])):
+            return False
+        needed.update(launch.arguments)
+    return True

@@ -38,7 +38,8 @@ class ControllerAbsence:
         known = outcomes(self.order)
         told = [events.ToController(wire.IslandOutcomes(known))] if known else []
         # Hosts that are apart say it anyway, once they are not.
-        waiting = tuple((one.session, one.results) for one in self.order.queues.launches())
+        launches = self.order.queues.launches()
+        waiting = tuple((one.session, number) for one in launches for number in one.covers or (one.results,))
         recount = [events.ToHosts(wire.Recount(waiting))] if self.members.present and not self.members.apart else []
         return [events.ToController(hello), *told, *recount]
 

@@ -102,6 +102,8 @@ def cancel(queues: Queues, message: wire.CancelLaunch, now: float) -> list[Comma
         queue.ranks.pop(sequence, None)
         queues.ledger.leave(queue.usage)
         commands: list[Command] = [ToController(wire.IslandLaunchFailed(sequence, message.failure))]
+        if covers := found[0].covers:  # hosts have begun these, and hear nothing of this one
+            commands.append(ToHosts(wire.Drop(found[0].session, covers)))
         queues.flush(queue, commands, now)
         return commands
     return []

@@ -24,6 +24,7 @@ class LoopingClient(Protocol):
     mover: SimulatedMover
     handles: dict[int, Handle]
     data: ClientData
+    loop: Drawn | None
     loops: list[WaitingLoop]
     over: bool
 
@@ -60,7 +61,14 @@ class WaitingLoop:
 
     def go_on(self) -> None:
         client, handle = self.client, self.handle
-        if client.over or not self.rounds or handle.number not in client.handles or handle.record.failure is not None:
+        dropped = client.loop is not self.program  # nobody calls it any more
+        if (
+            client.over
+            or dropped
+            or not self.rounds
+            or handle.number not in client.handles
+            or handle.record.failure is not None
+        ):
             return client.loops.remove(self)
         if not client.mover.held and not handle.fetches:
             self.rounds -= 1

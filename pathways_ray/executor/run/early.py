@@ -168,7 +168,7 @@ class EarlyLaunches:
     def sent(self, launch: IslandLaunch, programs: Mapping[int, do.Prepared]) -> tuple[list[do.Instruction], bool]:
         """A launch has come from the scheduler: what becomes of that as which it was taken early, and whether this is
         what was sent. Else it is forgotten, and the launch has yet to begin."""
-        self._note(launch.session, launch.results)
+        self._note(launch.session, max(launch.results, *launch.covers) if launch.covers else launch.results)
         if not self.taken:
             return [], False
         if launch.covers:
@@ -189,7 +189,8 @@ class EarlyLaunches:
         """Several early launches have come as one, which gives what the last of them made, and nothing else of theirs.
 
         That they are the same is the client's word: what it gets is its own. But this has to be of the types that the
-        controller knows, which counts its bytes and compares later launches with them.
+        controller knows, which counts its bytes and compares later launches with them; and no other island may wait for
+        what the program does besides.
         """
         found = [self.taken.pop((launch.session, number), None) for number in launch.covers]
         begun = [early for early in found if early is not None]
@@ -200,9 +201,10 @@ class EarlyLaunches:
         made = dict[int, Any]()
         for early in begun:
             made |= _types(early.launch, early.plan)
-        if len(given) < len(program.plan.plan.results) or not given.items() <= made.items():
+        known = program.plan.computes and len(given) == len(program.plan.plan.results)
+        if not known or not given.items() <= made.items():
             return [one for early in begun for one in early.forget()], False
-        *others, last = [early.launch.sequence for early in begun]
+        *others, last = sorted((early.launch.sequence for early in begun), reverse=True)  # they fall
         gone = tuple([number for early in begun for number in early.made if number not in given])
         return [do.Confirm(last, launch.sequence, tuple(others)), do.Free(launch.session, gone)], True
 

@@ -95,14 +95,18 @@ class HostPlan:
         return bool(self.whole.steps) and not any(isinstance(step, InputBarrier) for step in self.whole.steps)
 
     @functools.cached_property
+    def computes(self) -> bool:
+        """Whether it only computes, on any host, and exchanges nothing with other islands."""
+        return all(isinstance(step, Execute | Regroup | Reshard) for step in self.plan.steps)
+
+    @functools.cached_property
     def may_be_early(self) -> bool:
         """Whether launches may begin before their scheduler sends them: they only compute, no host waits for another
         one before it enqueues, they take the memory of nothing, and make something that they are told by, which is
         small. Clients know that as well, but nobody has looked at what one hands over."""
-        computes = all(isinstance(step, Execute | Regroup | Reshard) for step in self.plan.steps)
         small = bool(self.plan.results) and self._result_bytes <= limits.MAX_EARLY_BYTES
         taken = any(self._donated(step) for step in self.plan.steps)
-        return self.is_unobstructed and computes and not taken and not self.plan.decides and small
+        return self.is_unobstructed and self.computes and not taken and not self.plan.decides and small
 
     def _donated(self, step: HostStep) -> set[int]:
         """The slots of arguments whose memory a step takes."""

@@ -12,7 +12,7 @@ MAX_EARLY = 1024
 
 class RanLaunches(Ring):
     """Number, start and end of each; of early launches the number of what they were sent as. Of two that end at once on
-    different devices one may be missing.
+    different devices one may be missing, and one that left as part of another and ended behind that is.
 
     Args:
         sequence_of: the number that an early launch was sent under; its own, below 0, while it was not.

@@ -24,7 +24,7 @@ def long(v: jax.Array) -> jax.Array:
 def waits(thread: int) -> bool:
     """Whether a thread is inside the wait of a condition that is not one of `threading` itself, or reads for all."""
     frame = sys._current_frames()[thread]
-    if frame.f_code is LocalReader._receive.__code__:
+    if frame.f_code is LocalReader._polled.__code__:
         return True
     caller = frame.f_back
     ours = caller is not None and caller.f_code.co_filename != threading.__file__

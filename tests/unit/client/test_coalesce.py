@@ -97,14 +97,39 @@ def handed(messages: list[Message]) -> list[Message]:
     return [EarlyLaunch(m.launch, m.program, m.arguments, m.results) if isinstance(m, Launch) else m for m in messages]
 
 
+def freed(messages: list[Message]) -> set[int]:
+    return {buffer for message in messages if isinstance(message, Free) for buffer in message.buffers}
+
+
 def test_calls_that_their_host_has_begun_leave_as_one() -> None:
     client = Client()
     warm(client)
-    launch, freed = client.sends(*handed(loop(1, 8)), begun=range(1, 9))
+    launch, free = client.sends(*handed(loop(1, 8)), begun=range(1, 9))
     assert isinstance(launch, EarlyLaunch)
     assert (launch.launch, launch.arguments, launch.results, launch.covers) == (8, (0,), 8, tuple(range(1, 9)))
-    assert freed == Free((0,))
+    assert free == Free((0,))
     assert client.ends(launch) == tuple(range(1, 9))
+
+
+def test_rounds_leave_as_one_only_where_the_last_launch_needs_all_others() -> None:
+    """What is reported is what became of that. `x = f(x); y = g(y)`, whose last launch needs nothing of `x`, leaves one
+    by one where its host has begun it; `x = f(x); x = g(x)` does not."""
+    client = with_two_states()
+    apart = handed(two_states(100, 4))
+    sent = client.sends(*apart, begun=range(1000))
+    assert [m for m in sent if isinstance(m, Launch)] == apart[::2]
+    assert freed(sent) == freed(apart)
+    launches, start = list[Message](), 500
+    for number in range(501, 509):
+        launches += [EarlyLaunch(number, 1 if number % 2 else 4, (start,), number), Free((start,))]
+        start = number
+    for _ in range(3):
+        for message in client.sends(*launches, begun=range(1000)):
+            client.ends(message)
+        client.prepare()
+    together, _ = client.sends(*launches, begun=range(1000))
+    assert isinstance(together, EarlyLaunch)
+    assert together.covers == tuple(range(501, 509))
 
 
 def test_loops_are_found_in_calls_that_hosts_have_begun() -> None:

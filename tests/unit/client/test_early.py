@@ -154,6 +154,18 @@ def test_calls_leave_as_one_whose_values_have_come() -> None:
     assert begun == [True, True, False]
 
 
+def test_what_one_host_has_begun_says_nothing_of_another() -> None:
+    core = core_of_one()
+    core.handle(Prepared(2, KEY, HOST + 1), 0.0)
+    core.early.allowed(HOST + 1, True)
+    elsewhere, _ = call(core)
+    (made,) = core.new_buffers(1)
+    here = core.launch(2, (), [made])
+    core.early.came(made)
+    messages: list[Any] = [elsewhere, here]
+    assert [core.early.is_begun(message) for message in messages] == [False, True]
+
+
 def test_calls_do_not_leave_as_one_that_a_host_has_left_or_that_came_with_values() -> None:
     core, inline = core_of_one(), ((0, b"12345678"),)
     (left, x), (after, _) = call(core), call(core)

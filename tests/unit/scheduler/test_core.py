@@ -125,7 +125,7 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
     core = SchedulerCore(3, (0,), 1)
     core.handle(HostConnected(up(0)), 0.0)
     core.handle(ControllerMessage(Program(7, b"", {}, islands=2, cross_island=True)), 0.0)
-    one, two, three = (IslandLaunch(n, 1, 7, (), 10 * n, launch=n + 50) for n in (1, 2, 3))
+    one, two, three = (IslandLaunch(n, 1, 7, (), 10 * n, launch=n + 50, covers=(29, 30) * (n == 3)) for n in (1, 2, 3))
     for called in (one, two, three, IslandLaunch(4, 1, 7, (), -3), IslandLaunch(5, 1, 7, (-3,), 60, launch=55)):
         core.handle(ControllerMessage(called), 0.0)
     core.handle(HostMessage(0, 1, Done((1,), (5,))), 1.0)
@@ -138,7 +138,7 @@ def test_the_next_controller_hears_the_highest_numbers_and_what_hosts_hold() -> 
     assert core.handle(ControllerConnected("here:1"), 6.0) == [
         ToController(IslandUp(3, "here:1", 5, 7)),
         ToController(IslandOutcomes(told)),
-        ToHosts(Recount(((1, 30),))),
+        ToHosts(Recount(((1, 29), (1, 30)))),
     ]
     held = HostUp(0, 1, "t", "d", 2, 1, holds=Holds({1: (4,)}, ()))
     assert core.handle(HostMessage(0, 1, held), 6.1) == [ToController(held)]

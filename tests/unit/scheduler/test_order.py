@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from pathways_ray.errors import Failure
@@ -629,6 +630,15 @@ def test_a_launch_that_waits_is_taken_out_of_the_queue() -> None:
     assert [c.message for c in commands if isinstance(c, ToHosts)] == [Drop(1, (4,))]
     assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(3)]
     assert island.order.ledger.active == 1
+
+
+def test_hosts_drop_what_a_launch_covers_that_is_taken_out() -> None:
+    """They have begun these, and hear nothing of the launch itself."""
+    island = serving(0, window=1)
+    island.from_controller(run(1))
+    island.from_controller(msgspec.structs.replace(run(2), covers=(600, 601)))
+    commands = island.from_controller(CancelLaunch(2, CANCELLED))
+    assert [c.message for c in commands if isinstance(c, ToHosts)] == [Drop(1, (600, 601))]
 
 
 def test_a_launch_in_the_middle_or_alone_is_taken_out_too() -> None:

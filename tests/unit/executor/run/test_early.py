@@ -121,6 +121,49 @@ def test_calls_that_leave_as_one_of_a_program_that_is_gone_are_forgotten() -> No
     assert host.buffers() == {1: "x"}
 
 
+def far(host: Host, number: int, receives: bool) -> None:
+    """A program that gives what `f` gives, and sends it to another island, or takes it from there."""
+    sketch = Sketch()
+    here, there = sketch.slice("0.0", "0.1"), sketch.slice("5.0", island=-1)
+    if receives:
+        results = [sketch.call("f", sketch.call("far", sketch.argument(there), slice=there), slice=here)]
+    else:
+        made = sketch.call("f", sketch.argument(here), slice=here)
+        results = [made, sketch.call("far", made, slice=there)]
+    host.plan = sketch.planned(*results).plans[0]
+    host.ready(number)
+
+
+@pytest.mark.parametrize("receives", [False, True])
+def test_nothing_covers_what_another_island_waits_for(receives: bool) -> None:
+    """A client may say so: its launch is begun nevertheless, and the other island gets its part."""
+    host = host_that_takes_calls()
+    far(host, 2, receives)
+    host.handle(handed(600, 1), IslandLaunch(6, 1, 2, (1,), 600, covers=(600,)))
+    assert host.confirmed == [(-1, 0)]
+
+
+def test_a_call_that_comes_late_is_not_begun_that_left_with_others() -> None:
+    """They gave what one before it made: its own number is higher."""
+    host = host_that_takes_calls()
+    with_calls_in_a_row(host, 2, 1)
+    host.handle(handed(600, 1), IslandLaunch(6, 1, 2, (1,), 600, covers=(600, 601)), handed(601, 600))
+    assert host.refused == [601]
+    assert host.core.early.taken == {}
+
+
+def test_in_whatever_order_calls_are_named_the_last_one_is_reported() -> None:
+    host = host_with_three_calls()
+    host.handle(sent_as_one(602, 600, 601))
+    assert host.confirmed == [(-3, 6, -1, -2)]
+
+
+def test_calls_that_left_as_one_and_wait_with_the_scheduler_stay_as_the_controller_dies() -> None:
+    host = host_with_three_calls()
+    host.handle(Recount(((1, 600), (1, 601), (1, 602))), sent_as_one(600, 601, 602))
+    assert (host.confirmed, len(host.enqueued)) == ([(-3, 6, -1, -2)], 3)
+
+
 # --- what another host hands over -------------------------------------------------------------------------------------
 
 
