@@ -330,7 +330,7 @@ class Coalescer:
         self, repetition: Repetition, segment: Sequence[Launch], rounds: int, absorbed: set[int]
     ) -> Iterator[Launch]:
         """Rounds as one launch, which gives what the last one gives; as they are where that has no consecutive numbers,
-        or where the last launch is cancelled, or where its host has begun all, and it needs not all of them."""
+        where the last launch is cancelled, or where it is an early one that does not need all the others."""
         shape, given, outputs = repetition.shape, repetition.given, self._outputs
         last, end = segment[-shape.period :], segment[-1]
         covered = tuple(launch.launch for launch in segment[:-1])

@@ -124,7 +124,7 @@ class EarlyCalls:
         ]
 
     def is_begun(self, launch: EarlyLaunch) -> bool:
-        """Whether the host of a call has begun it, with arguments of which it came with none, as far as is known."""
+        """Whether the host of a call has begun it, as far as is known. False for one that carries arguments."""
         number = launch.launch
         return number in self.over and number not in self._left and 0 not in launch.arguments
 
