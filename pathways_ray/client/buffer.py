@@ -101,9 +101,15 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
         elif self.donated is PENDING:
             self.donated = READY
 
+    def names_cause_of(self, symptom: Failure) -> bool:
+        """Whether the outcome of the launch that makes it names the cause of what a host says in place of its value: an
+        argument that is not there may never have been made, since its launch was cancelled."""
+        return self.state is PENDING and symptom.kind == "BufferLost"
+
     def cancel_late(self, failure: Failure) -> None:
-        """Notes that the launch that makes it is cancelled, and yet runs to its end."""
-        if self.state is PENDING or self.donated is PENDING:
+        """Notes that the launch that makes it is cancelled, and yet runs to its end. Hosts drop what it makes, even if
+        its value has come before."""
+        if self.state is PENDING or self.donated is PENDING or self.early:
             self.late = True
             self.fail(failure)
 

@@ -112,7 +112,9 @@ class Fetches:
             self._core.early.came(record)
             return found
         except PathwaysError as error:
-            if error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
+            if error.failure is not None and record.names_cause_of(error.failure):
+                self._driver.wait(record)  # without a limit, as who waits for the array: every launch has an outcome
+            elif error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
                 self._wait_for_cause(record)
             if record.failure is not None:
                 raise from_failure(record.failure) from None

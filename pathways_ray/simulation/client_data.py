@@ -68,10 +68,12 @@ def early_delays(random: Random) -> tuple[float, float]:
 
 @dataclass(eq=False)
 class Fetch:
-    """A fetch: the hosts that have yet to answer."""
+    """A fetch: the hosts that have yet to answer. What one of them has `refused` it with is what its user sees, unless
+    the outcome of the launch that makes the array names the cause."""
 
     handle: Handle
     waiting: set[int]
+    refused: Failure | None = None
     shards: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
@@ -190,8 +192,8 @@ class ClientData:
             return
         handle = fetch.handle
         if isinstance(found, Failure):
-            self.world.checker.fetch_failed(self.session, handle.number, found, handle.revived)
-            self._end_fetch(fetch)
+            fetch.refused = found
+            self.end_failed_fetches()
             return
         fetch.waiting.discard(host)
         fetch.shards.update({(host, device): value for device, value in found.items()})
@@ -201,9 +203,15 @@ class ClientData:
             self._end_fetch(fetch)
 
     def end_failed_fetches(self) -> None:
-        """Ends the fetches of buffers that the client knows to have failed."""
-        for fetch in [fetch for fetch in self.fetches if fetch.handle.record.failure is not None]:
-            self._end_fetch(fetch)
+        """Ends the fetches of buffers that the client knows to have failed, and those that hosts have refused, but for
+        those whose launch says why."""
+        for fetch in list(self.fetches):
+            record, refused = fetch.handle.record, fetch.refused
+            if record.failure is not None:
+                self._end_fetch(fetch)
+            elif refused is not None and not record.names_cause_of(refused):
+                self.world.checker.fetch_failed(self.session, record.id, refused, fetch.handle.revived)
+                self._end_fetch(fetch)
 
     def _end_fetch(self, fetch: Fetch) -> None:
         self.fetches.remove(fetch)

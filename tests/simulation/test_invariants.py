@@ -112,6 +112,17 @@ def test_a_cancelled_launch_ends_once_and_leaves_nothing(faults: int) -> None:
     assert cancelled["all"] - cancelled["late"] > 25
 
 
+def test_who_looks_at_what_a_cancelled_launch_was_to_give_hears_that_it_was_cancelled() -> None:
+    """And not that it is lost, as hosts say that have been given nothing: in some of these runs they are the first to
+    say something. Nor does anybody wait for what was there, and was dropped since."""
+    lost = (341150, 341291, 341336, 341372)
+    for seed in (*lost, *range(341000, 341000 + drawn(20))):
+        settings = replace(Settings.drawn(seed, 0, ""), cancels=0.2, waits=0.7)
+        assert World(seed, settings).run().violations == [], f"seed {seed}"
+    settings = replace(Settings.drawn(341160, 5, ""), cancels=0.3, waits=0.5)
+    assert World(341160, settings).run().violations == []
+
+
 @pytest.mark.parametrize(
     ("islands", "first", "seeds"),
     [

@@ -25,6 +25,7 @@ from pathways_ray.transport.messages import (
     CancelRefused,
     Completed,
     DonationsDecided,
+    EarlyLaunch,
     Free,
     HostAddress,
     Launch,
@@ -727,6 +728,21 @@ def test_a_launch_that_has_begun_fails_here_at_once_and_its_outcome_changes_noth
     script.handle(LaunchFailed(1, late))
     script.handle(CancelRefused(1, late))
     assert state(x) == [FAILED]
+
+
+def test_a_launch_that_cannot_be_taken_back_leaves_nothing_of_what_has_come_already() -> None:
+    """Its host had it early, and its value was there before the controller had the hosts drop it: nobody has it now."""
+    script = Script()
+    script.core.early.prepared(1, 1, 0)
+    script.core.early.allowed(0, True)
+    (x,) = script.core.new_buffers(1)
+    assert isinstance(script.core.launch(1, (), [x]), EarlyLaunch)
+    script.handle(Cancelling(x))
+    script.core.early.came(x)
+    assert state(x) == [READY]
+    script.handle(CancelRefused(1, Failure("Cancelled", "while it ran")))
+    assert state(x) == [FAILED]
+    assert x.failure is not None
 
 
 def test_there_is_nothing_to_cancel_in_what_is_there() -> None:

@@ -31,6 +31,7 @@ from pathways_ray.client.uploads import upload
 from pathways_ray.errors import (
     BufferDeleted,
     BufferLost,
+    Cancelled,
     ControllerLost,
     ExecutionError,
     Failure,
@@ -304,6 +305,50 @@ def test_the_cause_of_a_failed_fetch_is_named_by_the_successor_of_a_controller_t
     assert began.wait(LIMIT_S)
     own.handle(Resumed(SessionResumed("secret", 1, (), (), (1,))))
     with pytest.raises(BufferLost, match="when the session had another controller"):
+        fetching.end()
+
+
+def refused(offline: Offline) -> tuple[pw.Array, Background]:
+    """An array whose launch has no outcome, and its fetch: the host has not got an argument, and has said so."""
+    (z,) = offline.session.launch(1, [], (offline.kind,))
+    asked = threading.Event()
+
+    def missing(_: int) -> Any:
+        asked.set()
+        raise from_failure(Failure("BufferLost", "buffer 12 is not on this host (host restarted?)"))
+
+    offline.hosts.fetched = missing
+    fetching = Background(lambda: np.asarray(z))
+    assert asked.wait(LIMIT_S)
+    threading.Event().wait(0.1)
+    assert fetching.waits
+    return z, fetching
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "text"),
+    [
+        (LaunchFailed(1, Failure("Cancelled", "before it began")), Cancelled, "before it began"),
+        (LaunchFailed(1, Failure("BufferLost", "host 0 was lost with it")), BufferLost, "host 0 was lost with it"),
+        (Completed((1,)), BufferLost, "buffer 12 is not on this host"),
+        (SessionEnded("the tenant is gone"), SessionClosed, "the tenant is gone"),
+    ],
+)
+def test_a_fetch_that_lacks_an_argument_waits_until_the_launch_says_why(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch, said: Any, seen: type[Exception], text: str
+) -> None:
+    """A launch before was cancelled, or is lost. However long others of its session take, which are reported first."""
+    monkeypatch.setattr(fetches, "CAUSE_LIMIT_S", 0.0)
+    _, fetching = refused(offline)
+    offline.say(said)
+    with pytest.raises(seen, match=text):
+        fetching.end()
+
+
+def test_a_fetch_that_lacks_an_argument_ends_with_the_array(offline: Offline) -> None:
+    z, fetching = refused(offline)
+    z.delete()
+    with pytest.raises(BufferDeleted, match="it was deleted"):
         fetching.end()
 
 
