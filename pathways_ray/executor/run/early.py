@@ -210,9 +210,9 @@ class EarlyLaunches:
 
     def dropped(self, session: int, buffers: Collection[int]) -> list[do.Instruction]:
         """The results of launches are dropped: nobody sends those any more that were taken early, or will yet be handed
-        over by another host."""
-        if (least := min(buffers, default=0)) < 0:
-            self._note(session, least)
+        over, as by a client that has cancelled one meanwhile."""
+        for number in (min(buffers, default=0), max(buffers, default=0)):
+            self._note(session, number)
         found = [self.taken.pop((session, number), None) for number in buffers] if self.taken else []
         return [one for early in found if early is not None for one in early.forget()]
 

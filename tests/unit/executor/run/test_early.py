@@ -152,6 +152,14 @@ def test_a_call_that_comes_late_is_not_begun_that_left_with_others() -> None:
     assert host.core.early.taken == {}
 
 
+def test_a_call_that_comes_late_is_not_begun_that_was_cancelled() -> None:
+    """It waited for its scheduler, which hosts heard nothing of: nobody would drop what it makes."""
+    host = host_that_takes_calls()
+    host.handle(Drop(1, (500, 600)), handed(600, 1), handed(601, 1))
+    assert host.refused == [600]
+    assert [results for _, results in host.core.early.taken] == [601]
+
+
 def test_in_whatever_order_calls_are_named_the_last_one_is_reported() -> None:
     host = host_with_three_calls()
     host.handle(sent_as_one(602, 600, 601))
