@@ -56,7 +56,8 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
                 SendClient(session.id, BuffersLost((message.buffer,), failure)),
             ]
         session.keep(message.buffer, Buffer(kind, 0))
-        session.arriving[message.buffer] = Arriving(set(place.hosts))
+        epochs = {host: message.epochs[host] for host in place.hosts if host in message.epochs}
+        session.arriving[message.buffer] = Arriving(set(place.hosts), epochs)
         early = session.early.pop(message.buffer, {})
         return [command for report in early.values() for command in stored(session, report)]
     return []
@@ -80,6 +81,17 @@ def sent_to_ended_process(
             text = f"buffer {buffer} went to host {number} just before that was lost; upload it again"
             return Failure("BufferLost", text, host=number)
     return None
+
+
+def host_began(tables: Tables, session: Session, host: int) -> list[Send]:
+    """Gives up the uploads that went to a process which was a host before the one that is up now. Of one that ended
+    under the controller before, this one has not heard."""
+    commands: list[Send] = []
+    for number, arriving in list(session.arriving.items()):
+        failure = sent_to_ended_process(tables, arriving.hosts & {host}, number, arriving.epochs)
+        if failure is not None:
+            commands += lose(session, number, session.buffers[number], failure)
+    return commands
 
 
 def stored(session: Session, message: Stored) -> list[Send]:

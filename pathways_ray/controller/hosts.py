@@ -45,9 +45,9 @@ class Hosts:
         tables = self.tables
         before = tables.hosts.get(message.host)
         lost = self.lose(before, "it started again") if before is not None and before.orphaned else []
-        return lost + self._up(island, message)
+        return lost + self._up(island, message, {})  # what was uploaded under another controller has been entered
 
-    def _up(self, island: int, message: HostUp) -> list[Send]:
+    def _up(self, island: int, message: HostUp, waiting: Mapping[int, Collection[int]]) -> list[Send]:
         tables, holds = self.tables, message.holds
         # One that lived on, without its scheduler or the controller, has data of launches that peers still wait for.
         since = tables.sequence if holds is None or holds.since is None else holds.since
@@ -73,8 +73,17 @@ class Hosts:
             tables.circuit_breaker.crashed(message.host, message.crash, tables.now)
         commands: list[Send] = list(self._peers())
         self.preparation.host_up(island, message.host)
+        for one in tables.sessions.values():
+            commands += buffers.host_began(tables, one, message.host)
         address = HostAddress(message.host, message.epoch, message.data_address)
-        return commands + [SendClient(session, address) for session in tables.sessions]
+        commands += [SendClient(number, address) for number in tables.sessions]
+        for upload in holds.uploads if holds is not None else ():
+            session = tables.sessions.get(upload.session)
+            if session is None:
+                continue
+            if upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
+                commands += buffers.stored(session, upload)
+        return commands
 
     def down(self, message: HostDown) -> Settled:
         """A host is gone: launches that need its island fail, buffers on it are lost, and the circuit breaker looks for
@@ -179,13 +188,7 @@ class Hosts:
         host = tables.hosts.get(message.host)
         if host is None or host.epoch != message.epoch or not host.orphaned:
             return None
-        commands = self._up(island, message)
-        for upload in holds.uploads:
-            session = tables.sessions.get(upload.session)
-            if session is None:
-                continue
-            if upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
-                commands += buffers.stored(session, upload)
+        commands = self._up(island, message, waiting)
         commands += self.outcomes.inherited.abort_again(island)  # while the programs are there that take back
         difference = compared(tables, host, holds)
         commands += [SendIsland(island, unwanted) for unwanted in difference.unwanted]

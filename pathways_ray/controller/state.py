@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -67,10 +67,11 @@ MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
 
 @dataclass(slots=True)
 class Arriving:
-    """An upload on its way: the hosts that have yet to report it; by position in its mesh, a host that has reported a
-    box that others hold as well, and the digest of its bytes there."""
+    """An upload on its way: the hosts that have yet to report it, and the incarnations that it went to, by host; by
+    position in its mesh, a host that has reported a box that others hold as well, and the digest of its bytes there."""
 
     hosts: set[int]
+    epochs: Mapping[int, int]
     digests: dict[int, tuple[int, bytes]] = field(default_factory=dict)
 
 

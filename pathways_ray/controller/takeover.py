@@ -334,7 +334,7 @@ class Takeover:
                     continue
                 session.keep(number, Buffer(kind, 0))
                 if hosts := absent | {report.host for report in said.get(number, ())}:
-                    session.arriving[number] = Arriving(hosts)
+                    session.arriving[number] = Arriving(hosts, group.epochs)
         for group in inherited.coming:
             if (kind := _type_of(group, session.places.get(group.slice))) is not None:
                 for number in group.numbers:

@@ -9,8 +9,10 @@ import msgspec
 import pytest
 
 from pathways_ray import limits
+from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.events import (
     CallManager,
+    ClientMessages,
     Command,
     IslandConnected,
     IslandDisconnected,
@@ -29,6 +31,7 @@ from pathways_ray.transport.capabilities import resume_tag, slice_tag
 from pathways_ray.transport.messages import (
     VERSION,
     Abort,
+    BuffersLost,
     Completed,
     Done,
     Drop,
@@ -51,6 +54,7 @@ from pathways_ray.transport.messages import (
     Load,
     Peers,
     Program,
+    Put,
     Ready,
     Refused,
     RemoveIsland,
@@ -647,6 +651,34 @@ def test_an_upload_to_a_process_that_has_ended_is_lost(went_to: int, ends: bool,
     assert isinstance(found, SessionResumed)
     assert found.lost == (() if lives else (1,))
     assert front.core.launches.sessions[SESSION].lives(1) == lives
+
+
+@pytest.mark.parametrize("went_to", [4, 5])
+def test_uploads_go_on_or_are_lost_when_a_host_comes_after_their_session(went_to: int) -> None:
+    """
+    1. While the controller was away, arrays came to hosts 0 and 1. Host 1 has not come when the session is back. Of the
+       second one the client says then once more what it is, since that call had not left.
+    2. Host 1 comes. It has them, and says so. Or they went to the process before it: nobody will report them, and who
+       fetched them would wait without end.
+    """
+    front = Successor()
+    front.tick(1.0)
+    reports = {host: tuple(Stored(host, SESSION, number, 4, VECTOR, ()) for number in (1, 2)) for host in (0, 1)}
+    front.comes(0, Holds({SESSION: (1, 2)}, (), reports[0]))
+    for host in (2, 3):
+        front.comes(host, Holds({}, ()))
+    epochs = {0: 5, 1: went_to}
+    front.ask(msgspec.structs.replace(kept(1, 2, slice=4, arriving=True), epochs=epochs))
+    front.wait_until(1.0 + GATHER_LIMIT_S)
+    front.handle(StreamOpened(SESSION))
+    front.handle(ClientMessages(SESSION, Carrier.STREAM, 10, [Put(2, 4, VECTOR, (), epochs)]))
+    session = front.core.launches.sessions[SESSION]
+    assert {number: one.hosts for number, one in session.arriving.items()} == {1: {1}, 2: {1}}
+    there = Holds({SESSION: (1, 2)}, (), reports[1]) if went_to == 5 else Holds({}, ())
+    lost = [m.buffers for m in sent(front.comes(1, there)) if isinstance(m, BuffersLost)]
+    assert lost == ([] if went_to == 5 else [(1,), (2,)])
+    assert (set(session.buffers), session.arriving) == ({1, 2}, {})
+    assert all(session.lives(number) == (went_to == 5) for number in (1, 2))
 
 
 def test_an_upload_that_was_not_as_it_was_said_is_not_taken() -> None:
