@@ -103,8 +103,8 @@ class Preparation:
 
     def _check_wait(self, program: PlannedProgram) -> None:
         """Notes that launches wait for a program, and gives it up when they have for too long."""
-        now, hosts = self.tables.now, self.tables.hosts
-        if any(hosts[host].island in program.islands for host in self.tables.away):
+        now = self.tables.now
+        if self._lacks_hosts(program):
             program.wanted_since = math.inf  # nobody compiles there; that a host is away has a limit of its own
             return
         program.wanted_since = min(program.wanted_since, now)
@@ -115,11 +115,19 @@ class Preparation:
             )
             self.failed(program, Failure("CompileError", text + "be for others that it waits for; try again later"))
 
+    def _lacks_hosts(self, program: PlannedProgram) -> bool:
+        """Whether a host is away of the islands of a program."""
+        hosts = self.tables.hosts
+        return any(hosts[host].island in program.islands for host in self.tables.away)
+
     def must_wait(self, program: PlannedProgram) -> bool:
-        """Whether a program is a suspect, and one of its islands compiles or runs another suspect."""
+        """Whether a program is a suspect, and one of its islands compiles or runs another suspect, or lacks a host:
+        with that one all are unsent, and what was sent before would be compiled beside what is sent then."""
         tables, breaker = self.tables, self.tables.circuit_breaker
         if not breaker.is_suspect(program.culprit):
             return False
+        if self._lacks_hosts(program):
+            return True
         compiled = ((p, self._compiling(p)) for p in tables.programs.values() if not (p.is_ready or p.failure))
         launched = ((record.program, set(record.program.islands)) for record in tables.in_flight.values())
         return any(

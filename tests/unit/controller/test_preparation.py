@@ -186,6 +186,28 @@ def test_a_suspect_does_not_wait_for_one_that_only_a_host_which_is_away_has_yet_
     assert programs(front.tick(2.0)) == [other.key]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_suspects_wait_until_all_hosts_of_their_island_are_back(first: int) -> None:
+    """
+    1. Launches wait for two suspects on host 0. It is back before the other host of its island, or behind it.
+    2. One suspect goes once both are there: one that had gone before would be compiled beside it.
+    """
+    front = Harness(sessions=(1, 2))
+    found = [front.register(program_over(1, key=k, session=k, arguments=k), 1, ready=False) for k in (1, 2)]
+    dies(front, 1, *found)
+    front.down(0, epoch=2)
+    front.down(1)
+    front.up(first, epoch=3)
+    for session, arguments in ((1, (1,)), (2, (1, 2))):
+        for buffer in arguments:
+            front.put(buffer, session=session)
+        assert programs(front.launch(1, arguments, 10, session=session)) == []
+    assert programs(front.up(1 - first, epoch=3)) == [1]
+    front.ready(found[0], 0)
+    front.done(0, front.launches.sequence)
+    assert programs(front.tick(1.0)) == [2]
+
+
 def test_a_program_that_its_session_dropped_while_it_was_compiled_is_blamed_all_the_same() -> None:
     front = Harness(sessions=(1, 2))
     poison = front.register(program_over(1, key=2, session=2), 1, ready=False)
