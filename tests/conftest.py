@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 # Read when jax and ray are imported, which no module does before this one.
@@ -36,7 +37,11 @@ def pytest_configure() -> None:
 
 def pytest_collection_finish() -> None:
     """Modules and collected tests live to the end: a collection of garbage need not look at them again each time, nor
-    so often."""
+    so often. A module that has JAX make devices as it is imported would decide their number for all others."""
+    from pathways_ray.compat import made_backends
+
+    if made := made_backends():
+        raise pytest.UsageError(f"a test module has JAX make its devices ({', '.join(made)}) as it is imported")
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

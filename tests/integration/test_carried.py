@@ -17,9 +17,10 @@ LIMITS = (MAX_SENT_INLINE_BYTES, MAX_INLINE_BYTES)
 
 
 @pytest.mark.parametrize("spec", [P("x"), P()], ids=str)
-@pytest.mark.parametrize("value", [np.arange(8.0, dtype=np.float32), np.arange(8, dtype=np.int8), jnp.arange(8)])
-def test_values_are_those_of_arrays_that_were_put(session: Any, slices: Any, spec: Any, value: Any) -> None:
+@pytest.mark.parametrize(("of", "dtype"), [("numpy", np.float32), ("numpy", np.int8), ("jax", np.int32)])
+def test_values_are_those_of_arrays_that_were_put(session: Any, slices: Any, spec: Any, of: str, dtype: Any) -> None:
     """Also once a host takes calls from the client, and on another island than the program's first slice."""
+    value: Any = (jnp if of == "jax" else np).arange(8, dtype=dtype)
     step = pw.compiled(lambda v, w: v * 2 + w, slice=slices.a4, in_specs=(spec, P()), out_specs=spec)
     there = pw.compiled(lambda v, w: v.sum() + w, slice=slices.b4, in_specs=(P(), P()), out_specs=P())
     expected = np.asarray(value) * 2 + np.asarray(value).dtype.type(1)
