@@ -158,7 +158,8 @@ class Admission:
         if isinstance(call, Unregister):
             return self.preparation.unregistered(session, call.program) if backlog.may_unregister(call) else []
         now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers
-        return buffers.free(session, now) + (self.memory_freed(session.id) if now and self.memory.waiting else [])
+        commands = buffers.free(self.tables, session, now)
+        return commands + self.memory_freed(session.id) if now and self.memory.waiting else commands
 
     def memory_freed(self, session: int = 0) -> list[Send]:
         """Lets launches go on that waited for memory, but for those of the session that freed some: its turn comes."""

@@ -17,6 +17,7 @@ from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure, GraphError
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import check_layout
 from pathways_ray.transport.messages import BuffersLost, Drop, Put, Stored
 
@@ -43,6 +44,7 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         failure = (
             quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
             or quotas.device_bytes(session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put")
+            or _sent_before_move(place, message)
             or sent_to_ended_process(tables, place.hosts, message.buffer, message.epochs)
         )
         if message.buffer in session.burnt:
@@ -51,8 +53,9 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         if failure is not None:
             session.refuse(message.buffer, 1, failure)
             _burn(session, message.buffer)
+            islands = {place.island} | _islands_of(tables, message.epochs)
             return [
-                SendIsland(place.island, Drop(session.id, (message.buffer,))),
+                *(SendIsland(island, Drop(session.id, (message.buffer,))) for island in sorted(islands)),
                 SendClient(session.id, BuffersLost((message.buffer,), failure)),
             ]
         session.keep(message.buffer, Buffer(kind, 0))
@@ -61,6 +64,19 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         early = session.early.pop(message.buffer, {})
         return [command for report in early.values() for command in stored(session, report)]
     return []
+
+
+def _sent_before_move(place: PlacedSlice, message: Put) -> Failure | None:
+    """The failure of an upload that went to the hosts where its slice lay before it moved: the exchange overtook this
+    message. Its client has dropped the array, else it would have waited for it."""
+    if message.epochs.keys() <= set(place.hosts):
+        return None
+    return Failure("BufferLost", f"buffer {message.buffer} went to where slice {message.slice} was; upload it again")
+
+
+def _islands_of(tables: Tables, hosts: Iterable[int]) -> set[int]:
+    """The islands of hosts that an upload went to: that of its slice may be another one by now."""
+    return {tables.hosts[host].island for host in hosts if host in tables.hosts}
 
 
 def sent_to_ended_process(
@@ -172,7 +188,7 @@ def _burn(session: Session, number: int) -> None:
         del session.burnt[next(iter(session.burnt))]
 
 
-def free(session: Session, numbers: Iterable[int]) -> list[Send]:
+def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]:
     """Forgets buffers; their islands drop them after the launches before."""
     dropped: dict[int, list[int]] = {}
     for number in numbers:
@@ -180,7 +196,7 @@ def free(session: Session, numbers: Iterable[int]) -> list[Send]:
         told = session.early.pop(number, {})  # by hosts, of an upload whose client was cut off before it could
         if session.arriving.pop(number, None) is not None or told:
             _burn(session, number)
-        islands = {session.places[one.slice].island for one in told.values() if one.slice in session.places}
+        islands = _islands_of(tables, told)
         if buffer is not None:
             islands.add(session.places[buffer.type.slice].island)
         for island in islands:

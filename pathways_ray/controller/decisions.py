@@ -176,7 +176,7 @@ class Decisions:
 
     def _free(self, session: Session, whole: Whole) -> list[Send]:
         freed, whole.course.freed = whole.course.freed, []
-        return buffers.free(session, freed) if freed else []
+        return buffers.free(self.tables, session, freed) if freed else []
 
     def abandon(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
         """Ends a launch between its parts. Its client hears of it once those under way have ended."""

@@ -115,7 +115,7 @@ class Moves:
     def suspend(self, session: Session, gives_way: bool = False) -> list[Send]:
         """Frees all arrays of a session, and forgets its slices. Their meshes, and its programs, stay. `gives_way`
         where it is suspended for another session, and not by its user."""
-        commands = buffers.free(session, list(session.buffers))
+        commands = buffers.free(self.launches.tables, session, list(session.buffers))
         for number in [number for number in session.slices if number not in session.parts]:
             self.launches.remove_slice(session.id, number)
         self.launches.admission.memory.changed()

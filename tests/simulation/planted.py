@@ -527,7 +527,7 @@ def slices_are_not_released(patch: Patch) -> None:
 
 @bug(faults=0)
 def handles_that_go_free_nothing(patch: Patch) -> None:
-    patch.setattr(buffers, "free", lambda session, numbers: [])
+    patch.setattr(buffers, "free", lambda tables, session, numbers: [])
 
 
 @bug(faults=0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from pathways_ray.controller import buffers
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.events import CallManager, ClientMessages, Plan, Planned, StreamOpened
 from pathways_ray.controller.moves import AGAIN_S
 from pathways_ray.controller.planning import answer
+from pathways_ray.controller.state import SendIsland
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport.messages import (
@@ -17,6 +19,7 @@ from pathways_ray.transport.messages import (
     DrainIsland,
     Drop,
     ExchangeSlices,
+    Free,
     Held,
     HeldBuffer,
     HostDown,
@@ -26,6 +29,7 @@ from pathways_ray.transport.messages import (
     Register,
     RemoveIsland,
     SlicesExchanged,
+    Stored,
     Suspend,
     Vacate,
     encode,
@@ -129,6 +133,29 @@ def test_a_suspended_session_has_nothing_and_gets_its_slices_back_by_an_exchange
     failure = core.core.requests.changes.moves.busy(session)
     assert failure is not None
     assert "1 launches of the session are under way" in failure.message
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_was_uploaded_and_dropped_before_a_move_goes_from_where_it_lies(told: bool) -> None:
+    """
+    1. An array is uploaded, and dropped, behind a program that is being planned: both messages wait. Or Ctrl-C came
+       before its client told of it.
+    2. The slice moves meanwhile, since nothing of the session is under way.
+    3. Hosts of the island where it was have the array. They drop it.
+    """
+    core = moving()
+    core.core.clients.registrar.plan_if_cheap = lambda request: None
+    core.core.clients.registrar.check = lambda functions: None
+    where = {device.host: 1 for device in HERE.devices}
+    calls = [Put(6, HERE.mesh.id, KIND, (), where)] if told else []
+    register = Register(1, graph_of(HERE.mesh.id), FUNCTIONS)
+    waiting = ClientMessages(1, Carrier.STREAM, 10, [register, *calls, Free((6,))])
+    (plan,) = of(Plan, core.handle(waiting))
+    core.from_island(HERE.island, *(Stored(host, 1, 6, HERE.mesh.id, KIND, ()) for host in where))
+    core.answered(core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),))), True)
+    found = core.handle(Planned(plan.call, answer(plan.request)))
+    assert SendIsland(HERE.island, Drop(1, (6,))) in found
+    assert 6 not in core.core.launches.sessions[1].buffers
 
 
 def test_a_session_that_gave_way_may_be_left_to_its_user() -> None:
