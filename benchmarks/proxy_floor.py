@@ -21,6 +21,7 @@ class NoSession:
     """Stands in for a session: everything is there at once."""
 
     platforms = ("cpu",)
+    trusted = False
     closed_because = ""
 
     def __init__(self) -> None:
@@ -63,6 +64,12 @@ class NoSession:
     def register(self, graph: Any, encoded: bytes, functions: Any) -> int:
         return next(self._numbers)
 
+    def unregister(self, program: int) -> None:
+        """Nothing is kept."""
+
+    def takes_pipes(self, result: Any) -> bool:
+        return False
+
     def explain(self, program: int, graph: bytes) -> Any:
         from pathways_ray.transport.messages import Explained
 
@@ -85,6 +92,9 @@ class NoSession:
             return None
         done(self.fetch_shard(array, place))
         return self
+
+    def hasten(self, array: Any) -> Any:
+        """Nothing is waited for."""
 
     def take_back(self, question: Any) -> bool:
         return False

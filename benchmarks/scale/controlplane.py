@@ -22,6 +22,7 @@ from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.clients import Clients
 from pathways_ray.controller.core import ControllerCore
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.planning import answer
 from pathways_ray.controller.programs import PlannedProgram, plan_program
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
@@ -235,7 +236,13 @@ class ControlPlane:
                 launches.stored(wire.Stored(host, SESSION, number, where.mesh.id, kind, spec))
 
     def _from_client(self, *messages: wire.ToController, size: int = 0) -> list[to_controller.Command]:
-        return self._handle(to_controller.ClientMessages(SESSION, Carrier.STREAM, size, list(messages)))
+        commands = self._handle(to_controller.ClientMessages(SESSION, Carrier.STREAM, size, list(messages)))
+        for command in commands:  # and those that follow
+            if isinstance(command, to_controller.Plan):  # a program of many islands is planned beside the controller
+                commands += self._handle(to_controller.Planned(command.call, answer(command.request)))
+            elif isinstance(command, to_controller.TakeTurn):
+                commands += self._handle(to_controller.Turn())
+        return commands
 
     async def launch(self, count: int) -> Costs:
         """Takes `count` launches from the client's messages to its outcomes, and returns what each process spent."""

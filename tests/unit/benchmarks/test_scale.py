@@ -32,6 +32,11 @@ def test_every_launch_gets_its_outcome(shape: Shape) -> None:
         assert len(costs.bytes) == 6
 
 
+def test_a_program_of_many_islands_is_planned_beside_the_controller() -> None:
+    (cost,) = launched(Shape(256, 1, devices_per_host=1, cross_island=True), 2)
+    assert cost.bytes["controller to island"] > 0
+
+
 def test_bytes_to_a_host_do_not_depend_on_how_many_there_are() -> None:
     few, many = (launched(Shape(hosts, hosts), 8)[0] for hosts in (2, 32))
     assert few.bytes["island to host"] / 2 == many.bytes["island to host"] / 32
