@@ -233,7 +233,7 @@ LINES = (
         "metg",
         ("pathways tasks stencil", "jax tasks stencil", "jax fused stencil"),
         "≤ 100 us",
-        "python -m benchmarks.metg --rounds 1 --systems pathways jax --json metg.json",
+        "python -m benchmarks.metg --json metg.json",
         ".0f",
         "us",
     ),
