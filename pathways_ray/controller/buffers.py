@@ -10,6 +10,7 @@ dropped while it was under way, since its removal may still be on the way to som
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -53,7 +54,9 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         if failure is not None:
             session.refuse(message.buffer, 1, failure)
             _burn(session, message.buffer)
-            islands = {place.island} | _islands_of(tables, message.epochs)
+            # A client may name any number of hosts; the slice lay on no more than it has devices.
+            named = itertools.islice(message.epochs, len(place.devices))
+            islands = {place.island} | _islands_of(tables, named)
             return [
                 *(SendIsland(island, Drop(session.id, (message.buffer,))) for island in sorted(islands)),
                 SendClient(session.id, BuffersLost((message.buffer,), failure)),

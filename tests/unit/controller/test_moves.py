@@ -158,6 +158,18 @@ def test_what_was_uploaded_and_dropped_before_a_move_goes_from_where_it_lies(tol
     assert 6 not in core.core.launches.sessions[1].buffers
 
 
+def test_an_upload_is_dropped_on_no_more_hosts_than_its_slice_has_devices() -> None:
+    """Whatever hosts its client names: each of them would have its island do something."""
+    core = moving()
+    nobody = {1000 + k: 1 for k in range(len(HERE.devices))}
+    there = {device.host: 1 for device in THERE.devices}
+    put = Put(6, HERE.mesh.id, KIND, (), nobody | there)
+    found = core.handle(ClientMessages(1, Carrier.STREAM, 10, [put]))
+    assert [command for command in of(SendIsland, found) if isinstance(command.message, Drop)] == [
+        SendIsland(HERE.island, Drop(1, (6,)))
+    ]
+
+
 def test_a_session_that_gave_way_may_be_left_to_its_user() -> None:
     """No island can hold its slices: it is not called back any more, though it has been suspended all the while."""
     core = moving()
