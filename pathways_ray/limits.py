@@ -179,6 +179,12 @@ MAX_EARLY_TEMPORARY_BYTES = 64 << 20
 MAX_COVERED = 128
 """Such launches that leave as one."""
 
+MAX_SERVED = 64
+"""Results of a call that its host serves: each is a question of its own."""
+
+MAX_SERVED_BYTES = 128 << 10
+"""All of them together: with their numbers they fit into one message of a local socket."""
+
 MAX_INLINE_BYTES = 128 << 10
 """Values that a launch carries, where its client hands it to its host: they need not be sent once the host has them."""
 

@@ -76,6 +76,12 @@ class CompiledFunction:
             return self._bind(args, kwargs)
         return self._program(args)(*self._dynamic(args), **kwargs)
 
+    def ask(self, *args: Any) -> Any:
+        """Calls it for its values alone, as `Program.ask` does."""
+        if tracing.session is not None or not is_outside():
+            return self._bind(args, {})
+        return self._program(args).ask(*self._dynamic(args))
+
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds a call to the program that is being traced on this thread."""
         where = self.where()

@@ -126,10 +126,10 @@ class DataLinks:
         ask = self.ahead.ask
         asked = ask(link, plan_of(record.kind), self.new_request(), program) if record is not None else None
         if record is None or asked is None:
-            self._ask(link, message, link.is_local)
+            self.ask(link, message, link.is_local)
             return True
         try:
-            self._ask(link, replace(message, request=asked.request, devices=asked.devices), link.is_local)
+            self.ask(link, replace(message, request=asked.request, devices=asked.devices), link.is_local)
         except BaseException:  # Ctrl-C: it may not have left, and who looks at the value asks for it
             self.ahead.withdraw(asked)
             raise
@@ -140,11 +140,11 @@ class DataLinks:
         """Waits until hosts have these values, or it `is_over`, as seen at a `look`. Raises what either fails with."""
         buffer, also = buffers[0], tuple((0, other) for other in buffers[1:])
         sleeper = Sleeper()
-        told = self._waker(sleeper)
+        told = self.waker(sleeper)
         if (ahead := self.ahead.take(buffer, told)) is not None:
             self.awaited[ahead.request] = is_over, told
             try:
-                self._wait_for([ahead.fetching], sleeper, is_over)
+                self.wait_for([ahead.fetching], sleeper, is_over)
             finally:
                 self.awaited.pop(ahead.request, None)
                 self.ahead.keep(buffer, ahead)
@@ -155,11 +155,11 @@ class DataLinks:
                 request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
                 link.fetches[request] = fetching
                 asked.append((link, request, fetching, link.is_local))
-                self._ask(link, wire.Fetch(request, buffer, (), also), link.is_local)
+                self.ask(link, wire.Fetch(request, buffer, (), also), link.is_local)
                 if link.dead is not None:  # else one that has come meanwhile would be lost
                     fetching.failure = link.dead
                 self.awaited[request] = is_over, told
-            self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, is_over)
+            self.wait_for([fetching for _, _, fetching, _ in asked], sleeper, is_over)
         finally:
             for _, request, _, _ in asked:
                 self.awaited.pop(request, None)
@@ -173,7 +173,7 @@ class DataLinks:
                     continue
             told()
 
-    def _ask(self, link: DataLink, message: wire.Message, by_local: bool, file: SharedFile | None = None) -> None:
+    def ask(self, link: DataLink, message: wire.Message, by_local: bool, file: SharedFile | None = None) -> None:
         """Sends a message about a question by the way that this one took: it must not be overtaken."""
         if not (by_local and link.send_local(message, file)):
             link.outbox.send(message)
@@ -183,7 +183,7 @@ class DataLinks:
         for link, request, fetching, by_local in asked:
             link.fetches.pop(request, None)
             if fetching.missing and fetching.failure is None:
-                self._ask(link, wire.CancelFetch(request), by_local)
+                self.ask(link, wire.CancelFetch(request), by_local)
 
     def _address(self, host: int) -> str:
         known = self._addresses.get(host)
@@ -289,7 +289,7 @@ class DataLinks:
         """An array that has come, and the file that has it, or the array itself where it came by a pipe, as it may with
         `by_pipe`; `along` has further requests and arrays by their buffers."""
         sleeper = Sleeper()
-        told = self._waker(sleeper)
+        told = self.waker(sleeper)
         found = FetchedArray(cover, told)
         asked: list[Asking] = []
         file: SharedFile | None = None
@@ -313,10 +313,10 @@ class DataLinks:
                 asked.append((link, request, fetching, link.is_local))
                 if pipe is not None:
                     link.pipes.add(pipe)
-                self._ask(link, question, link.is_local, pipe.other if pipe is not None else file if shared else None)
+                self.ask(link, question, link.is_local, pipe.other if pipe is not None else file if shared else None)
                 if link.dead is not None:
                     fetching.failure = link.dead
-            self._wait_for([fetching for _, _, fetching, _ in asked], sleeper, check)
+            self.wait_for([fetching for _, _, fetching, _ in asked], sleeper, check)
             if pipe is not None and asked[0][2].in_file:
                 return found, self._read(found, pipe, asked[0][0])
         finally:
@@ -334,18 +334,18 @@ class DataLinks:
     def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> FetchedArray | None:
         """An array that was asked for with its call, once it has come; None where it was not."""
         sleeper = Sleeper()
-        if (asked := self.ahead.take(buffer, self._waker(sleeper), cover)) is None:
+        if (asked := self.ahead.take(buffer, self.waker(sleeper), cover)) is None:
             return None
         try:
             check()
-            self._wait_for([asked.fetching], sleeper, check)
+            self.wait_for([asked.fetching], sleeper, check)
         finally:
             asked.link.fetches.pop(asked.request, None)
             if asked.fetching.missing and asked.fetching.failure is None:
-                self._ask(asked.link, wire.CancelFetch(asked.request), asked.link.is_local)
+                self.ask(asked.link, wire.CancelFetch(asked.request), asked.link.is_local)
         return asked.array
 
-    def _waker(self, sleeper: Sleeper) -> Callable[[], None]:
+    def waker(self, sleeper: Sleeper) -> Callable[[], None]:
         """The call that wakes a thread that sleeps, or the one that reads for all."""
 
         def told() -> None:
@@ -370,7 +370,7 @@ class DataLinks:
             self._files.release()
         return None
 
-    def _wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], bool | None]) -> None:
+    def wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], bool | None]) -> None:
         """Waits for fetches: one of the threads that wait reads the local sockets for all. `check` raises, or says that
         they are not needed any more."""
 

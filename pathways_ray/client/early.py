@@ -32,6 +32,10 @@ MAX_REFUSED = 8
 arguments may lie there otherwise than those of the first launch."""
 
 
+ASKED_AGAIN = 16
+"""Calls of such a program, one of which is asked of its host all the same."""
+
+
 class EarlyCalls:
     """The programs and hosts to which calls may be handed.
 
@@ -54,6 +58,7 @@ class EarlyCalls:
         self.expected: set[int] = set()
         self._programs: dict[int, tuple[int, int]] = {}
         self._refused: Counter[int] = Counter()
+        self._unserved: dict[int, int] = {}
         self._left: set[int] = set()
 
     def prepared(self, program: int, key: int, host: int) -> None:
@@ -65,6 +70,7 @@ class EarlyCalls:
         """A program is called no more."""
         self._programs.pop(program, None)
         self._refused.pop(program, None)
+        self._unserved.pop(program, None)
         self.expected.discard(program)
 
     def host_of(self, launch: Launch, arguments: Sequence[BufferRecord], under_way: int) -> int:
@@ -88,6 +94,25 @@ class EarlyCalls:
         if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
             return False
         return under_way <= self.most or under_way - self.awaited() <= self.most
+
+    def server_of(self, program: int) -> tuple[int, int] | None:
+        """The host that serves calls of a program, and its number for it there; None where none does. One that has left
+        some in a row is asked now and then."""
+        host, key = self._programs.get(program, (NO_HOST, 0))
+        if host not in self.hosts:
+            return None
+        if left := self._unserved.get(program, 0):
+            self._unserved[program] = left + 1
+            if left > MAX_REFUSED and left % ASKED_AGAIN:
+                return None
+        return host, key
+
+    def served(self, program: int, served: bool) -> None:
+        """A host has served a call, or has left it."""
+        if served:
+            self._unserved.pop(program, None)
+        else:
+            self._unserved.setdefault(program, 1)
 
     def hand(self, launch: Launch, results: Sequence[BufferRecord], host: int) -> EarlyLaunch:
         """The message that is sent of a call that is handed to a host."""

@@ -19,7 +19,9 @@ from pathways_ray.client import prng
 from pathways_ray.client.argument_types import extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.codes import jax_settings
+from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.joined_calls import Call, JoinedCalls
+from pathways_ray.client.program import Program
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import UsageError
 
@@ -34,6 +36,7 @@ class Padded:
         self.sizes = tuple(sorted(set(sizes)))
         self.in_axes, self.out_axes = in_axes, out_axes
         self._known: dict[Any, list[int | None]] = {}
+        self._ask = fun.ask if isinstance(fun, CompiledFunction | Program) and _are_axes(out_axes) else fun
         self._joined = JoinedCalls(self._together, self.sizes[-1]) if join_calls else None
         functools.update_wrapper(self, fun, updated=())
 
@@ -72,7 +75,7 @@ class Padded:
 
     def _alone(self, args: tuple[Any, ...]) -> Any:
         count, size, padded = self._padded(args)
-        out = self.fun(*padded)
+        out = self._ask(*padded)
         leaves, tree = _flatten(out)
         axes = self._axes_of("out_axes", tree, leaves)
         return tree.unflatten(
@@ -248,8 +251,15 @@ def _rest(leaf: Any, axis: int) -> tuple[int, ...]:
     return tuple(shape)
 
 
+def _are_axes(out_axes: Any) -> bool:
+    """Whether all results have an axis, and so are fetched."""
+    return all(axis is not None for axis in jax.tree.leaves(out_axes, is_leaf=lambda axis: axis is None))
+
+
 def _value(leaf: Any) -> Any:
     """The value of a result. `jax.device_get` gives it after a dozen calls more, and gives typed keys."""
+    if type(leaf) is np.ndarray:
+        return leaf
     return leaf.__array__() if type(leaf) is Array and leaf._type.extended is None else jax.device_get(leaf)
 
 

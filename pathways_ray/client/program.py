@@ -14,6 +14,7 @@ from jax.tree_util import tree_flatten
 from pathways_ray.client import notebook, source_info
 from pathways_ray.client.argument_types import ArgumentType, to_numpy
 from pathways_ray.client.array import Array
+from pathways_ray.client.asked_calls import AskedCalls
 from pathways_ray.client.bodies import control_node, has_control
 from pathways_ray.client.buffer import DELETED, INLINE, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
@@ -62,6 +63,16 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns at once: a `pw.Array` for every array of the result, in the result's pytree."""
+        return self._call(LoweredProgram.launch, args, kwargs)
+
+    def ask(self, *args: Any) -> Any:
+        """Calls it for its values alone: what it returns as NumPy, where the host of the call says it at once; else
+        handles, as other calls return."""
+        return self._call(LoweredProgram.ask, args, {})
+
+    def _call(
+        self, how: Callable[[LoweredProgram, list[Any]], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if tracing.session is not None or not is_outside():
             return self.fun(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
@@ -70,7 +81,7 @@ class Program:
         except PathwaysError as error:
             raise source_info.trimmed(error)  # noqa: B904
         try:
-            return lowered.launch(leaves)
+            return how(lowered, leaves)
         except (BufferDeleted, ForeignArray) as error:
             raise self._about_leaf(error, leaves, args, kwargs) from None
 
@@ -186,6 +197,7 @@ class LoweredProgram(RegisteredProgram):
         self._donated = built.graph.donated_arguments
         self._outputs = Outputs(session, built)
         self._carried = kinds_of(built)
+        self._asked = AskedCalls(session, built, self._carried, self._held)
 
     def launch(self, leaves: list[Any]) -> Any:
         """One call: uploads what is still with the client and not small, sends the launch, returns handles."""
@@ -224,6 +236,11 @@ class LoweredProgram(RegisteredProgram):
                 session.debug_calls.made(built.reported, results)
         outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)
         return self.output_tree.unflatten(outputs)
+
+    def ask(self, leaves: list[Any]) -> Any:
+        """One call for its values: those, where its host serves it; else the handles of a launch."""
+        values = self._asked.values(self._number, leaves)
+        return self.launch(leaves) if values is None else self.output_tree.unflatten(values)
 
     def placed(self) -> list[int]:
         """The buffers that it has placed for itself: of what it captured, as it is the same for each call."""

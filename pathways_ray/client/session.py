@@ -38,6 +38,7 @@ from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.reading import Reading
 from pathways_ray.client.resumption import Resumption
+from pathways_ray.client.served import ServedCall, Server, values_of
 from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
@@ -214,6 +215,25 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         if donated:  # other threads may wait for them
             driver.wake_all()
         return arrays
+
+    def server_of(self, program: int) -> Server | None:
+        """The host that may be asked for the values of a call, where nothing of the session stands against it."""
+        core, driver = self._core, self._driver
+        if program in core.renewals.stale or driver.suspension is not None or driver.held or core.ended is not None:
+            return None
+        if core.trace is not None or PRIORITY.get():
+            return None
+        found = core.early.server_of(program)
+        return None if found is None else Server(*found)
+
+    def served(self, program: int, call: ServedCall) -> Sequence[Any] | None:
+        """The values of a call, which its host says; None where it has to be launched. Waits for them."""
+        values = values_of(self._data, call, self._driver.check_not_ended)
+        if values is None or isinstance(values, PathwaysError):
+            self._core.early.served(program, False)
+            return None
+        self._core.early.served(program, True)
+        return values
 
     def carries(self, program: int) -> int:
         """Bytes of arguments that the next launch of a program carries at most."""

@@ -142,6 +142,8 @@ class ControllerCore:
                     if self.takeover is not None:
                         self.takeover.stored(message)
                     commands += launches.stored(message)
+                case wire.ServedCalls():
+                    launches.outcomes.served(island, message)
                 case wire.Decided():
                     commands += launches.decided(message)
                 case wire.Load():

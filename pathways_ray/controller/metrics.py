@@ -51,6 +51,9 @@ class _Found:
 def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     """The metrics of a status as `pathways status --json` shows it to the operator."""
     yield CounterMetricFamily("pathways_launches", "Launches admitted.", value=status["launches"])
+    yield CounterMetricFamily(
+        "pathways_calls_served", "Calls for their values alone, which hosts have served.", value=status["served"]
+    )
     yield GaugeMetricFamily(
         "pathways_launches_in_flight", "Launches admitted and without an outcome.", value=status["in_flight"]
     )

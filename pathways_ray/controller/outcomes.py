@@ -23,7 +23,15 @@ from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Abort, Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
+from pathways_ray.transport.messages import (
+    Abort,
+    Completed,
+    Done,
+    IslandLaunchFailed,
+    Launch,
+    LaunchFailed,
+    ServedCalls,
+)
 
 
 class Settled(NamedTuple):
@@ -70,6 +78,19 @@ class Outcomes:
         self.tables.recorder.busy[island] = self.tables.recorder.busy.get(island, 0.0) + busy
         settled = self.settle(ended)
         return Settled(decided + settled.commands, settled.sessions) if decided else settled
+
+    def served(self, island: int, message: ServedCalls) -> None:
+        """Calls that a host has served, which were no launches: their tenants are charged for them."""
+        tables, recorder = self.tables, self.tables.recorder
+        for one in message.served:
+            recorder.served += one.calls
+            program, session = tables.programs.get(one.program), tables.sessions.get(one.session)
+            part = program.messages.get(island) if program is not None else None
+            took = one.device_us * 1e-6 * (len(part.devices) if part is not None else 1)
+            self.device_time.note(one.program, island, one.device_us)
+            recorder.busy[island] = recorder.busy.get(island, 0.0) + took
+            if session is not None:
+                tables.ledger.settle(session.usage, 0.0, took)
 
     def failed(self, island: int, message: IslandLaunchFailed) -> Settled:
         """A launch whose part on an island failed."""

@@ -135,6 +135,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
         "memory": launches.admission.memory.status(),
         "buffers": sum(len(s.buffers) for s in sessions.values()),
         "launches": launches.sequence,
+        "served": launches.tables.recorder.served,
         "in_flight": len(launches.in_flight),
         "latencies": {
             tenant: {"buckets": found.cumulated(), "sum": found.total}

@@ -186,6 +186,7 @@ class HostExecutor(Inspectable):
         reach = self.listen, self._say_stored, dispatcher.hand, {streams.LOG_STREAM: log.serve}
         data = DataServer(self.host, compiler, self.store, secret, *reach, dispatcher.busy_poll())
         dispatcher.refuse_early = lambda handed: data.later(data.early.refuse, handed)
+        dispatcher.answer_call, dispatcher.leave_call = data.served.answer, data.served.leave
         dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)
         return data
 
@@ -286,7 +287,7 @@ class HostExecutor(Inspectable):
     def _rejoin(self, holds: Holds) -> None:
         """Joins the scheduler that was found; or says the same to the one that there is, for another controller. In the
         thread of the dispatcher, which has heard all that was said before; what is sent from here on goes there."""
-        from pathways_ray.executor.run.driver import stored_since, with_uploads
+        from pathways_ray.executor.run.rejoining import stored_since, with_uploads
 
         known = with_uploads(holds, list(self.uploads))
         outbox, self.found = self.found or self.outbox, None
@@ -300,6 +301,7 @@ class HostExecutor(Inspectable):
 
     def _heartbeat(self) -> Heartbeat:
         self.let_go()  # not as arrays are dropped: what frees big ones holds up what comes into new memory meanwhile
+        self.dispatcher.reports.say_served(self.host)
         beat = self.dispatcher.heartbeat(slowness())
         arriving = self.data.arriving()
         return msgspec.structs.replace(beat, uploads=arriving) if arriving else beat
@@ -315,7 +317,8 @@ class HostExecutor(Inspectable):
             "buffers": self.store.count(),
             "programs": len(self.dispatcher.core.programs),
             "active": len(self.dispatcher.core.active),
-            "early": self.dispatcher.core.early.count,
+            "early": self.dispatcher.core.early.count - self.dispatcher.core.early.served,
+            "served": self.dispatcher.core.early.served,
             "queued": self.dispatcher.inbox.qsize(),
         }
 

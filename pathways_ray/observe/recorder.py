@@ -30,6 +30,8 @@ class Recorder:
     def __init__(self) -> None:
         self.ring = Ring("qqqddq")
         self.failures: dict[str, int] = {}
+        self.served = 0
+        """Calls that hosts have served, which were no launches."""
         self.busy: dict[int, float] = {}
         """Device seconds of each island: its busy share is what they grow by, by its devices."""
         self._tenants: OrderedDict[int, str] = OrderedDict()

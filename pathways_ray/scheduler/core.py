@@ -142,7 +142,7 @@ class SchedulerCore:
                 return [events.ToController(message)]
             case wire.Enqueued():
                 return list(self.order.enqueued(host, message))
-            case wire.Stored() | wire.Decided() | wire.Examined():
+            case wire.Stored() | wire.Decided() | wire.Examined() | wire.ServedCalls():
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._carry_out(self.check.compare(self.order.outstanding, self.members.hosts, host, message))

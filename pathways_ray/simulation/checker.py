@@ -183,10 +183,10 @@ class Checker:
             self.report(f"{where} has a wrong value in buffer {buffer} of session {session}")
         self.checked_values += 1
 
-    def fetched(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
+    def fetched(self, session: int, what: str, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
         self.checked_values += 1
         if any(shard != expected for shard in shards.values()):
-            self.report(f"session {session} sees a wrong value in buffer {buffer}")
+            self.report(f"session {session} sees a wrong value in {what}")
 
     def fetch_failed(self, session: int, buffer: int, failure: Failure, revived: bool = False) -> None:
         if revived and failure.kind == "BufferDeleted":

@@ -22,6 +22,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.simulation.asking import ask_some
 from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, early_delays, may_carry
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.loops import WaitingLoop, go_round
@@ -169,6 +170,8 @@ class SimulatedClient:
             self._cancel_some()
         if (replaces := self.world.settings.replaces) and random.random() < replaces:
             replace_some(self)
+        if (serves := self.world.settings.serves) and random.random() < serves:
+            ask_some(self)
         self.snapshots.go_on(random)
         self.mover.move_some(random)  # behind all calls of this turn: from here on they may be held
         self._drop_some()

@@ -21,7 +21,7 @@ from pathways_ray.simulation.host import SimulatedHost
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.programs import ARRAY, Drawn
 from pathways_ray.simulation.values import Outcome, bytes_of
-from pathways_ray.transport.messages import HostAddress, InlineArgument, LaunchEarly, Put
+from pathways_ray.transport.messages import HostAddress, InlineArgument, LaunchEarly, Put, ServeCall
 
 AMISS = ("absent", "misfit", "other")
 """An upload that a host does not get, gets as an array of another type, or with other bytes than the others."""
@@ -171,6 +171,15 @@ class ClientData:
             act = self.world.hosts[host].launch_early
             self.world.network.post(self.process, process, act, self.session, tenant, message)
 
+    def ask_host(
+        self, tenant: str, host: int, message: ServeCall, answered: Callable[[list[dict[int, int]] | None], None]
+    ) -> None:
+        """Asks a host for the values of a call, if that is up."""
+        process, post = self._process_of(host), self.world.network.post
+        if process is not None:
+            answer = partial(post, process, self.process, answered)
+            post(self.process, process, self.world.hosts[host].serve_call, self.session, tenant, message, answer)
+
     # --- fetches ------------------------------------------------------------------------------------------------------
 
     def fetch(self, handle: Handle, placed: PlacedSlice) -> None:
@@ -198,7 +207,7 @@ class ClientData:
         fetch.waiting.discard(host)
         fetch.shards.update({(host, device): value for device, value in found.items()})
         if not fetch.waiting:
-            self.world.checker.fetched(self.session, handle.number, handle.expected, fetch.shards)
+            self.world.checker.fetched(self.session, f"buffer {handle.number}", handle.expected, fetch.shards)
             self.came(handle.record)
             self._end_fetch(fetch)
 

@@ -57,8 +57,8 @@ class Observer(Protocol):
     def result(self, host: int, session: int, buffer: int, value: Future | Failure) -> None:
         """A host put a launch's result into its store."""
 
-    def fetched(self, session: int, buffer: int, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
-        """A client fetched a buffer."""
+    def fetched(self, session: int, what: str, expected: Outcome, shards: dict[tuple[int, int], int]) -> None:
+        """A client fetched a buffer, or got the value of a call, as `what` says."""
 
     def fetch_failed(self, session: int, buffer: int, failure: Failure, revived: bool = False) -> None:
         """A client's fetch failed; of an array that it may count on to be there (`revived`)."""

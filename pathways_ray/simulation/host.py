@@ -14,13 +14,14 @@ from pathways_ray.errors import Failure, ProgramRefused
 from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.run.core import GROUP_LIMIT_S, HEARTBEAT_S, HostCore
-from pathways_ray.executor.run.driver import HostDriver, with_uploads
+from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.early import EarlyReports
 from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived, Joined, SchedulerFound
 from pathways_ray.executor.run.journal import Said
 from pathways_ray.executor.run.prepared import PreparedProgram
+from pathways_ray.executor.run.rejoining import with_uploads
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Group
@@ -30,9 +31,9 @@ from pathways_ray.simulation.manager import SimulatedManager, info_of
 from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.parts import SimulatedParts, decoded, functions_on
 from pathways_ray.simulation.programs import ARRAY
+from pathways_ray.simulation.serving_host import ServingHost
 from pathways_ray.simulation.transfer import Transfer
 from pathways_ray.simulation.values import DEADLY, UNCOMPILED, Future, agreed, failure_of, when_all_ready
-from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     Decided,
     Done,
@@ -41,7 +42,6 @@ from pathways_ray.transport.messages import (
     HostUp,
     IslandLaunchFailed,
     JoinReply,
-    LaunchEarly,
     Message,
     Peer,
     Put,
@@ -92,10 +92,11 @@ class HostEnvironment(Environment, Protocol):
         """Waits for the other hosts of the island, then calls `formed` on each of them."""
 
 
-class SimulatedHost:
+class SimulatedHost(ServingHost):
     """One incarnation of a host process."""
 
     def __init__(self, world: HostEnvironment, island: int, host: int) -> None:
+        super().__init__()
         self.world = world
         self.island, self.host = island, host
         self.members = world.islands[self.island]
@@ -329,16 +330,11 @@ class SimulatedHost:
             self._watch_first(key)
 
     def _report(self, number: int, report: Done | IslandLaunchFailed) -> None:
-        if number < 0 and not (number := self.early.ended(number, report)):
+        if number < 0 and (self.was_served(number, report) or not (number := self.early.ended(number, report))):
             return
         self.send(_numbered(report, number))
 
     # --- early launches -----------------------------------------------------------------------------------------------
-
-    def launch_early(self, session: int, tenant: str, message: LaunchEarly) -> None:
-        """A client hands over a call."""
-        if self.under_epoch and not self.store.ended(session):
-            self._happened(Handed(session, tenant_mark(tenant), message))
 
     def kind_of(self, value: Any) -> Any:
         return value.misfit if isinstance(value, Future) else None

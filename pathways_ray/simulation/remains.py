@@ -82,6 +82,8 @@ def waiting(world: Cluster) -> Iterable[str]:
             yield f"a device of host {host.host}"
         if host.process.alive and len(host.early):
             yield f"what became of {len(host.early)} early launches at host {host.host}"
+        if host.process.alive and host.answers:
+            yield f"the answer to {len(host.answers)} calls that host {host.host} was asked for"
     gone = world.gone()
     for client in world.clients:
         fetches = client.data.fetches if client.session and client.process.alive and not client.over else ()

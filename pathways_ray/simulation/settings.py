@@ -35,7 +35,7 @@ class Settings:
     beside their devices, `routes` that a program routes rows, `priorities` that a launch has a priority. With `eager`
     , launches begin early wherever they may. `waits` is the chance that a loop looks at each value, `inline` that a
     value goes with its launch. `slow` is the factor of the times of devices. `replaces` is the chance that a user drops
-    a program for another one.
+    a program for another one, `serves` that it calls one for its values alone.
 
     Windows are mostly far smaller than in production, so that runs reach their limits.
     """
@@ -87,6 +87,7 @@ class Settings:
     inline: float = 0.0
     slow: float = 1.0
     replaces: float = 0.0
+    serves: float = 0.0
 
     @classmethod
     def drawn(cls, seed: int, faults: int, policy: str) -> Settings:
@@ -136,6 +137,7 @@ class Settings:
             priorities=Random(f"priorities {seed}").choice([0.0, 0.0, 0.3]),
             eager=Random(f"eager {seed}").choice([False, True]),
             waits=Random(f"waits {seed}").choice([0.0, 0.0, 0.7]),
+            serves=Random(f"serves {seed}").choice([0.0, 0.0, 0.5]),
             inline=Random(f"carried {seed}").choice([0.0, 0.0, 0.7]),
             outages=int(faults > 0 and Random(f"outages {seed}").random() < 0.1),
         )

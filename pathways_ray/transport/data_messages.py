@@ -10,7 +10,7 @@ from pathways_ray import limits
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, Spec
-from pathways_ray.transport.early_messages import EarlyAllowed, EarlyRefused, LaunchEarly
+from pathways_ray.transport.early_messages import EarlyAllowed, EarlyRefused, LaunchEarly, ServeCall
 from pathways_ray.transport.message import Codec, Message, Uploaded
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class CancelFetch(Message, tag=53):
     request: int
 
 
-ToHostData = PutOpen | PutPart | Fetch | CancelFetch | LaunchEarly
+ToHostData = PutOpen | PutPart | Fetch | CancelFetch | LaunchEarly | ServeCall
 """By the local socket, where there is one, come `PutOpen` with a file in memory that has all boxes, `Fetch` with one
-that takes the array, `CancelFetch` for such a fetch, and `LaunchEarly`."""
+that takes the array, `CancelFetch` for such a fetch, `LaunchEarly` and `ServeCall`."""
 
 
 class LocalDoor(Message, tag=54):

@@ -37,6 +37,21 @@ class EarlyRefused(Message, tag=63):
     results: int
 
 
+class ServeCall(Message, tag=67):
+    """Client to host: a call of program `program`, whose results nobody keeps. The host answers with their values, that
+    of result k on `devices[k]` as request `requests[k]`. Or it fails the first of these: then the call has to be
+    launched."""
+
+    program: int
+    arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
+    requests: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_SERVED)]
+    devices: Annotated[
+        tuple[Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_FETCHED_SHARDS)], ...],
+        msgspec.Meta(max_length=limits.MAX_SERVED),
+    ]
+    inline: InlineArguments = ()
+
+
 class AllowEarly(Message, tag=29):
     """Scheduler to hosts: clients of one tenant may hand calls to the host that leads the island. `tenant` stands for
     that one as in data tokens (`capabilities.tenant_mark`); with "", nobody may. Of several hosts, the others keep the

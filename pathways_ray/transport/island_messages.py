@@ -201,6 +201,22 @@ class Done(Message, tag=33):
     device_us: tuple[int, ...] = ()
 
 
+class Served(msgspec.Struct, frozen=True, array_like=True):
+    """Calls of a program that a host has served, and the microseconds that they took on each of its devices."""
+
+    session: int
+    program: int
+    calls: int
+    device_us: int
+
+
+class ServedCalls(Message, tag=173):
+    """Calls that a host has served since it last said so (`ServeCall`), which are no launches."""
+
+    host: int
+    served: tuple[Served, ...]
+
+
 class Decided(Message, tag=172):
     """The scalars by which a program decides what it launches next: those that a launch has made on an island. It comes
     before the launch is done."""
@@ -339,6 +355,7 @@ FromHost = (
     | Compiling
     | Stored
     | Decided
+    | ServedCalls
     | Examined
 )
 FromIsland = (
@@ -355,6 +372,7 @@ FromIsland = (
     | Stored
     | Inspected
     | Decided
+    | ServedCalls
     | Examined
 )
 

@@ -136,9 +136,9 @@ def bug(
     faults: int = 5, seeds: int = 60, shown: int = 0, **settings: Any
 ) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Enters a function into the table, under its name in words. Hosts run functions beside their devices, programs
-    route rows, launches begin early wherever they may, and carry arguments, and loops look at each value, only where
-    the bug asks for it."""
-    settings = {"calls": 0.0, "routes": 0.0, "eager": False, "waits": 0.0, "inline": 0.0} | settings
+    route rows, launches begin early wherever they may, and carry arguments, loops look at each value, and users ask for
+    values alone, only where the bug asks for it."""
+    settings = {"calls": 0.0, "routes": 0.0, "eager": False, "waits": 0.0, "inline": 0.0, "serves": 0.0} | settings
 
     def enter(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
         BUGS.append(Planted(plant.__name__.replace("_", " "), plant, faults, seeds, shown, settings))

@@ -20,6 +20,7 @@ from tests.simulation import (
     planted_priorities,
     planted_reunion,
     planted_routes,
+    planted_served,
     planted_takeover,
     planted_unregistered,
 )
@@ -38,6 +39,7 @@ assert planted_priorities  # and its
 assert planted_takeover  # and its
 assert planted_unregistered  # and its
 assert planted_reunion  # and its
+assert planted_served  # and its
 
 SLOW = "a gate forgets what did not arrive"
 """The one that takes many seeds."""

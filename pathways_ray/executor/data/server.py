@@ -34,10 +34,11 @@ from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream
 from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.fetches import FetchServer
+from pathways_ray.executor.data.served_calls import ServedCalls
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader
 from pathways_ray.executor.data.upload import Upload, check_devices
 from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
-from pathways_ray.executor.run.instructions import Handed
+from pathways_ray.executor.run.instructions import Called, Handed
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving
@@ -82,7 +83,7 @@ class DataServer:
         data_secret: str,
         listen: ListenConfig,
         report: Callable[[wire.Message], None],
-        hand: Callable[[Handed], bool] = lambda handed: False,
+        hand: Callable[[Handed | Called], bool] = lambda handed: False,
         others: Mapping[str, links.Handler] = MappingProxyType({}),
         busy: BusyPoll | None = None,
     ) -> None:
@@ -96,6 +97,7 @@ class DataServer:
         self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[ClientStream] = set()
         self.early = EarlyCalls(self.streams, hand)
+        self._hand = hand
         self.storing: set[asyncio.Task[None]] = set()
         self._started = threading.Event()
         self.address = ""
@@ -109,6 +111,7 @@ class DataServer:
             self._loop = asyncio.get_running_loop()
             self.local: LocalServer[ClientStream] = LocalServer(self._take_local, busy=self._busy)
             self.fetches = FetchServer(self.reader, self.local)
+            self.served = ServedCalls(self.reader, self.local, self._hand)
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream, **self._others},
                 streams.bind_address(listen.data),
@@ -171,6 +174,8 @@ class DataServer:
                 self.fetches.take(stream, message, *local)
             case wire.CancelFetch():
                 self.fetches.withdraw(stream, message.request)
+            case wire.ServeCall():
+                self.served.take(stream, message, *local[:1])
             case wire.LaunchEarly():
                 if message.request:
                     self.fetches.take(stream, wire.Fetch(message.request, message.results, message.devices), *local)

@@ -11,7 +11,7 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.parts import Parts
 from pathways_ray.executor.run.steps import failed_in
 from pathways_ray.limits import MAX_INLINE_BYTES
-from pathways_ray.transport.messages import IslandLaunch, LaunchEarly
+from pathways_ray.transport.messages import IslandLaunch, LaunchEarly, ServeCall
 
 
 class Carried:
@@ -34,7 +34,7 @@ class Carried:
         except Exception as error:
             return failed_in("an argument", error, self.plan.host)
 
-    def fits(self, message: LaunchEarly) -> bool:
+    def fits(self, message: LaunchEarly | ServeCall) -> bool:
         """Whether a call that a client hands over carries what is missing among its arguments, and no more."""
         if not message.inline:
             return 0 not in message.arguments

@@ -89,6 +89,7 @@ class HostCore:
             wire.Led: self._follow,
             do.Handed: self._handed,
             do.LookedAt: self._looked_at,
+            do.Called: self._called,
             wire.Dismissed: lambda _: [do.End("there is no controller that knows what it holds")],
         }
 
@@ -197,6 +198,11 @@ class HostCore:
         if self.multi_host and handed.message.results < 0:  # what follows a value begins early on lone hosts only
             return []
         return self.early.handed(handed, self.programs, self.active)
+
+    def _called(self, called: do.Called) -> list[do.Instruction]:
+        if self.multi_host:  # all hosts of the island would have to
+            return [do.LeaveCall(called)]
+        return self.early.called(called, self.programs, self.active)
 
     def _looked_at(self, looked: do.LookedAt) -> list[do.Instruction]:
         launch = self.early.take(looked, self.programs[looked.handed.message.program].plan)

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -36,7 +37,7 @@ from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
 from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.inbox import FromScheduler, Inbox, Source
-from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived
+from pathways_ray.executor.run.instructions import Called, Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.ran import RanLaunches
 from pathways_ray.executor.run.reports import Reports
@@ -93,6 +94,8 @@ class Dispatcher:
         self.send = send
         self.rejoin: Callable[[Holds], None] = lambda holds: None
         self.refuse_early: Callable[[Handed], None] = lambda handed: None
+        self.answer_call: Callable[[Called, list[Any]], None] = lambda called, values: None
+        self.leave_call: Callable[[Called], None] = lambda called: None
         self.say_allowed: Callable[[str], None] = lambda tenant: None
         self.tell: Callable[[FromLeader], None] = lambda entry: None
         self.say_leads: Callable[[], None] = lambda: None
@@ -120,7 +123,7 @@ class Dispatcher:
         self._spent: dict[int, float] = {}
         self._passed: dict[int, float] = {}
         self._free_since: dict[Device, float] = {}
-        self.ran = RanLaunches(self.reports.early.sequence_of)
+        self.ran = RanLaunches(self.reports.sequence_of)
 
     def under_way(self) -> int:
         """Launches on the device queues whose completion has not been seen."""
@@ -175,7 +178,7 @@ class Dispatcher:
 
     # --- early launches -----------------------------------------------------------------------------------------------
 
-    def hand(self, handed: Handed) -> bool:
+    def hand(self, handed: Handed | Called) -> bool:
         """Takes a call that a client hands over; false where too much is to be done already. For another thread, which
         carries it out itself where the dispatcher has nothing to do: who waits for it waits for no other thread. Not on
         an island of several hosts: a collective may wait for these within its call, and that thread serves clients."""
@@ -185,6 +188,12 @@ class Dispatcher:
             return False
         self.inbox.put([handed])
         return True
+
+    def serve(
+        self, called: Called, number: int, program: PreparedProgram, completing: list[Any], values: list[Any]
+    ) -> None:
+        self.reports.serving(number, called)
+        self.watch(number, completing, program, (), True, (partial(self.answer_call, called, values),))
 
     def kind_of(self, value: Any) -> Any:
         if not isinstance(value, jax.Array) or value.is_deleted():  # a launch has taken its memory

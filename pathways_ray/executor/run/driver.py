@@ -8,7 +8,7 @@ Options plug in as observers (the order check, the profiler); by default, a host
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -32,8 +32,11 @@ from pathways_ray.transport.messages import (
     Message,
     Peer,
     Program,
-    Stored,
 )
+
+MAX_SERVED_AT_ONCE = 32
+"""Launches and calls on the device queues behind which no further call is served: it is launched, in its tenant's
+turn."""
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -99,6 +102,14 @@ class HostIO(Protocol):
     def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
         """Reports the launch that was watched as `number` as `sequence`, or, with 0, not at all; and the `others` with
         it."""
+
+    def serve(
+        self, called: do.Called, number: int, program: PreparedProgram, completing: list[Any], values: list[Any]
+    ) -> None:
+        """Answers a call with its values once those are ready that complete it, and keeps neither."""
+
+    def leave_call(self, called: do.Called) -> None:
+        """Tells a client that its call has to be launched."""
 
     def refuse_early(self, handed: do.Handed) -> None:
         """Tells a client that its call was left to the scheduler."""
@@ -170,6 +181,8 @@ class HostDriver:
             do.Forward: self._forward,
             do.Complete: self._complete,
             do.LookAt: self._look_at,
+            do.Serve: self._serve,
+            do.LeaveCall: lambda leave: io.leave_call(leave.called),
             do.RefuseEarly: lambda refusal: io.refuse_early(refusal.handed),
             do.Confirm: lambda sent: io.confirm(sent.number, sent.sequence, sent.others),
             do.SayAllowed: lambda allowed: io.say_allowed(allowed.tenant),
@@ -280,6 +293,25 @@ class HostDriver:
         fits = self.programs[message.program].fits(look.handed.session, message, self.io.kind_of)
         return do.LookedAt(look.handed, fits, self.io.under_way())
 
+    def _serve(self, serve: do.Serve) -> None:
+        called, message = serve.called, serve.called.message
+        program = self.programs[message.program]
+        if self.io.under_way() > MAX_SERVED_AT_ONCE or not program.serves(called.session, message, self.io.kind_of):
+            self.io.leave_call(called)
+            return
+        inline = message.inline
+        launch = IslandLaunch(serve.number, called.session, message.program, message.arguments, 0, inline=inline)
+        slots = program.start(launch, ())
+        for observer in self.observers:
+            observer.started(launch)
+        self.enqueued = serve.number, program
+        program.run(slots, 0, len(program.steps))
+        self.enqueued = None
+        for observer in self.observers:
+            observer.enqueued(launch, program, 0, len(program.steps))
+        values = [slots.values[slot] for slot, _ in program.plan.results]
+        self.io.serve(called, serve.number, program, program.completing(slots), values)
+
     def _copy(self, copy: do.Copy) -> None:
         values = self.running[copy.sequence][1].values
         others = [slots.values for number, (_, slots) in self.running.items() if number != copy.sequence]
@@ -357,15 +389,3 @@ class HostDriver:
             if not self.naming[digest]:
                 del self.naming[digest]
                 self.functions.pop(digest, None)
-
-
-def with_uploads(holds: Holds, said: Iterable[Stored]) -> Holds:
-    """Adds the uploads that a host has reported to what it holds, as far as they are among its buffers."""
-    there = tuple(one for one in said if one.buffer in holds.buffers.get(one.session, ()))
-    return msgspec.structs.replace(holds, uploads=there)
-
-
-def stored_since(known: Holds, said: Iterable[Stored], held: Mapping[int, tuple[int, ...]]) -> list[Stored]:
-    """The uploads that a host has reported and still has, beyond those that it says in `known`."""
-    before = {(one.session, one.buffer) for one in known.uploads}
-    return [one for one in said if one.buffer in held.get(one.session, ()) and (one.session, one.buffer) not in before]

@@ -90,8 +90,8 @@ class EarlyLaunches:
         self._passed: dict[int, Passed] = {}
         self._ended: dict[int, None] = {}
         """Sessions that have ended; launches of theirs over several islands yet come, cancelled."""
-        self.count = 0
-        """All that were taken."""
+        self.count = self.served = 0
+        """All that were taken or served, which are numbered, and those that were served."""
 
     def allow(self, tenant: str) -> list[do.Instruction]:
         """The scheduler says whose clients may hand over calls."""
@@ -121,6 +121,20 @@ class EarlyLaunches:
             and self._is_new(handed.session, results)
             and self._has_room(handed.session)
         )
+
+    def called(
+        self, called: do.Called, programs: Mapping[int, do.Prepared], active: Mapping[int, ActiveLaunch]
+    ) -> list[do.Instruction]:
+        """A client asks for the values of a call: it is served, under the same conditions, or has to be launched."""
+        prepared = programs.get(called.message.program)
+        allowed = called.tenant == self.allowed and called.session not in self._ended
+        if prepared is None or active or not allowed:
+            return [do.LeaveCall(called)]
+        if self.allowed != tenant_mark(prepared.tenant) or not prepared.plan.may_be_early:
+            return [do.LeaveCall(called)]
+        self.count += 1
+        self.served += 1
+        return [do.Serve(called, -self.count)]
 
     def _has_room(self, session: int) -> bool:
         if len(self.taken) < MAX_TAKEN:

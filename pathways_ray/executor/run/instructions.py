@@ -22,6 +22,7 @@ from pathways_ray.transport.messages import (
     Message,
     Peer,
     Program,
+    ServeCall,
     ToHost,
 )
 
@@ -89,6 +90,15 @@ class LookedAt(msgspec.Struct, frozen=True):
     under_way: int
 
 
+class Called(msgspec.Struct, frozen=True):
+    """A client of the tenant that `tenant` stands for asks for the values of a call. This host knows it by `number`."""
+
+    session: int
+    tenant: str
+    message: ServeCall
+    number: int
+
+
 class Checked(msgspec.Struct, frozen=True):
     """Functions that came ahead of their program have been checked."""
 
@@ -117,6 +127,7 @@ Event = (
     | SchedulerFound
     | Handed
     | LookedAt
+    | Called
 )
 """A message of the scheduler or of the leader, a call that a client hands over, or something that an instruction led
 to."""
@@ -200,6 +211,19 @@ class LookAt(msgspec.Struct, frozen=True):
     """Look whether the arguments of a call are here; report `LookedAt`."""
 
     handed: Handed
+
+
+class Serve(msgspec.Struct, frozen=True):
+    """Compute a call as `number`, answer with its values, and keep nothing; or leave it, where it does not fit."""
+
+    called: Called
+    number: int
+
+
+class LeaveCall(msgspec.Struct, frozen=True):
+    """Tell a client that its call has to be launched."""
+
+    called: Called
 
 
 class RefuseEarly(msgspec.Struct, frozen=True):
@@ -317,6 +341,8 @@ Instruction = (
     | Forward
     | Complete
     | LookAt
+    | Serve
+    | LeaveCall
     | RefuseEarly
     | Confirm
     | SayAllowed

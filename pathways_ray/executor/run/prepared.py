@@ -22,7 +22,7 @@ from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Retur
 from pathways_ray.limits import MAX_EARLY_TEMPORARY_BYTES
 from pathways_ray.observe import computations
 from pathways_ray.observe.computations import REPORT
-from pathways_ray.transport.messages import IslandLaunch, LaunchEarly
+from pathways_ray.transport.messages import IslandLaunch, LaunchEarly, ServeCall
 
 RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep | CopyStep
 
@@ -103,16 +103,26 @@ class PreparedProgram:
     def fits(self, session: int, message: LaunchEarly, kind_of: Callable[[Any], Any]) -> bool:
         """Whether the arguments of an early launch are here, of the same kinds, and its results are not. On an island
         of several hosts all of them have the arguments: the results of launches, and uploads that one has taken."""
-        arguments, buffers = message.arguments, self.store.of_session(session)
-        if self.plan.multi_host and not self.store.new_uploads(session).isdisjoint(arguments):
-            return False
-        if self.kinds is None or len(arguments) != self.given or self.temporary_bytes > MAX_EARLY_TEMPORARY_BYTES:
-            return False
-        if self.store.ended(session):
+        buffers = self.store.of_session(session)
+        if self.plan.multi_host and not self.store.new_uploads(session).isdisjoint(message.arguments):
             return False
         for _, number in self.plan.plan.results:  # no generators here: the client waits for each step
             if message.results + number in buffers:
                 return False
+        return self.takes(session, message, kind_of)
+
+    def serves(self, session: int, call: ServeCall, kind_of: Callable[[Any], Any]) -> bool:
+        """Whether a call can be served: its arguments are here, and it asks for each result."""
+        asked = len(self.plan.results) == len(call.requests) == len(call.devices)
+        return asked and self.takes(session, call, kind_of)
+
+    def takes(self, session: int, message: LaunchEarly | ServeCall, kind_of: Callable[[Any], Any]) -> bool:
+        """Whether all arguments are here or come along, of the kinds that the controller has compared."""
+        arguments, buffers = message.arguments, self.store.of_session(session)
+        if self.kinds is None or len(arguments) != self.given or self.temporary_bytes > MAX_EARLY_TEMPORARY_BYTES:
+            return False
+        if self.store.ended(session):
+            return False
         for (_, number), kind in zip(self.plan.taken, self.kinds, strict=True):
             if arguments[number]:
                 value = buffers.get(arguments[number])
@@ -222,5 +232,9 @@ class PreparedProgram:
         slots.asked = bool(self.plan.results)
         for slot, number in self.plan.results:
             slots.asked &= self.store.put(launch.session, launch.results + number, values[slot], slots.later)
-        awaited = [slots.ends.get(slot, values[slot]) for slot in self.plan.awaited]
+        awaited = self.completing(slots)
         return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited
+
+    def completing(self, slots: Slots) -> list[Any]:
+        """The values whose readiness completes a launch that is all enqueued."""
+        return [slots.ends.get(slot, slots.values[slot]) for slot in self.plan.awaited]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+
+import msgspec
 
 from pathways_ray.executor.run import instructions as do
 from pathways_ray.executor.run.active_launch import ActiveLaunch
@@ -12,6 +14,7 @@ from pathways_ray.executor.run.journal import Journal, is_counted
 from pathways_ray.executor.run.preparation import Preparation
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.messages import Holds, Stored
 
 
 @dataclass(frozen=True)
@@ -71,3 +74,15 @@ class Rejoining:
         journal = self.journal
         offered = tuple(journal.offered)
         return [do.Rejoin(coming, programs, journal.last_sequence, heard, journal.since, offered)]
+
+
+def with_uploads(holds: Holds, said: Iterable[Stored]) -> Holds:
+    """Adds the uploads that a host has reported to what it holds, as far as they are among its buffers."""
+    there = tuple(one for one in said if one.buffer in holds.buffers.get(one.session, ()))
+    return msgspec.structs.replace(holds, uploads=there)
+
+
+def stored_since(known: Holds, said: Iterable[Stored], held: Mapping[int, tuple[int, ...]]) -> list[Stored]:
+    """The uploads that a host has reported and still has, beyond those that it says in `known`."""
+    before = {(one.session, one.buffer) for one in known.uploads}
+    return [one for one in said if one.buffer in held.get(one.session, ()) and (one.session, one.buffer) not in before]

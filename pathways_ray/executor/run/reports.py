@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from pathways_ray.executor.run.early import EarlyReports
+from pathways_ray.executor.run.instructions import Called
 from pathways_ray.limits import ISLAND_WINDOW
-from pathways_ray.transport.messages import Decided, Done, IslandLaunchFailed, Message
+from pathways_ray.transport.messages import Decided, Done, IslandLaunchFailed, Message, Served, ServedCalls
 from pathways_ray.waits import get_within
 
 MAX_GATHERED_S = 0.002
@@ -47,6 +48,8 @@ class Reports:
         self.early: EarlyReports[int | IslandLaunchFailed] = EarlyReports()
         self._with: dict[int, int] = {}
         """What others took on their devices that left as the same launch, in microseconds."""
+        self._calls: dict[int, Called] = {}
+        self._served: dict[tuple[int, int], tuple[int, int]] = {}
         self._lock = threading.Lock()
         self._sequences: list[int] = []
         self._device_us: list[int] = []
@@ -68,7 +71,9 @@ class Reports:
             under_way_s: since it began to be enqueued.
             later: nobody waits for it. The caller flushes when it is time, as `left_s` says.
         """
-        if sequence < 0 and not (sequence := self.early.ended(sequence, device_us)):
+        if sequence < 0 and (
+            self._was_served(sequence, device_us) or not (sequence := self.early.ended(sequence, device_us))
+        ):
             return
         if self._with:
             device_us += self._with.pop(sequence, 0)
@@ -93,6 +98,8 @@ class Reports:
     def failed(self, message: IslandLaunchFailed) -> None:
         """A launch has failed; those that finished before it are reported first."""
         if message.sequence < 0:
+            if self._was_served(message.sequence):
+                return
             if not (sequence := self.early.ended(message.sequence, message)):
                 return
             message = msgspec.structs.replace(message, sequence=sequence)
@@ -114,6 +121,30 @@ class Reports:
             self.done(sequence, report, behind, later=behind > 0)
         else:
             self.failed(msgspec.structs.replace(report, sequence=sequence))
+
+    def serving(self, number: int, called: Called) -> None:
+        """A call is served as `number`, and is no launch: what it takes is said with that of others."""
+        self._calls[number] = called
+
+    def _was_served(self, number: int, device_us: int = 0) -> bool:
+        if (called := self._calls.pop(number, None)) is None:
+            return False
+        key = called.session, called.message.program
+        with self._lock:
+            calls, us = self._served.get(key, (0, 0))
+            self._served[key] = calls + 1, us + device_us
+        return True
+
+    def sequence_of(self, number: int) -> int:
+        """The number that a launch was sent under; its own while it was not, and 0 for a call, which never is."""
+        return 0 if number in self._calls else self.early.sequence_of(number)
+
+    def say_served(self, host: int) -> None:
+        """Tells of the calls that were served since the last time."""
+        if self._served:
+            with self._lock:
+                served, self._served = self._served, {}
+            self._send(ServedCalls(host, tuple([Served(*key, *taken) for key, taken in served.items()])))
 
     def flush(self) -> None:
         """Nothing more is under way just now."""

@@ -8,7 +8,17 @@ from pathways_ray.controller.backlog import MAX_DEFERRED_CALLS
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.transport.messages import Completed, Done, Drop, IslandLaunch, LaunchFailed, Prepared, Put
+from pathways_ray.transport.messages import (
+    Completed,
+    Done,
+    Drop,
+    IslandLaunch,
+    LaunchFailed,
+    Prepared,
+    Put,
+    Served,
+    ServedCalls,
+)
 from tests.unit.controller.harness import BOOM, Harness, completed, failure_of, program_over, to_client, to_island
 
 # --- the life of a launch ---------------------------------------------------------------------------------------------
@@ -305,6 +315,20 @@ def test_a_client_hears_what_a_launch_took_on_each_device() -> None:
     front.launch(1, (1,), 2)
     assert to_client(front.launches.done(0, Done((1,), (250,)))) == [Completed((1,), (250,))]
     assert [usage.device_seconds for usage in front.launches.ledger.usages.values()] == pytest.approx([500e-6])
+
+
+def test_calls_that_a_host_has_served_are_in_the_accounts_and_are_no_launches() -> None:
+    """Of a program on two devices, of one that is gone, and of a session that is."""
+    front = Harness()
+    front.register(program_over(1), 1)
+    (key,) = front.launches.programs
+    outcomes, before = front.launches.outcomes, front.launches.sequence
+    session = next(iter(front.launches.sessions))
+    outcomes.served(0, ServedCalls(0, (Served(session, key, 3, 250), Served(session, 99, 1, 10), Served(9, key, 2, 5))))
+    recorder = front.launches.tables.recorder
+    assert [usage.device_seconds for usage in front.launches.ledger.usages.values()] == pytest.approx([510e-6])
+    assert (recorder.served, recorder.busy) == (6, {0: pytest.approx(520e-6)})
+    assert (front.launches.sequence, front.launches.in_flight) == (before, {})
 
 
 def test_a_client_hears_whether_others_have_launches_under_way() -> None:

@@ -17,6 +17,7 @@ STATUS: dict[str, Any] = {
     "slices": [{}, {}],
     "sessions": [{"suspended": True}],
     "launches": 1234,
+    "served": 77,
     "in_flight": 5,
     "buffers": 42,
     "latencies": {'al"ice\n': {"buckets": [("0.001", 3.0), ("+Inf", 5.0)], "sum": 1.5}},
@@ -57,6 +58,7 @@ def test_a_scrape_says_what_the_status_says() -> None:
     alice = 'al"ice\n'
     assert samples(STATUS) == {
         ("pathways_launches_total",): 1234,
+        ("pathways_calls_served_total",): 77,
         ("pathways_island_device_seconds_total", "0"): 3.5,
         ("pathways_island_device_seconds_total", "1"): 0.0,
         ("pathways_transfer_bytes_total",): 4096,

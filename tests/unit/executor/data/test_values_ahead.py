@@ -189,14 +189,14 @@ def test_a_failure_that_comes_while_it_is_asked_for_is_not_lost(
 ) -> None:
     """Another thread reads the answer, and may do so before the one that asks goes on."""
     host.put(2, Failure("HostLost", "it was away"))
-    ask = data._ask
+    ask = data.ask
 
     def answered(link: Any, *rest: Any) -> None:
         ask(link, *rest)
         if not link.is_local:
             eventually(lambda: all(one.failure is not None for one in link.fetches.values()))
 
-    monkeypatch.setattr(data, "_ask", answered)
+    monkeypatch.setattr(data, "ask", answered)
     with pytest.raises(HostLost):
         data.await_values([2], (0,), lambda: False)
 

@@ -29,6 +29,7 @@ from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.instructions import (
     AwaitInputs,
+    Called,
     Complete,
     Enqueue,
     Event,
@@ -158,6 +159,8 @@ class Host:
         self.holds: Holds | None = None
         self.ends = ""
         self.confirmed: list[tuple[int, ...]] = []
+        self.served: list[tuple[int, int, list[Any]]] = []
+        self.left: list[int] = []
         self.refused: list[int] = []
         self.allowed: list[str] = []
         self.log: list[FromLeader] = []
@@ -312,6 +315,14 @@ class Host:
 
     def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
         self.confirmed.append((number, sequence, *others))
+
+    def serve(
+        self, called: Called, number: int, program: PreparedProgram, completing: list[Any], values: list[Any]
+    ) -> None:
+        self.served.append((called.number, number, values))
+
+    def leave_call(self, called: Called) -> None:
+        self.left.append(called.number)
 
     def refuse_early(self, handed: Handed) -> None:
         self.refused.append(handed.message.results)

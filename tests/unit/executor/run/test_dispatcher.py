@@ -26,7 +26,7 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run import dispatcher as dispatcher_module
 from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
-from pathways_ray.executor.run.instructions import Handed
+from pathways_ray.executor.run.instructions import Called, Handed
 from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.capabilities import tenant_mark
@@ -47,8 +47,11 @@ from pathways_ray.transport.messages import (
     Peers,
     Program,
     Ready,
+    ServeCall,
+    ServedCalls,
     ToHost,
 )
+from pathways_ray.transport.messages import Served as ServedOnes
 from tests.unit.helpers import SCALAR, Sketch
 
 LIMIT_S = 60.0
@@ -173,6 +176,34 @@ def test_a_call_that_is_handed_over_runs_in_the_thread_that_reads_it(host: Serve
     host.receive(IslandLaunch(311, 1, 1, (1,), 311), IslandLaunch(312, 1, 1, (1,), 312))
     assert host.ended(2) == [311, 312]
     assert np.asarray(host.store.get(1, 312)) == 2
+    host.receive(AllowEarly(""))
+
+
+def test_a_call_is_answered_with_its_values_and_is_no_launch(host: Served) -> None:
+    """
+    1. Calls come faster than they are computed, and one whose argument is not there. Each is answered or left.
+    2. What they took is said, and nothing else: they are not reported, nor among the launches that ran.
+    """
+    dispatcher, answers = host.dispatcher, queue.SimpleQueue[tuple[int, Any]]()
+    dispatcher.answer_call = lambda call, values: answers.put((call.number, int(values[0])))
+    dispatcher.leave_call = lambda call: answers.put((call.number, None))
+    host.receive(AllowEarly(tenant_mark("")), IslandLaunch(320, 1, 1, (1,), 320))
+    host.ended(1)
+    calls = [ServeCall(1, (1,), (7,), ((0,),))] * 19 + [ServeCall(1, (99,), (7,), ((0,),))]
+    for number, message in enumerate(calls):
+        assert dispatcher.hand(Called(1, tenant_mark(""), message, number))
+    found = dict(answers.get(timeout=LIMIT_S) for _ in calls)
+    assert found == dict.fromkeys(range(19), 2) | {19: None}
+    told, deadline = list[ServedOnes](), time.monotonic() + LIMIT_S
+    while sum(one.calls for one in told) < 19:
+        assert time.monotonic() < deadline
+        dispatcher.reports.say_served(0)
+        while not host.sent.empty():
+            message = host.next()
+            assert isinstance(message, ServedCalls), "nothing else is said"
+            told += message.served
+    assert all((one.session, one.program) == (1, 1) and one.device_us >= 0 for one in told)
+    assert dispatcher.ran.records()[-1][0] == 320
     host.receive(AllowEarly(""))
 
 
