@@ -183,7 +183,7 @@ MAX_SERVED = 64
 """Results of a call that its host serves: each is a question of its own."""
 
 MAX_SERVED_BYTES = 128 << 10
-"""All of them together: with their numbers they fit into one message of a local socket."""
+"""All of them together. Up to 96 KiB come by a local socket, where there is one."""
 
 MAX_INLINE_BYTES = 128 << 10
 """Values that a launch carries, where its client hands it to its host: they need not be sent once the host has them."""

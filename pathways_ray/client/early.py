@@ -64,6 +64,7 @@ class EarlyCalls:
     def prepared(self, program: int, key: int, host: int) -> None:
         """Calls of a program may be handed to a host, which knows it as `key`; or to none, with `NO_HOST`."""
         self._refused.pop(program, None)
+        self._unserved.pop(program, None)
         self._programs[program] = host, key
 
     def forget(self, program: int) -> None:

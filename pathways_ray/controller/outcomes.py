@@ -84,13 +84,12 @@ class Outcomes:
         tables, recorder = self.tables, self.tables.recorder
         for one in message.served:
             recorder.served += one.calls
-            program, session = tables.programs.get(one.program), tables.sessions.get(one.session)
+            program = tables.programs.get(one.program)
             part = program.messages.get(island) if program is not None else None
             took = one.device_us * 1e-6 * (len(part.devices) if part is not None else 1)
             self.device_time.note(one.program, island, one.device_us)
             recorder.busy[island] = recorder.busy.get(island, 0.0) + took
-            if session is not None:
-                tables.ledger.settle(session.usage, 0.0, took)
+            tables.ledger.charge(recorder.tenant_of(one.session), took)
 
     def failed(self, island: int, message: IslandLaunchFailed) -> Settled:
         """A launch whose part on an island failed."""

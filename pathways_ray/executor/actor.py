@@ -317,8 +317,8 @@ class HostExecutor(Inspectable):
             "buffers": self.store.count(),
             "programs": len(self.dispatcher.core.programs),
             "active": len(self.dispatcher.core.active),
-            "early": self.dispatcher.core.early.count - self.dispatcher.core.early.served,
-            "served": self.dispatcher.core.early.served,
+            "early": self.dispatcher.core.early.count - self.dispatcher.core.early.calls,
+            "served": self.dispatcher.reports.served,
             "queued": self.dispatcher.inbox.qsize(),
         }
 

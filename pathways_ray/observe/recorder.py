@@ -44,6 +44,10 @@ class Recorder:
         if len(self._tenants) > MAX_SESSIONS:
             self._tenants.popitem(last=False)
 
+    def tenant_of(self, session: int) -> str:
+        """The tenant of a session, also of one that is over."""
+        return self._tenants.get(session, OTHERS)
+
     def tenants(self) -> dict[int, str]:
         """The tenants of the last sessions, also of those that are over. May be called from another thread."""
         return self._tenants.copy()

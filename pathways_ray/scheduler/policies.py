@@ -191,6 +191,18 @@ class Ledger:
         self.clock = max(self.clock, usage.virtual)
         usage.virtual += estimate / usage.weight
 
+    def charge(self, tenant: str, seconds: float) -> None:
+        """Charges a tenant device seconds that were no launch, as if one that took them had just ended; its sessions
+        may be over."""
+        usage = self.usages.get(tenant)
+        if usage is not None:
+            self.enter(usage)
+            self.start(usage, seconds)
+            self.settle(usage, seconds, seconds)
+            self.leave(usage)
+        elif account_name(tenant) == OPERATOR:
+            self.operators_s += seconds
+
     def settle(self, usage: Usage, estimate: float, actual: float) -> None:
         """Corrects the charge of a launch that was started with `estimate` and took `actual` device seconds."""
         usage.virtual += (actual - estimate) / usage.weight

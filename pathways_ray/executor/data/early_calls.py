@@ -30,10 +30,15 @@ class EarlyCalls:
         if stream.grant.tenant == self._allowed:
             stream.outbox.send(wire.EarlyAllowed(True))
 
+    def may(self, stream: ClientStream) -> bool:
+        """Whether a client may hand over calls. One that may not does not get as far as the thread that serves all
+        tenants."""
+        return stream.grant.tenant == self._allowed
+
     def take(self, stream: ClientStream, message: wire.LaunchEarly) -> None:
-        """A client hands over a call. One that may not does not get as far as the thread that serves all tenants."""
+        """A client hands over a call."""
         handed = Handed(stream.session, stream.grant.tenant, message)
-        if stream.grant.tenant != self._allowed or not self._hand(handed):
+        if not self.may(stream) or not self._hand(handed):
             self.refuse(handed)
 
     def allow(self, tenant: str) -> None:

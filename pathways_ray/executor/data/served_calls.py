@@ -30,13 +30,20 @@ class ServedCalls:
     """Joins the clients that ask for values with the dispatcher, which decides; made on the data server's loop.
 
     Args:
+        may: whether a client may have calls served.
         hand: takes a call to the dispatcher, and returns whether it could.
     """
 
-    def __init__(self, reader: ShardReader, local: LocalServer[ClientStream], hand: Callable[[Called], bool]) -> None:
+    def __init__(
+        self,
+        reader: ShardReader,
+        local: LocalServer[ClientStream],
+        may: Callable[[ClientStream], bool],
+        hand: Callable[[Called], bool],
+    ) -> None:
         self._reader = reader
         self._local = local
-        self._hand = hand
+        self._may, self._hand = may, hand
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[ClientStream, socket.socket | None]] = {}
@@ -50,19 +57,27 @@ class ServedCalls:
         self._asked[called.number] = stream, local
         most = len(self._reader.devices)
         few = stream.outbox.has_room(MAX_UNREAD) and all(len(devices) <= most for devices in message.devices)
-        if not few or not self._hand(called):
+        if not self._may(stream) or not few or not self._hand(called):
             self.leave(called)
 
-    def answer(self, called: Called, values: Sequence[Any]) -> None:
-        """Sends the values of a call, which are there or have failed; for any thread."""
+    def answer(self, called: Called, completing: Sequence[Any], values: Sequence[Any]) -> None:
+        """Sends the values of a call, which are there; for any thread. Where anything of it has failed, also what is no
+        result, its launch would: then it has to be launched.
+
+        Args:
+            completing: what is ready, or has failed, once the call is over.
+        """
         message = called.message
         answer: list[wire.Message] = []
         try:
+            for value in completing:
+                value.block_until_ready()
             if sum(value.nbytes for value in values) > limits.MAX_SERVED_BYTES:
                 return self.leave(called)
+            self._reader.begin_copies(values)
             for request, devices, value in zip(message.requests, message.devices, values, strict=True):
                 answer += self._reader.parts(request, value, devices)
-        except Exception:  # of a value that has failed, too: its launch says with what
+        except Exception:  # whatever it is: its launch says it
             return self.leave(called)
         self._send(called, answer)
 

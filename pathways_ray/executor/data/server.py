@@ -111,7 +111,7 @@ class DataServer:
             self._loop = asyncio.get_running_loop()
             self.local: LocalServer[ClientStream] = LocalServer(self._take_local, busy=self._busy)
             self.fetches = FetchServer(self.reader, self.local)
-            self.served = ServedCalls(self.reader, self.local, self._hand)
+            self.served = ServedCalls(self.reader, self.local, self.early.may, self._hand)
             server, self.address = await links.serve(
                 {streams.DATA_STREAM: self._stream, **self._others},
                 streams.bind_address(listen.data),

@@ -52,12 +52,17 @@ class ShardReader:
         computed, where devices have a memory of their own: read one after the other, each would wait for its copy."""
         if not (self._is_apart and message.devices):
             return
-        for buffer in (message.buffer, *(other for _, other in message.also)):
-            value: Any = self.store.get(session, buffer)
-            if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES:
-                with contextlib.suppress(Exception):  # reading it tells what is wrong
-                    for shard in shards_of(value):
-                        shard.copy_to_host_async()
+        found: list[Any] = [
+            self.store.get(session, buffer) for buffer in (message.buffer, *(other for _, other in message.also))
+        ]
+        self.begin_copies([v for v in found if hasattr(v, "is_ready") and v.nbytes <= SMALL_BYTES])
+
+    def begin_copies(self, values: Sequence[Any]) -> None:
+        """The same for arrays that will all be read."""
+        for value in values if self._is_apart else ():
+            with contextlib.suppress(Exception):  # reading it tells what is wrong
+                for shard in shards_of(value):
+                    shard.copy_to_host_async()
 
     def parts(self, request: int, value: Any, devices: Sequence[int]) -> Sequence[wire.FetchPart | wire.FetchDone]:
         """The answer to a question for a small array, or, where it asks for no device, whether it is there."""

@@ -94,8 +94,8 @@ class Dispatcher:
         self.send = send
         self.rejoin: Callable[[Holds], None] = lambda holds: None
         self.refuse_early: Callable[[Handed], None] = lambda handed: None
-        self.answer_call: Callable[[Called, list[Any]], None] = lambda called, values: None
-        self.leave_call: Callable[[Called], None] = lambda called: None
+        self.answer_call: Callable[[Called, list[Any], list[Any]], None] = lambda *_: None
+        self.leave_call: Callable[[Called], None] = lambda _: None
         self.say_allowed: Callable[[str], None] = lambda tenant: None
         self.tell: Callable[[FromLeader], None] = lambda entry: None
         self.say_leads: Callable[[], None] = lambda: None
@@ -184,7 +184,7 @@ class Dispatcher:
         an island of several hosts: a collective may wait for these within its call, and that thread serves clients."""
         if not self.multi_host and self.inbox.handles_here([handed]):
             return True
-        if self.inbox.qsize() >= MAX_HANDED:
+        if (self.multi_host and type(handed) is Called) or self.inbox.qsize() >= MAX_HANDED:
             return False
         self.inbox.put([handed])
         return True
@@ -193,7 +193,7 @@ class Dispatcher:
         self, called: Called, number: int, program: PreparedProgram, completing: list[Any], values: list[Any]
     ) -> None:
         self.reports.serving(number, called)
-        self.watch(number, completing, program, (), True, (partial(self.answer_call, called, values),))
+        self.watch(number, completing, program, (), True, (partial(self.answer_call, called, completing, values),))
 
     def kind_of(self, value: Any) -> Any:
         if not isinstance(value, jax.Array) or value.is_deleted():  # a launch has taken its memory

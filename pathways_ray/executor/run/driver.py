@@ -20,6 +20,7 @@ from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.parts import Store, Transfer
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.steps import Slots
+from pathways_ray.executor.run.watchers import LONG_S
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
@@ -34,9 +35,9 @@ from pathways_ray.transport.messages import (
     Program,
 )
 
-MAX_SERVED_AT_ONCE = 32
-"""Launches and calls on the device queues behind which no further call is served: it is launched, in its tenant's
-turn."""
+MAX_SERVED_AT_ONCE, MAX_LONG_AT_ONCE = 32, 8
+"""Launches and calls on the device queues behind which no further call is served, and one that is expected to take
+`LONG_S` or more: it is launched, in its tenant's turn. Another tenant that comes now waits for them."""
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -296,7 +297,8 @@ class HostDriver:
     def _serve(self, serve: do.Serve) -> None:
         called, message = serve.called, serve.called.message
         program = self.programs[message.program]
-        if self.io.under_way() > MAX_SERVED_AT_ONCE or not program.serves(called.session, message, self.io.kind_of):
+        most = MAX_LONG_AT_ONCE if program.seconds >= LONG_S else MAX_SERVED_AT_ONCE
+        if self.io.under_way() > most or not program.serves(called.session, message, self.io.kind_of):
             self.io.leave_call(called)
             return
         inline = message.inline

@@ -90,8 +90,8 @@ class EarlyLaunches:
         self._passed: dict[int, Passed] = {}
         self._ended: dict[int, None] = {}
         """Sessions that have ended; launches of theirs over several islands yet come, cancelled."""
-        self.count = self.served = 0
-        """All that were taken or served, which are numbered, and those that were served."""
+        self.count = self.calls = 0
+        """All that were taken, and calls that were to be served, which are numbered together; and the latter."""
 
     def allow(self, tenant: str) -> list[do.Instruction]:
         """The scheduler says whose clients may hand over calls."""
@@ -133,7 +133,7 @@ class EarlyLaunches:
         if self.allowed != tenant_mark(prepared.tenant) or not prepared.plan.may_be_early:
             return [do.LeaveCall(called)]
         self.count += 1
-        self.served += 1
+        self.calls += 1
         return [do.Serve(called, -self.count)]
 
     def _has_room(self, session: int) -> bool:

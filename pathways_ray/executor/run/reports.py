@@ -48,6 +48,8 @@ class Reports:
         self.early: EarlyReports[int | IslandLaunchFailed] = EarlyReports()
         self._with: dict[int, int] = {}
         """What others took on their devices that left as the same launch, in microseconds."""
+        self.served = 0
+        """Calls that were served."""
         self._calls: dict[int, Called] = {}
         self._served: dict[tuple[int, int], tuple[int, int]] = {}
         self._lock = threading.Lock()
@@ -126,13 +128,16 @@ class Reports:
         """A call is served as `number`, and is no launch: what it takes is said with that of others."""
         self._calls[number] = called
 
-    def _was_served(self, number: int, device_us: int = 0) -> bool:
+    def _was_served(self, number: int, device_us: int | None = None) -> bool:
+        """Whether what is over was a call; one without a time has failed, and is charged as the launch that follows."""
         if (called := self._calls.pop(number, None)) is None:
             return False
-        key = called.session, called.message.program
-        with self._lock:
-            calls, us = self._served.get(key, (0, 0))
-            self._served[key] = calls + 1, us + device_us
+        if device_us is not None:
+            key = called.session, called.message.program
+            with self._lock:
+                calls, us = self._served.get(key, (0, 0))
+                self._served[key] = calls + 1, us + device_us
+                self.served += 1
         return True
 
     def sequence_of(self, number: int) -> int:

@@ -8,6 +8,7 @@ from pathways_ray.controller.backlog import MAX_DEFERRED_CALLS
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.scheduler.policies import OPERATOR
 from pathways_ray.transport.messages import (
     Completed,
     Done,
@@ -318,17 +319,26 @@ def test_a_client_hears_what_a_launch_took_on_each_device() -> None:
 
 
 def test_calls_that_a_host_has_served_are_in_the_accounts_and_are_no_launches() -> None:
-    """Of a program on two devices, of one that is gone, and of a session that is."""
+    """
+    1. Of a program on two devices, of one that is gone, and of a session that is over: all of them the operator's.
+    2. Who comes later is ahead of the one that was served by one report, on two devices, and not by all of them.
+    """
     front = Harness()
     front.register(program_over(1), 1)
-    (key,) = front.launches.programs
-    outcomes, before = front.launches.outcomes, front.launches.sequence
-    session = next(iter(front.launches.sessions))
-    outcomes.served(0, ServedCalls(0, (Served(session, key, 3, 250), Served(session, 99, 1, 10), Served(9, key, 2, 5))))
-    recorder = front.launches.tables.recorder
-    assert [usage.device_seconds for usage in front.launches.ledger.usages.values()] == pytest.approx([510e-6])
-    assert (recorder.served, recorder.busy) == (6, {0: pytest.approx(520e-6)})
+    (key,), (first,) = front.launches.programs, front.launches.sessions
+    tables, before, over, late = front.launches.tables, front.launches.sequence, first + 1, first + 2
+    front.launches.open_session(over)
+    front.launches.close_session(over)
+    served = Served(first, key, 3, 250), Served(first, 99, 1, 10), Served(over, key, 2, 5)
+    front.launches.outcomes.served(0, ServedCalls(0, served))
+    assert tables.ledger.device_seconds() == {OPERATOR: pytest.approx(520e-6)}
+    assert (tables.recorder.served, tables.recorder.busy) == (6, {0: pytest.approx(520e-6)})
     assert (front.launches.sequence, front.launches.in_flight) == (before, {})
+    for _ in range(60):
+        front.launches.outcomes.served(0, ServedCalls(0, (Served(first, key, 1, 1_000_000),)))
+    front.launches.open_session(late)
+    tables.ledger.enter(tables.ledger.of(late))
+    assert tables.ledger.of(first).virtual - tables.ledger.of(late).virtual == pytest.approx(2.0)
 
 
 def test_a_client_hears_whether_others_have_launches_under_way() -> None:

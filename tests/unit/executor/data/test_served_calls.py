@@ -20,7 +20,7 @@ from pathways_ray.executor.data.served_calls import MAX_UNREAD, ServedCalls
 from pathways_ray.executor.run.instructions import Called
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_SERVED_BYTES
-from pathways_ray.transport.capabilities import data_token
+from pathways_ray.transport.capabilities import data_token, tenant_mark
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.messages import DataFailed, HostAddress, ServeCall
 from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, SMALL, Host, Wire, eventually
@@ -37,6 +37,7 @@ class Serving:
         self.host = Host()
         self.calls: queue.SimpleQueue[Called] = queue.SimpleQueue()
         self.served = self.host.server.served
+        self.host.server.early.allow(tenant_mark(""))
         self.served._hand = lambda called: self.calls.put(called) or True if takes else False
 
     def answers(self, answer: Callable[[Called], None]) -> None:
@@ -66,7 +67,7 @@ def asked(data: DataLinks, check: Callable[[], None] = lambda: None, plans: Any 
 
 
 def test_a_call_gets_all_its_values(serving: Serving, data: DataLinks) -> None:
-    serving.answers(lambda called: serving.served.answer(called, [jax.device_put(value) for value in VALUES]))
+    serving.answers(lambda called: serving.served.answer(called, [], [jax.device_put(value) for value in VALUES]))
     for _ in range(3):
         for found, value in zip(asked(data), VALUES, strict=True):
             np.testing.assert_array_equal(found, value)
@@ -86,7 +87,7 @@ def test_the_host_gets_the_call_as_it_was_made(serving: Serving, data: DataLinks
             ((1, b"12"),),
         )
         assert message.devices == ((0,), (0,))
-        serving.served.answer(called, [jax.device_put(value) for value in VALUES])
+        serving.served.answer(called, [], [jax.device_put(value) for value in VALUES])
 
     serving.answers(answer)
     assert len(asked(data)) == 2
@@ -110,17 +111,23 @@ def test_a_call_that_is_left_says_so_at_once(takes: bool) -> None:
 LARGE = [np.zeros(MAX_SERVED_BYTES // 4 - 3, np.float32), np.zeros((2, 3), np.int32)]
 
 
+BROKEN = Failure("ExecutionError", "it broke")
+
+
 @pytest.mark.parametrize(
-    "values",
+    ("values", "completing"),
     [
-        pytest.param([Failure("ExecutionError", "it broke"), VALUES[1]], id="a failure"),
-        pytest.param([VALUES[0]], id="fewer than were asked for"),
-        pytest.param(LARGE, id="too much"),
+        pytest.param([BROKEN, VALUES[1]], [], id="a failure"),
+        pytest.param(VALUES, [BROKEN], id="a failure of what is no result"),
+        pytest.param([VALUES[0]], [], id="fewer than were asked for"),
+        pytest.param(LARGE, [], id="too much"),
     ],
 )
-def test_a_call_is_left_whose_values_cannot_be_sent(serving: Serving, data: DataLinks, values: list[Any]) -> None:
+def test_a_call_is_left_whose_values_cannot_be_sent(
+    serving: Serving, data: DataLinks, values: list[Any], completing: list[Any]
+) -> None:
     made = [value if isinstance(value, Failure) else jax.device_put(value) for value in values]
-    serving.answers(lambda called: serving.served.answer(called, made))
+    serving.answers(lambda called: serving.served.answer(called, completing, made))
     assert isinstance(asked(data), PathwaysError)
     assert serving.served._asked == {}
 
@@ -162,24 +169,25 @@ def test_an_answer_behind_ctrl_c_finds_nobody(serving: Serving, data: DataLinks)
             late.append(called)
             data.wake()
         else:
-            serving.served.answer(called, [jax.device_put(value + 1) for value in VALUES])
+            serving.served.answer(called, [], [jax.device_put(value + 1) for value in VALUES])
 
     serving.answers(answer)
     with pytest.raises(KeyboardInterrupt):
         asked(data, check)
-    serving.served.answer(late[0], [jax.device_put(value) for value in VALUES])
+    serving.served.answer(late[0], [], [jax.device_put(value) for value in VALUES])
     np.testing.assert_array_equal(asked(data)[0], SMALL + 1)
 
 
-def test_a_client_that_asks_for_much_of_a_device_or_reads_nothing_is_left(serving: Serving) -> None:
+def test_a_client_that_may_not_or_asks_for_much_or_reads_nothing_is_left(serving: Serving) -> None:
     messages: list[Any] = []
     outbox = SimpleNamespace(send=messages.append, has_room=lambda most: len(messages) <= most)
     stream: Any = SimpleNamespace(session=1, grant=SimpleNamespace(tenant="t"), outbox=outbox)
     sent = list[Any]()
 
     def on_loop() -> ServedCalls:
+        server = serving.host.server
         made = ServedCalls(
-            serving.host.server.reader, serving.host.server.local, lambda called: sent.append(called) or True
+            server.reader, server.local, lambda one: one is stream, lambda called: sent.append(called) or True
         )
         made._loop = SimpleNamespace(call_soon_threadsafe=lambda act, *rest: act(*rest))  # type: ignore[assignment]
         return made
@@ -192,9 +200,13 @@ def test_a_client_that_asks_for_much_of_a_device_or_reads_nothing_is_left(servin
     for number in range(2 * MAX_UNREAD):
         served.take(stream, ServeCall(1, (), (number,), ((0,),)))
         if sent and len(messages) <= MAX_UNREAD:
-            served.answer(sent[-1], [jax.device_put(SMALL)])
+            served.answer(sent[-1], [], [jax.device_put(SMALL)])
     assert len(sent) == MAX_UNREAD
     assert all(isinstance(message, DataFailed) for message in messages[MAX_UNREAD + 1 :])
+    stranger: Any = SimpleNamespace(session=2, grant=SimpleNamespace(tenant="u"), outbox=outbox)
+    messages.clear()
+    served.take(stranger, ServeCall(1, (), (5,), ((0,),)))
+    assert (len(sent), [message.request for message in messages]) == (MAX_UNREAD, [5])
     assert served._asked == {}
 
 

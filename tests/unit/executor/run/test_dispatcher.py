@@ -185,7 +185,7 @@ def test_a_call_is_answered_with_its_values_and_is_no_launch(host: Served) -> No
     2. What they took is said, and nothing else: they are not reported, nor among the launches that ran.
     """
     dispatcher, answers = host.dispatcher, queue.SimpleQueue[tuple[int, Any]]()
-    dispatcher.answer_call = lambda call, values: answers.put((call.number, int(values[0])))
+    dispatcher.answer_call = lambda call, _, values: answers.put((call.number, int(values[0])))
     dispatcher.leave_call = lambda call: answers.put((call.number, None))
     host.receive(AllowEarly(tenant_mark("")), IslandLaunch(320, 1, 1, (1,), 320))
     host.ended(1)
@@ -676,3 +676,4 @@ def test_a_call_that_may_wait_for_other_hosts_is_left_to_the_dispatcher(members:
     assert served.dispatcher.hand(Handed(1, "", LaunchEarly(1, (1,), 100)))
     here = threading.current_thread().name
     assert threads.get(timeout=LIMIT_S) == (here if members == (0,) else "dispatch")
+    assert served.dispatcher.hand(Called(1, "", ServeCall(1, (1,), (7,), ((0,),)), 1)) == (members == (0,))

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.driver import MAX_SERVED_AT_ONCE
+from pathways_ray.executor.run.driver import MAX_LONG_AT_ONCE, MAX_SERVED_AT_ONCE
 from pathways_ray.executor.run.instructions import Called
 from pathways_ray.executor.run.reports import Reports
+from pathways_ray.executor.run.watchers import LONG_S
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_EARLY_BYTES
 from pathways_ray.transport.capabilities import tenant_mark
@@ -45,7 +46,7 @@ def test_a_call_is_computed_and_nothing_of_it_is_kept() -> None:
     assert host.served == [(1, -1, ["f(x)"]), (2, -2, ["f(f(x))"])]
     assert (host.left, host.buffers(), host.messages) == ([], kept, sent)
     assert (host.core.early.taken, host.core.active, host.driver.running) == ({}, {}, {})
-    assert (host.core.early.served, host.core.early.count) == (2, 2)
+    assert (host.core.early.calls, host.core.early.count) == (2, 2)
 
 
 def test_a_call_takes_the_values_that_come_along() -> None:
@@ -110,6 +111,11 @@ def test_a_call_is_left_behind_much_that_is_under_way() -> None:
     host.busy = MAX_SERVED_AT_ONCE
     host.handle(called(1, number=2))
     assert (host.left, len(host.served)) == ([1], 1)
+    host.driver.programs[1].seconds = 2 * LONG_S
+    host.handle(called(1, number=3))
+    host.busy = MAX_LONG_AT_ONCE
+    host.handle(called(1, number=4))
+    assert (host.left, len(host.served)) == ([1, 3], 2)
 
 
 def test_a_call_is_left_that_makes_much() -> None:
@@ -121,7 +127,8 @@ def test_a_call_is_left_that_makes_much() -> None:
     assert host.left == [1]
 
 
-def test_what_calls_took_is_said_for_all_of_them_and_launches_as_before() -> None:
+def test_what_calls_took_is_said_for_all_that_were_served() -> None:
+    """Not of the one that has failed: it is launched, and charged as that is."""
     sent: queue.SimpleQueue[Message] = queue.SimpleQueue()
     reports = Reports(sent.put)
     reports.say_served(3)
@@ -133,6 +140,6 @@ def test_what_calls_took_is_said_for_all_of_them_and_launches_as_before() -> Non
     reports.done(-3, 5, behind=0)
     assert sent.empty()
     reports.say_served(3)
-    assert sent.get_nowait() == ServedCalls(3, (Served(1, 4, 2, 20), Served(2, 4, 1, 5)))
+    assert sent.get_nowait() == ServedCalls(3, (Served(1, 4, 1, 20), Served(2, 4, 1, 5)))
     reports.say_served(3)
-    assert (sent.empty(), len(reports.early)) == (True, 0)
+    assert (sent.empty(), len(reports.early), reports.served) == (True, 0, 2)
