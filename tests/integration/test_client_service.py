@@ -32,6 +32,7 @@ from pathways_ray.transport.messages import (
     PutPart,
     Refused,
     Register,
+    ServeCall,
     SessionOpened,
     Status,
     encode,
@@ -270,6 +271,8 @@ def test_nonsense_on_a_data_stream(session, slices, equal) -> None:
         [PutPart(5, 0, 0, b"1234")],
         [Fetch(6, x._buffer.id, (99,))],
         [Fetch(7, x._buffer.id, (-1,))],
+        [ServeCall(key, (x._buffer.id,), (8,), ((99,),)) for key in range(50)],
+        [ServeCall(1, (), (), ()), ServeCall(1, (1,) * 5000, (9,) * 64, ((0,) * 4096,) * 64)],
     ]
     metadata = {"session": str(session.id), "authorization": session._data.token}
     for data in [*map(encode, messages), *GARBAGE]:

@@ -61,6 +61,7 @@ from pathways_ray.transport.messages import (
     Refused,
     Register,
     ReleaseSlice,
+    ServeCall,
     SessionEnded,
     SessionOpened,
     SliceCreated,
@@ -455,6 +456,12 @@ def test_what_is_another_tenants_cannot_be_named(whole: Cluster, raw) -> None:
         assert bob.data(Fetch(2, number, (0,)), session=str(alice.id)) == []
         token = data_token("guess", alice.id, None)
         assert bob.data(Fetch(2, number, (0,)), session=str(alice.id), authorization=token) == []
+        # Her program: to be served with her array, or with his own bytes.
+        calls = [ServeCall(key, (number,), (key,), ((0,),)) for key in range(1, 50)]
+        calls += [ServeCall(key, (0,), (key,), ((0,),), ((0, V.tobytes()),)) for key in range(50, 100)]
+        for answer in bob.data(*calls, answers=99):
+            assert isinstance(answer, DataFailed)
+            assert answer.failure.kind == "NotServed"
         # Her program and her array: to launch, to free, to say that he put it.
         answers = bob.talk(
             Free((number,)),

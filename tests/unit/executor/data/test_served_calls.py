@@ -22,7 +22,7 @@ from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_SERVED_BYTES
 from pathways_ray.transport.capabilities import data_token, tenant_mark
 from pathways_ray.transport.frames import LinkLost
-from pathways_ray.transport.messages import DataFailed, HostAddress, ServeCall
+from pathways_ray.transport.messages import DataFailed, EarlyAllowed, HostAddress, ServeCall
 from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, SMALL, Host, Wire, eventually
 from tests.unit.helpers import placed
 
@@ -212,6 +212,7 @@ def test_a_client_that_may_not_or_asks_for_much_or_reads_nothing_is_left(serving
 
 def test_a_client_that_asks_for_nothing_is_hung_up_on(serving: Serving) -> None:
     wire = Wire(serving.host)
+    assert isinstance(wire.next(), EarlyAllowed)
     wire.send(ServeCall(1, (), (), ()))
     with pytest.raises(LinkLost, match="asks for none"):
         wire.next()

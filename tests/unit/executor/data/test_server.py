@@ -56,6 +56,7 @@ from pathways_ray.transport.messages import (
     PutDone,
     PutOpen,
     PutPart,
+    ServeCall,
     Stored,
     encode,
 )
@@ -1091,16 +1092,24 @@ def test_questions_with_files_hold_few_descriptors_of_the_host(host: Host, wire:
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
-@pytest.mark.parametrize("kind", ["LaunchEarly", "CancelFetch"])
-def test_a_message_that_needs_no_file_keeps_none(host: Host, wire: Wire, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("make", "waiting"),
+    [
+        pytest.param(lambda request: LaunchEarly(1, (), request, (), request, (0,)), 51, id="LaunchEarly"),
+        pytest.param(CancelFetch, 1, id="CancelFetch"),
+        pytest.param(lambda request: ServeCall(1, (), (request,), ((0,),)), 1, id="ServeCall"),
+    ],
+)
+def test_a_message_that_needs_no_file_keeps_none(
+    host: Host, wire: Wire, make: Callable[[int], Message], waiting: int
+) -> None:
     """A call may ask for its result, which may never be there: only what is small comes then, in a message."""
     socket = local(wire)
     before = len(os.listdir("/proc/self/fd"))
     for request in range(1, 51):
-        message = CancelFetch(request) if kind == "CancelFetch" else LaunchEarly(1, (), request, (), request, (0,))
-        assert socket.send(encode(message), SharedFile.create(LARGE.nbytes))
+        assert socket.send(encode(make(request)), SharedFile.create(LARGE.nbytes))
     assert socket.send(encode(Fetch(51, 51, (0,))))
-    eventually(lambda: host.store.waiting() == (1 if kind == "CancelFetch" else 51))
+    eventually(lambda: host.store.waiting() == waiting)
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
