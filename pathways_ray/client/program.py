@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from html import escape
@@ -63,16 +64,6 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns at once: a `pw.Array` for every array of the result, in the result's pytree."""
-        return self._call(LoweredProgram.launch, args, kwargs)
-
-    def ask(self, *args: Any) -> Any:
-        """Calls it for its values alone: what it returns as NumPy, where the host of the call says it at once; else
-        handles, as other calls return."""
-        return self._call(LoweredProgram.ask, args, {})
-
-    def _call(
-        self, how: Callable[[LoweredProgram, list[Any]], Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
         if tracing.session is not None or not is_outside():
             return self.fun(*args, **kwargs)
         leaves, tree = tree_flatten((args, kwargs))
@@ -81,9 +72,19 @@ class Program:
         except PathwaysError as error:
             raise source_info.trimmed(error)  # noqa: B904
         try:
-            return how(lowered, leaves)
+            return lowered.launch(leaves)
         except (BufferDeleted, ForeignArray) as error:
             raise self._about_leaf(error, leaves, args, kwargs) from None
+
+    def ask(self, *args: Any) -> Any:
+        """Calls it for its values alone: what it returns as NumPy, where the host of the call says it at once; else
+        handles, as other calls return."""
+        values = None
+        if tracing.session is None and is_outside():
+            leaves, tree = tree_flatten((args, {}))
+            with contextlib.suppress(PathwaysError):  # the call says what is wrong
+                values = self._prepared(leaves, tree, args, {}).values(leaves)
+        return self(*args) if values is None else values
 
     def prepared(self, args: tuple[Any, ...]) -> LoweredProgram:
         """The program for a call with such arguments, as that call will find it."""
@@ -237,10 +238,10 @@ class LoweredProgram(RegisteredProgram):
         outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)
         return self.output_tree.unflatten(outputs)
 
-    def ask(self, leaves: list[Any]) -> Any:
-        """One call for its values: those, where its host serves it; else the handles of a launch."""
-        values = self._asked.values(self._number, leaves)
-        return self.launch(leaves) if values is None else self.output_tree.unflatten(values)
+    def values(self, leaves: list[Any]) -> Any:
+        """The values of one call in their tree, where its host serves it; else None: it has to be launched."""
+        found = self._asked.values(self._number, leaves)
+        return None if found is None else self.output_tree.unflatten(found)
 
     def placed(self) -> list[int]:
         """The buffers that it has placed for itself: of what it captured, as it is the same for each call."""

@@ -97,10 +97,11 @@ def test_an_interrupted_wait_says_how_to_cancel(session, monkeypatch) -> None:
         assert "is still being computed; y.cancel() cancels it" in caught.value.__notes__[0]
 
 
-def test_a_retrace_says_what_differs(session) -> None:
+def test_a_retrace_says_what_differs_and_where(session) -> None:
     f = pw.program(lambda v: v + 1, name="f", on_retrace="warn")
     f(np.ones(2))
     with pytest.warns(
         UserWarning, match=r"f was traced again .*: leaf 0 was float\d+\[2\] on client, now float\d+\[3\] on"
-    ):
+    ) as seen:
         f(np.ones(3))
+    assert [one.filename for one in seen] == [__file__]
