@@ -53,6 +53,7 @@ from pathways_ray.transport.tls import trust_of
 if TYPE_CHECKING:
     from pathways_ray.executor.compile.compiler import Compiler
     from pathways_ray.executor.data.device_transfer import DeviceTransfer
+    from pathways_ray.executor.data.partners import Partners
     from pathways_ray.executor.data.server import DataServer
     from pathways_ray.executor.profiling.profiler import Computed, Ran, Timeline
     from pathways_ray.executor.run.leading import Leader
@@ -100,6 +101,7 @@ class HostExecutor(Inspectable):
         self.listen = listen
         self.silence = silence_of(silence_limit_s)
         self.timeline: Timeline | None = None
+        self.partners: Partners | None = None
         self.bind = streams.bind_address(listen.links)
         restarted = ray.get_runtime_context().was_current_actor_reconstructed
         try:
@@ -129,6 +131,7 @@ class HostExecutor(Inspectable):
         from pathways_ray.executor.compile.compiler import Compiler
         from pathways_ray.executor.data.buffer_store import BufferStore
         from pathways_ray.executor.data.device_transfer import DeviceTransfer
+        from pathways_ray.executor.data.partners import Partners
         from pathways_ray.executor.profiling.order_check import OrderReporter
         from pathways_ray.executor.run.dispatcher import Dispatcher
         from pathways_ray.transport.neighbours import machine
@@ -158,6 +161,9 @@ class HostExecutor(Inspectable):
         compiler = Compiler(self.host, local[:devices], grouped)
         near = machine() if self.backend.shares_memory else ""
         transfer = DeviceTransfer(self.host, local[0].client, self.bind, self.link_secret, near)
+        if near and len(self.members) > 1:
+            self.partners = Partners(self.host, transfer, self.link_secret)
+            compiler.meet = self.partners.meet
         self.outbox = self._new_outbox()
         self.found: thread_links.Outbox | None = None
         self.said = Said()
@@ -320,6 +326,7 @@ class HostExecutor(Inspectable):
             "early": self.dispatcher.core.early.count - self.dispatcher.core.early.calls,
             "served": self.dispatcher.reports.served,
             "queued": self.dispatcher.inbox.qsize(),
+            "exchanged": self.partners.agreed if self.partners is not None else 0,
         }
 
     def trace(self, seconds: float) -> list[Ran]:

@@ -104,6 +104,9 @@ class SimulatedParts:
     def program(self, plan: HostPlan, store: Store) -> SimulatedProgram:
         return SimulatedProgram(plan, self, store, self.transfer)
 
+    def agreed(self, number: int) -> None:
+        return None
+
     def executable(self, number: int) -> Computation | None:
         executable = self.plan.executables[number]
         if self.host not in self.plan.placed(executable.slice).hosts:

@@ -53,7 +53,7 @@ def name_of(address: str, secret: str) -> str:
     return f"\0pathways-host-{hashlib.blake2b(address.encode(), key=key, digest_size=16).hexdigest()}"
 
 
-def _check_user(connected: socket.socket) -> None:
+def check_user(connected: socket.socket) -> None:
     """Raises `OSError` unless the other end is a process of this user."""
     found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
@@ -81,7 +81,7 @@ def listener(name: str, backlog: int = 1024) -> socket.socket:
     return made
 
 
-class _Socket(socket.socket):
+class HeldSocket(socket.socket):
     """A socket that is closed with its last reference: so no thread uses its number once that is another one's."""
 
     def __del__(self) -> None:
@@ -103,8 +103,8 @@ class Connection:
         take: Callable[[Connection, bytes, socket.socket | None], None],
         ended: Callable[[Connection], None],
     ) -> None:
-        _check_user(connected)
-        self._socket = _Socket(fileno=connected.detach())
+        check_user(connected)
+        self._socket = HeldSocket(fileno=connected.detach())
         self._take, self._ended = take, ended
         self._workers = ThreadPoolExecutor(PIPES, "pipe")
         self._changing = threading.Lock()
@@ -115,7 +115,7 @@ class Connection:
     @classmethod
     def to(cls, name: str, take: Any, ended: Any) -> Connection:
         """A connection to who listens at a name. Raises `OSError`."""
-        connected = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        connected = HeldSocket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connected.setblocking(False)  # who takes no connection, and has many waiting, must not hold up this thread
         connected.connect(name)
         connected.setblocking(True)
@@ -218,7 +218,7 @@ class Connection:
                 message, descriptors, flags, _ = socket.recv_fds(
                     self._socket, MAX_PACKET_BYTES + 64, 1, socket.MSG_CMSG_CLOEXEC
                 )
-                pipe = _Socket(fileno=descriptors[0]) if descriptors else None
+                pipe = HeldSocket(fileno=descriptors[0]) if descriptors else None
                 if not message or flags & socket.MSG_TRUNC:
                     return
                 self._take(self, message, pipe)

@@ -4,13 +4,16 @@ XLA's CPU client hands the part of each device to a thread of its own and waits 
 another: 140 us on four devices, 250 where its threads have slept. One device's computation runs in the thread that
 calls it; four of them take 31 and 87. Formulas are element-wise: where all arrays lie alike, each device makes its
 shards of the results from its shards of the arguments, by the same operations, and with the same bits. Functions that
-were written for each device come taken apart at their sums (`sections`); what is summed goes by the host's memory.
+were written for each device come taken apart at their sums (`sections`); what is summed goes by the host's memory, and
+from one host of a machine to the other where they agree on that (`agreement`).
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +22,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from pathways_ray.compat import compiled_for_each
+from pathways_ray.errors import Failure
+from pathways_ray.executor.compile.agreement import RESTS, Agreement
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.composition import Calls
 from pathways_ray.executor.compile.sections import Section, Sections, Sum
@@ -30,6 +35,9 @@ from pathways_ray.ir.types import REPLICATED, Spec, canonical_spec
 from pathways_ray.jax_arrays import array_maker, copier, joiner, results_made, shards_of
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.joint_exports import only_called
+
+ARGUMENTS_LIMIT_S = 0.001
+"""Time for which a call that sums over hosts waits for arguments that are still computed."""
 
 
 def of_one_device(executable: Executable, calls: Calls, mesh: Mesh, most: int) -> Calls | None:
@@ -93,14 +101,34 @@ def one_section(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], d
     return Sections((Section((), tuple(range(count)), gives, types, lowered.compiler_ir("stablehlo")),), gives)
 
 
+class OverHosts(NamedTuple):
+    """Needs of a computation of one device on each of several hosts: their `agreement`, the place of this
+    host's device in the slice, and for each device there the place of its host among the hosts."""
+
+    agreement: Agreement
+    place: int
+    hosts: tuple[int, ...]
+
+    def cuts(self, sums: Sequence[Sum]) -> tuple[tuple[slice, ...], ...]:
+        """The places of the values of each sum, of each device, in what all hosts give: of each host in turn the values
+        of each sum in turn."""
+        sizes = [math.prod(one.type.shape) * one.type.dtype.itemsize for one in sums]
+        starts = [sum(sizes[:k]) for k in range(len(sizes))]
+        return tuple(
+            tuple(slice(host * sum(sizes) + start, host * sum(sizes) + start + size) for host in self.hosts)
+            for start, size in zip(starts, sizes, strict=True)
+        )
+
+
 class _Compiled(NamedTuple):
     """A section, compiled: what makes the stacks of its sums, and for each device what runs on it, and what makes
-    arrays of what that gives."""
+    arrays of what that gives. `cuts` has where the values of its sums stand in what several hosts give."""
 
-    sums: tuple[tuple[int, int, Callable[[Sequence[jax.Array]], Sequence[jax.Array]]], ...]
+    sums: tuple[tuple[int, int, Callable[[Sequence[Any]], Sequence[jax.Array]]], ...]
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     calls: tuple[tuple[Callable[[list[jax.Array]], Any], Callable[[Any], Sequence[jax.Array]]], ...]
+    cuts: tuple[tuple[slice, ...], ...]
 
 
 class ByDevice:
@@ -113,6 +141,7 @@ class ByDevice:
         options: the compiler's.
         whole: the same as one computation of all devices. It is called where arguments are not there yet, for which
             sums would wait, or have failed; None where there are no sums.
+        over: the other hosts with which values are summed; None where all devices are of this process.
     """
 
     def __init__(
@@ -122,10 +151,12 @@ class ByDevice:
         outputs: Sequence[jax.ShapeDtypeStruct],
         options: dict[str, str | bool] | None,
         whole: Any = None,
+        over: OverHosts | None = None,
     ) -> None:
-        self._whole = whole
+        self._whole, self.over = whole, over
+        self._rests = 0
         self._are_same = sections.are_same
-        join = functools.partial(spreader, devices=devices) if sections.are_same else joiner
+        join = functools.partial(spreader, devices=devices) if sections.are_same and len(devices) > 1 else joiner
         joins = [join(a.shape, a.dtype, a.sharding) for a in outputs]
         self._joins = [*zip(sections.results, joins, strict=True)]
         self._size = 1 + max(
@@ -134,36 +165,76 @@ class ByDevice:
         self._sections = []
         for section in sections.sections:
             where = devices[:1] if sections.are_same and section is sections.sections[-1] else devices
-            sums = tuple((one.value, one.stack, stacker(one, where)) for one in section.sums)
+            places = [over.place] if over is not None else range(len(where))
+            sums = tuple((one.value, one.stack, stacker(one, where, places)) for one in section.sums)
             compiled = compiled_for_each(section.module, where, options) if section.module is not None else []
             makers = [results_made([(kind, SingleDeviceSharding(one)) for kind in section.types]) for one in where]
             calls = tuple((one.execute_sharded, made) for one, made in zip(compiled, makers, strict=False))
-            self._sections.append(_Compiled(sums, section.takes, section.gives, calls))
+            cuts = over.cuts(section.sums) if over is not None else ()
+            self._sections.append(_Compiled(sums, section.takes, section.gives, calls, cuts))
         self._one = compiled[0]
         self._end = jax.device_put(np.float32(0), devices[0])
         self._copied = copier([SingleDeviceSharding(device) for device in devices])
 
     def __call__(self, *arrays: Any) -> Sequence[Any]:
-        if self._whole is not None and not all(map(_has_value, arrays)):
+        over = self.over
+        try:
+            there = self._whole is None or all(map(_has_value, arrays)) or self._come(arrays)
+            outputs = self._outputs(arrays) if there else None
+        except BaseException:
+            if over is not None:
+                over.agreement.break_off()
+            raise
+        if outputs is None:
+            if over is not None and not there:
+                over.agreement.leave()
             made: Sequence[Any] = self._whole(*arrays)
             return made
-        values: list[Sequence[jax.Array]] = [*map(shards_of, arrays)]
+        if self._are_same or _has_value(outputs[0]):
+            return [*outputs, self._end]
+        # The arguments were not there. The results and a copy of one of them will be, or will have failed, at once.
+        _, join = self._joins[0]
+        return [*outputs, join(self._copied(*shards_of(outputs[0])))]
+
+    def _come(self, arrays: Sequence[Any]) -> bool:
+        """Waits a moment for arguments that are still computed: where one call follows the other, each as one would
+        have the next be one as well. Returns whether they are there."""
+        if self.over is None or self._rests:
+            self._rests = max(0, self._rests - 1)
+            return False
+        until = time.perf_counter() + ARGUMENTS_LIMIT_S
+        while not all(isinstance(array, Failure) or array.is_ready() for array in arrays):
+            if time.perf_counter() > until:
+                self._rests = RESTS
+                return False
+            time.sleep(ARGUMENTS_LIMIT_S / 32)
+        return all(map(_has_value, arrays))
+
+    def _outputs(self, arrays: Sequence[Any]) -> list[Any] | None:
+        """The results; None where the hosts have agreed on one call."""
+        agreement = self.over.agreement if self.over is not None else None
+        values: list[Sequence[Any]] = [*map(shards_of, arrays)]
         values += [()] * (self._size - len(values))
+        exchanged = False
         for section in self._sections:
-            for value, stack, stacked in section.sums:
-                values[stack] = stacked(values[value])
-            shards = [
+            if agreement is None or not section.sums:
+                for value, stack, stacked in section.sums:
+                    values[stack] = stacked(values[value])
+            else:
+                mine = b"".join(itertools.chain.from_iterable(values[value] for value, _, _ in section.sums))
+                every = agreement.exchange(mine) if exchanged else agreement.agree(mine)
+                if every is None:
+                    return None
+                exchanged = True
+                for (_, stack, stacked), cuts in zip(section.sums, section.cuts, strict=True):
+                    values[stack] = stacked([every[cut] for cut in cuts])
+            made_here = [
                 made(run([values[number][place] for number in section.takes]))
                 for place, (run, made) in enumerate(section.calls)
             ]
             for k, number in enumerate(section.gives):
-                values[number] = [one[k] for one in shards]
-        outputs: list[Any] = [join(values[number]) for number, join in self._joins]
-        if self._are_same or _has_value(outputs[0]):
-            return [*outputs, self._end]
-        # The arguments were not there. The results and a copy of one of them will be, or will have failed, at once.
-        number, join = self._joins[0]
-        return [*outputs, join(self._copied(*values[number]))]
+                values[number] = [one[k] for one in made_here]
+        return [join(values[number]) for number, join in self._joins]
 
     def as_text(self) -> str:
         return str(self._one.get_hlo_text() if self._whole is None else self._whole.as_text())
@@ -176,8 +247,9 @@ class ByDevice:
 
 
 def _has_value(array: Any) -> bool:
-    """Whether an array is computed, and did not fail. To read one that failed would end the process."""
-    if not array.is_ready():
+    """Whether an array is computed, and did not fail. To read one that failed would end the process. What stands in the
+    place of one has none."""
+    if isinstance(array, Failure) or not array.is_ready():
         return False
     try:
         array.block_until_ready()
@@ -194,10 +266,13 @@ def spreader(
     return lambda shards: make([np.asarray(shards[0])] * len(devices))
 
 
-def stacker(one: Sum, devices: Sequence[jax.Device]) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
-    """Makes what gives each of the first devices of a slice the shards of all of its group, behind zeros."""
+def stacker(
+    one: Sum, devices: Sequence[jax.Device], places: Sequence[int]
+) -> Callable[[Sequence[Any]], Sequence[jax.Array]]:
+    """Makes what gives some devices of a slice, which are at these places, the shards of all of their group, behind
+    zeros. It takes those of the whole slice, as arrays or bytes."""
     group_of = {place: number for number, group in enumerate(one.groups) for place in group}
-    where = [group_of[place] for place in range(len(devices))]
+    where = [group_of[place] for place in places]
     shape, dtype = (1 + len(one.groups[0]), *one.type.shape), one.type.dtype
     apart = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
     make = array_maker((len(devices) * shape[0], *one.type.shape), dtype, apart, devices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import threading
 import weakref
@@ -16,14 +17,15 @@ from jax.sharding import Mesh, NamedSharding, SingleDeviceSharding
 
 from pathways_ray.compat import shared_mlir_context
 from pathways_ray.errors import CompileError, ProgramRefused
+from pathways_ray.executor.compile.agreement import Agreement
 from pathways_ray.executor.compile.backend import Function
-from pathways_ray.executor.compile.by_device import ByDevice, of_one_device, one_section
+from pathways_ray.executor.compile.by_device import ByDevice, OverHosts, of_one_device, one_section
 from pathways_ray.executor.compile.composition import Calls, composed
 from pathways_ray.executor.compile.functions import Called, Read, check_meshes, function_in, lines_among, read
 from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
 from pathways_ray.executor.compile.sandbox import Sandbox
-from pathways_ray.executor.compile.sections import sections_of, sums_in
+from pathways_ray.executor.compile.sections import Sections, sections_of, sums_in
 from pathways_ray.executor.compile.signatures import check_types
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
 from pathways_ray.ir.graph import Loop, Part, functions_in
@@ -92,6 +94,9 @@ class Compiler:
         self.island = island
         self.backend = backend_of(devices[0].platform)
         self.is_busy: Callable[[], bool] = lambda: False
+        self.meet: Callable[[bytes, Sequence[int], bool], Agreement | None] = lambda name, hosts, may: None
+        """Makes this host's side of a computation on several hosts, by what all have for it, if they `may` exchange
+        values, and are of one machine; else None. May wait for them."""
         self.sandbox = Sandbox(host)
         self._exported: OrderedDict[str, tuple[Read, int]] = OrderedDict()
         self._exported_bytes = 0
@@ -144,7 +149,7 @@ class Compiler:
                 calls = {part.function: self._function(part.function, functions) for part in parts}
                 check_types(executable, placed.mesh.size, calls)
                 check_meshes(placed.mesh, calls)
-                return self._compile(executable, placed, calls)
+                return self._compile(executable, placed, calls, hashlib.blake2b(key, digest_size=16).digest())
 
         # Those that were exported with others, or are formulas, have no constants.
         alone = {part.function for part in parts if "#" not in part.function}
@@ -166,7 +171,8 @@ class Compiler:
                     self._exported_bytes -= self._exported.popitem(last=False)[1][1]
         return function_in(found[0], name)
 
-    def _compile(self, executable: Executable, placed: PlacedSlice, calls: Calls) -> Any:
+    def _compile(self, executable: Executable, placed: PlacedSlice, calls: Calls, name: bytes = b"") -> Any:
+        """Args: name: what all hosts of the slice have for the computation."""
         recipe = executable.recipe
         if placed.mesh.size > 1 and any(part.as_is for part in functions_in(recipe.parts)):
             return self._compile_as_is(executable, placed, calls)
@@ -205,23 +211,38 @@ class Compiler:
 
         run = run_of(calls)
         lowered = lower(with_end(run))
-        sections = None
-        if alone and not executable.donated:
-            sections = sections_of(lowered, placed.mesh.size, len(here), most)
-        if sections is not None and not sections.sums:
-            return ByDevice(sections, here, outputs, options)
-        compiled = lowered.compile(compiler_options=options)
-        self.backend.check(compiled, len(self.island))
-        if sections is not None and sums_in(compiled) == sections.sums:
-            return ByDevice(sections, here, outputs, self.backend.options(True, False, 0), compiled)
 
         def rebuild(change: Callable[[Function], Function]) -> Any:
             return lower(change(run)).compile(compiler_options=options)
+
+        may_be = alone and not executable.donated and (most or len(placed.hosts) == placed.mesh.size > 1)
+        elements = self.backend.elements_apart if may_be else 0
+        sections = sections_of(lowered, placed.mesh.size, elements, len(self.island) > 1)
+        if sections is not None and not sections.sums and most:
+            return ByDevice(sections, here, outputs, options)
+        compiled = lowered.compile(compiler_options=options)
+        self.backend.check(compiled, len(self.island))
+        if sections is not None and (not sections.sums or sums_in(compiled) != sections.sums):
+            sections = None
+        over = self._over(name, placed, sections) if len(placed.hosts) > 1 else None
+        if sections is not None and (over is not None or len(placed.hosts) == 1):
+            return ByDevice(sections, here, outputs, self.backend.options(True, False, 0), compiled, over)
 
         made = self.backend.prepare(compiled, len(here), rebuild)
         if made is not compiled:
             self._costs[made] = compiled.cost_analysis()
         return made
+
+    def _over(self, name: bytes, placed: PlacedSlice, sections: Sections | None) -> OverHosts | None:
+        """The other hosts of a computation, where they exchange what is summed: each has one device of it, so that XLA
+        would wait for them within the call as well. All of them hear whether they do."""
+        hosts = placed.hosts
+        may = sections is not None and len(hosts) == placed.mesh.size and sections.fits(len(hosts))
+        met = self.meet(name, hosts, may)
+        if met is None:
+            return None
+        order = tuple(hosts.index(device.host) for device in placed.devices)
+        return OverHosts(met, order.index(hosts.index(self.host)), order)
 
     def _typed(self, mesh: Mesh, types: Sequence[ArrayType], layouts: Sequence[Layout]) -> list[jax.ShapeDtypeStruct]:
         """Arrays of these types and layouts, as JAX wants to know them."""

@@ -11,6 +11,7 @@ import numpy as np
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.calls.calls import HostCalls
 from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
+from pathways_ray.executor.compile.by_device import ByDevice
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of, name_of
 from pathways_ray.executor.data.edges import Incoming, Outgoing, copied_to
 from pathways_ray.executor.run.parts import Computation as RunComputation
@@ -61,6 +62,11 @@ class CompiledParts:
 
     def executable(self, number: int) -> Any:
         return self._executables[number]
+
+    def agreed(self, number: int) -> Callable[[int, int], None] | None:
+        compiled = self._executables[number]
+        over = compiled.over if isinstance(compiled, ByDevice) else None
+        return over.agreement.at if over is not None else None
 
     def host_function(self, number: int) -> HostFunction:
         function: HostFunction = self._executables[number]

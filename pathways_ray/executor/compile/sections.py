@@ -2,9 +2,10 @@
 
 What lies between two sums, a *section*, is a function of one device: small operations, of its own values and of what
 was summed. It takes the values that are to be summed of all devices, stacked, and adds them itself, in the order
-in which XLA's all-reduce within a process does: to zero, one device behind the other. So the bits are the same. Where
-they might not be, as where a section uses what another one has made, which XLA may make again and round with what is
-behind it, a function has no sections here.
+in which XLA's all-reduce does: within a process to zero, one device behind the other; by gloo, which it has for groups
+of several processes, two devices as a ring does, of which each adds one part. So the bits are the same. Where they
+might not be, as where a section uses what another one has made, which XLA may make again and round with what is behind
+it, a function has no sections here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +30,15 @@ _LOG = logging.getLogger(__name__)
 
 MAX_SUMS = 4
 """Of a function that is taken apart: each may be a section more, and holds the thread that enqueues for some 100 us."""
+
+MAX_EXCHANGED_BYTES = 1 << 15
+"""Of all hosts of a computation, between two sections."""
+
+SEGMENTS = 4
+"""Parts into which gloo's ring cuts a value of two devices: of two each one adds."""
+
+PAIR = 2
+"""Devices whose sums gloo makes in an order that is known here. With more of them each adds another part of a value."""
 
 OPERATIONS_OF_A_SUM = 4
 """XLA's operations for each element that is added: the sum, and what keeps its NaN."""
@@ -95,6 +105,14 @@ class Sections(NamedTuple):
         """The number of values that devices exchange."""
         return sum(len(section.sums) for section in self.sections)
 
+    def fits(self, devices: int) -> bool:
+        """Whether what some devices exchange between two sections goes in one packet."""
+        sizes = [
+            sum(math.prod(one.type.shape) * one.type.dtype.itemsize for one in section.sums)
+            for section in self.sections
+        ]
+        return devices * max(sizes) <= MAX_EXCHANGED_BYTES
+
     @property
     def are_same(self) -> bool:
         """Whether the last section makes the same on all devices: of nothing but sums over all of them."""
@@ -102,14 +120,14 @@ class Sections(NamedTuple):
         return over_all.issuperset(self.sections[-1].takes)
 
 
-def sections_of(lowered: Any, devices: int, here: int, most: int) -> Sections | None:
+def sections_of(lowered: Any, devices: int, most: int, several: bool) -> Sections | None:
     """The sections of a computation that JAX has lowered for several devices; None where it has none, or its code is
     not as this JAX writes it. Then it is one call.
 
     Args:
         devices: of its slice.
-        here: those of them that are of this host. Sums over others are no affair of one host.
         most: it makes fewer elements than this on a device.
+        several: whether hosts form a group, whose sums XLA has gloo make.
     """
     if not most:
         return None
@@ -117,11 +135,10 @@ def sections_of(lowered: Any, devices: int, here: int, most: int) -> Sections | 
     with module.context, ir.Location.unknown():
         try:
             body = body_of(module, devices)
-            found = _Cut(body, devices, most).sections() if body is not None else None
+            return _Cut(body, devices, most, several).sections() if body is not None else None
         except Exception:
             _LOG.debug("a computation is not taken apart", exc_info=True)
             return None
-        return found if found is not None and (here == devices or not found.sums) else None
 
 
 def sums_in(compiled: Any) -> int:
@@ -137,8 +154,8 @@ class _Cut:
     equal values: XLA takes both for one.
     """
 
-    def __init__(self, body: Body, devices: int, most: int) -> None:
-        self.body, self.devices, self.most = body, devices, most
+    def __init__(self, body: Body, devices: int, most: int, several: bool) -> None:
+        self.body, self.devices, self.most, self.several = body, devices, most, several
         self.types = body.steps.types
         self.numbers = dict(zip(body.given, body.arguments, strict=True))
         self.level = dict.fromkeys(body.given, 0)
@@ -185,7 +202,7 @@ class _Cut:
             self.same[made] = self._first.setdefault((name, *said, *taken, str(self.types[made])), made)
             if name == "stablehlo.all_reduce":
                 groups = _groups(one, self.devices)
-                if groups is None:
+                if groups is None or (self.several and len(groups[0]) != PAIR):
                     return False
                 (value,) = step.takes
                 if value not in self.varying or self.same[made] != made:  # XLA may multiply instead; makes one of two
@@ -259,7 +276,8 @@ class _Cut:
             main: Any = func.FuncOp("main", (types, [self.types[value] for value in wanted]))
         with ir.InsertionPoint(main.add_entry_block()):
             here: dict[int, Any] = dict(zip(taken, main.arguments, strict=True))
-            here.update((value, _summed(here[value], self.types[value])) for value in taken if value in self.sums)
+            add = _added_by_gloo if self.several else _added_within
+            here.update((value, _summed(here[value], self.types[value], add)) for value in taken if value in self.sums)
             for value, step in self.makers.items():
                 if value in needed:
                     copy = step.operation.clone().operation
@@ -311,21 +329,45 @@ def _stacked(kind: Any, groups: Sequence[Sequence[int]]) -> Any:
     return ir.RankedTensorType.get((1 + len(groups[0]), *one.shape), one.element_type)
 
 
-def _summed(stack: Any, kind: Any) -> Any:
-    """The sum of a stack, behind a barrier: what follows is compiled as it is behind an all-reduce. Of several NaNs
-    XLA's all-reduce keeps the last one, a kernel any."""
+def _summed(stack: Any, kind: Any, add: Callable[[Any, list[Any], Any], Any]) -> Any:
+    """The sum of a stack, behind a barrier: what follows is compiled as it is behind an all-reduce."""
     sizes = list(ir.RankedTensorType(stack.type).shape)
     rows = []
     for place in range(sizes[0]):
         cut = [place, *[0] * (len(sizes) - 1)], [place + 1, *sizes[1:]], [1] * len(sizes)
         rows.append(stablehlo.reshape(kind, stablehlo.slice(stack, *map(ir.DenseI64ArrayAttr.get, cut))))
     zeros, *values = rows
+    barrier: Any = stablehlo.OptimizationBarrierOp([add(zeros, values, kind)])
+    return barrier.results[0]
+
+
+def _added_within(zeros: Any, values: list[Any], kind: Any) -> Any:
+    """Values added as XLA's all-reduce within a process does. Of several NaNs that keeps the last one, a kernel any."""
     total = zeros
     for value in values:
-        total = stablehlo.add(total, value)
-        if isinstance(ir.RankedTensorType(kind).element_type, ir.FloatType):
-            differ = stablehlo.ComparisonDirectionAttr.get("NE")
-            is_nan = stablehlo.compare(value, value, differ)
-            total = stablehlo.select(is_nan, stablehlo.add(value, zeros), total)
-    barrier: Any = stablehlo.OptimizationBarrierOp([total])
-    return barrier.results[0]
+        total = _where_nan(value, zeros, stablehlo.add(total, value), kind)
+    return total
+
+
+def _added_by_gloo(zeros: Any, values: list[Any], kind: Any) -> Any:
+    """Two values added as gloo's ring does: each device adds the other's to its own in one part of the elements, the
+    first device in the first part, and of two NaNs its own stays."""
+    first, second = values
+    total = stablehlo.add(first, second)
+    one = ir.RankedTensorType(kind)
+    count = math.prod(one.shape)
+    if not isinstance(one.element_type, ir.FloatType):
+        return total
+    if count > 2:  # the first part is all of less
+        halves = (np.arange(count) < 2 * -(-count // SEGMENTS)).reshape(one.shape)
+        is_first = stablehlo.constant(ir.DenseElementsAttr.get(halves.data))
+        first = stablehlo.select(is_first, first, second)
+    return _where_nan(first, zeros, total, kind)
+
+
+def _where_nan(value: Any, zeros: Any, otherwise: Any, kind: Any) -> Any:
+    """A value where it is NaN, with the bits that sums of it have, and something else where it is not."""
+    if not isinstance(ir.RankedTensorType(kind).element_type, ir.FloatType):
+        return otherwise
+    differ = stablehlo.ComparisonDirectionAttr.get("NE")
+    return stablehlo.select(stablehlo.compare(value, value, differ), stablehlo.add(value, zeros), otherwise)

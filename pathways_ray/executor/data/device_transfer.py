@@ -104,6 +104,11 @@ class DeviceTransfer:
         trim.daemon = True
         trim.start()
 
+    def near(self, host: int) -> Peer | None:
+        """Another host, if what goes there goes by local connections. For any thread."""
+        peer = self._peers.get(host)
+        return peer if is_near(peer, self.machine) else None
+
     def reaches(self, receiver: int, launch: int) -> bool:
         """Whether a host is up that may pull what a launch offers: the process that the launch was sent to."""
         peer = self._peers.get(receiver)

@@ -34,6 +34,10 @@ class Parts(Protocol):
     def executable(self, number: int) -> Computation | None:
         """Executable `number` of the plan, or None when this host has no part in its slice."""
 
+    def agreed(self, number: int) -> Callable[[int, int], None] | None:
+        """Returns what tells executable `number` that a call comes, by its launch and its gang; None where it need not
+        know."""
+
     def host_function(self, number: int) -> HostFunction:
         """Executable `number` of the plan, which is a host function on a slice that this host has a part of."""
 

@@ -17,7 +17,7 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.layout_steps import RegroupStep, ReshardStep
 from pathways_ray.executor.run.local_copies import CopyStep, with_copies_joined
 from pathways_ray.executor.run.parts import Parts, Store
-from pathways_ray.executor.run.steps import ExecuteStep, ReceiveStep, SendStep, Slots
+from pathways_ray.executor.run.steps import AgreedStep, ExecuteStep, ReceiveStep, SendStep, Slots
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
 from pathways_ray.limits import MAX_EARLY_TEMPORARY_BYTES
 from pathways_ray.observe import computations
@@ -68,7 +68,9 @@ class PreparedProgram:
                 compiled = parts.executable(step.executable)
                 assert compiled is not None
                 donated = plan.executables[step.executable].donated
-                return ExecuteStep(step, compiled, donated, self.transfer, plan.labels[step.node], host)
+                made = step, compiled, donated, self.transfer, plan.labels[step.node], host
+                at = parts.agreed(step.executable)
+                return ExecuteStep(*made) if at is None else AgreedStep(at, *made)
             case Call():
                 return CallStep(step, parts.host_function(step.executable), plan.labels[step.node])
             case Return():

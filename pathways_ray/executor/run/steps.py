@@ -134,6 +134,21 @@ class ExecuteStep:
         return Failure("ExecutionError", f"{type(error).__name__}: {error}", self.label, self.where, self.host)
 
 
+class AgreedStep(ExecuteStep):
+    """The same of a computation whose hosts agree in each call on how it is made: they tell it by its place in their
+    order."""
+
+    __slots__ = ("at",)
+
+    def __init__(self, at: Callable[[int, int], None], *made: Any) -> None:
+        super().__init__(*made)
+        self.at = at
+
+    def run(self, slots: Slots) -> None:
+        self.at(slots.launch.sequence, self.gang)
+        super().run(slots)
+
+
 class SendStep:
     """Serves slots to the hosts that pull them."""
 

@@ -41,7 +41,10 @@ class Case:
     Args:
         layouts: of arguments and of results, each for all or one for each.
         how: whether functions come as formulas, or as exports.
+        compiler: that of a host of an island, of which `hosts`, left out all, have the devices of the slice in turn.
     """
+
+    name = b""
 
     def __init__(
         self,
@@ -53,8 +56,14 @@ class Case:
         order: Sequence[int] = range(8),
         how: str = "export",
         donated: tuple[int, ...] = (),
+        compiler: Compiler | None = None,
+        hosts: Sequence[int] = (),
     ) -> None:
-        self.slice = placed(1, [f"0.{order[k]}" for k in range(int(np.prod(shape)))], shape)
+        devices = jax.local_devices()
+        self.compiler = compiler or Compiler(0, devices, {0: devices})
+        hosts = hosts or list(self.compiler.island)
+        names = [f"{host}.{order[k]}" for host in hosts for k in range(int(np.prod(shape)) // len(hosts))]
+        self.slice = placed(1, names, shape)
         mesh = AbstractMesh(shape, self.slice.mesh.axes)
         avals = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in given]
         traced = [jax.jit(lambda *a, f=f: jax.tree.leaves(f(*a)), keep_unused=True) for f in functions]
@@ -76,17 +85,18 @@ class Case:
         self.executable = Executable(
             recipe, 1, tuple(kinds), tuple(self.layouts), tuple(made), tuple(self.results), donated
         )
-        devices = jax.local_devices()
-        self.compiler = Compiler(0, devices, {0: devices})
         self.given = given
 
     def compiled(self) -> Any:
-        return self.compiler._compile(self.executable, self.slice, self.calls)
+        return self.compiler._compile(self.executable, self.slice, self.calls, self.name)
 
     def placed(self, given: Sequence[np.ndarray[Any, Any]]) -> list[Any]:
         mesh = self.compiler.mesh(self.slice)
         where = [NamedSharding(mesh, partition_spec(layout.spec)) for layout in self.layouts]
-        return [jax.device_put(value, one) for value, one in zip(given, where, strict=True)]
+        return [
+            jax.make_array_from_callback(value.shape, one, value.__getitem__)
+            for value, one in zip(given, where, strict=True)
+        ]
 
     def as_one(self) -> Any:
         """The same as one call for all devices, as accelerators have it."""

@@ -202,6 +202,9 @@ class Host:
     temporary_bytes = 0
     queues = True
 
+    def agreed(self, number: int) -> None:
+        return None
+
     def executable(self, number: int) -> Callable[..., Any] | None:
         assert self.plan is not None
         executable = self.plan.executables[number]
