@@ -9,6 +9,8 @@ end wakes them as well.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -37,7 +39,10 @@ class PartnerLost(Exception):
 
 
 class Partner(Protocol):
-    """The other end of what two hosts say to each other in the calls of one computation."""
+    """The other end of what two hosts say to each other in the calls of one computation. Who has `deciding` may end it:
+    while hosts decide on a call, nobody else has."""
+
+    deciding: threading.Lock
 
     def begin(self, place: Place) -> None:
         """A call begins: the next one that both hosts make. What is left of earlier ones is let go of."""
@@ -92,7 +97,10 @@ class Agreement:
         """Gives this host's values, and returns those of all, in the order of the hosts; None where XLA is to run the
         computation. Waits for the partners."""
         self._begin()
-        every = self._decide(mine) if self._is_first else self._hear(mine)
+        with contextlib.ExitStack() as stack:
+            for partner in self._met:
+                stack.enter_context(partner.deciding)
+            every = self._decide(mine) if self._is_first else self._hear(mine)
         self.agreed += every is not None
         return every
 
@@ -113,11 +121,13 @@ class Agreement:
         assert heard is not None, "without a limit there is an answer, or an end"
         return heard[1]
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether this host has said anything in this call."""
+        return bool(self._met)
+
     def break_off(self) -> None:
-        """This host fails in a call: partners that wait for it, or will, are not to go on waiting."""
-        if not self._met:
-            self.leave()
-            return
+        """This host fails within a call: partners that wait for it are not to go on waiting."""
         for partner in self._met:
             partner.end()
 
@@ -148,6 +158,8 @@ class Agreement:
         for partner in self._met:
             try:
                 partner.say(TOGETHER if together else APART, 0, every)
+                if not together:
+                    partner.drain()  # what was not heard would fill the connection
             except PartnerLost:  # the island ends with it
                 partner.end()
         return every if together else None

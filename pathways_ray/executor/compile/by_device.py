@@ -181,10 +181,12 @@ class ByDevice:
         try:
             there = self._whole is None or all(map(_has_value, arrays)) or self._come(arrays)
             outputs = self._outputs(arrays) if there else None
-        except BaseException:
-            if over is not None:
-                over.agreement.break_off()
-            raise
+        except Exception:
+            if over is None or over.agreement.has_begun:
+                if over is not None:
+                    over.agreement.break_off()
+                raise
+            there, outputs = False, None  # XLA says the same, where the other hosts wait for this one
         if outputs is None:
             if over is not None and not there:
                 over.agreement.leave()

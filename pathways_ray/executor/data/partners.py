@@ -74,9 +74,11 @@ class SocketPartner:
         self._busy = BusyPoll()
         self._count, self._place = 0, Place(0, 0)
         self._heard: dict[tuple[int, int], tuple[Place, bytes, bytes]] = {}
-        self._poll = select.poll()
+        self._poll, self._room = select.poll(), select.poll()
         self._poll.register(self._socket, select.POLLIN)
+        self._room.register(self._socket, select.POLLOUT)
         self.is_open = True
+        self.deciding = threading.Lock()
 
     def begin(self, place: Place) -> None:
         self._count += 1
@@ -97,7 +99,7 @@ class SocketPartner:
                 if now > deadline:
                     raise PartnerLost(f"a partner has heard nothing for {SAY_LIMIT_S:.0f} s") from None
                 self.drain()
-                select.select([], [self._socket], [], 0.01)
+                self._room.poll(10)
             except OSError as error:
                 raise PartnerLost(f"a partner has ended: {error}") from None
 
@@ -165,6 +167,9 @@ class SocketPartner:
         count, launch, gang, part, kind = _HEAD.unpack_from(data)
         if count >= self._count:
             self._heard[count, part] = Place(launch, gang), kind, data[_HEAD.size :]
+        elif (launch, gang) == self._place:  # it has made fewer calls, and would wait for this one
+            self.end()
+            raise PartnerLost("a partner has counted other calls")
 
 
 class Partners:
@@ -217,7 +222,7 @@ class Partners:
             partner = self._dialled.get(computation)
             if not may or peers[0] is None:
                 if partner is not None:
-                    partner.end()
+                    _end(partner)
                 return None
             if partner is None or not partner.is_open:
                 partner = self._dial(computation, self._near(hosts[0]))
@@ -229,7 +234,9 @@ class Partners:
     @property
     def agreed(self) -> int:
         """Calls of the computations that are here in which hosts have exchanged values."""
-        return sum(side.agreed for side in self._sides)
+        with self._changing:
+            sides = list(self._sides)
+        return sum(side.agreed for side in sides)
 
     def _noted(self, side: Agreement) -> Agreement:
         with self._changing:
@@ -279,7 +286,7 @@ class Partners:
                 self._welcome(key, self._early.pop(key))
             if not may:
                 for key in [key for key in self._found if key[0] == computation]:
-                    self._found.pop(key).end()
+                    _end(self._found.pop(key))
 
     def _serve(self) -> None:
         while True:
@@ -345,6 +352,12 @@ class Partners:
             return
         self._found[key] = partner = SocketPartner(connected)
         partner.greet(self._sealed(b"welcome", *key))
+
+
+def _end(partner: SocketPartner) -> None:
+    """Ends a partner, but not while hosts decide on a call: some might have heard a word of it, and others not."""
+    with partner.deciding:
+        partner.end()
 
 
 def _bound(noted: dict[bytes, Any]) -> None:

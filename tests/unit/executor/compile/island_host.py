@@ -113,6 +113,10 @@ def cases(compiler: Compiler) -> dict[str, dict[str, Any]]:
                 f"drawn {seed}", drawn_step(seed), given=given[0], layouts=["x", "x", ""], results=["x"], shape=shape
             )
             found[f"drawn {seed}"] = case.found(*given[1:])
+        given = [[any_bits((2, 13), seed)] for seed in range(6)]
+        found["in another order"] = many(
+            "order", per_device(total, [X], X), given=given[0], shape=shape, hosts=[1, 0]
+        ).found(*given[1:])
         v = numbers((2, 3))
         step = per_device(lambda v: jax.lax.psum(v, "x"), [X], WHOLE)
         found["the same on all"] = many("same", step, given=[v], results=[""], shape=shape).found([v + 1], [v + 2])

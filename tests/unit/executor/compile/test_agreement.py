@@ -148,11 +148,19 @@ def test_a_host_that_ends_wakes_who_waits(two: Hosts) -> None:
     assert two.call(2) == [None, None]
 
 
+def test_what_is_said_in_calls_of_which_one_host_is_never_there_is_let_go_of() -> None:
+    hosts = Hosts(3)
+    for number in range(1, 1000):
+        assert hosts.call(number, [True, number > 900, True]) == ([b"012"] * 3 if number > 900 else [None] * 3)
+    hosts.pool.shutdown()
+
+
 def test_a_host_that_fails_amid_a_call_ends_what_it_says(two: Hosts) -> None:
     assert two.call(1) == [b"01", b"01"]
     first, other = two.sides
     waiting = two.pool.submit(other.exchange, b"1")
     time.sleep(0.05)
+    assert first.has_begun
     first.break_off()
     with pytest.raises(PartnerLost):
         waiting.result(timeout=5)

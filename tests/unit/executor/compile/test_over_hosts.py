@@ -49,7 +49,15 @@ def test_sums_over_hosts_have_the_bits_of_gloo(devices: int, tmp_path: Path) -> 
     assert all(case["same"] for case in first.values()), {name for name, case in first.items() if not case["same"]}
     if devices == 1:
         exchanged = {name for name, case in first.items() if case["over"]}
-        names = "float32", "float64", "int32", "uint64", "the same on all", *(f"bits {seed}" for seed in range(9))
+        names = (
+            "float32",
+            "float64",
+            "int32",
+            "uint64",
+            "the same on all",
+            "in another order",
+            *(f"bits {seed}" for seed in range(9)),
+        )
         assert exchanged.issuperset(names)
         assert sum(name.startswith("drawn") for name in exchanged) >= DRAWN_OVER_HOSTS
     else:

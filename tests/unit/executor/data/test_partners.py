@@ -129,6 +129,18 @@ def test_who_compiles_it_otherwise_tells_the_others() -> None:
         assert time.monotonic() - began < 5.0
 
 
+@pytest.mark.parametrize("otherwise", [0, 1])
+def test_to_compile_it_otherwise_amid_calls_divides_no_hosts(otherwise: int) -> None:
+    for _ in range(20):
+        island = Island()
+        sides = results(island.meet(0), island.meet(1))
+        changed = island.meet(otherwise, may=False, pause=0.002)
+        told = [island.called(sides, number) for number in range(1, 100)]
+        assert changed.result(timeout=20) is None
+        assert all(one == other for one, other in told)
+        assert told[-1] == [None, None]
+
+
 def test_a_first_host_that_never_compiles_it_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partners, "COMPILE_LIMIT_S", 0.2)
     island = Island()
