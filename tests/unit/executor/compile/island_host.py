@@ -63,14 +63,16 @@ class OverHosts(Case):
     def found(self, *others: Any, away: bool = False) -> dict[str, Any]:
         """How it is called, and whether all shards have the bits of one call. `away`: of every third call host 1 has
         no arguments yet."""
-        made, one = self.compiled(), self.as_one()
-        same = []
+        made = self.compiled()
+        if not isinstance(made, ByDevice):
+            return {"by_device": False, "over": False, "same": True}
+        one, same = self.as_one(), []
         for number, given in enumerate((self.given, *others)):
             arguments = self.placed(given)
-            if isinstance(made, ByDevice) and made.over is not None:
+            if made.over is not None:
                 OverHosts.calls_made += 1
                 made.over.agreement.at(OverHosts.calls_made, 0)
-            if away and HOST == 1 and number % 3 == 0 and isinstance(made, ByDevice) and made.over is not None:
+            if made.over is not None and away and HOST == 1 and number % 3 == 0:
                 made.over.agreement.leave()
                 results = made._whole(*arguments)
             else:
@@ -78,8 +80,7 @@ class OverHosts(Case):
             for a, b in zip(results[:-1], one(*arguments)[:-1], strict=True):
                 shards = [[np.asarray(s.data).tobytes() for s in value.addressable_shards] for value in (a, b)]
                 same.append(shards[0] == shards[1] and (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding))
-        by_device = isinstance(made, ByDevice)
-        return {"by_device": by_device, "over": by_device and made.over is not None, "same": all(same)}
+        return {"by_device": True, "over": made.over is not None, "same": all(same)}
 
 
 def total(v: Any) -> Any:

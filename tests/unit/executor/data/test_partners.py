@@ -196,7 +196,6 @@ def test_connections_of_computations_that_are_gone_are_let_go_of(monkeypatch: py
         sides[1].at(1, 0)
         sides[1].leave()
         del sides
-        gc.collect()
     sides = results(island.meet(0), island.meet(1))
     assert island.called(sides, 1) == [b"01", b"01"]
     assert len(island.hosts[0]._found) <= 8
