@@ -21,7 +21,7 @@ JOIN_LIMIT_S = 60  # for all processes of a gang to find each other
 
 def payloads(hosts: int) -> dict[str, str]:
     """The operation of each payload, for a gang of this many processes."""
-    return {ALLREDUCE: "XLA psum over gloo" if hosts > 1 else "XLA psum in one process", NOOP: "XLA v + 1"}
+    return {ALLREDUCE: "psum between processes" if hosts > 1 else "psum in one process", NOOP: "XLA v + 1"}
 
 
 def free_address() -> str:

@@ -1,7 +1,7 @@
 """The protocol of peers: each word is a method of a handler in the peer's process, called as `workers` does it.
 
     configure(hosts=2, devices=1)
-        -> {"payloads": {"allreduce": "XLA psum over gloo", ...}, "modes": {"allreduce": ["opbyop", ...], ...}, ...}
+        -> {"payloads": {"allreduce": "psum between processes", ...}, "modes": {"allreduce": ["opbyop", ...], ...}, ...}
     run(mode="opbyop", payload="allreduce", count=1024)
         -> {"seconds": 0.41, "value": [1025.0, 1025.0]}
 
