@@ -102,8 +102,8 @@ def one_section(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], d
 
 
 class OverHosts(NamedTuple):
-    """Needs of a computation of one device on each of several hosts: their `agreement`, the place of this
-    host's device in the slice, and for each device there the place of its host among the hosts."""
+    """The hosts of a computation that has one device on each: their `agreement`, the place of this host's device in the
+    slice, and for each device there the place of its host among the hosts."""
 
     agreement: Agreement
     place: int
@@ -182,9 +182,10 @@ class ByDevice:
             there = self._whole is None or all(map(_has_value, arrays)) or self._come(arrays)
             outputs = self._outputs(arrays) if there else None
         except Exception:
-            if over is None or over.agreement.has_begun:
-                if over is not None:
-                    over.agreement.break_off()
+            if over is None:
+                raise
+            if over.agreement.has_begun:
+                over.agreement.break_off()
                 raise
             there, outputs = False, None  # XLA says the same, where the other hosts wait for this one
         if outputs is None:

@@ -216,8 +216,7 @@ class Compiler:
             return lower(change(run)).compile(compiler_options=options)
 
         may_be = alone and not executable.donated and (most or len(placed.hosts) == placed.mesh.size > 1)
-        elements = self.backend.elements_apart if may_be else 0
-        sections = sections_of(lowered, placed.mesh.size, elements, len(self.island) > 1)
+        sections = self._sections(lowered, placed) if may_be else None
         if sections is not None and not sections.sums and most:
             return ByDevice(sections, here, outputs, options)
         compiled = lowered.compile(compiler_options=options)
@@ -232,6 +231,9 @@ class Compiler:
         if made is not compiled:
             self._costs[made] = compiled.cost_analysis()
         return made
+
+    def _sections(self, lowered: Any, placed: PlacedSlice) -> Sections | None:
+        return sections_of(lowered, placed.mesh.size, self.backend.elements_apart, len(self.island) > 1)
 
     def _over(self, name: bytes, placed: PlacedSlice, sections: Sections | None) -> OverHosts | None:
         """The other hosts of a computation, where they exchange what is summed: each has one device of it, so that XLA
