@@ -57,6 +57,14 @@ def interrupting_nobody() -> Iterator[None]:
                 os.sched_setscheduler(0, *before)
 
 
+def enqueues_as_one_thread() -> None:
+    """Has XLA's CPU client take what this thread enqueues from now on as if one thread enqueued it with what all others
+    do that have called this: on each device it runs in that order. Else each thread's own is kept, and no other."""
+    from jaxlib import _jax
+
+    _jax.set_execution_stream_id(1)
+
+
 def made_backends() -> Sequence[str]:
     """The platforms whose devices JAX has made in this process. What is public makes them to say which there are."""
     bridge = sys.modules.get("jax._src.xla_bridge")  # else JAX is not even imported

@@ -59,6 +59,10 @@ class Backend(Protocol):
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
         """The computation as it is to be called, on `devices` devices of this host: as it is, or built again."""
 
+    def over_hosts(self, compiled: Function, devices: int) -> Function:
+        """A computation of several hosts, `devices` of them here, as it is to be called: those of the same devices run
+        in the order in which they are called. Its last output is its end."""
+
     def queues(self, compiled: Any, devices: int) -> bool:
         """Whether a computation that is `prepare`d may be in a device's queue when the call that enqueues it returns;
         else it is over by then."""
@@ -113,6 +117,10 @@ class AcceleratorBackend:
         """Every computation is as good in a group as on one host."""
 
     def prepare(self, compiled: Any, devices: int, rebuild: Rebuild) -> Any:
+        return compiled
+
+    def over_hosts(self, compiled: Function, devices: int) -> Function:
+        """Each device has one queue for the computations of all threads."""
         return compiled
 
     def queues(self, compiled: Any, devices: int) -> bool:

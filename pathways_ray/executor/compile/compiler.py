@@ -30,7 +30,7 @@ from pathways_ray.executor.compile.signatures import check_types
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
 from pathways_ray.ir.graph import Loop, Part, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
-from pathways_ray.ir.types import ArrayType, Layout, Spec
+from pathways_ray.ir.types import REPLICATED, ArrayType, Layout, Spec
 from pathways_ray.jax_types import partition_spec
 from pathways_ray.joint_exports import only_called, read_once
 from pathways_ray.transport.messages import encode
@@ -253,10 +253,17 @@ class Compiler:
             for t, lies in zip(types, layouts, strict=True)
         ]
 
+    def called(self, compiled: Any, placed: PlacedSlice) -> Function:
+        """A computation on a slice, as launches call it."""
+        made: Function = compiled
+        return made if len(placed.hosts) == 1 else self.backend.over_hosts(made, self._here(placed))
+
+    def _here(self, placed: PlacedSlice) -> int:
+        return sum(device.host == self.host for device in placed.devices)
+
     def queues(self, compiled: Any, placed: PlacedSlice) -> bool:
         """Whether a computation on a slice may be in a device's queue when the call that enqueues it returns."""
-        here = sum(device.host == self.host for device in placed.devices)
-        return self.backend.queues(compiled, 1 if isinstance(compiled, ByDevice) else here)
+        return self.backend.queues(compiled, 1 if isinstance(compiled, ByDevice) else self._here(placed))
 
     def cost_of(self, compiled: Any) -> Mapping[str, float] | None:
         """XLA's cost of a computation that was built again, before it was; None of others."""
@@ -310,7 +317,12 @@ class Compiler:
                 jax.ShapeDtypeStruct(edge.type.shape, dtype_of(edge.type.dtype), sharding=start)
                 for edge, start in zip(edges, starts, strict=True)
             ]
-            return jax.jit(lambda *arrays: arrays, out_shardings=ends).lower(*arguments).compile()
+            if len(source.hosts) == 1:
+                return jax.jit(lambda *arrays: arrays, out_shardings=ends).lower(*arguments).compile()
+            whole = (*ends, self.sharding(source, REPLICATED))
+            made = jax.jit(with_end(lambda *arrays: arrays), out_shardings=whole).lower(*arguments).compile()
+            called = self.called(made, source)
+            return lambda *arrays: called(*arrays)[:-1]
 
         kinds = [(edge.type, edge.source.spec, edge.target.spec) for edge in edges]
         a, b = source.mesh, target.mesh

@@ -13,6 +13,8 @@
   another thread takes longer than the computation.
 - *Order.* It has the computations that one thread enqueues on single devices run one after the other. So what only
   moves data that is there would wait for whatever another tenant computes; it is enqueued by other threads (`Lanes`).
+  What several hosts compute together has to run in the order in which it is called, in whatever thread
+  (`order_over_hosts`).
 
 JAX is imported in functions, since this file is read before the variables are set that JAX reads at its import.
 """
@@ -33,6 +35,8 @@ from pathways_ray.executor.compile.backend import Function, Rebuild
 
 if TYPE_CHECKING:
     import jax
+
+    from pathways_ray.executor.compile.order_over_hosts import OrderOverHosts
 
 CORES_VARIABLE = "PATHWAYS_CPU_CORES"
 """Lists cores, say `0` or `0,1`, for measurements on a small machine: the threads of host k's devices all run on the
@@ -71,6 +75,7 @@ class CpuBackend:
 
     def __init__(self) -> None:
         self._lanes = Lanes()
+        self._order: OrderOverHosts | None = None
 
     def configure(self, devices: int) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
@@ -129,6 +134,12 @@ class CpuBackend:
         if devices == 1 and would_block_dispatch(compiled):
             return rebuild(with_async_cost_hint)
         return compiled
+
+    def over_hosts(self, compiled: Function, devices: int) -> Function:
+        from pathways_ray.executor.compile.order_over_hosts import OrderOverHosts
+
+        self._order = self._order or OrderOverHosts()
+        return self._order.in_order(compiled, devices)
 
     def queues(self, compiled: Any, devices: int) -> bool:
         return devices > 1 or not is_cheap(compiled)

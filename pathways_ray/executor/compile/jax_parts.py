@@ -60,8 +60,10 @@ class CompiledParts:
                 self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)
                 self.queues |= compiler.queues(compiled, placed)
 
-    def executable(self, number: int) -> Any:
-        return self._executables[number]
+    def executable(self, number: int) -> RunComputation | None:
+        compiled = self._executables[number]
+        placed = self.plan.placed(self.plan.executables[number].slice)
+        return self.compiler.called(compiled, placed) if compiled is not None else None
 
     def agreed(self, number: int) -> Callable[[int, int], None] | None:
         compiled = self._executables[number]
