@@ -36,6 +36,7 @@ from pathways_ray.controller.metrics_server import serve_page
 from pathways_ray.controller.planner import Planner
 from pathways_ray.controller.planning import PlanReply
 from pathways_ray.controller.programs import check_functions
+from pathways_ray.controller.standstill import Standstill
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import Failure, PathwaysError, to_failure
@@ -131,6 +132,7 @@ class Controller(Inspectable):
         self.link_numbers = itertools.count(1)
         self.links: dict[int, links.AsyncLink] = {}
         self.tasks: set[asyncio.Task[None]] = set()
+        self.standstill = Standstill(tick_s(TICK_S))
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
@@ -207,6 +209,7 @@ class Controller(Inspectable):
 
     async def _tick(self) -> None:
         while True:
+            self.standstill.ran(time.monotonic())
             self.handle(events.Tick(slowness()))
             self.front.refresh()
             await asyncio.sleep(tick_s(TICK_S))
@@ -228,7 +231,12 @@ class Controller(Inspectable):
 
     def handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""
-        for command in self.core.handle(event, time.monotonic()):
+        now = time.monotonic()
+        if self.standstill.explains(event, self.core.clients.known, now):
+            cause = "it stood still for so long that clients gave it up; their sessions go on with its successor"
+            self.launches.story.note(Entry(now, "controller ends", cause=cause))
+            os._exit(1)
+        for command in self.core.handle(event, now):
             if type(command) is SendIsland:
                 outbox = self.islands.get(command.island)
                 if outbox is not None:

@@ -1,0 +1,54 @@
+"""A controller that stood still. Pure.
+
+A process that is stopped, or gets no core, answers no pings, and its clients end their streams after some seconds
+(`transport.grpc_streams`). Once it runs again, it cannot tell these from streams of clients that have died, whose
+sessions it would close, with all arrays. So it ends itself sooner, and sessions go on with its successor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+
+from pathways_ray.controller import events
+from pathways_ray.transport.messages import ResumeSession
+
+LONG_S = 3.0
+"""Time without a step, beyond the one between two steps, that clients may not have waited for."""
+
+AFTERMATH_S = 10.0
+"""Streams that end within this time after it may have been ended for that."""
+
+
+class Standstill:
+    """The steps of a process by its clock, in seconds.
+
+    Args:
+        period_s: between two steps of one that runs.
+    """
+
+    def __init__(self, period_s: float) -> None:
+        self._most = LONG_S + period_s
+        self._ran = self._until = -math.inf
+
+    def ran(self, now: float) -> None:
+        """The process takes a step."""
+        if math.isfinite(self._ran) and now - self._ran > self._most:
+            self._until = now + AFTERMATH_S
+        self._ran = now
+
+    def explains(self, event: events.Event, sessions: Container[int], now: float) -> bool:
+        """Whether an event may come of clients that gave this process up, and not of their end.
+
+        Args:
+            sessions: those of this process that were not closed.
+        """
+        match event:
+            case events.StreamEnded(session) | events.LinkEnded(session) if session in sessions:
+                pass
+            case events.Requested(request=ResumeSession(session=session)) if session in sessions:
+                pass
+            case _:
+                return False
+        self.ran(now)
+        return now < self._until
