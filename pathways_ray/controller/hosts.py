@@ -81,7 +81,9 @@ class Hosts:
             session = tables.sessions.get(upload.session)
             if session is None:
                 continue
-            if upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
+            # One that the client has not named yet may have to wait for that: messages go in their order.
+            yet_to_come = upload.buffer > session.named
+            if yet_to_come or upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
                 commands += buffers.stored(session, upload)
         return commands
 

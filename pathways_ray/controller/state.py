@@ -83,7 +83,7 @@ class Session:
     for slices that are parts of others, those, and `replacing`, for slices that are to take the place of others, those.
     `arriving` has the buffers that its client uploads and that some hosts have yet to report; `early` what hosts
     reported of buffers that the client has not named yet; `burnt` numbers of uploads that were dropped before they had
-    arrived (see `buffers`). `held` are the bytes of its buffers on the devices of each slice, `array_bytes` those of
+    arrived (see `buffers`), `named` the highest number of an upload that the client has named. `held` are the bytes of its buffers on the devices of each slice, `array_bytes` those of
     the arrays themselves, `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches
     on islands. `refused` are the last buffers that are not there because they were refused, in the order of their
     numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
@@ -108,6 +108,7 @@ class Session:
     arriving: dict[int, Arriving] = field(default_factory=dict)
     early: dict[int, dict[int, Stored]] = field(default_factory=dict)
     burnt: dict[int, None] = field(default_factory=dict)
+    named: int = 0
     refused: list[RefusedResults] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     donated: dict[int, Buffer] = field(default_factory=dict)

@@ -306,6 +306,7 @@ class Takeover:
     def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
         """Enters the buffers that are on all their hosts, or on the way there, or that launches will make; others are
         dropped."""
+        session.named = request.next_buffer - 1
         inherited = self.inherited.answer(session.id, request.unanswered)
         held = self._still_held()
         made = self.inherited.made_since(session.id, request.unanswered)

@@ -146,7 +146,7 @@ def test_an_upload_waits_for_its_turn_while_the_host_has_no_scheduler() -> None:
     front.put(2, slice=2, arrives=False, epochs={HOST: 1})
     session = front.launches.sessions[1]
     assert 2 not in session.buffers
-    commands = back(front, s1=[1, 2, 3], uploads=tuple(Stored(HOST, 1, buffer, 2, VECTOR, ()) for buffer in (2, 3)))
+    commands = back(front, s1=[1, 2, 3], uploads=(Stored(HOST, 1, 2, 2, VECTOR, ()),))
     assert to_island(commands, ISLAND, Drop) == [Drop(1, (3,))], "nobody uploads that"
     front.ready(program, HOST)
     assert session.lives(2)
@@ -177,3 +177,22 @@ def test_a_host_that_begins_anew_or_stays_away_has_lost_its_arrays() -> None:
         assert HostAddress(HOST, 1, "") in to_client(commands)
         (lost,) = to_client(commands, kind=BuffersLost)
         assert lost.buffers == (1,)
+
+
+def test_an_upload_that_its_client_names_later_stays_on_a_host_that_comes_back() -> None:
+    """
+    1. An upload arrives, and its client's messages wait for another one, of an island whose host is slow.
+    2. Its host loses the scheduler and comes back: the upload stays, and is whole once the client names it.
+    3. One that was freed before does not stay, whatever the host remembers of it.
+    """
+    front = Harness()
+    front.put(1, slice=2)
+    front.free(1)
+    without_scheduler(front)
+    uploads = tuple(Stored(HOST, 1, buffer, 2, VECTOR, ()) for buffer in (1, 2))
+    commands = back(front, s1=[1, 2], uploads=uploads)
+    assert to_island(commands, ISLAND, Drop) == [Drop(1, (1,))]
+    front.put(2, slice=2, arrives=False, epochs={HOST: 1})
+    session = front.launches.sessions[1]
+    assert session.lives(2)
+    assert 2 not in session.arriving, "it has arrived"

@@ -128,7 +128,7 @@ def test_an_upload_whose_message_waits_for_its_turn_outlives_the_scheduler_of_it
     assert TakeTurn() in commands
     core.handle(IslandDisconnected(1, 1, "scheduler-1"))
     core.connect(1, link=7)
-    holds = Holds({1: (1, 2, 3)}, (), tuple(Stored(2, 1, buffer, 2, VECTOR, ()) for buffer in (2, 3)))
+    holds = Holds({1: (1, 2, 3)}, (), (Stored(2, 1, 2, 2, VECTOR, ()),))
     commands = core.from_island(1, HostUp(2, 1, "transfer-2", "data-2", 2, 102, holds=holds), link=7)
     assert [m for m in sent(commands) if isinstance(m, Drop)] == [Drop(1, (3,))], "nobody uploads that"
     core.handle(Turn())
