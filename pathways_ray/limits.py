@@ -101,7 +101,7 @@ MAX_SLICES = 256
 """Slices of one session at a time, and slices that a program names: programs and status list them."""
 
 MAX_PLACES = 4096
-"""Slices that one session has had, released ones included: their buffers and programs may outlive them."""
+"""Slices of one session, with released ones that its buffers and programs name, which may outlive them."""
 
 MAX_SESSION_BUFFERS = 1 << 16
 """Buffers of one session. The controller keeps up to 700 bytes for each, and lets go of them in 30 ms when it ends."""

@@ -164,6 +164,8 @@ class Launches:
         found.parts.pop(slice_id, None)
         found.names.pop(slice_id, None)
         found.replacing.pop(slice_id, None)
+        if (place := found.places.pop(slice_id, None)) is not None:
+            found.places[slice_id] = place  # at the end
         self.story.note(Entry(self.tables.now, "slice released", f"slice {slice_id}", session=session))
         return found.slices.pop(slice_id, None) is not None
 

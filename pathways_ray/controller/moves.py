@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Buffer, Send, SendClient, Session
 from pathways_ray.errors import Failure
 from pathways_ray.story import Entry
@@ -23,6 +24,9 @@ from pathways_ray.transport import messages as wire
 
 AGAIN_S = 5.0
 """Time between two messages to a client whose slices have to move."""
+
+MAX_AWAY = limits.MAX_PLACES // 2
+"""Slices of a suspended session that are remembered. What was left when it could not be resumed may be among them."""
 
 
 class Moves:
@@ -93,12 +97,15 @@ class Moves:
             if one not in session.slices and other in session.names:
                 session.names[one] = session.names[other]
         # The devices of one that was given back are others' by now: the second one of its pair stays where it is.
-        stays = {other for one, other in pairs if one not in session.slices}
+        stays = {other: one for one, other in pairs if one not in session.slices}
+        session.replacing |= stays
         found = {n: (session.mesh_of(n), session.places.get(n)) for n in renamed}
         for one, other in renamed.items():
             mesh, there = found[one][0], found[other][1]
             if one not in stays and mesh is not None and there is not None:
                 session.places[one] = session.slices[one] = there.on_devices_of(mesh)
+        for one in stays.values():
+            session.away.pop(one, None)
         first_of = {other: one for one, other in pairs}
         session.parts |= {
             first_of[o]: first_of.get(whole, whole) for o, whole in session.parts.items() if o in first_of
@@ -116,6 +123,9 @@ class Moves:
         """Frees all arrays of a session, and forgets its slices. Their meshes, and its programs, stay. `gives_way`
         where it is suspended for another session, and not by its user."""
         commands = buffers.free(self.launches.tables, session, list(session.buffers))
+        # Not those that were made to take the place of others, when it was about to be resumed: nobody wants them back.
+        wanted = {n: placed.mesh for n, placed in session.slices.items() if n not in session.replacing}
+        session.away = dict(list((session.away | wanted).items())[-MAX_AWAY:])
         for number in [number for number in session.slices if number not in session.parts]:
             self.launches.remove_slice(session.id, number)
         self.launches.admission.memory.changed()
@@ -124,6 +134,23 @@ class Moves:
             session.suspended = True
             self.launches.story.note(Entry(self.launches.tables.now, "session suspended", session=session.id))
         return commands
+
+    def forget_places(self, session: Session) -> None:
+        """Forgets the older half of the released slices that nothing of a session names any more, once it has
+        `MAX_PLACES`: each move and each resumption makes slices, and gives them back. Messages that are on their way
+        may name the newer ones."""
+        if len(session.places) < limits.MAX_PLACES:
+            return
+        flying = [record for record in self.launches.in_flight.values() if record.session == session.id]
+        programs = [*session.programs.values(), *(record.program for record in flying)]
+        programs += [record.whole.program for record in flying if record.whole is not None]
+        named = _slices_in(programs) | session.slices.keys() | session.away.keys()
+        named |= {buffer.type.slice for held in (session.buffers, session.donated) for buffer in held.values()}
+        named |= {number for number, size in session.held.items() if size}
+        free = [number for number in session.places if number not in named]
+        for number in free[: (len(free) + 1) // 2]:
+            del session.places[number]
+            session.held.pop(number, None)
 
     # --- slices that have to move -------------------------------------------------------------------------------------
 
@@ -197,6 +224,15 @@ def _whole_of(session: Session, number: int) -> int:
     while number in session.parts:
         number = session.parts[number]
     return number
+
+
+def _slices_in(programs: Iterable[PlannedProgram]) -> set[int]:
+    """The slices that programs name."""
+    found: set[int] = set()
+    for part in (part for program in programs for part in (program, *program.parts)):
+        found.update(kind.slice for kind in (*part.arguments, *part.results))
+        found.update(placed.mesh.id for plan in part.plans.values() for placed in plan.slices)
+    return found
 
 
 def rename(buffer: Buffer, slices: dict[int, int]) -> None:

@@ -49,8 +49,8 @@ def slices(session: Session) -> Failure | None:
         return None
     return Failure(
         "TooLarge",
-        f"the session holds {len(session.slices)} slices and has had {len(session.places)}; {MAX_SLICES} and "
-        f"{MAX_PLACES} are the limits. Release some, or open a new session",
+        f"the session holds {len(session.slices)} slices, {len(session.places)} with released ones that its arrays and "
+        f"programs name; {MAX_SLICES} and {MAX_PLACES} are the limits. Release some, and drop what lies on them",
     )
 
 

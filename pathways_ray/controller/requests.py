@@ -265,6 +265,7 @@ class Requests:
             self.slicing[client.session].append(event)
             return []
         state = self.launches.sessions[client.session]
+        self.changes.moves.forget_places(state)
         quotas.enforce(quotas.slices(state))
         if request.shape and all(size > 0 for size in request.shape) and not is_replacement(state, request):
             quotas.enforce(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))

@@ -79,7 +79,8 @@ class Arriving:
 class Session:
     """One connection of a tenant.
 
-    `places` remembers released slices too, since buffers may outlive them; `names` has what users call slices, `parts`,
+    `places` remembers released slices too, those released last at the end, since buffers may outlive them
+    (`Moves.forget_places`); `names` has what users call slices, `parts`,
     for slices that are parts of others, those, and `replacing`, for slices that are to take the place of others, those.
     `arriving` has the buffers that its client uploads and that some hosts have yet to report; `early` what hosts
     reported of buffers that the client has not named yet; `burnt` numbers of uploads that were dropped before they had
@@ -90,7 +91,7 @@ class Session:
     numbers, from `own_numbers` up. `plan_bytes` are those of the plans of its programs. `naming` counts the plans that
     name a function, `unnamed` are those of which the last one went since `Registration` looked.
     While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session. `away` has
-    the meshes of slices that it had when it was suspended under the controller before.
+    the meshes of slices that it had when it was suspended, and that have not come back.
     While it `vacates`, slices of it have to leave an island.
     """
 

@@ -7,7 +7,7 @@ import pytest
 
 from pathways_ray.controller import buffers
 from pathways_ray.controller.channel import Carrier
-from pathways_ray.controller.events import CallManager, ClientMessages, Plan, Planned, StreamOpened
+from pathways_ray.controller.events import CallManager, ClientMessages, Command, Plan, Planned, StreamOpened
 from pathways_ray.controller.moves import AGAIN_S
 from pathways_ray.controller.planning import answer
 from pathways_ray.controller.state import SendIsland
@@ -16,6 +16,7 @@ from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport.messages import (
     Accepted,
     BuffersLost,
+    CreateSlice,
     DrainIsland,
     Drop,
     ExchangeSlices,
@@ -28,9 +29,11 @@ from pathways_ray.transport.messages import (
     Refused,
     Register,
     RemoveIsland,
+    SliceCreated,
     SlicesExchanged,
     Stored,
     Suspend,
+    Unregister,
     Vacate,
     encode,
 )
@@ -133,6 +136,92 @@ def test_a_suspended_session_has_nothing_and_gets_its_slices_back_by_an_exchange
     failure = core.core.requests.changes.moves.busy(session)
     assert failure is not None
     assert "1 launches of the session are under way" in failure.message
+
+
+@pytest.fixture
+def few_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session has places of 12 slices."""
+    monkeypatch.setattr("pathways_ray.limits.MAX_PLACES", 12)
+    monkeypatch.setattr("pathways_ray.controller.quotas.MAX_PLACES", 12)
+
+
+def another(core: CoreHarness, number: int) -> list[Command]:
+    """Asks for a slice like `THERE`, which the resource manager makes."""
+    asked = core.request(1, CreateSlice(1, THERE.mesh.shape, THERE.mesh.axes, -1, "", ""))
+    made = PlacedSlice.on(msgspec.structs.replace(THERE.mesh, id=number), THERE.island, THERE.devices)
+    return core.answered(asked, encode(SliceCreated(made, ""))) if of(CallManager, asked) else asked
+
+
+def come_and_go(core: CoreHarness, first: int, count: int = 30) -> None:
+    """Slices are made and given back, one after the other."""
+    for number in range(first, first + count):
+        assert isinstance(reply(another(core, number)), SliceCreated), number
+        core.core.launches.remove_slice(1, number)
+
+
+def test_released_slices_are_forgotten_once_nothing_names_them(few_places: None) -> None:
+    """
+    1. Of three released slices, arrays lie on one, a program names another one, and nothing the third.
+    2. Any number of slices may be had after them, and the first two are still known.
+    3. Once the array is dropped and the program is forgotten, nobody knows these either.
+    4. Where all slices are named, no further one is made.
+    """
+    core = moving()
+    core.hold_slices(1)
+    core.core.clients.registrar.check = lambda functions: None
+    launches = core.core.launches
+    session = launches.sessions[1]
+    for number in (100, 102):
+        another(core, number)
+    register = Register(1, graph_of(HERE.mesh.id, 2), FUNCTIONS)
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Put(6, 100, KIND, ()), register]))
+    assert session.programs[1].failure is None
+    for number in (100, 2, 102):
+        launches.remove_slice(1, number)
+    come_and_go(core, 200)
+    assert session.places.keys() >= {*session.slices, 100, 2}
+    assert 102 not in session.places
+    for host in launches.hosts.values():
+        host.memory = 1 << 30
+    assert launches.admission.memory.held([session]), "what it holds is still counted"
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Free((6,)), Unregister(1)]))
+    come_and_go(core, 300)
+    assert session.places.keys().isdisjoint({100, 2})
+    launches.admission.memory.held([session])
+    for number in range(400, 412 - len(session.slices)):
+        assert isinstance(reply(another(core, number)), SliceCreated)
+    refused = reply(another(core, 499))
+    assert isinstance(refused, Refused)
+    assert "12 with released ones" in refused.failure.message
+
+
+def test_slices_of_a_suspended_session_are_known_until_they_come_back(few_places: None) -> None:
+    """
+    1. It is suspended with two slices. One comes back; then it cannot be resumed after all, again and again.
+    2. Both have their meshes all the same, and come back. Those that were made for them are forgotten.
+    """
+    core = moving()
+    session = core.core.launches.sessions[1]
+    core.core.launches.remove_slice(1, 77)
+    mine = (HERE.mesh.id, 78)
+    another(core, 78)
+    core.answered(core.request(1, Suspend(1)), 2)
+    for number in range(200, 240, 2):
+        another(core, number)
+        assert isinstance(
+            reply(core.answered(core.request(1, ExchangeSlices(1, ((mine[0], number),))), True)), SlicesExchanged
+        )
+        core.answered(core.request(1, Suspend(1)), 2)
+        assert session.suspended
+    for one, number in zip(mine, (300, 301), strict=True):
+        another(core, number)
+        assert isinstance(
+            reply(core.answered(core.request(1, ExchangeSlices(1, ((one, number),))), True)), SlicesExchanged
+        )
+        core.core.launches.remove_slice(1, number)
+    assert (set(session.slices), session.away, session.replacing) == (set(mine), {}, {})
+    come_and_go(core, 400)
+    assert len(session.places) <= 12
 
 
 @pytest.mark.parametrize("told", [True, False])
