@@ -21,10 +21,11 @@ from pathways_ray.scheduler.state import Outstanding, ProgramState, RestartIslan
 from pathways_ray.transport.messages import Heartbeat
 
 MAX_STRANDED_S = 5.0
-"""When a launch has failed on one host, the hosts that share the failed value must end it within this time as well."""
+"""When a launch has failed on one host, the hosts that share the failed value must end it within this time as well, of
+which only that counts in which they ran: one that is stopped is a matter of the silence limit."""
 
 LONGEST_BEAT_S = 2.0
-"""Time between two heartbeats of a host that counts as spent compiling: in a longer one the host did not run."""
+"""Time between two heartbeats of a host that counts as one in which it ran: in a longer one it did not."""
 
 STUCK_LIMITS = 2
 """Where launches wait for each other, or for nothing that one can see, for so many of the longest limits."""
@@ -39,10 +40,10 @@ class Deadlines:
 
     `running` has by host and launch when it came to the head of its devices' queues there, `early` the programs of
     those that clients handed over and nobody has sent yet, `compiling` by host and program the seconds that its
-    compilation took so far, `beats` when each host was heard last.
+    compilation took so far, `beats` when each host was heard last, `ran_s` how long each has run.
     `held` is when a launch on some devices was last seen in the `queued` of a host.
-    `first_since` is when a launch that has failed somewhere was first seen first in line, `stuck_since` when the oldest
-    launch, and those at the devices, were last seen to get on.
+    `first_since` has what each host had run when a launch that has failed somewhere was first seen first in line,
+    `stuck_since` when the oldest launch, and those at the devices, were last seen to get on.
 
     Args:
         limit_s: seconds that a launch may keep its devices, unless its tenant has a limit of its own.
@@ -56,8 +57,9 @@ class Deadlines:
     queued: dict[int, frozenset[int]] = field(default_factory=dict)
     compiling: dict[tuple[int, int], float] = field(default_factory=dict)
     beats: dict[int, float] = field(default_factory=dict)
+    ran_s: dict[int, float] = field(default_factory=dict)
     held: dict[int, float] = field(default_factory=dict)
-    first_since: dict[int, float] = field(default_factory=dict)
+    first_since: dict[int, dict[int, float]] = field(default_factory=dict)
     stuck_since: tuple[int, frozenset[int], float] = (0, frozenset(), 0.0)
 
     def clear(self) -> None:
@@ -66,12 +68,15 @@ class Deadlines:
         self.queued.clear()
         self.compiling.clear()
         self.beats.clear()
+        self.ran_s.clear()
+        self.first_since.clear()
 
     def heard(self, host: int, message: Heartbeat, now: float) -> None:
-        """Notes the launches that keep a host's devices, and those that wait for them there; its compilers ran since it
-        was heard last."""
+        """Notes the launches that keep a host's devices, and those that wait for them there; it ran since it was heard
+        last, and its compilers with it."""
         ran = min(now - self.beats.get(host, now), LONGEST_BEAT_S) / max(message.slowness, 1.0)
         self.beats[host] = now
+        self.ran_s[host] = self.ran_s.get(host, 0.0) + ran
         for one, program in self.compiling:
             if one == host:
                 self.compiling[one, program] += ran
@@ -119,7 +124,7 @@ class Deadlines:
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         # Each behind another one: hosts have taken launches in different orders, and none of these will end.
         waiting = None if runs.difference(*self.queued.values()) else frozenset(runs)
-        return self._stranded(failed, hosts, now) or self._stuck(outstanding, waiting, hosts, now, longest_s)
+        return self._stranded(failed, hosts) or self._stuck(outstanding, waiting, hosts, now, longest_s)
 
     def _unknown(self, sequence: int, programs: Mapping[int, ProgramState]) -> str:
         """A launch that is not with the hosts, as far as this scheduler knows."""
@@ -135,14 +140,16 @@ class Deadlines:
         started = [at for host in hosts if (at := self.running.get(host, {}).get(sequence)) is not None]
         return max([*started, self.held.get(sequence, -math.inf)]) if started else now
 
-    def _stranded(self, first: Mapping[int, Outstanding], hosts: frozenset[int], now: float) -> RestartIsland | None:
+    def _stranded(self, first: Mapping[int, Outstanding], hosts: frozenset[int]) -> RestartIsland | None:
         """Hosts wait in a launch that failed on others, and is the first in line."""
-        self.first_since = {sequence: self.first_since.get(sequence, now) for sequence in first}
+        self.first_since = {sequence: self.first_since.get(sequence) or dict(self.ran_s) for sequence in first}
         for sequence, record in first.items():
-            failed = record.failed
-            if failed is None or now - max(self.first_since[sequence], failed.at) <= MAX_STRANDED_S:
+            failed, before = record.failed, self.first_since[sequence]
+            if failed is None:
                 continue
-            if stranded := failed.affected & record.hosts:
+            waited_s = {host: self.ran_s.get(host, 0.0) - before.get(host, 0.0) for host in record.hosts}
+            stranded = {host for host in failed.affected & record.hosts if waited_s[host] > MAX_STRANDED_S}
+            if stranded:
                 on, left = (", ".join(map(str, sorted(members))) for members in (failed.hosts, stranded))
                 reason = f"{_named(record)} failed on host {on}, and host {left} waits in it: "
                 return RestartIsland(min(hosts), reason + failed.report.failure.message, launch=sequence)

@@ -285,7 +285,7 @@ class IslandOrder:
             return []
         record.hosts.discard(host)
         if record.failed is None:
-            record.failed = PartialFailure(message, self.now)
+            record.failed = PartialFailure(message)
         elif message.consumed:
             consumed = dict.fromkeys((*record.failed.report.consumed, *message.consumed))
             record.failed.report = msgspec.structs.replace(record.failed.report, consumed=tuple(consumed))

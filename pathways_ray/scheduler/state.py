@@ -114,12 +114,11 @@ class InputBarrier:
 class PartialFailure:
     """A launch that has failed on some hosts.
 
-    `report` is the first host's, which came at time `at`, with what any of them consumed. `hosts` have failed so far;
-    `affected` hosts hold shards of the value that failed, and must fail too.
+    `report` is the first host's, with what any of them consumed. `hosts` have failed so far; `affected` hosts hold
+    shards of the value that failed, and must fail too.
     """
 
     report: IslandLaunchFailed
-    at: float
     hosts: set[int] = field(default_factory=set)
     affected: set[int] = field(default_factory=set)
 

@@ -456,10 +456,28 @@ def test_hosts_that_wait_in_a_gang_another_one_failed_to_enter_do_not_wait_for_e
     assert island.tick(60.0) == []
     for host in (0, 1):
         island.from_host(host, 1, Done((1,)))
-    assert island.tick(61.0) == []
+    for k in range(int(MAX_STRANDED_S) + 1):
+        assert island.tick(61.0 + k) == []
     commands = island.tick(61.0 + MAX_STRANDED_S + 1)
     assert [c for c in commands if isinstance(c, Kill)] == [Kill(0, 1), Kill(1, 1)]
     assert "failed on host 0, and host 1 waits in it: boom" in told(commands)[0].reason
+
+
+def test_a_host_that_is_stopped_in_a_gang_that_another_one_failed_to_enter_is_not_taken_for_one_that_waits() -> None:
+    """
+    1. A launch fails on host 0, which goes on. Host 1 is not heard: it was stopped, or is slow.
+    2. It comes back, and has as long as any other for the launch from then on.
+    """
+    island = serving(0, 1)
+    island.tick(0.0)
+    island.from_controller(run(1))
+    island.from_host(0, 1, IslandLaunchFailed(1, BOOM))
+    limit_s = island.core.liveness.limit_s
+    assert limit_s > MAX_STRANDED_S + 1
+    for k in range(1, int(limit_s)):
+        assert island.tick(float(k), silent=1) == []
+    assert [island.tick(limit_s - 1 + k) for k in range(3)] == [[]] * 3
+    assert told(island.from_host(1, 1, IslandLaunchFailed(1, BOOM))) == [IslandLaunchFailed(1, BOOM)]
 
 
 def test_hosts_without_part_in_what_failed_may_take_their_time() -> None:
