@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any, NamedTuple
 
@@ -24,6 +25,16 @@ class Version(NamedTuple):
     version: int
 
 
+class _Held(NamedTuple):
+    """All that a `Versioned` knows: its versions, the copies of those that are there or under way, the one that waits,
+    and what was pushed last. It is replaced as a whole, so that Ctrl-C finds either all of a step done, or nothing."""
+
+    versions: Versions
+    copies: dict[int, Any]
+    kept: Any
+    source: Any
+
+
 class Versioned:
     """The result of `pw.versioned`. Any thread may use it."""
 
@@ -34,10 +45,7 @@ class Versioned:
             raise UsageError(f"max_lag= is a number of versions from 0 on, or None for any; not {max_lag!r}")
         self.slice, self.spec, self.max_lag = slice, spec, max_lag
         self._keep: dict[Any, Any] = {}
-        self._versions = Versions()
-        self._copies: dict[int, Any] = {}
-        self._kept: Any = None
-        self._source: Any = None
+        self._held = _Held(Versions(), {}, None, None)
         self._lock = threading.RLock()
         self.push(tree)
 
@@ -54,24 +62,25 @@ class Versioned:
         """
         leaves, structure = _leaves(tree), jax.tree.structure(tree)
         with self._lock:
-            before: Any = jax.tree.structure(self._source)
-            if self._source is not None and structure != before:
+            source = self._held.source
+            before: Any = jax.tree.structure(source)
+            if source is not None and structure != before:
                 raise UsageError("another tree than the first version: pw.versioned copies one tree again and again")
-            for first, now in zip(jax.tree.leaves(self._source), leaves, strict=False):
+            for first, now in zip(jax.tree.leaves(source), leaves, strict=False):
                 if first._type.array != now._type.array:
                     raise UsageError(
                         f"{now._type.array} in place of {first._type.array}, which the versions before have there: "
                         "pw.versioned copies one tree again and again"
                     )
             self._settle()
-            # The copy first, here and below: where that is refused, such as by a suspended session, nothing is noted.
-            made = self._snapshot(tree) if self._versions.under_way else self._moved(tree)
-            self._source = jax.tree.unflatten(structure, leaves)
-            if self._versions.push() is Act.SEND:
-                self._copies[self._versions.pushed] = made
+            versions, copies, kept, _ = self._begun()
+            made = self._snapshot(tree) if versions.under_way else self._moved(tree)
+            if versions.push() is Act.SEND:
+                copies[versions.pushed] = made
             else:
-                self._kept = made
-            return self._versions.pushed
+                kept = made
+            self._held = _Held(versions, copies, kept, jax.tree.unflatten(structure, leaves))
+            return versions.pushed
 
     def latest(self) -> Version:
         """The newest version that has arrived, unless that is more than `max_lag` behind: then the oldest that is not,
@@ -85,10 +94,10 @@ class Versioned:
         """
         with self._lock:
             self._settle()
-            versions = self._versions
+            versions, copies, kept, source = self._begun()
             found = versions.take(self.max_lag)
             if found < 0:
-                if (why := _failure_of(self._source)) is not None:
+                if (why := _failure_of(source)) is not None:
                     raise BufferLost(
                         f"version {versions.pushed} has failed where it came from, and {self._behind()}: push "
                         f"another one. {why.kind}: {why.message}"
@@ -98,9 +107,9 @@ class Versioned:
                     "or push another one"
                 )
             if found == versions.waits:
-                made = self._moved(self._kept)
-                self._copies[versions.release()], self._kept = made, None
-            return Version(self._copies[found], found)
+                copies[versions.release()] = self._moved(kept)
+                self._held = _Held(versions, copies, None, source)
+            return Version(copies[found], found)
 
     def restore(self) -> Version:
         """Copies the version that was pushed last again, unless it is there or under way, and returns the latest. Of
@@ -111,16 +120,14 @@ class Versioned:
         Raises:
             BufferDeleted: its arrays are gone, such as by donation: push another version.
         """
-        for leaf in jax.tree.leaves(self._source):  # before the lock, so that nobody else waits
+        for leaf in jax.tree.leaves(self._held.source):  # before the lock, so that nobody else waits
             leaf._buffer.session.settle(leaf._buffer.record)
         with self._lock:
             self._settle()
-            if self._versions.again():
-                try:
-                    self._copies[self._versions.pushed] = self._copied_again()
-                except BaseException:
-                    self._versions.failed(self._versions.pushed)
-                    raise
+            versions, copies, kept, source = self._begun()
+            if versions.again():
+                copies[versions.pushed] = self._copied_again(source)
+                self._held = _Held(versions, copies, kept, source)
             return self.latest()
 
     @property
@@ -128,41 +135,46 @@ class Versioned:
         """The number of the newest version that has arrived; -1 for none."""
         with self._lock:
             self._settle()
-            return self._versions.there
+            return self._held.versions.there
 
     @property
     def pushed(self) -> int:
         """The number of the version that was pushed last; the first one is 0."""
-        return self._versions.pushed
+        return self._held.versions.pushed
 
     @property
     def lag(self) -> int:
         """Versions by which the newest that has arrived is behind the one that was pushed last."""
         with self._lock:
             self._settle()
-            return self._versions.lag
+            return self._held.versions.lag
 
     @property
     def skipped(self) -> int:
         """Versions that were never copied, since a newer one came first."""
-        return self._versions.skipped
+        return self._held.versions.skipped
 
     def _behind(self) -> str:
-        there = self._versions.there
+        there = self._held.versions.there
         return (
             f"version {there}, which is there, is more than max_lag={self.max_lag} behind"
             if there >= 0
             else "no other is there"
         )
 
-    def _copied_again(self) -> Any:
-        if {DELETED, FAILED} & _states(self._source):
-            why = _failure_of(self._source)
+    def _copied_again(self, source: Any) -> Any:
+        if {DELETED, FAILED} & _states(source):
+            why = _failure_of(source)
             cause = f"have failed ({why.kind}: {why.message})" if why is not None else "are gone"
             raise BufferDeleted(
-                f"version {self._versions.pushed} cannot be copied again, since its arrays {cause}; push another one"
+                f"version {self.pushed} cannot be copied again, since its arrays {cause}; push another one"
             )
-        return self._moved(self._source)
+        return self._moved(source)
+
+    def _begun(self) -> _Held:
+        """A copy of what it knows, to change and then put in its place."""
+        versions, copies, kept, source = self._held
+        return _Held(dataclasses.replace(versions, under_way=list(versions.under_way)), dict(copies), kept, source)
 
     def _moved(self, tree: Any) -> Any:
         """A copy of a tree on the slice, which is on its way."""
@@ -191,22 +203,22 @@ class Versioned:
 
     def _settle(self) -> None:
         """Notes what has arrived or failed since the last look."""
-        versions = self._versions
-        if versions.there >= 0 and FAILED in _states(self._copies[versions.there]):
+        versions, copies, kept, source = self._begun()
+        if versions.there >= 0 and FAILED in _states(copies[versions.there]):
             versions.lost()
         for version in list(versions.under_way):
-            states = _states(self._copies[version])
+            states = _states(copies[version])
             if PENDING in states and FAILED not in states:
                 continue
-            made = self._moved(self._kept) if versions.waits >= 0 and len(versions.under_way) == 1 else None
+            made = self._moved(kept) if versions.waits >= 0 and len(versions.under_way) == 1 else None
             released = versions.failed(version) if FAILED in states else versions.arrived(version)
             if released >= 0:
-                self._copies[released], self._kept = made, None
-        held = {versions.there, *versions.under_way}
-        self._copies = {version: copy for version, copy in self._copies.items() if version in held}
+                copies[released], kept = made, None
+        used = {versions.there, *versions.under_way}
+        self._held = _Held(versions, {n: copy for n, copy in copies.items() if n in used}, kept, source)
 
     def __repr__(self) -> str:
-        return f"pw.versioned({self.slice}, version {self._versions.there} of {self._versions.pushed})"
+        return f"pw.versioned({self.slice}, version {self._held.versions.there} of {self._held.versions.pushed})"
 
 
 def _copied(leaves: Any) -> Any:

@@ -8,8 +8,8 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Iterable
-from types import FrameType
+from collections.abc import Collection, Iterable
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -547,20 +547,20 @@ class Interrupt(BaseException):
     pass
 
 
-def interrupted(code: Any, step: int, work: Any) -> bool:
-    """Runs `work`, and raises at that one of the places in `code` where the interpreter looks for signals; whether it
+def interrupted(codes: Collection[CodeType], step: int, work: Any) -> bool:
+    """Runs `work`, and raises at that one of the places in `codes` where the interpreter looks for signals; whether it
     came to that."""
     steps = itertools.count()
-    names = {instruction.offset: instruction.opname for instruction in dis.get_instructions(code)}
+    names = {code: {one.offset: one.opname for one in dis.get_instructions(code)} for code in codes}
     last = ""
 
     def trace(at: FrameType, event: str, _: object) -> Any:
         nonlocal last
-        if at.f_code is not code:
+        if at.f_code not in names:
             return None
         at.f_trace_opcodes = True
         if event == "opcode":
-            name = names.get(at.f_lasti, "")
+            name = names[at.f_code].get(at.f_lasti, "")
             looks = last.startswith("CALL") or name in ("RESUME", "JUMP_BACKWARD")
             last = name
             if looks and next(steps) == step:
@@ -592,7 +592,7 @@ def test_ctrl_c_at_any_step_of_the_queue_loses_no_message_and_sends_none_twice()
         held = [offline.session.launch(1, [x._buffer.record], (offline.kind,)) for _ in range(3)]
         assert x._buffer.record.upload is not None
         x._buffer.record.upload.done = True
-        cut = interrupted(Driver.release_queue.__code__, step, offline.session._driver.release_queue)
+        cut = interrupted((Driver.release_queue.__code__,), step, offline.session._driver.release_queue)
         offline.session._driver.release_queue()
         sent = [message.launch for message in offline.controller.take() if isinstance(message, Launch)]
         assert sent == [1, 2, 3], f"step {step}"
@@ -610,7 +610,7 @@ def test_ctrl_c_in_an_upload_leaves_nothing_that_is_to_be_told_of_it() -> None:
         def put(offline: Offline = offline) -> None:
             offline.session.put(V, offline.where, ())
 
-        cut = interrupted(upload.__code__, step, put)
+        cut = interrupted((upload.__code__,), step, put)
         driver = offline.session._driver
         assert (driver.arrivals, is_mine(driver.sending)) == ([], False), f"step {step}"
         if not cut:
@@ -625,7 +625,7 @@ def test_ctrl_c_in_a_launch_leaves_no_lock_behind() -> None:
         def call(offline: Offline = offline) -> None:
             offline.session.launch(1, [], (offline.kind,))
 
-        cut = interrupted(Session.launch.__code__, step, call)
+        cut = interrupted((Session.launch.__code__,), step, call)
         assert not is_mine(offline.session._driver.sending), f"step {step}"
         (array,) = offline.session.launch(1, [], (offline.kind,))
         last = next(m for m in reversed(offline.controller.take()) if isinstance(m, Launch))
@@ -650,7 +650,7 @@ def test_a_launch_that_ctrl_c_ends_is_not_waited_for(code: Any) -> None:
         def call(offline: Offline = offline, record: Any = record) -> None:
             offline.session.launch(1, [record], (offline.kind,), [record], "it was donated")
 
-        cut = interrupted(code, step, call)
+        cut = interrupted((code,), step, call)
         core = offline.session._core
         if not cut:
             break

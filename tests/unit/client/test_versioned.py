@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -16,10 +19,12 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client.buffer import FAILED, PENDING, READY
 from pathways_ray.client.utilization import shares
+from pathways_ray.client.versioned import Versioned
 from pathways_ray.client.versions import Act, Versions
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import DonationsDecided
 from tests.unit.client.local import LocalSession, opened
+from tests.unit.client.test_session import interrupted
 from tests.unit.strategies import repeatable
 
 
@@ -120,7 +125,7 @@ def test_weights_move_by_one_launch_and_survive_donation(session: LocalSession) 
     params = pw.put({"w": np.zeros((4, 2), np.float32), "b": np.zeros(2, np.float32)}, learner, P("t"))
     weights = pw.versioned(params, slice=sampler, spec={"w": P("x"), "b": P()}, max_lag=1)
     assert len(session.launched) == 1
-    states(weights._copies[0], PENDING)
+    states(weights._held.copies[0], PENDING)
     first = weights.latest()
     assert first.version == 0
     assert first.tree["w"].sharding.spec == P("x")
@@ -203,7 +208,7 @@ def test_a_version_that_failed_says_why(session: LocalSession) -> None:
     broken._buffer.record.fail(Failure("ExecutionError", "divided by zero"))
     for weights in (strict, loose):
         weights.push(broken)
-        states(weights._copies[1], FAILED)
+        states(weights._held.copies[1], FAILED)
     with pytest.raises(
         pw.errors.BufferLost, match=r"version 1 has failed where .*version 0.* max_lag=0 behind.*divided by zero"
     ):
@@ -230,7 +235,7 @@ def test_a_push_that_is_refused_is_none(session: LocalSession) -> None:
     gone = pw.put(np.ones(2), a)
     gone.delete()
     for state in (PENDING, READY):
-        states(weights._copies[0], state)
+        states(weights._held.copies[0], state)
         with pytest.raises(pw.errors.BufferDeleted):
             weights.push(gone)
         assert (weights.latest().version, weights.pushed) == (0, 0)
@@ -248,9 +253,9 @@ def test_a_version_that_cannot_be_sent_yet_is_sent_later(
     """
     a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
     weights = pw.versioned(pw.put(np.zeros(2), a), slice=b, max_lag=0)
-    states(weights._copies[0], READY if lost else PENDING)
+    states(weights._held.copies[0], READY if lost else PENDING)
     weights.push(pw.put(np.ones(2), a))
-    states(weights._copies[1 if lost else 0], FAILED if lost else READY)
+    states(weights._held.copies[1 if lost else 0], FAILED if lost else READY)
     look = weights.restore if lost else weights.latest
     with monkeypatch.context() as suspended:
         suspended.setattr(session, "launch", refuse)
@@ -348,3 +353,35 @@ def test_the_share_of_time_in_which_devices_computed() -> None:
     before, now = (10.0, {0: 4.0}), (14.0, {0: 8.0, 1: 100.0})
     assert shares(before, now, {0: 2, 1: 4, 2: 1}) == {0: 0.5, 1: 1.0, 2: 0.0}
     assert shares(now, now, {0: 2}) == {0: 0.0}
+
+
+@pytest.mark.parametrize("case", ["push", "push behind another", "take one that waits", "restore"])
+def test_ctrl_c_at_any_step_leaves_versions_as_they_were_or_as_they_are_to_be(session: LocalSession, case: str) -> None:
+    """
+    1. A version is pushed, or one that waits is taken, or a lost one is restored; it is interrupted at each step of
+       that in turn.
+    2. All may be asked as before, and the next version comes.
+    """
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    values = [pw.put(np.full(2, float(k)), a) for k in range(3)]
+    functions = [*vars(Versioned).values(), *vars(Versions).values()]
+    codes = [one.__code__ for one in functions if isinstance(one, FunctionType)]
+    for step in itertools.count():
+        weights = pw.versioned(values[0], slice=b, max_lag=0)
+        if case in ("push behind another", "take one that waits"):
+            states(weights._held.copies[0], PENDING)
+        if case == "take one that waits":
+            weights.push(values[1])
+        if case == "restore":
+            states(weights._held.copies[0], FAILED)
+        calls: dict[str, Callable[[], Any]] = {"take one that waits": weights.latest, "restore": weights.restore}
+        cut = interrupted(codes, step, calls.get(case, partial(weights.push, values[1])))
+        assert weights.version <= weights.pushed
+        assert weights.lag >= 0
+        found = weights.restore()
+        np.testing.assert_array_equal(np.asarray(found.tree), np.full(2, float(found.version)))
+        assert weights.push(values[2]) == found.version + 1
+        np.testing.assert_array_equal(np.asarray(weights.latest().tree), np.full(2, 2.0))
+        if not cut:
+            break
+    assert step > 10
