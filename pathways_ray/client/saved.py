@@ -114,12 +114,12 @@ class InDirectory:
 
     def save(self, number: int, value: Value) -> None:
         data = _bytes_of(value.array() if isinstance(value, ArrayFile) else value)
+        self._index.files[number] = len(data), zlib.crc32(data)  # before: what is written in part is removed too
         try:
             with open(self._file(number), "wb") as file:
                 file.write(data)
         except OSError as error:
             raise UsageError(f"array {number} cannot be written to {str(self.path)!r}: {error.strerror}") from None
-        self._index.files[number] = len(data), zlib.crc32(data)
 
     def load(self, number: int, kind: ArrayType) -> np.ndarray[Any, Any]:
         file = self._file(number)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +121,26 @@ def test_a_directory_may_have_been_moved_and_must_be_the_same(tmp_path: Path) ->
     found = saved.load(0, kind(VALUES[0]))
     assert isinstance(found, np.ndarray)
     assert found.tobytes() == VALUES[0].tobytes()
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may have more than 16 bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_was_written_in_part_is_removed_so_that_the_directory_is_of_use_again(
+    tmp_path: Path, small_files: None
+) -> None:
+    saved = saved_at(tmp_path)
+    with pytest.raises(UsageError, match=r"array 0 cannot be written to .*: File too large"):
+        saved.save(0, VALUES[0])
+    assert [file.name for file in tmp_path.iterdir()] == ["0.array"]
+    saved.remove()
+    saved_at(tmp_path).save(3, VALUES[3])
 
 
 def test_a_session_is_suspended_to_an_empty_directory_only(tmp_path: Path) -> None:
