@@ -120,10 +120,11 @@ class SessionQuestions:
         self._driver.wait_until(lambda: not core.early.handed and not core.are_some_there(), limit_s)
 
     def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None:
-        """Adds to the end of a wait of a second or more why it was not over."""
+        """Adds to the end of a wait of a second or more why it was not over, if the controller says so within half of
+        that time."""
         if timeout is not None and timeout >= EXPLAINED_FROM_S:
             with contextlib.suppress(PathwaysError):
-                error.add_note(str(self.why(record, EXPLAIN_WITHIN_S)))
+                error.add_note(str(self.why(record, min(EXPLAIN_WITHIN_S, timeout / 2))))
 
     def lasting(self, record: BufferRecord) -> contextlib.AbstractContextManager[None]:
         """A wait for a buffer, as `pw.progress()` shows it."""

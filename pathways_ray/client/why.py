@@ -10,7 +10,7 @@ from pathways_ray.observe.why import Link, Why, hosts_text
 from pathways_ray.transport import messages as wire
 
 EXPLAIN_WITHIN_S = 3.0
-"""The controller has this long to say why a wait is not over that is shown, or has come to its limit."""
+"""The controller has this long at most to say why a wait is not over that is shown, or has come to its limit."""
 
 Ask = Callable[[str, int], Why]
 """Asks the controller about a launch, or an upload, by its number."""

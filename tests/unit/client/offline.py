@@ -35,6 +35,7 @@ class Controller:
         self.sent: list[Message] = []
         self.calls: list[Any] = []
         self.patient: list[bool] = []
+        self.timeouts: list[float] = []
         self.answers: dict[type, Any] = {}
         self.closed = False
         self.unexpected: BaseException = RuntimeError("what nobody has thought of")
@@ -47,6 +48,7 @@ class Controller:
     def call(self, request: Any, timeout: float = 0.0, patient: bool = True) -> Reply:
         self.calls.append(request)
         self.patient.append(patient)
+        self.timeouts.append(timeout)
         found = self.answers.get(type(request))
         if callable(found):
             found = found(request)

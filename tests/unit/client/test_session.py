@@ -28,6 +28,7 @@ from pathways_ray.client.moving import is_quiet
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.uploads import upload
+from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import (
     BufferDeleted,
     BufferLost,
@@ -714,6 +715,20 @@ def test_a_fork_leaves_the_session_to_its_parent(
     monkeypatch.setattr(os, "getpid", lambda: -1)
     offline.session.close()
     assert (offline.controller.calls, offline.controller.closed, offline.controller.take()) == ([], False, [])
+
+
+@pytest.mark.parametrize(("timeout", "asked_s"), [(1.0, 0.5), (60.0, EXPLAIN_WITHIN_S)])
+def test_the_end_of_a_wait_is_explained_within_half_of_its_timeout(
+    offline: Offline, timeout: float, asked_s: float
+) -> None:
+    """The controller may not answer at all, and a user who allows a second is not to wait for three more."""
+    pending = offline.session.launch(3, [], (offline.kind,))[0]
+    for answer, notes in ((StatusReply(views.encode(Why("", (Link("w"),))).decode()), 1), (ControllerLost("away"), 0)):
+        offline.controller.answers[Look] = answer
+        error = WaitTimeout("it was not ready in time")
+        offline.session.explain_timeout(error, pending._buffer.record, timeout)
+        assert len(getattr(error, "__notes__", ())) == notes
+        assert offline.controller.timeouts[-1] == asked_s
 
 
 def test_a_move_that_has_to_wait_for_too_long_says_for_what(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
