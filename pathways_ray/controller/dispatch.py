@@ -35,6 +35,7 @@ class Dispatch:
         tables = self.tables
         in_flight, buffers = tables.in_flight, session.buffers
         tables.sequence = sequence = tables.sequence + 1
+        tables.admitted += 1
         producers: dict[int, None] = {}
         for number in launch.arguments:
             producer = buffers[number].producer if number else 0

@@ -80,8 +80,8 @@ class Session:
     """One connection of a tenant.
 
     `places` remembers released slices too, those released last at the end, since buffers may outlive them
-    (`Moves.forget_places`); `names` has what users call slices, `parts`,
-    for slices that are parts of others, those, and `replacing`, for slices that are to take the place of others, those.
+    (`Moves.forget_places`); `names` has what users call slices, `parts`, for slices that are parts of others, those,
+    and `replacing`, for slices that are to take the place of others, those.
     `arriving` has the buffers that its client uploads and that some hosts have yet to report; `early` what hosts
     reported of buffers that the client has not named yet; `burnt` numbers of uploads that were dropped before they had
     arrived (see `buffers`), `named` the highest number of an upload that the client has named. `held` are the bytes of its buffers on the devices of each slice, `array_bytes` those of
@@ -330,9 +330,9 @@ class Tables:
 
     `failed` has the programs of launches that failed lately, `programs` are all by their key, `away` the hosts that are
     down, `schedulers` the islands whose scheduler has joined, `sequence` is the number of the last launch of the
-    cluster, `last_slice` the highest one of a slice, `unclaimed` the slices of sessions that may come back, `now` the
-    time of the event that is handled, in seconds, `buffers` how many there were at the last tick, `changed` the
-    sessions whose programs this event has changed.
+    cluster, `last_slice` the highest one of a slice, `admitted` how many launches this controller has admitted,
+    `unclaimed` the slices of sessions that may come back, `now` the time of the event that is handled, in seconds,
+    `buffers` how many there were at the last tick, `changed` the sessions whose programs this event has changed.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -348,6 +348,7 @@ class Tables:
     schedulers: set[int] = field(default_factory=set)
     sequence: int = 0
     last_slice: int = 0
+    admitted: int = 0
     unclaimed: dict[int, dict[int, HeldSlice]] = field(default_factory=dict)
     now: float = 0.0
     buffers: int = 0

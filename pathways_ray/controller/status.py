@@ -134,7 +134,7 @@ def of_launches(launches: Launches, report: Report, names: Mapping[int, str]) ->
         "refusals": refusals(launches),
         "memory": launches.admission.memory.status(),
         "buffers": sum(len(s.buffers) for s in sessions.values()),
-        "launches": launches.sequence,
+        "launches": launches.tables.admitted,
         "served": launches.tables.recorder.served,
         "in_flight": len(launches.in_flight),
         "latencies": {

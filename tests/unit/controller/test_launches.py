@@ -6,6 +6,7 @@ import pytest
 
 from pathways_ray.controller.backlog import MAX_DEFERRED_CALLS
 from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.status import of_launches
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.scheduler.policies import OPERATOR
@@ -49,6 +50,7 @@ def test_a_result_is_an_argument_before_it_is_there() -> None:
     front.put(1)
     runs = [to_island(front.launch(k, (k,), k + 1), 0)[0] for k in (1, 2, 3)]
     assert [run.sequence for run in runs] == [1, 2, 3]
+    assert of_launches(front.launches, front.report, {})["launches"] == 3
     assert [(run.arguments, run.results) for run in runs] == [((1,), 2), ((2,), 3), ((3,), 4)]
 
 

@@ -21,6 +21,7 @@ from pathways_ray.controller.events import (
 )
 from pathways_ray.controller.programs import SEGMENT_BITS
 from pathways_ray.controller.state import SendIsland
+from pathways_ray.controller.status import Report, of_launches
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
 from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.errors import Failure
@@ -546,6 +547,7 @@ def test_numbers_go_on_above_those_that_schedulers_have_seen() -> None:
     front.join(0, sequence=500, program=first)
     front.join(1, sequence=900, program=7)
     assert front.core.launches.sequence == 900 + NUMBERS_APART
+    assert of_launches(front.core.launches, Report(), {})["launches"] == 0, "it has admitted none"
     assert front.core.clients.registrar.programs_made == first, "they are made from the time"
     assert front.core.launches.tables.last_slice == 9
 
