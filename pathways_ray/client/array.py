@@ -203,9 +203,13 @@ class Array(SliceArray):
 
     __hash__ = object.__hash__
 
-    def __copy__(self) -> Array:
+    def _alias(self) -> Array:
         """A further handle to the same array."""
         return Array(self._buffer, self._type)
+
+    def __copy__(self) -> Any:
+        """A copy on the slice, which lives on where this one is donated."""
+        return self.copy()
 
     def __deepcopy__(self, memo: Any) -> Any:
         """A copy on the slice."""

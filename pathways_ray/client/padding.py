@@ -7,7 +7,7 @@ import copy
 import functools
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import EllipsisType
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.joined_calls import Call, JoinedCalls
+from pathways_ray.client.numbers import whole
 from pathways_ray.client.program import Program
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import UsageError
@@ -68,7 +69,7 @@ class Padded:
         out_axes = self._axes_of("out_axes", made, leaves)
         ends = list(itertools.accumulate(call.rows for call in calls))
         parts = [
-            [copy.copy(leaf) for _ in calls] if axis is None else np.split(leaf, ends[:-1], axis)
+            [_own(leaf) for _ in calls] if axis is None else np.split(leaf, ends[:-1], axis)
             for leaf, axis in zip(leaves, out_axes, strict=True)
         ]
         return [made.unflatten([part[k] for part in parts]) for k in range(len(calls))]
@@ -207,13 +208,16 @@ def padded(
         return lambda f: padded(f, sizes=sizes, in_axes=in_axes, out_axes=out_axes, join_calls=join_calls)
     if not callable(fun):
         raise UsageError(f"pw.padded takes a function, not {fun!r}")
-    try:
-        numbers = [int(size) for size in sizes]
-    except (TypeError, ValueError):
-        numbers = []
-    if not numbers or min(numbers) < 1:
+    numbers = [whole(size, 1) for size in sizes] if isinstance(sizes, Iterable) else []
+    given = [number for number in numbers if number is not None]
+    if not given or len(given) < len(numbers):
         raise UsageError(f"sizes= of pw.padded are positive numbers of rows, not {sizes!r}")
-    return Padded(fun, numbers, in_axes, out_axes, join_calls)
+    return Padded(fun, given, in_axes, out_axes, join_calls)
+
+
+def _own(leaf: Any) -> Any:
+    """A result that is not of a batch, for one of several callers."""
+    return leaf._alias() if isinstance(leaf, Array) else copy.copy(leaf)
 
 
 def _axes(axes: Any, tree: Any, what: str) -> list[int | None]:

@@ -129,7 +129,7 @@ def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[A
             kind = leaf._type
             _check_layout(tree, number, kind.array, where, spec)
             if kind.slice is where and kind.spec == spec:
-                made[number] = leaf.__copy__()
+                made[number] = leaf._alias()
             owner: Any = leaf._buffer.session
             if owner is where.session:
                 continue

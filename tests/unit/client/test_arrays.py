@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import jax
@@ -323,3 +324,14 @@ def test_the_page_has_what_becomes_of_each_method() -> None:
 @pytest.mark.timeout(900)
 def test_the_page_has_what_becomes_of_each_function() -> None:
     assert jax_names.page(jax_names.text()) == jax_names.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
+def test_a_copy_lives_on_when_the_array_is_donated(session: LocalSession, copied: Any) -> None:
+    where = session.virtual_slice((2,), ("x",))
+    y = pw.put(V, where, P("x"))
+    found = copied(y)
+    pw.compiled(lambda v: v + 1, slice=where, in_specs=P("x"), donate_argnums=0)(y)
+    assert y.is_deleted()
+    assert (found.sharding, found.dtype) == (y.sharding, y.dtype)
+    np.testing.assert_array_equal(np.asarray(found), V)

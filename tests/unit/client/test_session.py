@@ -93,7 +93,7 @@ def test_a_call_returns_handles_at_once(offline: Offline) -> None:
 
 def test_dropped_handles_free_their_buffers(offline: Offline) -> None:
     (a,) = offline.session.launch(3, [], (offline.kind,))
-    copy = a.__copy__()
+    copy = a._alias()
     offline.controller.take()
     del a
     assert offline.controller.take() == [], "a second handle is left"
