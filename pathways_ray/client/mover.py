@@ -1,4 +1,4 @@
-"""The mover of a session: carries out the steps of `moving` and `suspending`, in the thread of the user or its own."""
+"""The mover of a session: carries out the steps of `moving` and `suspending`, in threads of its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array_pieces import FetchPlan
 from pathways_ray.client.buffer import PENDING, BufferRecord
 from pathways_ray.client.connection import Connection
@@ -39,9 +38,11 @@ from pathways_ray.client.moving import (
     move,
 )
 from pathways_ray.client.saved import Saved, saved_at
+from pathways_ray.client.slice_handles import kept_of, known, place
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.suspending import RETURN_LIMIT_S, resume, suspend
-from pathways_ray.client.suspension import Kept, Part
+from pathways_ray.client.suspension import Part
+from pathways_ray.client.unbroken import NEVER, unbroken
 from pathways_ray.client.weak import living
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, UsageError, WaitTimeout
@@ -51,6 +52,9 @@ from pathways_ray.transport import messages as wire
 
 ASK_LIMIT_S = 60.0
 """The controller answers within this time; for a slice it may wait for islands."""
+
+UNDONE = Ask | Hold | Copy | Save | Load | Arrive | Pause
+"""Steps in place of which what was done before may be taken back. The others note what has happened."""
 
 ONCE_LIMIT_S = 180.0
 """It answers within this time, or is lost, where it may have done what it was asked for after the client has given up:
@@ -66,6 +70,8 @@ class Mover:
         self._turn = threading.Lock()
         self._vacating = threading.Lock()
         self._has_to_move = False
+        self._left = threading.Event()
+        """Set once the caller of what is carried out was interrupted."""
         self._saved: Saved | None = None
         self.return_limit_s = RETURN_LIMIT_S
         driver.vacate = self.vacate
@@ -124,13 +130,17 @@ class Mover:
             if where is None:  # nothing can be on it any more
                 self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
             elif not where.released:
-                self.move(where, -1)
+                self._move(where, -1)
         except PathwaysError as error:
             self._core.story.note(Entry(time.monotonic(), "slice not moved", str(error), session=self._core.session))
 
     def move(self, where: VirtualSlice, island: int) -> None:
         """See `VirtualSlice.move`."""
+        unbroken(partial(self._move, where, island), self._driver.sending)
+
+    def _move(self, where: VirtualSlice, island: int, left: threading.Event = NEVER) -> None:
         with self._turn:
+            self._left = left
             self._driver.check_open()
             self._driver.check_not_suspended_by_user()
             if where.released:
@@ -152,9 +162,9 @@ class Mover:
         driver = self._driver
         try:
             if back and driver.gives_way:
-                self.resume(None)
+                self._resume(None)
             elif not back and driver.suspension is None:
-                self.suspend(None, gives_way=True)
+                self._suspend(None, True)
         except PathwaysError as error:
             self._core.story.note(Entry(time.monotonic(), "did not give way", str(error), session=self._core.session))
 
@@ -162,18 +172,16 @@ class Mover:
 
     def suspend(self, path: str | os.PathLike[str] | None, gives_way: bool = False) -> None:
         """See `Session.suspend`; `gives_way` where the controller asked for it."""
+        unbroken(partial(self._suspend, path, gives_way), self._driver.sending)
+
+    def _suspend(self, path: str | os.PathLike[str] | None, gives_way: bool, left: threading.Event = NEVER) -> None:
         with self._turn:
+            self._left = left
             self._driver.check_open()
             self._driver.check_not_suspended_by_user()
             self._saved = saved_at(path)
             slices = self._handles()  # none goes meanwhile
-            wholes = [one for one in slices.values() if one.whole is None]
-            kept = [
-                Kept(
-                    one.type, one.name, one.island, tuple(Part(p.type, p.places) for p in living(one.parts)), one.wanted
-                )
-                for one in wholes
-            ]
+            kept = [kept_of(one) for one in slices.values() if one.whole is None]
             try:
                 self._carry_out(suspend(self._core, kept, gives_way), "the session was not suspended", slices)
             finally:
@@ -182,7 +190,11 @@ class Mover:
 
     def resume(self, path: str | os.PathLike[str] | None) -> None:
         """See `Session.resume`."""
+        unbroken(partial(self._resume, path), self._driver.sending)
+
+    def _resume(self, path: str | os.PathLike[str] | None, left: threading.Event = NEVER) -> None:
         with self._turn:
+            self._left = left
             self._driver.check_open()
             suspension = self._driver.suspension
             if suspension is None or self._saved is None:
@@ -218,10 +230,14 @@ class Mover:
         """Carries out steps; `what` did not happen when they fail."""
         sending = self._driver.sending
         check_not_mine(sending)  # so a thread that has it from here on has it for `Hold`, wherever Ctrl-C comes
+        can_be_taken_back = True
         try:
             step = next(steps)
             while True:
                 try:
+                    can_be_taken_back &= not isinstance(step, Release)
+                    if can_be_taken_back and isinstance(step, UNDONE):
+                        self._check_not_left(what)
                     if isinstance(step, Hold):
                         sending.acquire()
                         self._hold(what, step.gives_way)
@@ -237,11 +253,16 @@ class Mover:
                     step = steps.send(reply)
         except StopIteration:
             pass
-        finally:  # also at Ctrl-C
+        finally:
             if is_mine(sending):
                 self._driver.end_hold()
                 sending.release()
                 self._driver.sweep()
+
+    def _check_not_left(self, what: str) -> None:
+        """Raises `WaitTimeout` where nobody waits for what is carried out."""
+        if self._left.is_set():
+            raise WaitTimeout(f"{what}: its caller was interrupted")
 
     def _hold(self, what: str, gives_way: bool) -> None:
         """Waits until nothing is under way. The caller has `sending`, so nothing new is called."""
@@ -249,6 +270,7 @@ class Mover:
         driver = self._driver
         while not is_quiet(self._core):
             driver.check_open()
+            self._check_not_left(what)
             if self._core.away:
                 raise ControllerLost(f"{what}: {self._core.away}")
             if gives_way and self._has_to_move:
@@ -295,7 +317,7 @@ class Mover:
             case Suspended(suspension):
                 self._driver.suspend(suspension, self._forget)
             case Exchanged(created):
-                self._place(slices, created)
+                place(slices, created)
             case Drop(buffers):
                 for record in buffers:
                     record.dropped = True
@@ -362,16 +384,8 @@ class Mover:
         """The slices that there is a handle to, without those that were given back; with them where the session is
         `suspended`, since arrays of theirs may be saved."""
         there = [one for one in self._handles().values() if suspended or not one.released]
-        return [wire.KnownSlice(s.placed, s.tag, s.name, s.whole.id if s.whole is not None else 0) for s in there]
+        return list(map(known, there))
 
     def place(self, slices: Sequence[wire.SliceCreated]) -> None:
         """Gives handles the devices that their slices have at another controller."""
-        self._place(self._handles(), slices)
-
-    def _place(self, slices: Mapping[int, VirtualSlice], created: Sequence[wire.SliceCreated]) -> None:
-        """Gives handles of slices their new devices."""
-        for made in created:
-            one = slices.get(made.placed.mesh.id)
-            if one is not None:  # its last handle may have gone while the session was suspended
-                one.placed, one.tag = made.placed, made.slice_tag
-                ArgumentType.forget_covers(one)
+        place(self._handles(), slices)

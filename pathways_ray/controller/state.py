@@ -84,12 +84,13 @@ class Session:
     and `replacing`, for slices that are to take the place of others, those.
     `arriving` has the buffers that its client uploads and that some hosts have yet to report; `early` what hosts
     reported of buffers that the client has not named yet; `burnt` numbers of uploads that were dropped before they had
-    arrived (see `buffers`), `named` the highest number of an upload that the client has named. `held` are the bytes of its buffers on the devices of each slice, `array_bytes` those of
-    the arrays themselves, `charged_bytes` those that count against the tenant's quota, `in_flight` counts its launches
-    on islands. `refused` are the last buffers that are not there because they were refused, in the order of their
-    numbers, `donated` those whose memory a launch may take. Buffers between the parts of a launch have negative
-    numbers, from `own_numbers` up. `plan_bytes` are those of the plans of its programs. `naming` counts the plans that
-    name a function, `unnamed` are those of which the last one went since `Registration` looked.
+    arrived (see `buffers`), `named` the highest number of an upload that the client has named. `held` are the bytes of
+    its buffers on the devices of each slice, `array_bytes` those of the arrays themselves, `charged_bytes` those that
+    count against the tenant's quota, `in_flight` counts its launches on islands. `refused` are the last buffers that
+    are not there because they were refused, in the order of their numbers, `donated` those whose memory a launch may
+    take. Buffers between the parts of a launch have negative numbers, from `own_numbers` up. `plan_bytes` are those of
+    the plans of its programs. `naming` counts the plans that name a function, `unnamed` are those of which the last one
+    went since `Registration` looked.
     While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session. `away` has
     the meshes of slices that it had when it was suspended, and that have not come back.
     While it `vacates`, slices of it have to leave an island.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import jax
 import numpy as np
@@ -120,3 +121,9 @@ def test_a_drain_moves_slices_and_a_removed_island_loses_its_arrays_only(session
                     np.asarray(gone)
             np.testing.assert_array_equal(np.asarray(more(np.ones(2))), np.full(2, 2.0))
         np.testing.assert_array_equal(np.asarray(state), np.arange(6.0) * 2)
+
+
+@pytest.mark.timeout(120)
+def test_ctrl_c_amid_moves_and_suspensions_leaves_nothing_behind(python: Any) -> None:
+    """Ctrl-C at drawn moments of `move`, `suspend` and `resume`: all arrays are there, and no slice or copy beside."""
+    assert "nothing was left behind" in python.run("interrupted_moves", timeout=110)

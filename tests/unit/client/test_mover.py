@@ -11,7 +11,7 @@ import pytest
 
 from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
-from pathways_ray.client.moving import Ask, Copy, Drop, Hold, Release, Step
+from pathways_ray.client.moving import Ask, Copy, Drop, Exchanged, Hold, Release, Step
 from pathways_ray.client.reading import Reading
 from pathways_ray.errors import ControllerLost, Unschedulable, WaitTimeout
 from pathways_ray.transport.messages import (
@@ -55,6 +55,40 @@ def test_who_holds_the_session_does_not_wait_for_another_controller(offline: Off
 
     carry_out(offline, steps())
     assert offline.controller.patient == [True, False, True]
+
+
+def test_what_an_interrupted_caller_wanted_is_taken_back_unless_it_has_happened(offline: Offline) -> None:
+    """
+    1. The caller is interrupted before an answer is there: the next step fails, and what was done is taken back.
+    2. It is interrupted once the answer has been taken: the rest is done.
+    """
+    mover, controller = offline.session._mover, offline.controller
+    noted: list[str] = []
+
+    def steps(interrupted_behind: type) -> Generator[Step, Any, None]:
+        mover._left = threading.Event()
+        try:
+            for request in (ListHeld(7, ()), ExchangeSlices(7, ())):
+                yield Ask(request)
+                if isinstance(request, interrupted_behind):
+                    mover._left.set()
+        except WaitTimeout:
+            noted.append("taken back")
+            yield Release()
+            yield Ask(ReleaseSlice(7, 1))
+            raise
+        yield Exchanged(())
+        yield Release()
+        noted.append("done")
+        yield Ask(ReleaseSlice(7, 2))
+
+    controller.answers = {ListHeld: Held(()), ExchangeSlices: SlicesExchanged(()), ReleaseSlice: None}
+    with pytest.raises(WaitTimeout, match="it was not moved: its caller was interrupted"):
+        carry_out(offline, steps(ListHeld))
+    carry_out(offline, steps(ExchangeSlices))
+    assert noted == ["taken back", "done"]
+    released = [one.slice for one in controller.calls if isinstance(one, ReleaseSlice)]
+    assert released == [1, 2]
 
 
 def test_a_copy_does_not_wait_in_the_queue_of_a_session_that_is_held(offline: Offline) -> None:
