@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.history import History
+from pathways_ray.client.returned import Returned, owned
 from pathways_ray.client.snapshots import Snapshot, snapshot
 from pathways_ray.client.weak import living
 from pathways_ray.errors import BufferLost, PathwaysError, Unschedulable, UsageError
@@ -71,7 +71,7 @@ class Elastic:
         self._history = History(snapshot_every)
         self._calls: dict[int, _Call] = {}
         self._snapshots: dict[int, Snapshot] = {}
-        self._state: list[weakref.ref[Buffer]] = []
+        self._returned: Returned | None = None
         self._session: Any = None
         self._lock = threading.RLock()
         functools.update_wrapper(self, step, updated=())
@@ -85,28 +85,33 @@ class Elastic:
             self._look_at_snapshots()
             if self._history.due:
                 self._take(state)
-            args, kwargs = jax.tree.map(_own, (args, kwargs))
+            args, kwargs = jax.tree.map(owned, (args, kwargs))
             try:
                 result = self._step(state, *args, **kwargs)
             except LOSSES as error:
                 result = self._again(state, args, kwargs, error)
             self._calls[self._history.calls] = _Call(args, kwargs, result)
             self._history.calls += 1
-            self._state = [weakref.ref(buffer) for buffer in _buffers(_state_of(result))]
+            self._returned = Returned(_state_of(result))
             return result
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
     def _goes_on(self, state: Any) -> bool:
-        """Whether this is the state that the last call returned."""
-        buffers = _buffers(state)
-        if not buffers:
+        """Whether this is the state that the last call returned, as it was then."""
+        if not _buffers(state):
             raise UsageError("an elastic step takes a state with pw.Arrays as its first argument")
-        return [id(buffer) for buffer in buffers] == [id(one()) for one in self._state]
+        return self._returned is not None and self._returned.is_same(state)
 
     def _begin(self, state: Any) -> None:
-        """Another loop begins, or the user has changed the state: nothing before it is made again."""
+        """Another loop begins, or the user has changed the state: nothing before it is made again, but what of the old
+        state is in this one."""
+        kept = [buffer for buffer in _buffers(state) if self.covers(buffer)]
+        _wait(kept)
+        if any(map(_is_lost, kept)):
+            self.recover()
         self._history, self._calls, self._snapshots = History(self._every), {}, {}
+        self._returned = Returned(state)
         self._session = _buffers(state)[0].session
         self._session.guards[id(self)] = self
         self._take(state)
@@ -291,7 +296,3 @@ def _exchange(call: _Call, result: Any) -> None:
         new = made[number]
         if isinstance(new, Array) and new._buffer is not old and _is_lost(old):
             old.record, new._buffer.record = new._buffer.record, old.record
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -24,6 +24,7 @@ from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.compiled import compiled
 from pathways_ray.client.moving import COPIES, copies_graph
 from pathways_ray.client.program import Program
+from pathways_ray.client.returned import owned
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import BufferLost, ForeignArray, PathwaysError, Unschedulable, UsageError
@@ -41,7 +42,7 @@ class Snapshot:
     """
 
     def __init__(self, leaves: Sequence[Any], tree: Any, copies: Sequence[Sequence[Array]]) -> None:
-        self._leaves = [leaf._type if isinstance(leaf, Array) else _own(leaf) for leaf in leaves]
+        self._leaves = [leaf._type if isinstance(leaf, Array) else owned(leaf) for leaf in leaves]
         self._tree = tree
         self._copies = copies
 
@@ -92,7 +93,7 @@ class Snapshot:
         sources = [living[0] for living in self._found(timeout) if living]
         kinds = [leaf for leaf in self._leaves if isinstance(leaf, ArgumentType)]
         arrays = iter(copied(sources, kinds))
-        leaves = [next(arrays) if isinstance(leaf, ArgumentType) else _own(leaf) for leaf in self._leaves]
+        leaves = [next(arrays) if isinstance(leaf, ArgumentType) else owned(leaf) for leaf in self._leaves]
         return jax.tree.unflatten(self._tree, leaves)
 
     def values(self, timeout: float | None = None) -> Any:
@@ -105,7 +106,7 @@ class Snapshot:
             As `restore`.
         """
         found = zip(self._leaves, self._found(timeout), strict=True)
-        leaves = [jax.device_get(living[0]) if living else _own(leaf) for leaf, living in found]
+        leaves = [jax.device_get(living[0]) if living else owned(leaf) for leaf, living in found]
         return jax.tree.unflatten(self._tree, leaves)
 
     def _found(self, timeout: float | None) -> list[list[Array]]:
@@ -307,7 +308,3 @@ def _slice(kind: ArgumentType) -> VirtualSlice:
 
 def _living(copies: Sequence[Array]) -> list[Array]:
     return [copy for copy in copies if copy._buffer.record.state is READY]
-
-
-def _own(leaf: Any) -> Any:
-    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -124,6 +124,67 @@ def test_a_state_that_the_user_has_changed_begins_anew(session: LocalSession) ->
     assert loop.made == [0, 1, 2, 2]
 
 
+def scaled(where: Any, seen: list[Any]) -> Elastic:
+    """A step over a state that has a factor beside its array, and notes the structure of each state."""
+    times = pw.compiled(lambda w, by: w * by, slice=where)
+
+    def step(state: Any) -> Any:
+        seen.append(sorted(state))
+        return {"by": state["by"], "w": times(next(iter(v for k, v in state.items() if k != "by")), state["by"])}
+
+    return pw.elastic(step, snapshot_every=100)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_other_leaves_that_the_user_has_changed_are_in_what_is_made_again(
+    session: LocalSession, in_place: bool
+) -> None:
+    where, seen = pw.virtual_slice((2,), ("x",), island=0), []  # type: ignore[var-annotated]
+    step = scaled(where, seen)
+    state = {"by": np.full((), 2, np.float32), "w": pw.put(np.ones(4, np.float32), where)}
+    for number in range(4):
+        if number == 2 and in_place:
+            state["by"][...] = 3
+        elif number == 2:
+            state["by"] = np.full((), 3, np.float32)
+        state = step(state)
+    lose(state["w"])
+    np.testing.assert_array_equal(np.asarray(state["w"]), np.full(4, 36, np.float32))
+    assert (len(seen), step.losses) == (4 + 2, 1), "the calls since the change were made again"
+
+
+def test_a_state_whose_structure_the_user_has_changed_begins_anew(session: LocalSession) -> None:
+    where, seen = pw.virtual_slice((2,), ("x",), island=0), []  # type: ignore[var-annotated]
+    step = scaled(where, seen)
+    state = step({"by": 2.0, "w": pw.put(np.ones(4, np.float32), where)})
+    state = step({"by": 2.0, "v": state["w"]})
+    lose(state["w"])
+    np.testing.assert_array_equal(np.asarray(state["w"]), np.full(4, 4, np.float32))
+    assert seen == [["by", "w"], ["by", "v"], ["by", "v"]]
+
+
+def test_what_is_lost_of_a_changed_state_is_made_again_first(session: LocalSession) -> None:
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    step = scaled(where, [])
+    state = step({"by": 2.0, "w": pw.put(np.ones(4, np.float32), where)})
+    lose(state["w"])
+    state = step({**state, "by": 3.0})
+    np.testing.assert_array_equal(np.asarray(state["w"]), np.full(4, 6, np.float32))
+    assert step.losses == 1
+
+
+def test_a_step_that_failed_with_another_state_has_not_taken_the_loop_along(session: LocalSession) -> None:
+    """The next call is given the state of before: it is not what the last snapshot was taken of."""
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    step = scaled(where, [])
+    state = step({"by": 2.0, "w": pw.put(np.ones(4, np.float32), where)})
+    with pytest.raises(StopIteration):
+        step({"by": state["w"] * 5})
+    state = step(state)
+    lose(state["w"])
+    np.testing.assert_array_equal(np.asarray(state["w"]), np.full(4, 4, np.float32))
+
+
 def test_a_loss_of_an_input_is_one(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """The array lay with the state: no attempt would bring it back, and none is waited for. Nor is it later."""
     launch = session.launch
