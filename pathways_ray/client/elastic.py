@@ -125,14 +125,16 @@ class Elastic:
             return
         self._snapshots[self._history.taken()] = taken
 
-    def _look_at_snapshots(self) -> None:
-        """Forgets what is not needed any more."""
+    def _look_at_snapshots(self, needed: bool = False) -> None:
+        """Forgets what is not needed any more; where something is lost, only what cannot be used."""
         for name, taken in list(self._snapshots.items()):
             if not taken.is_ready():
                 continue
             if not taken.is_whole():
                 self._history.lost(name)
                 del self._snapshots[name]
+            elif needed:
+                self._history.usable(name)
             elif not self._history.snapshots[name]:
                 for old in self._history.whole(name):
                     del self._snapshots[old]
@@ -155,11 +157,20 @@ class Elastic:
         """
         deadline = time.monotonic() + RECOVERY_LIMIT_S
         with self._lock:
-            while not self._session.closed_because and (lost := self._lost()) is not None:
+            while not self._session.closed_because and self._lost() is not None:
+                for taken in self._snapshots.values():
+                    taken.wait_for_all()
+                if self._session.closed_because:
+                    return
+                self._look_at_snapshots(needed=True)
+                if not self._snapshots:
+                    raise BufferLost("the results of an elastic step are lost, and so is every snapshot from before it")
+                if (lost := self._lost()) is None:
+                    return  # it was from before the snapshots that are left
                 try:
                     self._make_again(lost)
                 except LOSSES as error:
-                    if not self._snapshots or self._session.closed_because or time.monotonic() > deadline:
+                    if self._session.closed_because or time.monotonic() > deadline:
                         raise
                     self._check_inputs(lost)
                     _LOG.info("a step cannot be made again yet: %s", error)
@@ -174,18 +185,10 @@ class Elastic:
 
     def _make_again(self, needed: int) -> None:
         """Makes all calls again from a snapshot on, and has handles name what they make."""
-        for taken in self._snapshots.values():
-            try:
-                taken.wait()
-            except PathwaysError:
-                continue  # the look says what became of it
-        calls = dict(self._calls)
-        self._look_at_snapshots()
         start = self._history.start(needed)
         if start is None:
-            self._snapshots.clear()
-            raise BufferLost("the results of an elastic step are lost, and so is every snapshot from before it")
-        state = self._snapshots[start].restore()
+            raise BufferLost("the results of an elastic step are lost, and its snapshots are not over yet")
+        calls, state = dict(self._calls), self._snapshots[start].restore()
         made: list[tuple[_Call, Any]] = []
         for number in range(start, self._history.calls):
             call = calls[number]

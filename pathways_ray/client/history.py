@@ -29,6 +29,10 @@ class History:
         self.snapshots[self.calls] = False
         return self.calls
 
+    def usable(self, name: int) -> None:
+        """A snapshot is whole, while others before it may be needed yet."""
+        self.snapshots[name] = True
+
     def whole(self, name: int) -> list[int]:
         """A snapshot is whole; returns those that are not needed any more."""
         self.snapshots[name] = True

@@ -10,6 +10,7 @@ the copies elsewhere of what was lost, and copies on their own devices (`local`)
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Sequence
 from typing import Any, cast
@@ -77,6 +78,13 @@ class Snapshot:
                 except PathwaysError:
                     if number == len(copies) - 1:
                         raise
+
+    def wait_for_all(self) -> None:
+        """Waits until all copies are made, or have failed."""
+        for copies in self._copies:
+            for copy in copies:
+                with contextlib.suppress(PathwaysError):
+                    copy._wait(None)
 
     def restore(self, timeout: float | None = None) -> Any:
         """The tree as it was when the snapshot was taken: arrays with the same bits, on the slices and in the layouts

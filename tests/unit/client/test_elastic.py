@@ -10,6 +10,7 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client import elastic
+from pathways_ray.client.buffer import PENDING, READY
 from pathways_ray.client.elastic import Elastic
 from pathways_ray.errors import (
     BufferLost,
@@ -226,6 +227,46 @@ def test_without_a_snapshot_a_loss_is_one(session: LocalSession) -> None:
     del loop.losses[:]
     loop.go(2)
     loop.check()
+
+
+def test_a_loss_waits_for_snapshots_under_way_and_drops_none(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop keeps all of its losses: what the last snapshot would make unneeded is needed for them."""
+    loop = Loop()
+    loop.go(7)
+    copies = loop.step._snapshots[6]._copies[0]
+    for copy in copies:
+        copy._buffer.record.state = PENDING
+    waited: list[Any] = []
+
+    def wait(record: Any, *_: Any) -> None:
+        if record.state is PENDING:
+            waited.append(record)
+            record.state = READY
+
+    monkeypatch.setattr(session, "wait", wait)
+    for array in (loop.state, *(loss for loss, _ in loop.losses)):
+        lose(array)
+    loop.check()
+    assert waited == [copy._buffer.record for copy in copies]
+    assert loop.made == [*range(7), *range(7)]
+    loop.go(4)
+    assert sorted(loop.step._snapshots) == [6, 9], "the older ones go with the next"
+    loop.check()
+
+
+def test_a_result_from_before_the_kept_snapshots_is_lost_and_nothing_else(session: LocalSession) -> None:
+    loop = Loop()
+    loop.go(8)
+    assert sorted(loop.step._snapshots) == [3, 6]
+    (old, _), *loop.losses = loop.losses
+    for array in (loop.state, old, *(loss for loss, _ in loop.losses[2:])):
+        lose(array)
+    with pytest.raises(BufferLost, match="host 1 is gone"):
+        float(old)
+    loop.check()
+    assert sorted(loop.step._snapshots) == [3, 6]
 
 
 def test_a_lost_snapshot_is_taken_again_and_later_where_there_is_no_island(

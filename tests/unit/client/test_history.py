@@ -42,6 +42,16 @@ def test_two_whole_snapshots_are_kept_and_the_calls_since_the_older_one() -> Non
     assert history.first == 6
 
 
+def test_a_snapshot_that_is_used_drops_no_other() -> None:
+    history = History(2)
+    called(history, 5)
+    for name in (0, 2, 4):
+        history.usable(name)
+    assert [history.start(needed) for needed in (1, 3, 4)] == [0, 2, 4]
+    called(history, 2)
+    assert history.whole(6) == [0, 2]
+
+
 def test_a_snapshot_is_due_at_once_when_all_are_lost() -> None:
     history = History(10)
     called(history, 3)
