@@ -35,6 +35,9 @@ RECOVERY_LIMIT_S = 300.0
 PAUSE_S = 0.2
 """Time between two attempts."""
 
+EXPOSED_PAUSE_S = 1.0
+"""Time between two attempts to take a snapshot while none can be had that outlives the host of the state."""
+
 _KINDS = frozenset(one.__name__ for one in LOSSES)
 
 
@@ -72,6 +75,7 @@ class Elastic:
         self._calls: dict[int, _Call] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._returned: Returned | None = None
+        self._not_before = 0.0
         self._session: Any = None
         self._lock = threading.RLock()
         functools.update_wrapper(self, step, updated=())
@@ -83,8 +87,7 @@ class Elastic:
                 self._begin(state)
             self.recover()
             self._look_at_snapshots()
-            if self._history.due:
-                self._take(state)
+            self._protect(state)
             args, kwargs = jax.tree.map(owned, (args, kwargs))
             try:
                 result = self._step(state, *args, **kwargs)
@@ -111,18 +114,29 @@ class Elastic:
         if any(map(_is_lost, kept)):
             self.recover()
         self._history, self._calls, self._snapshots = History(self._every), {}, {}
-        self._returned = Returned(state)
+        self._returned, self._not_before = Returned(state), 0.0
         self._session = _buffers(state)[0].session
         self._session.guards[id(self)] = self
-        self._take(state)
+        if kept:
+            self._protect(state)
+        else:  # where it was never possible, the user hears of it
+            self._take(state)
+
+    def _protect(self, state: Any) -> None:
+        """Takes a snapshot where one is due, or the last one would be lost together with the state: a slice has moved,
+        or the island of the copies was lost. Where that cannot be, it is tried again with a later call."""
+        exposed = bool(self._snapshots) and self._snapshots[max(self._snapshots)].is_exposed()
+        if not (exposed or self._history.due) or time.monotonic() < self._not_before:
+            return
+        try:
+            self._take(state)
+        except (*LOSSES, Unschedulable):
+            exposed = True
+        if exposed:
+            self._not_before = time.monotonic() + EXPOSED_PAUSE_S
 
     def _take(self, state: Any) -> None:
-        try:
-            taken = snapshot(state, self._copies, local=True)  # the step may span islands
-        except (*LOSSES, Unschedulable):
-            if not self._history.calls:
-                raise  # it was never possible; later on, it is tried with each call
-            return
+        taken = snapshot(state, self._copies, local=True)  # the step may span islands
         self._snapshots[self._history.taken()] = taken
 
     def _look_at_snapshots(self, needed: bool = False) -> None:
@@ -244,8 +258,9 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
             state, loss = step(state, batch)
 
     A snapshot of the state is taken every `snapshot_every` calls (`pw.snapshot`: in the memory of other islands, while
-    the loop goes on). When a host is lost, what was made since the last whole one is made again, as soon as a result is
-    looked at or the step is called. Handles to results of these calls have their values then, whenever they were made.
+    the loop goes on), and before the next call where the last one is on the island of the state, or was lost. When a
+    host is lost, what was made since the last whole one is made again, as soon as a result is looked at or the step is
+    called. Handles to results of these calls have their values then, whenever they were made.
 
     The step must depend on its arguments alone, and do nothing else. Its state is the first argument, and the result,
     or the first entry of a tuple that is the result; a loop may change it between calls, which costs a snapshot. Inputs

@@ -60,6 +60,15 @@ class Snapshot:
         """Whether of each array a copy is there, and was not lost."""
         return all(_living(copies) for copies in self._copies if copies)
 
+    def is_exposed(self) -> bool:
+        """Whether it is over, and has no copy of some array on another island than that where the array's slice lies
+        now: the loss of that island would take both."""
+        return self.is_ready() and any(
+            isinstance(leaf, ArgumentType)
+            and all(_slice(c._type).island == _slice(leaf).island for c in _living(copies))
+            for leaf, copies in zip(self._leaves, self._copies, strict=True)
+        )
+
     def wait(self, timeout: float | None = None) -> None:
         """Waits until of each array a copy is there.
 

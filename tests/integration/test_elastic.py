@@ -80,6 +80,30 @@ def test_a_loop_survives_the_loss_of_its_host_with_the_same_bits(
     assert step.replayed <= 2 * 10  # type: ignore[attr-defined]
 
 
+@pytest.mark.timeout(240)
+def test_a_loop_survives_the_loss_of_its_host_after_it_has_moved_to_the_island_of_its_copies(
+    session: ClusterSession, tenant: pw.Session, island: int, equal: Callable[[Any, Any], None]
+) -> None:
+    where = tenant.virtual_slice((2,), ("x",), island=0)
+    update = pw.compiled(
+        lambda s, v: s * 2 + v, slice=where, in_specs=(SPLIT, SPLIT), out_specs=SPLIT, donate_argnums=(0,)
+    )
+    step: Any = pw.elastic(update, snapshot_every=100)
+    state, expected = pw.put(np.ones(64, np.float32), where, SPLIT), np.ones(64, np.float32)
+    for number in range(6):
+        if number == 3:
+            step._snapshots[0].wait_for_all()
+            step._snapshots[0]._copies[0][1].slice.move(island=island)
+            where.move(island=island)
+        state = step(state, np.full(64, number, np.float32))
+        expected = expected * 2 + number
+    assert sorted(step._snapshots) == [0, 3]
+    step._snapshots[3].wait()
+    step._snapshots[3].wait_for_all()
+    kill(session, island)
+    equal(np.asarray(state.block_until_ready()), expected)
+
+
 def test_a_snapshot_gives_back_what_an_island_took_along(
     session: ClusterSession, tenant: pw.Session, island: int, equal: Callable[[Any, Any], None]
 ) -> None:

@@ -272,6 +272,7 @@ def test_a_result_from_before_the_kept_snapshots_is_lost_and_nothing_else(sessio
 def test_a_lost_snapshot_is_taken_again_and_later_where_there_is_no_island(
     session: LocalSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(elastic, "EXPOSED_PAUSE_S", 0.0)
     loop = Loop(every=100)
     loop.go(1)
     for copy in loop.step._snapshots[0]._copies[0]:
@@ -284,6 +285,79 @@ def test_a_lost_snapshot_is_taken_again_and_later_where_there_is_no_island(
     lose(loop.state)
     loop.check()
     assert loop.made == [0, 1, 2, 3, 3]
+
+
+def lose_island(loop: Loop, island: int) -> None:
+    """What lies on an island is lost: copies, and the loop's arrays where its slice is there."""
+    copies = [copy for taken in loop.step._snapshots.values() for kept in taken._copies for copy in kept]
+    for array in (loop.state, *(loss for loss, _ in loop.losses), *copies):
+        if array.slice.island == island:
+            lose(array)
+
+
+@pytest.mark.parametrize("what", ["the slice moves", "the copies move", "the copies are lost"])
+def test_a_snapshot_that_would_be_lost_with_the_state_is_taken_again_before_the_next_call(
+    session: LocalSession, what: str
+) -> None:
+    """
+    1. Before call 0 a snapshot is taken, of a slice on island 0, to island 1. The next one is due before call 100.
+    2. The slice moves to the island of the copies, or they to its island, or that of the copies is lost.
+    3. Before call 2 another snapshot is taken, and none before call 3. It outlives the loss of the state's island.
+    """
+    loop = Loop(every=100)
+    loop.go(2)
+    shadow = loop.step._snapshots[0]._copies[0][1].slice
+    assert (loop.where.island, shadow.island) == (0, 1)
+    if what == "the slice moves":
+        loop.where.placed = pw.virtual_slice((2,), ("x",), island=1).placed
+    elif what == "the copies move":
+        shadow.placed = pw.virtual_slice((2,), ("copy",), island=0).placed
+    else:
+        lose_island(loop, 1)
+    loop.go(2)
+    assert sorted(loop.step._snapshots) == [0, 2]
+    del loop.losses[:2]
+    lose_island(loop, loop.where.island)
+    loop.check()
+    assert loop.made == [0, 1, 2, 3, 2, 3]
+
+
+def test_where_no_snapshot_can_be_had_not_each_call_tries(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither asks the controller, while there is no other island; nor takes one after the other that fails."""
+    loop = Loop(every=100)
+    loop.go(1)
+    asked: list[int] = []
+    monkeypatch.setattr(session, "status", lambda: (asked.append(loop.number), islands("up", "away"))[1])
+    monkeypatch.setattr(elastic, "EXPOSED_PAUSE_S", 1e6)
+    lose_island(loop, 1)
+    loop.go(5)
+    assert asked == [1]
+    loop.step._not_before = 0.0
+    monkeypatch.setattr(session, "status", lambda: islands("up", "up"))
+    for _ in range(3):
+        loop.go(1)
+        lose_island(loop, 1)
+    assert sorted(loop.step._snapshots) == [0, 6]
+    loop.check()
+
+
+def test_a_change_of_the_state_while_no_snapshot_can_be_had_does_not_end_the_loop(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "EXPOSED_PAUSE_S", 0.0)
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    step = scaled(where, [])
+    state = step({"by": 2.0, "w": pw.put(np.ones(4, np.float32), where)})
+    monkeypatch.setattr(session, "status", lambda: islands("up", "away"))
+    lose(step._snapshots[0]._copies[1][1])
+    state = step({**state, "by": 3.0})
+    assert not step._snapshots
+    monkeypatch.setattr(session, "status", lambda: islands("up", "up"))
+    state = step(state)
+    lose(state["w"])
+    np.testing.assert_array_equal(np.asarray(state["w"]), np.full(4, 18, np.float32))
 
 
 def test_an_elastic_step_is_refused_where_it_cannot_be_one(

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client.buffer import PENDING
 from pathways_ray.client.snapshots import chosen, spread
 from pathways_ray.errors import BufferLost, Failure, ForeignArray, Unschedulable, UsageError
 from pathways_ray.ir.types import ArrayType
@@ -70,6 +71,21 @@ def test_one_of_two_copies_is_enough_and_without_any_the_snapshot_says_so(sessio
     assert not safe.is_whole()
     with pytest.raises(BufferLost):
         safe.restore()
+
+
+def test_a_snapshot_is_exposed_where_an_array_has_no_copy_on_another_island(session: LocalSession) -> None:
+    a, b = pw.virtual_slice((4,), ("x",), island=0), pw.virtual_slice((2,), ("x",), island=1)
+    tree = {"w": pw.put(np.arange(8.0), a, P("x")), "v": pw.put(np.ones((3, 4)), b), "step": 3}
+    safe = pw.snapshot(tree, copies=2, local=True)
+    assert [[copy.slice.island for copy in copies] for copies in safe._copies] == [[], [1, 2, 0], [0, 1, 2]]
+    assert not safe.is_exposed()
+    lose(safe._copies[2][1])
+    assert not safe.is_exposed()
+    a.placed = pw.virtual_slice((4,), ("x",), island=2).placed
+    assert safe.is_whole()
+    assert safe.is_exposed(), "w's other copy is on island 2 too"
+    safe._copies[1][2]._buffer.record.state = PENDING
+    assert not safe.is_exposed(), "it is not over"
 
 
 def test_copies_on_their_own_devices_serve_where_the_others_are_lost(
