@@ -80,8 +80,8 @@ class SliceCalls:
         """Gives a slice back to the cluster."""
         if not self._core.closed_because and self._driver.suspension is None:
             self._connection.call(wire.ReleaseSlice(self._core.session, released.id))
-            if self.shadows is not None:
-                self.shadows.release(released)
+        if self.shadows is not None:
+            self.shadows.release(released)
         self._released[released.id] = released
         self._forget_unused()
 

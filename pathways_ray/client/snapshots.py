@@ -11,8 +11,9 @@ the copies elsewhere of what was lost, and copies on their own devices (`local`)
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, cast
 
 import jax
@@ -163,7 +164,25 @@ def snapshot(tree: Any, copies: int = 1, local: bool = False) -> Snapshot:
     if not arrays:
         raise UsageError("there is no pw.Array in the tree to take a snapshot of")
     shadows = _shadows(arrays)
-    places = {where: shadows.of(where, copies) for where in dict.fromkeys(_slice(array._type) for array in arrays)}
+    slices = dict.fromkeys(_slice(array._type) for array in arrays)
+    try:
+        made = _copies(shadows, arrays, {where: shadows.of(where, copies) for where in slices}, copies, local)
+    finally:
+        for where in slices:
+            if where.released:  # nobody will release it, and its shadows with it; what lies on them stays
+                shadows.release(where)
+    of_array = iter(made)
+    return Snapshot(leaves, structure, [next(of_array) if isinstance(leaf, Array) else [] for leaf in leaves])
+
+
+def _copies(
+    shadows: Shadows,
+    arrays: Sequence[Array],
+    places: Mapping[VirtualSlice, Sequence[VirtualSlice]],
+    copies: int,
+    local: bool,
+) -> list[list[Array]]:
+    """The copies of each array in its `places`, and with `local` one beside it, which comes first."""
     # What peers read is copied again when a call donates it: they read the copies here, where there are some.
     beside = shadows.beside(arrays) if local else []
     made: list[list[Array]] = [[copy] for copy in beside] or [[] for _ in arrays]
@@ -172,8 +191,7 @@ def snapshot(tree: Any, copies: int = 1, local: bool = False) -> Snapshot:
         for found, copy in zip(made, copied(beside or arrays, targets), strict=True):
             found.append(copy)
             shadows.last[copy._type.slice] = copy._buffer.record
-    of_array = iter(made)
-    return Snapshot(leaves, structure, [next(of_array) if isinstance(leaf, Array) else [] for leaf in leaves])
+    return made
 
 
 def copied(arrays: Sequence[Array], targets: Sequence[ArgumentType]) -> list[Array]:
@@ -182,8 +200,7 @@ def copied(arrays: Sequence[Array], targets: Sequence[ArgumentType]) -> list[Arr
     found: list[Array] = []
     for at in range(0, len(arrays), COPIES):
         group, kinds = arrays[at : at + COPIES], tuple(targets[at : at + COPIES])
-        program = shadows.program(tuple(array._type for array in group), kinds)
-        found += shadows.session.launch(program, [array._buffer.record for array in group], kinds)
+        found += shadows.copies(group, kinds)
     return found
 
 
@@ -195,6 +212,7 @@ class Shadows:
         self.last: dict[VirtualSlice | None, BufferRecord] = {}
         self._of: weakref.WeakKeyDictionary[VirtualSlice, list[VirtualSlice]] = weakref.WeakKeyDictionary()
         self._programs: dict[tuple[tuple[ArgumentType, ...], tuple[ArgumentType, ...]], int] = {}
+        self._lock = threading.RLock()  # no program is dropped between its registration and its launch
 
     def of(self, where: VirtualSlice, copies: int) -> list[VirtualSlice]:
         """Shadows of a slice, each on an island of its own. They are made again where the last copy failed, or one of
@@ -235,7 +253,16 @@ class Shadows:
             )
         return found
 
-    def program(self, sources: tuple[ArgumentType, ...], targets: tuple[ArgumentType, ...]) -> int:
+    def copies(self, arrays: Sequence[Array], targets: tuple[ArgumentType, ...]) -> list[Array]:
+        """Copies of arrays in the layouts of these types: one launch."""
+        kinds = tuple(array._type for array in arrays)
+        with self._lock:
+            program = self._program(kinds, targets)
+            found = self.session.launch(program, [array._buffer.record for array in arrays], targets)
+            self._forget({where for where in map(_slice, kinds + targets) if where.released})
+        return found
+
+    def _program(self, sources: tuple[ArgumentType, ...], targets: tuple[ArgumentType, ...]) -> int:
         """The program that copies arrays of some types into others' layouts."""
         key = sources, targets
         if key not in self._programs:
@@ -261,8 +288,14 @@ class Shadows:
         for shadow in self._of.pop(where, ()):
             shadow.release()
             self.last.pop(shadow, None)
-        named = {key: {kind.slice for kinds in key for kind in kinds} for key in self._programs}
-        self._programs = {key: number for key, number in self._programs.items() if where not in named[key]}
+        with self._lock:
+            self._forget({where})
+
+    def _forget(self, gone: Set[VirtualSlice]) -> None:
+        """Drops the programs that name slices which were released. The next copy of what is there yet takes another."""
+        if gone:
+            for key in [key for key in self._programs if any(kind.slice in gone for kinds in key for kind in kinds)]:
+                self.session.unregister(self._programs.pop(key))
 
 
 def _copying(arrays: Sequence[Array]) -> Program:

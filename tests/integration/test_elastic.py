@@ -104,6 +104,39 @@ def test_a_loop_survives_the_loss_of_its_host_after_it_has_moved_to_the_island_o
     equal(np.asarray(state.block_until_ready()), expected)
 
 
+def test_slices_and_programs_of_copies_go_with_the_slices_of_what_was_copied(
+    session: ClusterSession, tenant: pw.Session, equal: Callable[[Any, Any], None]
+) -> None:
+    """
+    1. Slices come and go, with snapshots of what lies there: the session has no more programs than before.
+    2. One is released while the session is suspended, and one before the snapshot, which is good all the same.
+    """
+    value = np.arange(8, dtype=np.float32)
+
+    def taken(release: Callable[[pw.VirtualSlice], None], before: bool = False) -> int:
+        where = tenant.virtual_slice((2,), ("x",), island=0, name="to go")
+        array = pw.put(value, where, SPLIT)
+        if before:
+            release(where)
+        safe = pw.snapshot(array)
+        equal(np.asarray(safe.restore()), value)
+        if not before:
+            release(where)
+        assert [one for one in session.status()["slices"] if one["name"] in ("to go", "copies of to go")] == []
+        equal(safe.values(), value)
+        return len(tenant._core.renewals.programs)
+
+    def suspended(where: pw.VirtualSlice) -> None:
+        tenant.suspend()
+        where.release()
+        tenant.resume()
+
+    counts = [taken(lambda where: where.release()) for _ in range(4)]
+    assert counts[1:] == [counts[1]] * 3
+    taken(suspended)
+    taken(lambda where: where.release(), before=True)
+
+
 def test_a_snapshot_gives_back_what_an_island_took_along(
     session: ClusterSession, tenant: pw.Session, island: int, equal: Callable[[Any, Any], None]
 ) -> None:

@@ -157,6 +157,58 @@ def test_the_next_snapshot_uses_the_same_slices_until_one_is_lost_or_in_the_wron
     assert shadow().slice.island == 0
 
 
+def test_programs_of_copies_go_with_the_slices_that_they_name(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. Programs go to another island and back; that is lost, and its shadow takes two of them along.
+    2. The slice is released. What comes back there later, from copies that are left, leaves no program either.
+    """
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    value = pw.put(np.arange(8.0), a, P("x"))
+    known, dropped = lambda: set(session.shadows._programs.values()), session._core.dropped
+
+    def there_and_back() -> pw.Snapshot:
+        safe = pw.snapshot(value)
+        np.testing.assert_array_equal(np.asarray(safe.restore()), np.arange(8.0))
+        return safe
+
+    (copy,) = there_and_back()._copies[0]
+    first = known()
+    lose(copy)
+    monkeypatch.setattr(session, "status", lambda: islands("up", "lost", "up"))
+    safe = there_and_back()
+    assert (len(first), set(dropped)) == (2, first)
+    second = known()
+    assert len(second) == 2
+    a.release()
+    assert (known(), set(dropped)) == (set(), first | second)
+    np.testing.assert_array_equal(np.asarray(safe.restore()), np.arange(8.0))
+    assert known() == set()
+    assert len(dropped) == 5
+
+
+def test_shadows_go_with_slices_that_were_released_before_or_while_the_session_is_suspended(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    value = pw.put(np.arange(8.0), a, P("x"))
+    (shadow,) = [copy.slice for copies in pw.snapshot(value)._copies for copy in copies]
+    with monkeypatch.context() as patch:
+        patch.setattr(session._driver, "suspension", object())
+        a.release()
+    assert shadow.released
+    safe = pw.snapshot(value)
+    assert [copy.slice.released for copies in safe._copies for copy in copies] == [True]
+    np.testing.assert_array_equal(np.asarray(safe.restore()), np.arange(8.0))
+    made: list[Any] = []
+    make = session.virtual_slice
+    monkeypatch.setattr(session, "virtual_slice", lambda *a, **k: (made.append(make(*a, **k)), made[-1])[1])
+    with pytest.raises(Unschedulable):
+        pw.snapshot(value, copies=3)
+    assert [one.released for one in made] == [True, True]
+
+
 def test_what_no_snapshot_can_be_taken_of_is_refused(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
     a = pw.virtual_slice((4,), ("x",), island=0)
     value = pw.put(np.arange(8.0), a, P("x"))
