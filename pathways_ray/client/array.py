@@ -15,9 +15,9 @@ from pathways_ray.client import notebook
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.callbacks import awaited, when_done
+from pathways_ray.client.guards import made_again
 from pathways_ray.client.numbers import seconds
 from pathways_ray.client.slice_array import SliceArray
-from pathways_ray.client.weak import living
 from pathways_ray.errors import BufferDeleted, UsageError, from_failure
 from pathways_ray.observe.why import Why
 
@@ -93,16 +93,8 @@ class Array(SliceArray):
             try:
                 return look()
             except LOSSES:
-                if self._buffer.record.failure is None or not self._made_again():
+                if self._buffer.record.failure is None or not made_again(self._buffer):
                     raise
-
-    def _made_again(self) -> bool:
-        """Whether somebody has made the array again, which was lost."""
-        for guard in living(self._buffer.session.guards):
-            if guard.covers(self._buffer):
-                guard.recover()
-                return self._buffer.record.failure is None
-        return False
 
     def _offer_to_cancel(self, interrupt: KeyboardInterrupt) -> None:
         """Has Ctrl-C in a wait say what is left running."""

@@ -123,6 +123,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
 LOSSES = (HostLost, BufferLost, ControllerLost)
 """The losses for which guards make arrays again. A controller's death takes the results of launches under way."""
 
+_KINDS = frozenset(one.__name__ for one in LOSSES)
+
 
 class Guard(Protocol):
     """Something that can make arrays again that were lost."""
@@ -178,6 +180,12 @@ class Buffer:
     def id(self) -> int:
         """The number that messages name the array by."""
         return self.record.id
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a loss took it for which guards make arrays again."""
+        failure = self.record.failure
+        return failure is not None and failure.kind in _KINDS and self.record.state is not DELETED
 
     def delete(self, why: str) -> None:
         """Frees the array now; `why` completes the message of later errors. A second call does nothing."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeVar
 
 from pathways_ray.client.buffer import PENDING, Buffer
+from pathways_ray.client.guards import THREAD
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,12 +34,15 @@ def when_done(array: A, call: Callable[[A], Any]) -> None:
     def look() -> None:
         if array._buffer.record.state is not PENDING and once.acquire(blocking=False):
             session.unwatch(look)
+            THREAD.callbacks += 1
             try:
                 call(array)
             except BaseException as error:  # SystemExit too: the thread that reads messages has to go on
                 if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                     raise  # Ctrl-C, which comes to no other thread
                 _LOG.exception("a callback of %r failed", array)
+            finally:
+                THREAD.callbacks -= 1
 
     session.watch(look)
     session.hurry()

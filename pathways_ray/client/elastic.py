@@ -22,10 +22,11 @@ import jax
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.history import History
+from pathways_ray.client.interrupted import is_mine, new_lock
 from pathways_ray.client.returned import Returned, owned
 from pathways_ray.client.snapshots import Snapshot, snapshot
 from pathways_ray.client.weak import living
-from pathways_ray.errors import BufferLost, PathwaysError, Unschedulable, UsageError
+from pathways_ray.errors import BufferDeleted, BufferLost, PathwaysError, Unschedulable, UsageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,8 +38,6 @@ PAUSE_S = 0.2
 
 EXPOSED_PAUSE_S = 1.0
 """Time between two attempts to take a snapshot while none can be had that outlives the host of the state."""
-
-_KINDS = frozenset(one.__name__ for one in LOSSES)
 
 
 class _Call:
@@ -76,8 +75,9 @@ class Elastic:
         self._snapshots: dict[int, Snapshot] = {}
         self._returned: Returned | None = None
         self._not_before = 0.0
+        self._recovers = False
         self._session: Any = None
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         functools.update_wrapper(self, step, updated=())
 
     def __call__(self, state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class Elastic:
         state is in this one."""
         kept = [buffer for buffer in _buffers(state) if self.covers(buffer)]
         _wait(kept)
-        if any(map(_is_lost, kept)):
+        if any(buffer.is_lost for buffer in kept):
             self.recover()
         self._history, self._calls, self._snapshots = History(self._every), {}, {}
         self._returned, self._not_before = Returned(state), 0.0
@@ -169,33 +169,54 @@ class Elastic:
             BufferLost: there is no snapshot left from which it could be made, or an input is lost too.
             PathwaysError: what went wrong for `RECOVERY_LIMIT_S`.
         """
-        deadline = time.monotonic() + RECOVERY_LIMIT_S
-        with self._lock:
-            while not self._session.closed_because and self._lost() is not None:
-                for taken in self._snapshots.values():
-                    taken.wait_for_all()
-                if self._session.closed_because:
-                    return
-                self._look_at_snapshots(needed=True)
-                if not self._snapshots:
-                    raise BufferLost("the results of an elastic step are lost, and so is every snapshot from before it")
-                if (lost := self._lost()) is None:
-                    return  # it was from before the snapshots that are left
-                try:
-                    self._make_again(lost)
-                except LOSSES as error:
-                    if self._session.closed_because or time.monotonic() > deadline:
-                        raise
-                    self._check_inputs(lost)
-                    _LOG.info("a step cannot be made again yet: %s", error)
-                    threading.Event().wait(PAUSE_S)
-                else:
-                    self.losses += 1
+        if not any(is_mine(one._lock) for one in living(self._session.guards) if isinstance(one, Elastic)):
+            with self._lock:
+                self._recover()
+        elif self._lock.acquire(blocking=False):  # who has it may wait for the lock that this thread has
+            try:
+                self._recover()
+            finally:
+                self._lock.release()
+
+    def _recover(self) -> None:
+        """Makes again what was lost; the caller has the lock. A call that is made again takes what is still lost."""
+        if self._recovers:
+            return
+        try:
+            self._recovers = True
+            self._recover_by(time.monotonic() + RECOVERY_LIMIT_S)
+        finally:
+            self._recovers = False
+
+    def _recover_by(self, deadline: float) -> None:
+        while not self._session.closed_because and self._lost() is not None:
+            for taken in self._snapshots.values():
+                taken.wait_for_all()
+            if self._session.closed_because:
+                return
+            self._look_at_snapshots(needed=True)
+            if not self._snapshots:
+                raise BufferLost("the results of an elastic step are lost, and so is every snapshot from before it")
+            if (lost := self._lost()) is None:
+                return  # it was from before the snapshots that are left
+            try:
+                self._make_again(lost)
+            except BufferDeleted:
+                self._check_inputs(lost, deleted=True)
+                raise
+            except LOSSES as error:
+                if self._session.closed_because or time.monotonic() > deadline:
+                    raise
+                self._check_inputs(lost)
+                _LOG.info("a step cannot be made again yet: %s", error)
+                threading.Event().wait(PAUSE_S)
+            else:
+                self.losses += 1
 
     def _lost(self) -> int | None:
         """The first call with a result that was lost, and that somebody has a handle to. A state that was given to the
         next call is needed where that one's results are."""
-        return next((n for n, call in sorted(self._calls.items()) if any(_is_lost(b) for _, b in call.living())), None)
+        return next((n for n, call in sorted(self._calls.items()) if any(b.is_lost for _, b in call.living())), None)
 
     def _make_again(self, needed: int) -> None:
         """Makes all calls again from a snapshot on, and has handles name what they make."""
@@ -219,13 +240,21 @@ class Elastic:
             _exchange(call, result)
         self.replayed += self._history.calls - start
 
-    def _check_inputs(self, needed: int) -> None:
-        """Raises `BufferLost` where an array that a call took is lost as well, so that no attempt will do."""
+    def _check_inputs(self, needed: int, deleted: bool = False) -> None:
+        """Raises `BufferLost` where an array that a call took is lost as well, or with `deleted` is no more, so that no
+        attempt will do."""
         start = self._history.start(needed)
         for number in range(self._history.calls if start is None else start, self._history.calls):
             call = self._calls[number]
             for leaf in jax.tree.leaves((call.args, call.kwargs)):
-                if not isinstance(leaf, Array) or not _is_lost(leaf._buffer):
+                if not isinstance(leaf, Array):
+                    continue
+                if deleted and leaf._buffer.record.state is DELETED:
+                    raise BufferLost(
+                        "the results of an elastic step are lost, and an input with which they would be made again was "
+                        f"deleted or donated, {leaf!r}; NumPy arrays are kept in this process"
+                    )
+                if not leaf._buffer.is_lost:
                     continue
                 if not any(guard.covers(leaf._buffer) for guard in living(self._session.guards)):
                     raise BufferLost(
@@ -259,13 +288,14 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
 
     A snapshot of the state is taken every `snapshot_every` calls (`pw.snapshot`: in the memory of other islands, while
     the loop goes on), and before the next call where the last one is on the island of the state, or was lost. When a
-    host is lost, what was made since the last whole one is made again, as soon as a result is looked at or the step is
-    called. Handles to results of these calls have their values then, whenever they were made.
+    host is lost, what was made since the last whole one is made again, as soon as a result is looked at or used, or the
+    step is called. Handles to results of these calls have their values then, whenever they were made.
 
     The step must depend on its arguments alone, and do nothing else. Its state is the first argument, and the result,
     or the first entry of a tuple that is the result; a loop may change it between calls, which costs a snapshot. Inputs
     are kept until they are not needed; NumPy arrays are copied. What other functions made of lost results is lost. So
-    are inputs that lay on a lost host, and then the step cannot be made again.
+    are inputs that lay on a lost host, and then the step cannot be made again. Nothing is once the step itself is gone
+    (`del step`).
 
     Args:
         snapshot_every: calls between snapshots, and at most so many are made again, beside those that were made while
@@ -292,11 +322,6 @@ def _buffers(tree: Any) -> list[Buffer]:
     return [leaf._buffer for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array)]
 
 
-def _is_lost(buffer: Buffer) -> bool:
-    failure = buffer.record.failure
-    return failure is not None and failure.kind in _KINDS and buffer.record.state is not DELETED
-
-
 def _wait(buffers: Any) -> None:
     """Waits for the outcomes of arrays, whatever these are."""
     for buffer in buffers:
@@ -312,5 +337,5 @@ def _exchange(call: _Call, result: Any) -> None:
     made: Sequence[Any] = jax.tree.leaves(result)
     for number, old in call.living():
         new = made[number]
-        if isinstance(new, Array) and new._buffer is not old and _is_lost(old):
+        if isinstance(new, Array) and new._buffer is not old and old.is_lost:
             old.record, new._buffer.record = new._buffer.record, old.record

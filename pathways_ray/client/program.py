@@ -17,7 +17,7 @@ from pathways_ray.client.argument_types import ArgumentType, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.asked_calls import AskedCalls
 from pathways_ray.client.bodies import control_node, has_control
-from pathways_ray.client.buffer import DELETED, INLINE, BufferRecord
+from pathways_ray.client.buffer import INLINE, PENDING, READY, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
 from pathways_ray.client.codes import export_together, few_collections, jax_settings
 from pathways_ray.client.context import current_session, tracing
@@ -219,10 +219,10 @@ class LoweredProgram(RegisteredProgram):
                 else:
                     self._held[k] = value
             buffer = value._buffer
-            record = buffer.record
-            if record.state is DELETED or buffer.session is not session:
+            state = buffer.record.state
+            if (state is not PENDING and state is not READY) or buffer.session is not session:
                 session.check_mine(buffer)
-            buffers.append(record)
+            buffers.append(buffer.record)
         inline = carrying.inline if carrying is not None else ()
         if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
             self._check_donated(leaves, buffers)

@@ -33,6 +33,7 @@ from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.gpu_memory import leave_gpu_memory
+from pathways_ray.client.guards import made_again
 from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
@@ -240,12 +241,15 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         return self._core.carries(program, PRIORITY.get())
 
     def check_mine(self, buffer: Buffer) -> None:
-        """Raises unless the buffer may be an argument of a launch of this session."""
+        """Raises unless the buffer may be an argument of a launch of this session. One that was lost is made again, if
+        it is of an elastic step."""
         if buffer.session is not self:
             raise ForeignArray("the array belongs to another session; fetch it there and pass the NumPy array here")
         self.settle(buffer.record)
         if buffer.record.state is DELETED:
             raise BufferDeleted(f"the array cannot be an argument: {buffer.record.why_deleted}")
+        if buffer.is_lost:
+            made_again(buffer)
 
     def settle(self, record: BufferRecord) -> None:
         """Waits until it is known whether a failed launch took the memory of a donated array."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -184,6 +185,93 @@ def test_a_step_that_failed_with_another_state_has_not_taken_the_loop_along(sess
     state = step(state)
     lose(state["w"])
     np.testing.assert_array_equal(np.asarray(state["w"]), np.full(4, 4, np.float32))
+
+
+@pytest.mark.parametrize("use", ["operation", "program", "snapshot", "put"])
+def test_a_lost_result_is_made_again_where_another_call_takes_it(session: LocalSession, use: str) -> None:
+    loop = Loop()
+    loop.go(2)
+    lose(loop.state)
+    if use == "operation":
+        found = loop.state + 1
+    elif use == "program":
+        found = pw.program(lambda state: state + 1)(loop.state)
+    elif use == "snapshot":
+        found = pw.snapshot(loop.state).restore() + 1
+    else:
+        found = pw.put(loop.state, pw.virtual_slice((4,), ("x",), island=1)) + 1
+    assert loop.step.losses == 1
+    np.testing.assert_array_equal(np.asarray(found), loop.expected + 1)
+    loop.check()
+
+
+def test_a_callback_makes_nothing_again(session: LocalSession) -> None:
+    """It runs in the thread that others wait for."""
+    loop = Loop()
+    loop.go(2)
+    lose(loop.state)
+    found: list[Any] = []
+
+    def call(array: Any) -> None:
+        found.append(array + 1)
+        with pytest.raises(BufferLost):
+            np.asarray(array)
+
+    loop.state.add_done_callback(call)
+    assert found[0]._buffer.record.failure is loop.state._buffer.record.failure
+    assert loop.step.losses == 0
+    loop.check()
+
+
+def test_a_step_that_takes_its_own_lost_results_does_not_recover_in_itself(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elastic, "RECOVERY_LIMIT_S", 0.0)
+    monkeypatch.setattr(session, "wait", session._driver.wait)
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    step = pw.elastic(pw.compiled(lambda s, v: (s * 2, s + v), slice=where))
+    state, last = step(pw.put(np.ones(4, np.float32), where), np.zeros(4, np.float32))
+    lost = last
+    state, last = step(state, lost)
+    for array in (state, lost, last):
+        lose(array)
+    with pytest.raises(BufferLost):
+        np.asarray(last)
+
+
+def test_two_steps_that_take_results_of_each_other_do_not_wait_for_each_other(session: LocalSession) -> None:
+    """While another thread has the lock of a step, who has that of another one goes on without what is lost of it."""
+    one, other = Loop(), Loop()
+    one.go(2)
+    lose(one.state)
+    got: list[Any] = []
+
+    def use(state: Any) -> Any:
+        got.append(one.state + 1)
+        return state * 1.0
+
+    step = pw.elastic(use)
+    with one.step._lock:
+        thread = threading.Thread(target=step, args=(other.state,))
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+    assert got[0]._buffer.record.failure is not None
+    one.check()
+
+
+def test_an_input_that_was_deleted_or_donated_is_named(session: LocalSession) -> None:
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    for donate in (False, True):
+        step = pw.elastic(pw.compiled(lambda s, v: s * 2 + v, slice=where, donate_argnums=(1,) if donate else ()))
+        batch = pw.put(np.ones(4, np.float32), where)
+        state = step(pw.put(np.ones(4, np.float32), where), batch)
+        if not donate:
+            batch.delete()
+        lose(state)
+        for _ in range(2):
+            with pytest.raises(BufferLost, match="an input with which they would be made again was deleted or donated"):
+                np.asarray(state)
 
 
 def test_a_loss_of_an_input_is_one(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
