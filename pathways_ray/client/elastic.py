@@ -26,7 +26,7 @@ from pathways_ray.client.interrupted import is_mine, new_lock
 from pathways_ray.client.returned import Returned, owned
 from pathways_ray.client.snapshots import Snapshot, snapshot
 from pathways_ray.client.weak import living
-from pathways_ray.errors import BufferDeleted, BufferLost, PathwaysError, Unschedulable, UsageError
+from pathways_ray.errors import BufferDeleted, BufferLost, Failure, PathwaysError, Unschedulable, UsageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -189,6 +189,7 @@ class Elastic:
             self._recovers = False
 
     def _recover_by(self, deadline: float) -> None:
+        before: Failure | None = None
         while not self._session.closed_because and self._lost() is not None:
             for taken in self._snapshots.values():
                 taken.wait_for_all()
@@ -207,7 +208,13 @@ class Elastic:
             except LOSSES as error:
                 if self._session.closed_because or time.monotonic() > deadline:
                     raise
-                self._check_inputs(lost)
+                if not self._check_inputs(lost) and error.failure is not None and error.failure is before:
+                    # Not another loss, but one from before the attempt; state and inputs were there.
+                    raise BufferLost(
+                        "the results of an elastic step are lost, and so is an array that the step captures "
+                        f"({error}): pass it as a part of the state, or capture it as a NumPy array"
+                    ) from None
+                before = error.failure
                 _LOG.info("a step cannot be made again yet: %s", error)
                 threading.Event().wait(PAUSE_S)
             else:
@@ -240,9 +247,12 @@ class Elastic:
             _exchange(call, result)
         self.replayed += self._history.calls - start
 
-    def _check_inputs(self, needed: int, deleted: bool = False) -> None:
+    def _check_inputs(self, needed: int, deleted: bool = False) -> bool:
         """Raises `BufferLost` where an array that a call took is lost as well, or with `deleted` is no more, so that no
-        attempt will do."""
+        attempt will do. Returns whether what is lost may be made again: such an array, or a result of another step,
+        which this one may capture."""
+        others = [one for one in living(self._session.guards) if isinstance(one, Elastic) and one is not self]
+        awaited = any(one._lost() is not None for one in others)
         start = self._history.start(needed)
         for number in range(self._history.calls if start is None else start, self._history.calls):
             call = self._calls[number]
@@ -261,6 +271,8 @@ class Elastic:
                         "the results of an elastic step are lost, and so is an input with which they would be made "
                         f"again, {leaf!r}; NumPy arrays are kept in this process"
                     )
+                awaited = True
+        return awaited
 
     def _again(self, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: PathwaysError) -> Any:
         """Makes a call that failed at once, for an upload that met a lost host; its state may be lost as well."""
@@ -294,8 +306,8 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
     The step must depend on its arguments alone, and do nothing else. Its state is the first argument, and the result,
     or the first entry of a tuple that is the result; a loop may change it between calls, which costs a snapshot. Inputs
     are kept until they are not needed; NumPy arrays are copied. What other functions made of lost results is lost. So
-    are inputs that lay on a lost host, and then the step cannot be made again. Nothing is once the step itself is gone
-    (`del step`).
+    are inputs that lay on a lost host, or arrays that the step captures, and then it cannot be made again. Nothing is
+    once the step itself is gone (`del step`).
 
     Args:
         snapshot_every: calls between snapshots, and at most so many are made again, beside those that were made while

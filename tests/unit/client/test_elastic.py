@@ -260,6 +260,42 @@ def test_two_steps_that_take_results_of_each_other_do_not_wait_for_each_other(se
     one.check()
 
 
+def test_an_array_that_the_step_captures_and_that_is_lost_is_said(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attempts that fail with other losses go on: the host may be on its way back."""
+    monkeypatch.setattr(session, "wait", session._driver.wait)
+    monkeypatch.setattr(elastic, "PAUSE_S", 0.0)
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    held = pw.put(np.ones(4, np.float32), where)
+    add = pw.compiled(lambda s, v: s + v, slice=where)
+    attempts: list[int] = []
+
+    def update(state: Any) -> Any:
+        made = add(state, held)
+        if attempts and attempts[0] > 0:
+            attempts[0] -= 1
+            lose(made)
+        return made
+
+    step = pw.elastic(update)
+    state = step(pw.put(np.zeros(4, np.float32), where))
+    lose(state)
+    attempts.append(5)
+    np.testing.assert_array_equal(np.asarray(state), np.ones(4, np.float32))
+    assert attempts == [0]
+    for array in (state, held):
+        lose(array)
+    with pytest.raises(BufferLost, match=r"so is an array that the step captures \(host 1 is gone\)"):
+        np.asarray(state)
+    other = Loop()
+    other.go(1)
+    lose(other.state)
+    monkeypatch.setattr(elastic, "RECOVERY_LIMIT_S", 0.0)
+    with pytest.raises(BufferLost, match=r"^host 1 is gone$"):
+        np.asarray(state)  # might be of the other step, which may make it again
+
+
 def test_an_input_that_was_deleted_or_donated_is_named(session: LocalSession) -> None:
     where = pw.virtual_slice((2,), ("x",), island=0)
     for donate in (False, True):
