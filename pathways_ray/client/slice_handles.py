@@ -1,4 +1,4 @@
-"""What handles of slices say of these, and what they are told."""
+"""Handles of slices: their names for others, and their new devices."""
 
 from __future__ import annotations
 
