@@ -114,13 +114,14 @@ class Elastic:
         if any(buffer.is_lost for buffer in kept):
             self.recover()
         self._history, self._calls, self._snapshots = History(self._every), {}, {}
-        self._returned, self._not_before = Returned(state), 0.0
+        self._returned, self._not_before = None, 0.0
         self._session = _buffers(state)[0].session
         self._session.guards[id(self)] = self
         if kept:
             self._protect(state)
-        else:  # where it was never possible, the user hears of it
+        else:  # where it was never possible, the user hears of it, each time
             self._take(state)
+        self._returned = Returned(state)
 
     def _protect(self, state: Any) -> None:
         """Takes a snapshot where one is due, or the last one would be lost together with the state: a slice has moved,

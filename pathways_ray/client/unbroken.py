@@ -8,9 +8,11 @@ back what it has done.
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from types import FrameType
 from typing import TypeVar
 
 from pathways_ray.client.interrupted import Lock, check_not_mine
@@ -23,7 +25,8 @@ NEVER = threading.Event()
 
 
 def unbroken(work: Callable[[threading.Event], T], lock: Lock) -> T:
-    """Has a thread do work, and returns what that returns.
+    """Has a thread do work, and returns what that returns. What is called amid another call of the runtime, as by a
+    signal handler, is done in this thread: the other one might wait for what that call has.
 
     Args:
         work: gets an event that is set once nobody waits for it any more.
@@ -34,6 +37,8 @@ def unbroken(work: Callable[[threading.Event], T], lock: Lock) -> T:
             work raises.
     """
     check_not_mine(lock)
+    if _is_amid_a_call():
+        return work(NEVER)
     over: Future[T] = Future()
     left = threading.Event()
     context = contextvars.copy_context()
@@ -49,3 +54,16 @@ def unbroken(work: Callable[[threading.Event], T], lock: Lock) -> T:
         return over.result()
     finally:
         left.set()
+
+
+def _is_amid_a_call() -> bool:
+    """Whether other code stands between this call of the runtime and another one of this thread."""
+    frame: FrameType | None = sys._getframe(1)
+    others = False
+    while frame is not None:
+        is_ours = str(frame.f_globals.get("__name__")).startswith("pathways_ray.")
+        if is_ours and others:
+            return True
+        others |= not is_ours
+        frame = frame.f_back
+    return False

@@ -13,7 +13,7 @@ from collections.abc import Container
 from pathways_ray.controller import events
 from pathways_ray.transport.messages import ResumeSession
 
-LONG_S = 3.0
+LONG_S = 4.0
 """Time without a step, beyond the one between two steps, that clients may not have waited for."""
 
 AFTERMATH_S = 10.0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextvars
 import signal
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -44,3 +46,19 @@ def test_a_thread_that_has_the_lock_would_wait_for_itself() -> None:
     lock = new_lock()
     with lock, pytest.raises(UsageError, match="a signal handler or a destructor"):
         unbroken(lambda _: None, lock)
+
+
+def test_what_a_handler_calls_amid_another_call_is_done_in_its_thread() -> None:
+    """The other thread would wait for what the interrupted call has, such as the turn to read."""
+    threads: list[int] = []
+    handler = partial(unbroken, lambda _: threads.append(threading.get_ident()), new_lock())
+    within: dict[str, Any] = {"__name__": "pathways_ray.client.somewhere"}
+    exec("def call(handler): handler()", within)
+
+    def handle() -> None:
+        handler()
+
+    within["call"](handle)
+    assert threads == [threading.get_ident()]
+    handle()
+    assert threads[1] != threads[0]
