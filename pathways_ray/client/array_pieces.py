@@ -113,10 +113,11 @@ class FetchedArray:
 
     def __init__(self, plan: FetchPlan, told: Callable[[], None] | None = None) -> None:
         self.plan = plan
-        self.by_host = {host: Fetching(self, host, devices, told) for host, devices in plan.by_host.items()}
+        self.by_host: dict[int, Fetching] = {}
+        for host, devices in plan.by_host.items():
+            self.by_host[host] = Fetching(self, host, devices, told)
         self._memory: bytearray | None = None
         self._apart: dict[tuple[int, int], bytearray] = {}
-        self._making = threading.Lock()
 
     @property
     def is_there(self) -> bool:
@@ -134,7 +135,7 @@ class FetchedArray:
         end = part.offset + len(part.data)
         if part.total != size or part.offset < 0 or end > size:
             raise ValueError(f"bytes {part.offset} to {end} of {part.total} came for a shard of {size}")
-        room = self._whole()
+        room = self._memory or self._whole()
         if start < 0:
             start, room = 0, self._apart.get(name) or self._apart.setdefault(name, bytearray(size))
         # Without a copy in between.
@@ -171,13 +172,15 @@ class FetchedArray:
 
     def _whole(self) -> bytearray:
         if self._memory is None:
-            with self._making:  # several hosts may begin at a time
+            with _making:  # several hosts may begin at a time
                 self._memory = self._memory or bytearray(self.plan.nbytes)
         return self._memory
 
     def _array(self) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self._whole(), self.plan.dtype).reshape(self.plan.shape)
+        return np.frombuffer(self._memory or self._whole(), self.plan.dtype).reshape(self.plan.shape)
 
+
+_making = threading.Lock()
 
 Pieces = tuple[np.ndarray[Any, Any], ...]
 """Boxes of an array."""

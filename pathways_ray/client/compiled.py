@@ -80,7 +80,7 @@ class CompiledFunction:
         """Calls it for its values alone, as `Program.ask` does."""
         if tracing.session is not None or not is_outside():
             return self._bind(args, {})
-        return self._program(args).ask(*self._dynamic(args))
+        return self._program(args).ask(*(self._dynamic(args) if self.static_argnums else args))
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds a call to the program that is being traced on this thread."""
@@ -122,7 +122,7 @@ class CompiledFunction:
 
     def _program(self, args: tuple[Any, ...]) -> Any:
         """The program of one node, one for each combination of static arguments."""
-        static = self.static_values(args)
+        static = self.static_values(args) if self.static_argnums else ()
         key = _distinct(static) if static else ()
         found = self._alone.get(key)
         if found is None:

@@ -75,16 +75,19 @@ class Padded:
         return [made.unflatten([part[k] for part in parts]) for k in range(len(calls))]
 
     def _alone(self, args: tuple[Any, ...]) -> Any:
-        count, size, padded = self._padded(args)
-        out = self._ask(*padded)
-        leaves, tree = _flatten(out)
-        axes = self._axes_of("out_axes", tree, leaves)
-        return tree.unflatten(
-            [
-                leaf if axis is None else _cut(_value(leaf), axis, size, count)
-                for leaf, axis in zip(leaves, axes, strict=True)
-            ],
-        )
+        # Loops, and not many functions: beside other processes each one that a call goes through is read from memory.
+        leaves, tree, axes, count = self._batch(args)
+        size = self.sizes[bisect_left(self.sizes, count)]
+        if size > count:
+            for k, axis in enumerate(axes):
+                if axis is not None:
+                    leaves[k] = self._pad(leaves[k], axis, size - count)
+            args = tree.unflatten(leaves)
+        leaves, tree = _flatten(self._ask(*args))
+        for k, axis in enumerate(self._axes_of("out_axes", tree, leaves)):
+            if axis is not None:
+                leaves[k] = _cut(_value(leaves[k]), axis, size, count)
+        return tree.unflatten(leaves)
 
     def calls(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The types of the calls for all sizes, given those of a call of some size."""
@@ -116,8 +119,11 @@ class Padded:
         """The leaves of the arguments, their tree, the axis of each, and how many rows there are."""
         leaves, tree = _flatten(args)
         axes = self._axes_of("in_axes", tree, leaves)
+        counts: set[int] = set()
         try:
-            counts = {_shape(leaf)[axis] for leaf, axis in zip(leaves, axes, strict=True) if axis is not None}
+            for leaf, axis in zip(leaves, axes, strict=True):
+                if axis is not None:
+                    counts.add(leaf.shape[axis] if type(leaf) is np.ndarray else np.shape(leaf)[axis])
         except IndexError:
             self._check_axes(leaves, axes)
             raise
@@ -130,24 +136,13 @@ class Padded:
             raise UsageError(f"a batch of {count} is larger than the largest of sizes={self.sizes} of {self._name}")
         return leaves, tree, axes, count
 
-    def _padded(self, args: tuple[Any, ...]) -> tuple[int, int, tuple[Any, ...]]:
-        leaves, tree, axes, count = self._batch(args)
-        size = self.sizes[bisect_left(self.sizes, count)]
-        padded = [
-            leaf if axis is None else self._pad(leaf, axis, size - count)
-            for leaf, axis in zip(leaves, axes, strict=True)
-        ]
-        return count, size, tree.unflatten(padded)
-
     def _pad(self, leaf: Any, axis: int, missing: int) -> Any:
-        if not missing:
-            return leaf
         if isinstance(leaf, SliceArray):
             raise UsageError(
                 f"{self._name} pads batches that come from this process; {leaf!r} lies on a slice, where each size "
                 "would be compiled"
             )
-        if extended_dtype(leaf) is not None:
+        if type(leaf) is not np.ndarray and extended_dtype(leaf) is not None:
             return prng.from_data(self._pad(prng.to_data(leaf), axis % leaf.ndim, missing), leaf)
         value = np.asarray(leaf)
         shape = list(value.shape)
@@ -159,9 +154,9 @@ class Padded:
     def _check_axes(self, leaves: Sequence[Any], axes: Sequence[int | None]) -> None:
         """Raises `UsageError` for an argument without the axis that its batch is to lie along."""
         for leaf, axis in zip(leaves, axes, strict=True):
-            if axis is not None and not _has(len(_shape(leaf)), axis):
+            if axis is not None and not -np.ndim(leaf) <= axis < np.ndim(leaf):
                 raise UsageError(
-                    f"an argument of {self._name} is of type {type(leaf).__name__} and shape {_shape(leaf)}, without "
+                    f"an argument of {self._name} is of type {type(leaf).__name__} and shape {np.shape(leaf)}, without "
                     f"an axis {axis} for a batch; say which have one with in_axes= (in_axes={self.in_axes})"
                 )
 
@@ -240,17 +235,9 @@ class _Box:
         self.axis = axis
 
 
-def _shape(leaf: Any) -> tuple[int, ...]:
-    return leaf.shape if isinstance(leaf, np.ndarray) else np.shape(leaf)
-
-
-def _has(dimensions: int, axis: int) -> bool:
-    return -dimensions <= axis < dimensions
-
-
 def _rest(leaf: Any, axis: int) -> tuple[int, ...]:
     """The shape of a leaf but for its batch."""
-    shape = list(_shape(leaf))
+    shape = list(np.shape(leaf))
     del shape[axis]
     return tuple(shape)
 
@@ -268,7 +255,7 @@ def _value(leaf: Any) -> Any:
 
 
 def _cut(value: np.ndarray[Any, Any], axis: int, size: int, count: int) -> np.ndarray[Any, Any]:
-    if not _has(value.ndim, axis) or value.shape[axis] != size:
+    if not -value.ndim <= axis < value.ndim or value.shape[axis] != size:
         raise UsageError(
             f"a result of shape {value.shape} has no batch of {size} along axis {axis}; say which have one with "
             "out_axes="

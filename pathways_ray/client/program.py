@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from html import escape
@@ -82,8 +81,10 @@ class Program:
         values = None
         if tracing.session is None and is_outside():
             leaves, tree = tree_flatten((args, {}))
-            with contextlib.suppress(PathwaysError):  # the call says what is wrong
+            try:  # noqa: SIM105  # a context would take longer
                 values = self._prepared(leaves, tree, args, {}).values(leaves)
+            except PathwaysError:  # the call says what is wrong
+                pass
         return self(*args) if values is None else values
 
     def prepared(self, args: tuple[Any, ...]) -> LoweredProgram:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client.array_pieces import FetchedArray, FetchPlan, plan_of
+from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan, plan_of
 from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.errors import PathwaysError
 from pathways_ray.transport import messages as wire
@@ -41,10 +41,14 @@ class ServedCall(NamedTuple):
 
 def plans_on(kinds: Sequence[ArgumentType], host: int) -> Sequence[FetchPlan] | None:
     """The ways to read results of these types; None where some are elsewhere than on a host, or large."""
-    plans = [plan_of(kind) for kind in kinds]
-    if any(len(plan.by_host) != 1 or host not in plan.by_host for plan in plans):
-        return None
-    return plans if sum(plan.nbytes for plan in plans) <= limits.MAX_SERVED_BYTES else None
+    plans, size = list[FetchPlan](), 0
+    for kind in kinds:
+        plan = plan_of(kind)
+        if len(plan.by_host) != 1 or host not in plan.by_host:
+            return None
+        plans.append(plan)
+        size += plan.nbytes
+    return plans if size <= limits.MAX_SERVED_BYTES else None
 
 
 def values_of(
@@ -61,14 +65,17 @@ def values_of(
         return None
     sleeper = Sleeper()
     told = data.waker(sleeper)
-    arrays = [FetchedArray(plan, told) for plan in call.plans]
-    fetches = [array.by_host[host] for array in arrays]
-    requests = tuple([data.new_request() for _ in arrays])
-    devices = tuple([plan.by_host[host] for plan in call.plans])
+    arrays, fetches, requests, devices = list[FetchedArray](), list[Fetching](), list[int](), list[tuple[int, ...]]()
     try:
-        for request, fetching in zip(requests, fetches, strict=True):
-            link.fetches[request] = fetching
-        data.ask(link, wire.ServeCall(key, call.arguments, requests, devices, call.inline), link.is_local)
+        for plan in call.plans:
+            array = FetchedArray(plan, told)
+            arrays.append(array)
+            fetches.append(array.by_host[host])
+            requests.append(data.new_request())
+            devices.append(plan.by_host[host])
+            link.fetches[requests[-1]] = fetches[-1]
+        question = wire.ServeCall(key, call.arguments, tuple(requests), tuple(devices), call.inline)
+        data.ask(link, question, link.is_local)
         if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
             fetches[0].failure = link.dead
         data.wait_for(fetches, sleeper, check)

@@ -20,6 +20,7 @@ class Carried:
     def __init__(self, plan: HostPlan, parts: Parts) -> None:
         self.plan = plan
         self.parts = parts
+        self._sizes = {place: kind.nbytes for place, (kind, _) in plan.types.items()}
         self._makers: dict[int, Callable[[bytes], Any]] = {}
 
     def take(self, launch: IslandLaunch, place: int) -> Any:
@@ -36,14 +37,17 @@ class Carried:
 
     def fits(self, message: LaunchEarly | ServeCall) -> bool:
         """Whether a call that a client hands over carries what is missing among its arguments, and no more."""
-        if not message.inline:
+        inline = message.inline
+        if not inline:
             return 0 not in message.arguments
-        missing = [place for place, buffer in enumerate(message.arguments) if not buffer]
-        if [place for place, _ in message.inline] != missing:
-            return False
-        types = self.plan.types
-        right = all(place in types and len(data) == types[place][0].nbytes for place, data in message.inline)
-        return right and sum(len(data) for _, data in message.inline) <= MAX_INLINE_BYTES
+        found = size = 0
+        for place, buffer in enumerate(message.arguments):
+            if not buffer:
+                if found == len(inline) or inline[found][0] != place or len(inline[found][1]) != self._sizes.get(place):
+                    return False
+                size += self._sizes[place]
+                found += 1
+        return found == len(inline) and size <= MAX_INLINE_BYTES
 
 
 def _lost(buffer: int, host: int) -> Failure:

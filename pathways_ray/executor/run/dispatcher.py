@@ -283,7 +283,8 @@ class Dispatcher:
 
     def _is_over(self, values: list[Any]) -> bool:
         """Whether values are ready, and none failed."""
-        return all(not isinstance(v, Failure) and v.is_ready() for v in values) and self._failure_of(values) is None
+        unready = [None for value in values if isinstance(value, Failure) or not value.is_ready()]
+        return not unready and self._failure_of(values) is None
 
     def _watch(self, watcher: Watcher) -> None:
         while True:

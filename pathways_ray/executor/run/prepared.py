@@ -26,6 +26,9 @@ from pathways_ray.transport.messages import IslandLaunch, LaunchEarly, ServeCall
 
 RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep | CopyStep
 
+MAX_SESSIONS = 64
+"""Sessions whose last arguments of served calls are remembered."""
+
 
 class PreparedProgram:
     """The steps of a host's plan, compiled.
@@ -47,6 +50,7 @@ class PreparedProgram:
         self.number = self.given = 0
         self.seconds = 0.0
         self.kinds: list[Any] | None = None
+        self._served: dict[int, tuple[int, ...]] = {}
         self.carried = Carried(plan, parts)
         made = {step: self._prepare(step) for step in plan.whole.steps if not isinstance(step, InputBarrier)}
         self.steps = [None if isinstance(step, InputBarrier) else made[step] for step in plan.whole.steps]
@@ -115,8 +119,20 @@ class PreparedProgram:
 
     def serves(self, session: int, call: ServeCall, kind_of: Callable[[Any], Any]) -> bool:
         """Whether a call can be served: its arguments are here, and it asks for each result."""
-        asked = len(self.plan.results) == len(call.requests) == len(call.devices)
-        return asked and self.takes(session, call, kind_of)
+        if not len(self.plan.results) == len(call.requests) == len(call.devices):
+            return False
+        if self._served.get(session) == call.arguments:  # a buffer stays of its kind as long as it is here
+            buffers = self.store.of_session(session)
+            for number in call.arguments:
+                if number and number not in buffers:
+                    return False
+            return self.carried.fits(call)
+        if not self.takes(session, call, kind_of):
+            return False
+        if len(self._served) >= MAX_SESSIONS:
+            self._served.clear()
+        self._served[session] = call.arguments
+        return True
 
     def takes(self, session: int, message: LaunchEarly | ServeCall, kind_of: Callable[[Any], Any]) -> bool:
         """Whether all arguments are here or come along, of the kinds that the controller has compared."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +34,10 @@ class Watched(NamedTuple):
         """Does what had to wait for the values. What goes wrong with one answer is that one's end, and not the
         thread's."""
         for answer in self.later:
-            with contextlib.suppress(Exception):
+            try:  # noqa: SIM105  # a context would take longer
                 answer()
+            except Exception:
+                pass
 
     @property
     def is_complete(self) -> bool:

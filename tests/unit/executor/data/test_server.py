@@ -669,6 +669,7 @@ def test_a_client_that_reads_nothing_of_what_it_fetches_holds_up_itself_only(hos
     np.testing.assert_array_equal(found, larger)
     back = min(begun)
     assert socket.send(encode(CancelFetch(back)))
+    eventually(lambda: back not in stream.fetches)
     with pytest.raises(EOFError):
         pipes[back].read([np.empty(larger.nbytes, np.uint8)])
     begun.add(stubborn.next().request)

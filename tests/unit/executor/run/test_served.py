@@ -84,6 +84,17 @@ def test_a_call_is_left_once_its_ground_is_gone(gone: Any) -> None:
     assert (host.served, host.left) == ([], [1])
 
 
+def test_a_call_like_one_that_was_served_is_looked_at_as_well() -> None:
+    """What comes along may be too short, and what was there may be gone."""
+    host, bytes_of_one = host_that_takes_calls(), bytes(VECTOR.nbytes)
+    host.handle(
+        called(0, inline=((0, bytes_of_one),)), called(0, number=2, inline=((0, b"short"),)), called(0, number=3)
+    )
+    host.handle(called(1, number=4), called(1, number=5), Drop(1, (1,)), called(1, number=6))
+    host.handle(called(0, number=7, inline=((0, bytes_of_one),)))
+    assert ([number for number, *_ in host.served], host.left) == ([1, 4, 5, 7], [2, 3, 6])
+
+
 def test_a_call_is_left_before_its_program_was_launched_once() -> None:
     """Nobody has compared its arguments yet with what was compiled."""
     host = host_with_call()
