@@ -7,7 +7,7 @@ the one message that may leave: they are all that a launch costs here, and an ev
 **Order.** Messages leave in the order of the user's calls. A launch leaves once the arrays that are uploaded for it
 have arrived, so that a slow client delays its own calls only; what is called later waits behind it in `queue`. The
 session sends the head of the queue first and removes it then (`head`, `remove_head`): a call that finds the queue empty
-passes it by, so everything before it must be on its way, or have failed.
+passes it by, so everything before it must be on its way, or have failed. A free waits in `freed` for its upload.
 
 **One outcome.** A launch is in `pending` from its call to its outcome: `Completed`, `LaunchFailed`, the failure of an
 upload that it waited for, or the end of the session. Its results get that outcome when it leaves the table.
@@ -69,6 +69,7 @@ class ClientCore(Cancelling):
         of the interpreter, so that a second Ctrl-C cannot come at its first step."""
         self.pending: dict[int, Sequence[BufferRecord]] = {}
         self.buffers: dict[int, BufferRecord] = {}
+        self.freed: dict[int, BufferRecord] = {}
         self.donations = Donations(self.buffers)
         self.trace: ClientTrace | None = None
         self.renewals = Renewals()
@@ -203,14 +204,15 @@ class ClientCore(Cancelling):
         self.buffers.pop(buffer.id, None)
         if self.ended is not None:
             return None
+        if buffer.upload is not None:
+            self.freed[buffer.id] = buffer  # before the look: who ends the upload looks here behind it
+            if not buffer.upload.done or self.freed.pop(buffer.id, None) is None:
+                return None
         message = wire.Free((buffer.id,))
-        if buffer.upload is not None and not buffer.upload.done:
-            self.queue.append(Queued(message, (buffer,)))
-        elif self.queue:
+        if self.queue:
             self.queue.append(Queued(message))
-        else:
-            return message
-        return None
+            return None
+        return message
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -255,17 +257,14 @@ class ClientCore(Cancelling):
         if not self.queue or self.away:
             return None
         message, buffers = self.queue[0]
-        failure: Failure | None = None
-        for buffer in buffers:
-            if buffer.upload is not None:
-                if not buffer.upload.done:
-                    return None
-                failure = failure or buffer.upload.failure
+        uploads = [buffer.upload for buffer in buffers if buffer.upload is not None]
+        if not all(upload.done for upload in uploads):
+            return None
         if isinstance(message, wire.Launch):
             if message.launch not in self.pending:
                 return ()  # it was cancelled
-            failure = failure or next((buffer.failure for buffer in buffers if buffer.failure is not None), None)
-            if failure is not None:
+            failures = *(upload.failure for upload in uploads), *(buffer.failure for buffer in buffers)
+            if (failure := next(filter(None, failures), None)) is not None:
                 return self._fail(message.launch, failure, now)
             if message.program in self.renewals.stale:  # the controller is another one than when it was called
                 return self._registering(self.renewals.message(message.program)), message
@@ -290,6 +289,8 @@ class ClientCore(Cancelling):
         elif upload.missing:
             return ()
         upload.done = True
+        if self.freed.pop(buffer.id, None) is not None:
+            self.queue.append(Queued(wire.Free((buffer.id,))))
         if upload.failure is not None:
             buffer.fail(upload.failure)
         else:

@@ -69,6 +69,7 @@ class Ending:
     queue: deque[Queued]
     pending: dict[int, Sequence[BufferRecord]]
     buffers: dict[int, BufferRecord]
+    freed: dict[int, BufferRecord]
     donations: Donations
     renewals: Renewals
     coalescer: Coalescer
@@ -214,7 +215,7 @@ class Ending:
 
     def _unknown_hosts(self, known: set[int]) -> list[wire.HostAddress]:
         """Hosts that uploads go to and the successor has never heard of: nobody will say that they are gone."""
-        waiting = [buffer for queued in list(self.queue) for buffer in queued.buffers]
+        waiting = [*list(self.freed.values()), *(buffer for queued in list(self.queue) for buffer in queued.buffers)]
         uploads = [one.upload for one in (*list(self.buffers.values()), *waiting) if one.upload and not one.upload.done]
         epochs = {host: upload.epochs.get(host, 0) for upload in uploads for host in upload.missing - known}
         return [wire.HostAddress(host, epoch, "") for host, epoch in sorted(epochs.items())]

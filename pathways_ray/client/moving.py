@@ -209,7 +209,7 @@ def listed(core: ClientCore) -> Generator[Step, Any, Sequence[wire.HeldBuffer]]:
 
 def is_quiet(core: ClientCore) -> bool:
     """Whether nothing of the session is under way."""
-    if core.pending or core.queue or core.donations.by_launch:
+    if core.pending or core.queue or core.freed or core.donations.by_launch:
         return False
     buffers = list(core.buffers.values())
     return not any((b.upload is not None and not b.upload.done) or b.undecided for b in buffers)

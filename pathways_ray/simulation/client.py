@@ -359,7 +359,8 @@ class SimulatedClient:
             return
         if not self.mover.held:
             self.snapshots.look()
-        under_way = self.core.pending, self.core.queue, self.data.fetches, self.mover.steps, self.loops
+        core = self.core
+        under_way = core.pending, core.queue, core.freed, self.data.fetches, self.mover.steps, self.loops
         if any(under_way) and not self.impatient:
             return self.world.network.after(self.process, 0.2, self._leave_when_done)
         if not self.impatient and self.world.clock.now - self.last_drop < 1.5 and self.random.random() < 0.7:

@@ -384,6 +384,46 @@ def test_a_buffer_is_freed_behind_its_upload() -> None:
     assert script.take() == [Free((1,))]
 
 
+def test_calls_pass_a_free_that_waits_for_its_upload() -> None:
+    """1. An array is dropped amid its upload, of which its host takes long. 2. Other calls, and other frees, leave at
+    once. 3. Its free leaves behind its upload, and behind the launches that take it."""
+    script = Script()
+    x, y = script.put(), script.put(1)
+    script.take()
+    script.free(x)
+    (a,) = script.launch()
+    script.free(a)
+    assert script.take() == [Launch(1, 1, (), 3), Free((3,))]
+    script.launch(y)
+    script.free(y)
+    script.acknowledge(x)
+    assert script.take() == []
+    script.acknowledge(y, 1)
+    assert script.take() == [Launch(2, 1, (2,), 4), Free((1,)), Free((2,))]
+    assert not script.core.freed
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_an_upload_that_ends_amid_its_free_is_freed_once(noted: bool) -> None:
+    """Another thread takes the host's answer just before the free is noted, or just after."""
+    script = Script()
+    x = script.put()
+    script.take()
+
+    class Noting(dict[int, BufferRecord]):
+        def __setitem__(self, number: int, record: BufferRecord) -> None:
+            if noted:
+                super().__setitem__(number, record)
+            script.acknowledge(x)
+            if not noted:
+                super().__setitem__(number, record)
+
+    script.core.freed = Noting()
+    script.free(x)
+    assert script.take() == [Free((1,))]
+    assert not script.core.freed
+
+
 def test_a_buffer_whose_upload_failed_is_freed_on_the_hosts_that_have_it() -> None:
     script = Script()
     x = script.put(0, 1)

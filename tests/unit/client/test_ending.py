@@ -264,11 +264,14 @@ def test_the_successor_hears_that_a_session_is_suspended_and_nothing_saved_is_lo
     assert (a.state, b.state) == (READY, FAILED)
 
 
-def test_an_upload_to_a_host_that_the_successor_has_never_heard_of_is_ended() -> None:
+@pytest.mark.parametrize("freed", [False, True])
+def test_an_upload_to_a_host_that_the_successor_has_never_heard_of_is_ended(freed: bool) -> None:
     """Its machine went with the controller, for good. Nobody else would say so, and what waits behind it would wait."""
     s = Session()
     s.put(3)
-    s.put(0)
+    x = s.put(0)
+    if freed:
+        s.free(x)
     s.lose()
     s.request()
     s.resume()

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.client.buffer import READY, BufferRecord, Upload
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.events import MoveSlices, Registered, ReleaseQueue, Renewing
+from pathways_ray.client.events import MoveSlices, Registered, ReleaseQueue, Renewing, Uploaded
 from pathways_ray.client.moving import COPIES, Ask, Copy, Drop, Exchanged, Hold, Release, is_quiet, move
 from pathways_ray.client.suspension import Part
 from pathways_ray.client.wanted import Wanted
@@ -20,6 +20,7 @@ from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from pathways_ray.transport.messages import (
     CreateSlice,
     ExchangeSlices,
+    Free,
     Held,
     HeldBuffer,
     Launch,
@@ -222,6 +223,14 @@ def test_a_session_is_quiet_when_nothing_of_it_is_under_way() -> None:
     records[0].undecided = True
     assert not is_quiet(core)
     records[0].undecided = False
+    (sent,) = core.new_buffers(1)
+    sent.upload = Upload({0})
+    core.free(sent)
+    assert not is_quiet(core), "its host has yet to take it, and to drop it"
+    core.handle(Uploaded(sent, sent.upload, 0, None), 0.0)
+    assert core.head(0.0) == (Free((sent.id,)),)
+    core.remove_head()
+    assert is_quiet(core)
     core.launch(1, records, core.new_buffers(1))
     assert not is_quiet(core)
 
