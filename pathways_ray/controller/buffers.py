@@ -42,7 +42,7 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         kind = BufferType.on(place.mesh, message.type, message.spec)
         if session.lives(message.buffer):
             return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
-        session.named = max(session.named, message.buffer)
+        session.named.add(message.buffer)
         failure = (
             quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
             or quotas.device_bytes(session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put")

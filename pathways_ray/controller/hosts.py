@@ -82,7 +82,7 @@ class Hosts:
             if session is None:
                 continue
             # One that the client has not named yet may have to wait for that: messages go in their order.
-            yet_to_come = upload.buffer > session.named
+            yet_to_come = upload.buffer not in session.named
             if yet_to_come or upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
                 commands += buffers.stored(session, upload)
         return commands

@@ -65,6 +65,30 @@ MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
 """Refused launches that a session remembers: a client has no more under way when it hears that one was refused."""
 
 
+MAX_NAMED = 16384
+"""Uploads of a session that are remembered as named. An older one that its client has yet to name counts as named too:
+threads that began uploads behind it have named as many meanwhile."""
+
+
+class Named:
+    """The uploads that a client has named, by number: those up to `before`, and further ones, which its threads name in
+    any order."""
+
+    def __init__(self, before: int = 0) -> None:
+        self.before = before
+        self.latest: dict[int, None] = {}
+
+    def add(self, number: int) -> None:
+        self.latest[number] = None
+        if len(self.latest) > MAX_NAMED:
+            first = next(iter(self.latest))
+            del self.latest[first]
+            self.before = max(self.before, first)
+
+    def __contains__(self, number: int) -> bool:
+        return number <= self.before or number in self.latest
+
+
 @dataclass(slots=True)
 class Arriving:
     """An upload on its way: the hosts that have yet to report it, and the incarnations that it went to, by host; by
@@ -84,13 +108,13 @@ class Session:
     and `replacing`, for slices that are to take the place of others, those.
     `arriving` has the buffers that its client uploads and that some hosts have yet to report; `early` what hosts
     reported of buffers that the client has not named yet; `burnt` numbers of uploads that were dropped before they had
-    arrived (see `buffers`), `named` the highest number of an upload that the client has named. `held` are the bytes of
-    its buffers on the devices of each slice, `array_bytes` those of the arrays themselves, `charged_bytes` those that
-    count against the tenant's quota, `in_flight` counts its launches on islands. `refused` are the last buffers that
-    are not there because they were refused, in the order of their numbers, `donated` those whose memory a launch may
-    take. Buffers between the parts of a launch have negative numbers, from `own_numbers` up. `plan_bytes` are those of
-    the plans of its programs. `naming` counts the plans that name a function, `unnamed` are those of which the last one
-    went since `Registration` looked.
+    arrived (see `buffers`), `named` those that the client has named. `held` are the bytes of its buffers on the devices
+    of each slice, `array_bytes` those of the arrays themselves, `charged_bytes` those that count against the tenant's
+    quota, `in_flight` counts its launches on islands. `refused` are the last buffers that are not there because they
+    were refused, in the order of their numbers, `donated` those whose memory a launch may take. Buffers between the
+    parts of a launch have negative numbers, from `own_numbers` up. `plan_bytes` are those of the plans of its programs.
+    `naming` counts the plans that name a function, `unnamed` are those of which the last one went since `Registration`
+    looked.
     While it is `suspended` it has neither slices nor buffers; `gives_way` where that is for another session. `away` has
     the meshes of slices that it had when it was suspended, and that have not come back.
     While it `vacates`, slices of it have to leave an island.
@@ -110,7 +134,7 @@ class Session:
     arriving: dict[int, Arriving] = field(default_factory=dict)
     early: dict[int, dict[int, Stored]] = field(default_factory=dict)
     burnt: dict[int, None] = field(default_factory=dict)
-    named: int = 0
+    named: Named = field(default_factory=Named)
     refused: list[RefusedResults] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)
     donated: dict[int, Buffer] = field(default_factory=dict)

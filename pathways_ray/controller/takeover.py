@@ -25,7 +25,7 @@ from pathways_ray.controller.events import AnswerCall, Caller, CallManager, Comm
 from pathways_ray.controller.inherited import launches
 from pathways_ray.controller.programs import BufferType, number_of
 from pathways_ray.controller.requests import Requests
-from pathways_ray.controller.state import Arriving, Buffer, Send, SendIsland, Session
+from pathways_ray.controller.state import Arriving, Buffer, Named, Send, SendIsland, Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import (
     AuthenticationError,
@@ -306,7 +306,7 @@ class Takeover:
     def _enter(self, session: Session, request: wire.ResumeSession) -> list[Command]:
         """Enters the buffers that are on all their hosts, or on the way there, or that launches will make; others are
         dropped."""
-        session.named = request.next_buffer - 1
+        session.named = Named(request.next_buffer - 1)
         inherited = self.inherited.answer(session.id, request.unanswered)
         held = self._still_held()
         made = self.inherited.made_since(session.id, request.unanswered)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.controller.backlog import MAX_DEFERRED_CALLS
-from pathways_ray.controller.state import Send
+from pathways_ray.controller.state import MAX_NAMED, Named, Send
 from pathways_ray.transport.messages import (
     Abort,
     BuffersLost,
@@ -196,3 +196,33 @@ def test_an_upload_that_its_client_names_later_stays_on_a_host_that_comes_back()
     session = front.launches.sessions[1]
     assert session.lives(2)
     assert 2 not in session.arriving, "it has arrived"
+
+
+def test_uploads_are_named_in_any_order() -> None:
+    """1. Two threads upload, and the one that began later names its array first. 2. The host of the other array, which
+    has it, loses its scheduler and comes back: the array is whole once its client names it."""
+    front = Harness()
+    front.put(2, slice=2)
+    without_scheduler(front)
+    uploads = tuple(Stored(HOST, 1, buffer, 2, VECTOR, ()) for buffer in (1, 2))
+    assert to_island(back(front, s1=[1, 2], uploads=uploads), ISLAND, Drop) == []
+    front.put(1, slice=2, arrives=False, epochs={HOST: 1})
+    session = front.launches.sessions[1]
+    assert session.lives(1)
+    assert 1 not in session.arriving, "it has arrived"
+
+
+def test_old_uploads_count_as_named() -> None:
+    named = Named(3)
+    for number in range(MAX_NAMED, 0, -1):
+        named.add(2 * number)
+    assert [number in named for number in (3, 4, 5, 2 * MAX_NAMED, 2 * MAX_NAMED + 1)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+    ]
+    named.add(2 * MAX_NAMED + 1)
+    assert len(named.latest) == MAX_NAMED
+    assert 2 * MAX_NAMED - 1 in named, "those that were named first are remembered by the highest number"
