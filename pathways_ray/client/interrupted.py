@@ -30,7 +30,7 @@ def is_mine(lock: Lock) -> bool:
     return bool(lock._is_owned())  # as `threading.Condition` asks
 
 
-def check_not_mine(lock: Lock) -> None:
+def check_not_mine(lock: Lock, why: str = INTERRUPTED) -> None:
     """Raises `UsageError` where this thread has the lock: a handler has interrupted what it was taken for."""
     if lock._is_owned():
-        raise UsageError(INTERRUPTED)
+        raise UsageError(why)

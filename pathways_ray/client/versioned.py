@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from typing import Any, NamedTuple
 
 import jax
@@ -11,11 +10,17 @@ import jax
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED, PENDING
 from pathways_ray.client.compiled import compiled
+from pathways_ray.client.interrupted import check_not_mine, new_lock
 from pathways_ray.client.numbers import whole
 from pathways_ray.client.placement import reshard
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.versions import Act, Versions
 from pathways_ray.errors import BufferDeleted, BufferLost, Failure, UsageError
+
+_NESTED = (
+    "a signal handler or a destructor changes the pw.versioned that a call of its own thread is just changing, which "
+    "would undo it. Set a flag there, and act on it behind the call"
+)
 
 
 class Version(NamedTuple):
@@ -46,7 +51,7 @@ class Versioned:
         self.slice, self.spec, self.max_lag = slice, spec, max_lag
         self._keep: dict[Any, Any] = {}
         self._held = _Held(Versions(), {}, None, None)
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self.push(tree)
 
     def push(self, tree: Any) -> int:
@@ -58,8 +63,10 @@ class Versioned:
         place. So the arrays may be donated right after the call.
 
         Raises:
-            UsageError: it is another tree than the first one, has other shapes or types, or a leaf is no `pw.Array`.
+            UsageError: it is another tree than the first one, has other shapes or types, or a leaf is no `pw.Array`; or
+                a signal handler pushes amid another call of its thread.
         """
+        check_not_mine(self._lock, _NESTED)
         leaves, structure = _leaves(tree), jax.tree.structure(tree)
         with self._lock:
             source = self._held.source
@@ -109,7 +116,8 @@ class Versioned:
             if found == versions.waits:
                 copies[versions.release()] = self._moved(kept)
                 self._held = _Held(versions, copies, None, source)
-            return Version(copies[found], found)
+            taken = Version(copies[found], found)
+        return taken
 
     def restore(self) -> Version:
         """Copies the version that was pushed last again, unless it is there or under way, and returns the latest. Of
@@ -119,7 +127,9 @@ class Versioned:
 
         Raises:
             BufferDeleted: its arrays are gone, such as by donation: push another version.
+            UsageError: a signal handler restores amid another call of its thread.
         """
+        check_not_mine(self._lock, _NESTED)
         for leaf in jax.tree.leaves(self._held.source):  # before the lock, so that nobody else waits
             leaf._buffer.session.settle(leaf._buffer.record)
         with self._lock:
@@ -128,7 +138,8 @@ class Versioned:
             if versions.again():
                 copies[versions.pushed] = self._copied_again(source)
                 self._held = _Held(versions, copies, kept, source)
-            return self.latest()
+            latest = self.latest()
+        return latest
 
     @property
     def version(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -353,6 +354,37 @@ def test_the_share_of_time_in_which_devices_computed() -> None:
     before, now = (10.0, {0: 4.0}), (14.0, {0: 8.0, 1: 100.0})
     assert shares(before, now, {0: 2, 1: 4, 2: 1}) == {0: 0.5, 1: 1.0, 2: 0.0}
     assert shares(now, now, {0: 2}) == {0: 0.0}
+
+
+@pytest.mark.parametrize("call", ["push", "restore"])
+def test_a_signal_handler_does_not_change_versions_amid_a_push(session: LocalSession, call: str) -> None:
+    """The push would put its own table in the place of the handler's, whose version it has not seen."""
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    values = [pw.put(np.full(2, float(k)), a) for k in range(3)]
+    refused: list[Exception] = []
+    calls: dict[str, Callable[[], object]] = {"restore": lambda: weights.restore()}
+
+    class Signalled(Versioned):
+        def _settle(self) -> None:
+            super()._settle()
+            if self._held.versions.pushed == 0:
+                signal.raise_signal(signal.SIGUSR1)
+
+    def handle(*_: object) -> None:
+        try:
+            calls.get(call, lambda: weights.push(values[2]))()
+        except pw.errors.UsageError as error:
+            refused.append(error)
+
+    weights = Signalled(values[0], b, None, 0)
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        assert weights.push(values[1]) == 1
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert "a signal handler or a destructor changes the pw.versioned" in str(refused[0])
+    assert weights.push(values[2]) == 2
+    np.testing.assert_array_equal(np.asarray(weights.latest().tree), np.full(2, 2.0))
 
 
 @pytest.mark.parametrize("case", ["push", "push behind another", "take one that waits", "restore"])
