@@ -12,8 +12,8 @@ from typing import Any
 from pathways_ray.errors import UsageError
 
 INTERRUPTED = (
-    "a signal handler or a destructor uses the session that a call of its own thread is just sending for, and would "
-    "wait for that call without end. Set a flag there, and act on it behind the call"
+    "a signal handler or a destructor uses the session that a call of its own thread is just sending for, or moves or "
+    "suspends what that call reads, and would wait for it without end. Set a flag there, and act on it behind the call"
 )
 
 Lock = Any

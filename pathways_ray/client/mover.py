@@ -37,6 +37,7 @@ from pathways_ray.client.moving import (
     is_quiet,
     move,
 )
+from pathways_ray.client.reading import check_not_reading
 from pathways_ray.client.saved import Saved, saved_at
 from pathways_ray.client.slice_handles import kept_of, known, place
 from pathways_ray.client.slices import VirtualSlice
@@ -134,9 +135,13 @@ class Mover:
         except PathwaysError as error:
             self._core.story.note(Entry(time.monotonic(), "slice not moved", str(error), session=self._core.session))
 
+    def _unbroken(self, work: Callable[[threading.Event], None]) -> None:
+        check_not_reading(self._driver)
+        unbroken(work, self._driver.sending)
+
     def move(self, where: VirtualSlice, island: int) -> None:
         """See `VirtualSlice.move`."""
-        unbroken(partial(self._move, where, island), self._driver.sending)
+        self._unbroken(partial(self._move, where, island))
 
     def _move(self, where: VirtualSlice, island: int, left: threading.Event = NEVER) -> None:
         with self._turn:
@@ -172,7 +177,7 @@ class Mover:
 
     def suspend(self, path: str | os.PathLike[str] | None, gives_way: bool = False) -> None:
         """See `Session.suspend`; `gives_way` where the controller asked for it."""
-        unbroken(partial(self._suspend, path, gives_way), self._driver.sending)
+        self._unbroken(partial(self._suspend, path, gives_way))
 
     def _suspend(self, path: str | os.PathLike[str] | None, gives_way: bool, left: threading.Event = NEVER) -> None:
         with self._turn:
@@ -190,7 +195,7 @@ class Mover:
 
     def resume(self, path: str | os.PathLike[str] | None) -> None:
         """See `Session.resume`."""
-        unbroken(partial(self._resume, path), self._driver.sending)
+        self._unbroken(partial(self._resume, path))
 
     def _resume(self, path: str | os.PathLike[str] | None, left: threading.Event = NEVER) -> None:
         with self._turn:

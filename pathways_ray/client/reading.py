@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Protocol
+
+from pathways_ray.client.interrupted import INTERRUPTED
+from pathways_ray.errors import UsageError
 
 
 class Arrays(Protocol):
@@ -25,10 +29,11 @@ class Reading:
     set of weak references, so one that nobody has any more does not count.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_noted")
+    __slots__ = ("__weakref__", "_arrays", "_noted", "thread")
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
+        self.thread = threading.get_ident()
         self._noted = weakref.ref(self, arrays.reading_now.discard)
         hash(self._noted)  # that of what is gone is not known any more
 
@@ -37,3 +42,10 @@ class Reading:
 
     def __exit__(self, *_: object) -> None:
         self._arrays.end_read(self._noted)
+
+
+def check_not_reading(arrays: Arrays) -> None:
+    """Raises `UsageError` where this thread reads an array: a handler has interrupted that, and would wait for it."""
+    readers = [noted() for noted in tuple(arrays.reading_now)]
+    if any(reader is not None and reader.thread == threading.get_ident() for reader in readers):
+        raise UsageError(INTERRUPTED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Generator
 from typing import Any
@@ -13,7 +14,7 @@ from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
 from pathways_ray.client.moving import Ask, Copy, Drop, Exchanged, Hold, Release, Step
 from pathways_ray.client.reading import Reading
-from pathways_ray.errors import ControllerLost, Unschedulable, WaitTimeout
+from pathways_ray.errors import ControllerLost, Unschedulable, UsageError, WaitTimeout
 from pathways_ray.transport.messages import (
     CreateSlice,
     ExchangeSlices,
@@ -165,6 +166,32 @@ def test_a_move_does_not_wait_for_a_fetch_that_waits_for_the_successor_of_the_co
     assert driver.sending.acquire(timeout=1)
     driver.sending.release()
     assert not driver.held
+
+
+@pytest.mark.parametrize("call", ["suspend", "move"])
+def test_a_signal_handler_amid_a_look_at_a_value_does_not_wait_for_that(offline: Offline, call: str) -> None:
+    """It is refused at once, before anything is asked for or held, and the look goes on. Behind it, it would do."""
+    session, refused = offline.session, []
+    (x,) = session.launch(1, [], (offline.kind,))
+
+    def handle(*_: object) -> None:
+        with pytest.raises(UsageError, match="a signal handler or a destructor") as error:
+            session.suspend() if call == "suspend" else session.move_slice(offline.where, -1)
+        refused.append(error.value)
+
+    def fetched(_: int) -> np.ndarray[Any, Any]:
+        signal.raise_signal(signal.SIGUSR1)
+        return np.ones(2, np.float32)
+
+    offline.hosts.fetched = fetched
+    before = signal.signal(signal.SIGUSR1, handle)
+    try:
+        assert np.asarray(x).tolist() == [1.0, 1.0]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(refused) == 1
+    assert not offline.controller.calls
+    assert not session._driver.held
 
 
 def test_a_session_that_asks_for_a_slice_is_suspended_with_it(offline: Offline) -> None:
