@@ -79,23 +79,28 @@ class Mover:
         driver.make_way = self.make_way
 
     def made(self, asked: wire.CreateSlice, handle: Callable[[wire.SliceCreated], VirtualSlice]) -> VirtualSlice:
-        """Asks for a slice, and notes it while a handle to it is left. The turn is taken for that: a session that was
-        suspended meanwhile would not know of the slice."""
-        while True:
+        """Makes a slice, and notes it while a handle to it is left; gives it back where its caller is interrupted."""
+        return unbroken(partial(self._made, asked, handle), self._driver.sending)
+
+    def _made(
+        self, asked: wire.CreateSlice, handle: Callable[[wire.SliceCreated], VirtualSlice], left: threading.Event
+    ) -> VirtualSlice:
+        """Takes the turn: a session that was suspended meanwhile would not know of the slice."""
+        while not left.is_set():
             self._driver.check_active()
             with self._turn:
                 if self._driver.suspension is None:
                     losses = self._core.losses
                     reply = self._connection.call(asked)
                     assert isinstance(reply, wire.SliceCreated)
-                    number = reply.placed.mesh.id
-                    found = self._slices[number] = handle(reply)
-                    if self._core.losses == losses:
+                    found = self._slices[reply.placed.mesh.id] = handle(reply)
+                    if self._core.losses == losses and not left.is_set():
                         return found
-                    # The successor may have heard which slices there are before this one was noted.
+                    # In case of a loss, the successor may have heard which slices there are before this one was noted.
                     found.released = True
                     with contextlib.suppress(PathwaysError):
-                        self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
+                        self._connection.call(wire.ReleaseSlice(self._core.session, found.id), ASK_LIMIT_S)
+        raise WaitTimeout("the slice was not made: its caller was interrupted")
 
     def vacate(self, slices: Sequence[int]) -> None:
         """Moves slices in a thread of its own, unless one is at it: the controller says again what has to move."""
@@ -388,8 +393,7 @@ class Mover:
     def slices_held(self, suspended: bool) -> list[wire.KnownSlice]:
         """The slices that there is a handle to, without those that were given back; with them where the session is
         `suspended`, since arrays of theirs may be saved."""
-        there = [one for one in self._handles().values() if suspended or not one.released]
-        return list(map(known, there))
+        return [known(one) for one in self._handles().values() if suspended or not one.released]
 
     def place(self, slices: Sequence[wire.SliceCreated]) -> None:
         """Gives handles the devices that their slices have at another controller."""

@@ -168,6 +168,24 @@ def test_a_move_does_not_wait_for_a_fetch_that_waits_for_the_successor_of_the_co
     assert not driver.held
 
 
+def test_a_slice_whose_caller_was_interrupted_is_given_back(offline: Offline) -> None:
+    """1. Ctrl-C comes while the controller makes a slice: the call ends at once. 2. The slice comes, and goes again."""
+    session, user, over = offline.session, threading.get_ident(), threading.Event()
+
+    def made(_: CreateSlice) -> None:
+        signal.pthread_kill(user, signal.SIGINT)
+        assert over.wait(LIMIT_S)
+
+    offline.controller.answers = {CreateSlice: made}
+    with pytest.raises(KeyboardInterrupt):
+        session.virtual_slice((2,), ("x",))
+    over.set()
+    eventually(lambda: len(offline.controller.calls) > 1)
+    assert offline.controller.calls[1] == ReleaseSlice(session.id, 1)
+    offline.controller.answers = {}
+    assert session.virtual_slice((2,), ("x",)).id == 3
+
+
 @pytest.mark.parametrize("call", ["suspend", "move"])
 def test_a_signal_handler_amid_a_look_at_a_value_does_not_wait_for_that(offline: Offline, call: str) -> None:
     """It is refused at once, before anything is asked for or held, and the look goes on. Behind it, it would do."""
