@@ -4,7 +4,8 @@ A client says what it uploads (`Put`), each host what has arrived there (`Stored
 hosts have it, as the client said: a gang of which only some hosts find their shards would leave the others in its
 collective, and so would one that branches on an array that the client called replicated, and gave each host other bytes
 of. Hosts keep the first array under a number; so a number is not used again whose first upload was
-dropped while it was under way, since its removal may still be on the way to some of them.
+dropped while it was under way, since its removal may still be on the way to some of them. Nor is one whose upload
+nobody knew of when its host came back, and which was dropped there.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
             or sent_to_ended_process(tables, place.hosts, message.buffer, message.epochs)
         )
         if message.buffer in session.burnt:
-            text = f"buffer {message.buffer} was dropped before; its number cannot be used again"
-            failure = Failure("WireError", text)
+            text = (
+                f"buffer {message.buffer} was dropped from its hosts before; its number cannot be used again: upload it"
+            )
+            failure = Failure("BufferLost", f"{text} once more")
         if failure is not None:
             session.refuse(message.buffer, 1, failure)
-            _burn(session, message.buffer)
+            burn(session, message.buffer)
             # A client may name any number of hosts; the slice lay on no more than it has devices.
             named = itertools.islice(message.epochs, len(place.devices))
             islands = {place.island} | _islands_of(tables, named)
@@ -176,7 +179,7 @@ def host_lost(session: Session, host: int) -> None:
 def lose(session: Session, number: int, buffer: Buffer, failure: Failure) -> list[Send]:
     """Fails a buffer that is not as it should be, and takes away what hosts have of it."""
     session.arriving.pop(number, None)
-    _burn(session, number)
+    burn(session, number)
     session.fail(number, buffer, failure)
     place = session.places[buffer.type.slice]
     return [
@@ -185,7 +188,8 @@ def lose(session: Session, number: int, buffer: Buffer, failure: Failure) -> lis
     ]
 
 
-def _burn(session: Session, number: int) -> None:
+def burn(session: Session, number: int) -> None:
+    """Notes that hosts drop an upload which its client may yet name: it is told so then, and does not wait for it."""
     session.early.pop(number, None)
     session.burnt[number] = None
     if len(session.burnt) > MAX_BURNT:
@@ -199,7 +203,7 @@ def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]
         buffer = session.forget(number)
         told = session.early.pop(number, {})  # by hosts, of an upload whose client was cut off before it could
         if session.arriving.pop(number, None) is not None or told:
-            _burn(session, number)
+            burn(session, number)
         islands = _islands_of(tables, told)
         if buffer is not None:
             islands.add(session.places[buffer.type.slice].island)

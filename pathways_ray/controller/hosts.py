@@ -85,6 +85,8 @@ class Hosts:
             yet_to_come = upload.buffer not in session.named
             if yet_to_come or upload.buffer in session.arriving or upload.buffer in waiting.get(session.id, ()):
                 commands += buffers.stored(session, upload)
+            elif not session.lives(upload.buffer):
+                buffers.burn(session, upload.buffer)
         return commands
 
     def down(self, message: HostDown) -> Settled:

@@ -348,6 +348,8 @@ class Takeover:
         for number, reports in said.items():
             if number in session.arriving or number >= request.next_buffer:
                 commands += [command for report in reports for command in buffers.stored(session, report)]
+            elif not session.lives(number):
+                buffers.burn(session, number)
         stray: dict[int, set[int]] = {}
         for host, numbers in there.items():
             dropped = {n for n in numbers if n < request.next_buffer and n not in session.buffers}

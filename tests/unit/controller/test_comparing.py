@@ -212,6 +212,22 @@ def test_uploads_are_named_in_any_order() -> None:
     assert 1 not in session.arriving, "it has arrived"
 
 
+def test_an_upload_that_was_dropped_as_unknown_is_lost_once_its_client_names_it() -> None:
+    """1. An upload counts as named, since many behind it were, and its host drops it as it comes back. 2. Its client
+    names it, and hears that it is lost: who fetches it would wait without end."""
+    front = Harness()
+    session = front.launches.sessions[1]
+    session.named = Named(5)
+    front.put(1, slice=2)
+    without_scheduler(front)
+    uploads = tuple(Stored(HOST, 1, buffer, 2, VECTOR, ()) for buffer in (1, 2))
+    assert to_island(back(front, s1=[1, 2], uploads=uploads), ISLAND, Drop) == [Drop(1, (2,))]
+    (lost,) = to_client(front.put(2, slice=2, arrives=False, epochs={HOST: 1}), kind=BuffersLost)
+    assert (lost.buffers, lost.failure.kind) == ((2,), "BufferLost")
+    assert "buffer 2 was dropped from its hosts before" in lost.failure.message
+    assert session.lives(1)
+
+
 def test_old_uploads_count_as_named() -> None:
     named = Named(3)
     for number in range(MAX_NAMED, 0, -1):

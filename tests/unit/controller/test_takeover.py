@@ -637,6 +637,19 @@ def test_an_upload_that_was_under_way_goes_on() -> None:
     assert not session.lives(1)
 
 
+def test_an_upload_that_began_behind_the_request_of_its_session_is_lost_once_its_client_names_it() -> None:
+    """1. A session asks to be resumed. 2. An upload begins, arrives, and is dropped: the request says nothing of it.
+    3. Its client names it, and hears that it is lost: who fetches it would wait without end."""
+    front = Successor()
+    front.all_come()
+    front.from_island(0, Stored(0, SESSION, 7, 1, VECTOR, ()))
+    assert Drop(SESSION, (7,)) in sent(front.ask())
+    front.handle(StreamOpened(SESSION))
+    commands = front.handle(ClientMessages(SESSION, Carrier.STREAM, 10, [Put(7, 1, VECTOR, (), {0: 5})]))
+    (lost,) = [message for message in sent(commands) if isinstance(message, BuffersLost)]
+    assert (lost.buffers, lost.failure.kind) == ((7,), "BufferLost")
+
+
 @pytest.mark.parametrize(("went_to", "ends", "lives"), [(5, False, True), (4, False, False), (5, True, False)])
 def test_an_upload_to_a_process_that_has_ended_is_lost(went_to: int, ends: bool, lives: bool) -> None:
     """
