@@ -35,7 +35,7 @@ from pathways_ray.transport.tls import Trust
 from pathways_ray.waits import slice_s
 
 T = TypeVar("T")
-Asking = tuple[DataLink, int, Fetching, bool]  # the number of the question, and whether it went by the local socket
+Asking = tuple[DataLink, int, Fetching]  # with the number of the question
 
 _WAIT_SLICE_S = slice_s()
 """Waits look again this often, whether woken or not."""
@@ -120,19 +120,19 @@ class DataLinks:
         self, host: int, message: wire.LaunchEarly, record: BufferRecord | None = None, program: int = 0
     ) -> bool:
         """Hands a call to a host, and asks for a result of it, if that is to be asked for (see `Ahead`); false where
-        there is no stream to it."""
+        there is no stream to it, or it takes nothing now."""
         if (link := self.link_of(host)) is None:
             return False
         ask = self.ahead.ask
         asked = ask(link, plan_of(record.kind), self.new_request(), program) if record is not None else None
         if record is None or asked is None:
-            self.ask(link, message, link.is_local)
-            return True
+            return link.launch(message)
+        handed = False
         try:
-            self.ask(link, replace(message, request=asked.request, devices=asked.devices), link.is_local)
-        except BaseException:  # Ctrl-C: it may not have left, and who looks at the value asks for it
-            self.ahead.withdraw(asked)
-            raise
+            handed = link.launch(replace(message, request=asked.request, devices=asked.devices))
+        finally:
+            if not handed:  # also at Ctrl-C: it may not have left, and who looks at the value asks for it
+                self.ahead.withdraw(asked)
         self.ahead.enter(record.id, asked)  # no sooner: another thread would wait for what has not been asked
         return True
 
@@ -154,14 +154,14 @@ class DataLinks:
             for link in [self._link(host) for host in hosts]:
                 request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
                 link.fetches[request] = fetching
-                asked.append((link, request, fetching, link.is_local))
-                self.ask(link, wire.Fetch(request, buffer, (), also), link.is_local)
+                asked.append((link, request, fetching))
+                link.ask(wire.Fetch(request, buffer, (), also))
                 if link.dead is not None:  # else one that has come meanwhile would be lost
                     fetching.failure = link.dead
                 self.awaited[request] = is_over, told
-            self.wait_for([fetching for _, _, fetching, _ in asked], sleeper, is_over)
+            self.wait_for([fetching for _, _, fetching in asked], sleeper, is_over)
         finally:
-            for _, request, _, _ in asked:
+            for _, request, _ in asked:
                 self.awaited.pop(request, None)
             self._end(asked)
 
@@ -173,17 +173,12 @@ class DataLinks:
                     continue
             told()
 
-    def ask(self, link: DataLink, message: wire.Message, by_local: bool, file: SharedFile | None = None) -> None:
-        """Sends a message about a question by the way that this one took: it must not be overtaken."""
-        if not (by_local and link.send_local(message, file)):
-            link.outbox.send(message)
-
     def _end(self, asked: Sequence[Asking]) -> None:
         """Ends questions, and takes those back that have no answer."""
-        for link, request, fetching, by_local in asked:
+        for link, request, fetching in asked:
             link.fetches.pop(request, None)
             if fetching.missing and fetching.failure is None:
-                self.ask(link, wire.CancelFetch(request), by_local)
+                link.outbox.send(wire.CancelFetch(request))
 
     def _address(self, host: int) -> str:
         known = self._addresses.get(host)
@@ -310,17 +305,17 @@ class DataLinks:
                 for other, array in along.values():
                     link.fetches[other] = array.by_host[host]
                 question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
-                asked.append((link, request, fetching, link.is_local))
+                asked.append((link, request, fetching))
                 if pipe is not None:
                     link.pipes.add(pipe)
-                self.ask(link, question, link.is_local, pipe.other if pipe is not None else file if shared else None)
+                link.ask(question, pipe.other if pipe is not None else file if shared else None)
                 if link.dead is not None:
                     fetching.failure = link.dead
-            self.wait_for([fetching for _, _, fetching, _ in asked], sleeper, check)
+            self.wait_for([fetching for _, _, fetching in asked], sleeper, check)
             if pipe is not None and asked[0][2].in_file:
                 return found, self._read(found, pipe, asked[0][0])
         finally:
-            for (link, _, _, _), (other, _) in itertools.product(asked, along.values()):
+            for (link, _, _), (other, _) in itertools.product(asked, along.values()):
                 link.fetches.pop(other, None)
             self._end(asked)
             if pipe is not None:
@@ -340,9 +335,7 @@ class DataLinks:
             check()
             self.wait_for([asked.fetching], sleeper, check)
         finally:
-            asked.link.fetches.pop(asked.request, None)
-            if asked.fetching.missing and asked.fetching.failure is None:
-                self.ask(asked.link, wire.CancelFetch(asked.request), asked.link.is_local)
+            self._end([(asked.link, asked.request, asked.fetching)])
         return asked.array
 
     def waker(self, sleeper: Sleeper) -> Callable[[], None]:

@@ -92,7 +92,7 @@ class DataLink:
         self.dead: Failure | None = None
         self._local: LocalSocket | None = None
         self.is_local = False
-        """Whether questions go by the local socket. What was asked by it is answered there also once they do not."""
+        """Whether there is a local socket. What was asked by it is answered there also once it has ended."""
         self._settled = threading.Event()
         self._turn = threading.RLock()
         self._turns = threading.Condition(self._turn)
@@ -224,11 +224,27 @@ class DataLink:
         return self.is_local
 
     def send_local(self, message: wire.Message, file: SharedFile | None = None) -> bool:
-        """Hands a message and a file to the host; False where that cannot be, and will not be again."""
+        """Hands a message and a file to the host; False where that cannot be, or not now."""
         local = self._local if self.is_local else None
-        if local is None or not local.send(wire.encode(message), file):
-            self.is_local = False
+        if local is None:
             return False
+        if local.send(wire.encode(message), file):
+            return True
+        if local.ended:
+            self.is_local = False
+        return False
+
+    def ask(self, message: wire.Message, file: SharedFile | None = None) -> None:
+        """Sends a question by the local socket, or else by the stream. No order is between the two."""
+        if not self.send_local(message, file):
+            self.outbox.send(message)
+
+    def launch(self, message: wire.LaunchEarly) -> bool:
+        """Hands a call to the host; False where that cannot be now. Calls go by one way, or they would not begin in
+        their order."""
+        if self.is_local:
+            return self.send_local(message)
+        self.outbox.send(message)
         return True
 
     def hand(self, opening: wire.PutOpen, what: Pieces | SharedFile) -> bool:

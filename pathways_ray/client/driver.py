@@ -209,6 +209,7 @@ class Driver:
         record = self.core.early.expected_of(message, self.core.pending.get(message.launch, ()))
         host, early = self.core.early.message(message)
         if not self.data.launch_early(host, early, record, message.program):
+            self.core.early.not_handed(message.launch)
             self.hurry()
 
     def hurry(self) -> None:

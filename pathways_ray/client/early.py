@@ -191,6 +191,11 @@ class EarlyCalls:
         """A host takes calls from now on, or takes no more."""
         (self.hosts.add if allowed else self.hosts.discard)(host)
 
+    def not_handed(self, launch: int) -> None:
+        """The host of a call took nothing when it was to be handed over."""
+        if launch in self.handed:  # else it has its outcome
+            self._left.add(launch)
+
     def refused(self, launch: int) -> None:
         """A host has left a call to its scheduler."""
         program = self.handed.get(launch, 0)

@@ -56,7 +56,7 @@ class Question:
         """Gives up; False when it has been answered."""
         if self._link.fetches.pop(self._request, None) is None:
             return False
-        self._link.send_local(wire.CancelFetch(self._request))
+        self._link.outbox.send(wire.CancelFetch(self._request))
         return True
 
 

@@ -75,7 +75,7 @@ def values_of(
             devices.append(plan.by_host[host])
             link.fetches[requests[-1]] = fetches[-1]
         question = wire.ServeCall(key, call.arguments, tuple(requests), tuple(devices), call.inline)
-        data.ask(link, question, link.is_local)
+        link.ask(question)
         if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
             fetches[0].failure = link.dead
         data.wait_for(fetches, sleeper, check)

@@ -61,14 +61,16 @@ class Fetch(Message, tag=52):
 
 
 class CancelFetch(Message, tag=53):
-    """A fetch whose result is not needed any more."""
+    """A fetch whose result is not needed any more. It goes by the stream, and before it the host takes what has come by
+    the local socket: so it overtakes no question, by whatever way this went."""
 
     request: int
 
 
 ToHostData = PutOpen | PutPart | Fetch | CancelFetch | LaunchEarly | ServeCall
 """By the local socket, where there is one, come `PutOpen` with a file in memory that has all boxes, `Fetch` with one
-that takes the array, `CancelFetch` for such a fetch, `LaunchEarly` and `ServeCall`."""
+that takes the array, `LaunchEarly` and `ServeCall`. Where the socket is full, or a message too long for it, `Fetch` and
+`ServeCall` come by the stream, with no order between the two, and an array in parts; `LaunchEarly` does not come."""
 
 
 class LocalDoor(Message, tag=54):

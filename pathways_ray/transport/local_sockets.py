@@ -37,12 +37,17 @@ ANSWER_LIMIT_S = 2.0
 MAX_STRANGERS = 64
 """Connections that have not shown a tag; a further one takes the place of the oldest."""
 
+MAX_CAUGHT_UP = 1024
+"""Messages that are read at once of what a connection has already: more than a kernel keeps of one."""
+
 ACCEPT_PAUSE_S = 0.05
 """A host that has no descriptor left for a connection waits this long for one."""
 
 _DESCRIPTOR_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 
 _CUT = int(socket.MSG_TRUNC | socket.MSG_CTRUNC)  # to join flags takes longer than to read a message
+
+_UNAWAITED = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 
 _room = Room(MAX_MESSAGE_BYTES)
 
@@ -152,6 +157,13 @@ class LocalServer(Generic[Owner]):
                 raise OSError("the connection is closed")
             return received(connection)
 
+    def catch_up(self, owner: Owner) -> None:
+        """Takes what `owner` has sent up to now, also by a paused connection."""
+        for connection in [connection for connection, other in self._open.items() if other is owner]:
+            for _ in range(MAX_CAUGHT_UP):
+                if not self._read(connection):
+                    break
+
     def pause(self, connection: socket.socket) -> None:
         """Reads nothing more of a connection, until `resume`."""
         self._loop.remove_reader(connection)
@@ -190,11 +202,12 @@ class LocalServer(Generic[Owner]):
         self._strangers.append(connection)
         self._loop.add_reader(connection, self._read, connection)
 
-    def _read(self, connection: socket.socket) -> None:
+    def _read(self, connection: socket.socket) -> bool:
+        """Takes a message; False where nothing has come."""
         try:
             data, file = received(connection)
         except BlockingIOError:
-            return
+            return False
         except OSError:
             data, file = b"", None
         if not data:
@@ -207,6 +220,7 @@ class LocalServer(Generic[Owner]):
                 self._look()
         else:
             self._greet(connection, data)
+        return bool(data)
 
     def _look(self) -> None:
         """Keeps the loop from sleeping while it pays."""
@@ -246,6 +260,8 @@ class LocalSocket:
         NotLocal: the name is not one of this machine, or somebody else answers there.
     """
 
+    _full = ended = False
+
     def __init__(self, invitation: Invitation) -> None:
         self._sending = threading.RLock()  # a signal handler may send in the midst of it, before or behind the message
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -263,16 +279,23 @@ class LocalSocket:
             raise error if isinstance(error, NotLocal) else NotLocal(str(error)) from None
 
     def send(self, message: bytes, file: SharedFile | None = None) -> bool:
-        """Sends a message and a file; False where that cannot be, and the message has not been sent."""
+        """Sends a message and a file; False where that cannot be, and the message has not been sent. Once the host has
+        taken nothing for some time, nobody waits for it before it does again. `ended` is set where it never will."""
         if len(message) > MAX_MESSAGE_BYTES:
             return False
         try:
             with self._sending:
+                flags = _UNAWAITED if self._full else socket.MSG_NOSIGNAL
                 if file is None:
-                    self.connection.send(message, socket.MSG_NOSIGNAL)
+                    self.connection.send(message, flags)
                 else:
-                    self.connection.sendmsg([message], _with(file), socket.MSG_NOSIGNAL)
-        except OSError:  # also when the host has taken nothing for some time
+                    self.connection.sendmsg([message], _with(file), flags)
+                self._full = False
+        except OSError as error:
+            if isinstance(error, BlockingIOError):
+                self._full = True
+            elif isinstance(error, ConnectionError) or self.connection.fileno() < 0:
+                self.ended = True
             return False
         return True
 

@@ -68,6 +68,8 @@ class ClientStream:
             await self.outbox.room(MAX_UNREAD)
             local.resume(connection)
 
+        if self._resuming is not None and not self._resuming.done():
+            return
         local.pause(connection)
         self._resuming = asyncio.ensure_future(resume())
 

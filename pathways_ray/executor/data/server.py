@@ -173,6 +173,7 @@ class DataServer:
             case wire.Fetch():
                 self.fetches.take(stream, message, *local)
             case wire.CancelFetch():
+                self.local.catch_up(stream)  # its question may have come there
                 self.fetches.withdraw(stream, message.request)
             case wire.ServeCall():
                 self.served.take(stream, message, *local[:1])

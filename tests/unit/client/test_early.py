@@ -166,10 +166,11 @@ def test_what_one_host_has_begun_says_nothing_of_another() -> None:
     assert [core.early.is_begun(message) for message in messages] == [False, True]
 
 
-def test_calls_do_not_leave_as_one_that_a_host_has_left_or_that_came_with_values() -> None:
+@pytest.mark.parametrize("why", ["refused", "not_handed"])
+def test_calls_do_not_leave_as_one_that_a_host_has_left_or_that_came_with_values(why: str) -> None:
     core, inline = core_of_one(), ((0, b"12345678"),)
     (left, x), (after, _) = call(core), call(core)
-    core.early.refused(x.early)
+    getattr(core.early, why)(x.early)
     (result,) = core.new_buffers(1)
     carrying = core.launch(1, [INLINE], [result], inline=inline)
     core.early.came(result)

@@ -1158,6 +1158,35 @@ def test_many_threads_get_their_small_values_by_one_local_socket(host: Host, dat
     assert host.store.waiting() == 0
 
 
+def test_a_host_that_stood_still_is_asked_by_its_local_socket_again(host: Host, data: DataLinks) -> None:
+    """
+    1. The host stands still, and its local socket is full: a further question goes by the stream, a call to no host.
+    2. All questions are taken back, and the host goes on: nothing overtakes, so none of them is left there.
+    3. Questions and calls go by the local socket.
+    """
+    host.put(1, SMALL)
+    np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
+    (link,) = data._links.values()
+    eventually(lambda: link.is_local)
+    goes_on = threading.Event()
+    host.server._loop.call_soon_threadsafe(goes_on.wait, LIMIT_S)
+    before = data.new_request()
+    while link.send_local(Fetch(data.new_request(), 9, ())):
+        pass
+    link.ask(Fetch(data.new_request(), 9, ()))
+    assert not data.launch_early(0, LaunchEarly(1, (), 8))
+    for request in reversed(range(before, data.new_request())):
+        link.outbox.send(CancelFetch(request))
+    goes_on.set()
+    for local in (False, True):  # each is answered behind all that went by the same way
+        link.is_local = local
+        np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
+    assert host.store.waiting() == 0
+    asked = data.launch_early(0, LaunchEarly(1, (), 8)), link.send_local(Fetch(data.new_request(), 9, ()))
+    assert asked == (True, True)
+    eventually(lambda: host.store.waiting() == 1)
+
+
 def test_a_host_says_when_a_value_is_there_with_no_thread_that_waits(host: Host, data: DataLinks) -> None:
     """1. One comes, one cannot, one is not waited for any longer. 2. From another machine nothing is asked so."""
     host.put(1, SMALL)

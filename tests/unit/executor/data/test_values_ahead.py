@@ -92,14 +92,15 @@ def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -
     assert link.fetches == {}
 
 
-def test_the_value_comes_by_a_local_socket_that_takes_no_more_questions(host: Host, data: DataLinks) -> None:
-    """What has come by it is not lost with what cannot go: here a message that is too long for it."""
+def test_a_message_that_is_too_long_for_a_local_socket_leaves_it_as_it_is(host: Host, data: DataLinks) -> None:
+    """What has come by it is not lost, and the next question goes by it."""
     link = called(data, 2)
     host.put(2, SMALL + 2)
     eventually(lambda: host.store.waiting() == 0)
     time.sleep(0.1)  # the answer lies in the socket
+    local = link.is_local
     assert not link.send_local(LaunchEarly(1, (), 9, ((0, bytes(1 << 20)),)))
-    assert not link.is_local
+    assert link.is_local == local
     looking = Asked(data, 2)
     looking.end()
     np.testing.assert_array_equal(looking.result, SMALL + 2)
@@ -189,14 +190,15 @@ def test_a_failure_that_comes_while_it_is_asked_for_is_not_lost(
 ) -> None:
     """Another thread reads the answer, and may do so before the one that asks goes on."""
     host.put(2, Failure("HostLost", "it was away"))
-    ask = data.ask
+    (link,) = data._links.values()
+    ask = link.ask
 
-    def answered(link: Any, *rest: Any) -> None:
-        ask(link, *rest)
+    def answered(*question: Any) -> None:
+        ask(*question)
         if not link.is_local:
             eventually(lambda: all(one.failure is not None for one in link.fetches.values()))
 
-    monkeypatch.setattr(data, "ask", answered)
+    monkeypatch.setattr(link, "ask", answered)
     with pytest.raises(HostLost):
         data.await_values([2], (0,), lambda: False)
 
@@ -327,6 +329,30 @@ def test_a_call_of_a_program_that_is_refused_as_it_leaves_asks_for_nothing(host:
     host.put(made.id, SMALL)
     looking.end()
     np.testing.assert_array_equal(looking.result, SMALL)
+
+
+def test_a_call_that_finds_its_host_s_local_socket_full_is_not_said_to_have_begun(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The value of one behind it has come. The call goes by no other way, on which that would overtake it."""
+    core, controller = ClientCore(SESSION, 16), Controller()
+    driver = Driver(core, controller, data)  # type: ignore[arg-type]
+    core.handle(Prepared(PROGRAM, 1, 0), 0.0)
+    core.early.allowed(0, True)
+    data.early = None  # this host leaves all calls to its scheduler, and would say so at any time
+    (link,) = data._links.values()
+    messages: list[EarlyLaunch] = []
+    for full in (True, False):
+        (made,) = core.new_buffers(1, [record(0).kind])
+        message = core.launch(PROGRAM, (), [made])
+        assert isinstance(message, EarlyLaunch)
+        with monkeypatch.context() as patch:
+            if full:
+                patch.setattr(link, "send_local", lambda *_: False)
+            driver.hand_over(message)
+        messages.append(message)
+    core.early.came(made)
+    assert [core.early.is_begun(one) for one in messages] == [not link.is_local, True]
 
 
 def test_a_call_that_ctrl_c_stops_on_its_way_asks_for_nothing(
