@@ -227,17 +227,22 @@ class Elastic:
         return next((n for n, call in sorted(self._calls.items()) if any(b.is_lost for _, b in call.living())), None)
 
     def _make_again(self, needed: int) -> None:
-        """Makes all calls again from a snapshot on, and has handles name what they make."""
+        """Makes all calls again from a snapshot on, and has handles name what they make. A call that took a result of
+        one before it takes what that has made now."""
         start = self._history.start(needed)
         if start is None:
             raise BufferLost("the results of an elastic step are lost, and its snapshots are not over yet")
         calls, state = dict(self._calls), self._snapshots[start].restore()
         made: list[tuple[_Call, Any]] = []
+        remade: dict[int, Any] = {}
         for number in range(start, self._history.calls):
             call = calls[number]
-            result = self._step(state, *call.args, **call.kwargs)
-            if call.living():  # the others go at once, or the states of all calls would be there together
+            args, kwargs = jax.tree.map(functools.partial(_remade, remade), (call.args, call.kwargs))
+            result = self._step(state, *args, **kwargs)
+            if living := call.living():  # the others go at once, or the states of all calls would be there together
                 made.append((call, result))
+                leaves = jax.tree.leaves(result)
+                remade |= {id(buffer): leaves[place] for place, buffer in living}
             state = _state_of(result)
         for call, result in made:
             _wait(buffer for _, buffer in call.living())
@@ -250,15 +255,16 @@ class Elastic:
 
     def _check_inputs(self, needed: int, deleted: bool = False) -> bool:
         """Raises `BufferLost` where an array that a call took is lost as well, or with `deleted` is no more, so that no
-        attempt will do. Returns whether what is lost may be made again: such an array, or a result of another step,
-        which this one may capture."""
-        others = [one for one in living(self._session.guards) if isinstance(one, Elastic) and one is not self]
-        awaited = any(one._lost() is not None for one in others)
+        attempt will do: none that a call before it makes again. Returns whether what is lost may be made again by
+        another step: such an array, or a result that this step may capture."""
+        others = [one for one in living(self._session.guards) if one is not self]
+        awaited = any(one._lost() is not None for one in others if isinstance(one, Elastic))
         start = self._history.start(needed)
+        remade: set[int] = set()
         for number in range(self._history.calls if start is None else start, self._history.calls):
             call = self._calls[number]
             for leaf in jax.tree.leaves((call.args, call.kwargs)):
-                if not isinstance(leaf, Array):
+                if not isinstance(leaf, Array) or id(leaf._buffer) in remade:
                     continue
                 if deleted and leaf._buffer.record.state is DELETED:
                     raise BufferLost(
@@ -267,12 +273,13 @@ class Elastic:
                     )
                 if not leaf._buffer.is_lost:
                     continue
-                if not any(guard.covers(leaf._buffer) for guard in living(self._session.guards)):
+                if not any(guard.covers(leaf._buffer) for guard in others):
                     raise BufferLost(
                         "the results of an elastic step are lost, and so is an input with which they would be made "
                         f"again, {leaf!r}; NumPy arrays are kept in this process"
                     )
                 awaited = True
+            remade.update(id(buffer) for _, buffer in self._calls[number].living())
         return awaited
 
     def _again(self, state: Any, args: tuple[Any, ...], kwargs: dict[str, Any], error: PathwaysError) -> Any:
@@ -307,8 +314,8 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
     The step must depend on its arguments alone, and do nothing else. Its state is the first argument, and the result,
     or the first entry of a tuple that is the result; a loop may change it between calls, which costs a snapshot. Inputs
     are kept until they are not needed; NumPy arrays are copied. What other functions made of lost results is lost. So
-    are inputs that lay on a lost host, or arrays that the step captures, and then it cannot be made again. Nothing is
-    once the step itself is gone (`del step`).
+    are inputs that lay on a lost host, unless earlier calls returned them, or arrays that the step captures, and then
+    it cannot be made again. Nothing is once the step itself is gone (`del step`).
 
     Args:
         snapshot_every: calls between snapshots, and at most so many are made again, beside those that were made while
@@ -333,6 +340,11 @@ def _state_of(result: Any) -> Any:
 
 def _buffers(tree: Any) -> list[Buffer]:
     return [leaf._buffer for leaf in jax.tree.leaves(tree) if isinstance(leaf, Array)]
+
+
+def _remade(remade: dict[int, Any], leaf: Any) -> Any:
+    """A leaf, or what was made again of it."""
+    return remade.get(id(leaf._buffer), leaf) if isinstance(leaf, Array) else leaf
 
 
 def _wait(buffers: Any) -> None:

@@ -223,20 +223,61 @@ def test_a_callback_makes_nothing_again(session: LocalSession) -> None:
     loop.check()
 
 
-def test_a_step_that_takes_its_own_lost_results_does_not_recover_in_itself(
-    session: LocalSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(elastic, "RECOVERY_LIMIT_S", 0.0)
+@pytest.fixture
+def losing(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is made of a lost array is lost too. Nothing is tried for long."""
+    launch = session.launch
+
+    def launched(program: int, arguments: list[Any], *rest: Any) -> Any:
+        made = launch(program, arguments, *rest)
+        if any(record.failure is not None for record in arguments):
+            for array in made:
+                lose(array)
+        return made
+
+    monkeypatch.setattr(session, "launch", launched)
     monkeypatch.setattr(session, "wait", session._driver.wait)
+    monkeypatch.setattr(elastic, "RECOVERY_LIMIT_S", 1.0)
+
+
+@pytest.mark.usefixtures("losing")
+@pytest.mark.parametrize("donate", [True, False])
+def test_a_step_that_takes_its_own_lost_results_makes_these_again_too(session: LocalSession, donate: bool) -> None:
+    """Each call takes the second result of the one before. All that is there is lost, with handles to what was donated,
+    or to the last ones alone."""
     where = pw.virtual_slice((2,), ("x",), island=0)
-    step = pw.elastic(pw.compiled(lambda s, v: (s * 2, s + v), slice=where))
+    update = pw.compiled(lambda s, v: (s * 2, s + v), slice=where, donate_argnums=(1,) if donate else ())
+    step: Any = pw.elastic(update, snapshot_every=100)
     state, last = step(pw.put(np.ones(4, np.float32), where), np.zeros(4, np.float32))
-    lost = last
-    state, last = step(state, lost)
-    for array in (state, lost, last):
+    kept = [last]
+    for _ in range(3):
+        state, last = step(state, last)
+        kept.append(last)
+    for array in (state, *(kept[-1:] if donate else kept)):
         lose(array)
-    with pytest.raises(BufferLost):
-        np.asarray(last)
+    np.testing.assert_array_equal(np.asarray(last), np.full(4, 15, np.float32))
+    assert (step.losses, step.replayed) == (1, 4)
+    if not donate:
+        assert [np.asarray(one).max() for one in kept] == [1, 3, 7, 15]
+    lose(last)
+    del kept
+    state, last = step(state, last)
+    np.testing.assert_array_equal(np.asarray(last), np.full(4, 31, np.float32))
+
+
+@pytest.mark.usefixtures("losing")
+def test_an_input_that_the_step_returns_as_it_is_and_that_is_lost_is_said(session: LocalSession) -> None:
+    """It is a result, and nothing makes it again."""
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    update = pw.compiled(lambda s, v: s * 2 + v, slice=where)
+    step: Any = pw.elastic(lambda state, batch: (update(state, batch), batch))
+    batch = pw.put(np.ones(4, np.float32), where)
+    state, batch = step(pw.put(np.ones(4, np.float32), where), batch)
+    state, batch = step(state, batch)
+    for array in (state, batch):
+        lose(array)
+    with pytest.raises(BufferLost, match="and so is an input with which they would be made again"):
+        np.asarray(state)
 
 
 def test_two_steps_that_take_results_of_each_other_do_not_wait_for_each_other(session: LocalSession) -> None:
@@ -310,20 +351,9 @@ def test_an_input_that_was_deleted_or_donated_is_named(session: LocalSession) ->
                 np.asarray(state)
 
 
-def test_a_loss_of_an_input_is_one(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("losing")
+def test_a_loss_of_an_input_is_one(session: LocalSession) -> None:
     """The array lay with the state: no attempt would bring it back, and none is waited for. Nor is it later."""
-    launch = session.launch
-
-    def launched(program: int, arguments: list[Any], *rest: Any) -> Any:
-        made = launch(program, arguments, *rest)
-        if any(record.failure is not None for record in arguments):
-            for array in made:
-                lose(array)
-        return made
-
-    monkeypatch.setattr(session, "launch", launched)
-    monkeypatch.setattr(session, "wait", session._driver.wait)
-    monkeypatch.setattr(elastic, "RECOVERY_LIMIT_S", 1.0)
     where = pw.virtual_slice((2,), ("x",), island=0)
     step = pw.elastic(pw.compiled(lambda s, v: s * 2 + v, slice=where))
     batch = pw.put(np.ones(4, np.float32), where)
