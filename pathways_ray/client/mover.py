@@ -46,7 +46,7 @@ from pathways_ray.client.suspension import Part
 from pathways_ray.client.unbroken import NEVER, unbroken
 from pathways_ray.client.weak import living
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
-from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, UsageError, WaitTimeout
+from pathways_ray.errors import BufferLost, ControllerLost, PathwaysError, Unschedulable, UsageError, WaitTimeout
 from pathways_ray.observe.why import WHY
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
@@ -130,12 +130,16 @@ class Mover:
             self._vacate_one(number)
 
     def _vacate_one(self, number: int) -> None:
-        """Moves one slice. Where that cannot be, others have to move all the same."""
+        """Moves one slice, away from those from which it stays apart. Where that cannot be, others have to move all the
+        same."""
         where = self._slices.get(number)
         try:
             if where is None:  # nothing can be on it any more
                 self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
             elif not where.released:
+                for island in where.refuges():
+                    with contextlib.suppress(Unschedulable):
+                        return self._move(where, island)
                 self._move(where, -1)
         except PathwaysError as error:
             self._core.story.note(Entry(time.monotonic(), "slice not moved", str(error), session=self._core.session))

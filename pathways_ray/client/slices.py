@@ -12,6 +12,7 @@ from pathways_ray import jax_hooks
 from pathways_ray.client import notebook
 from pathways_ray.client.slice_text import lie_of
 from pathways_ray.client.wanted import ANY, Wanted
+from pathways_ray.client.weak import living
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import SliceType, Spec
@@ -71,6 +72,7 @@ class VirtualSlice:
         self.parts: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
         if whole is not None:
             whole.parts[placed.mesh.id] = self
+        self._apart: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
         self.placed = placed
         self.tag = tag
         self.name = name
@@ -134,6 +136,19 @@ class VirtualSlice:
             raise UsageError(f"{self} is a part of {self.whole}, and moves with it")
         self.session.move_slice(self, island_of(island))
 
+    def stay_apart(self, others: Sequence[VirtualSlice]) -> None:
+        """Keeps the slice off the islands of others, where it can: the loss of one island is not to take both."""
+        self._apart.update({other.id: other for other in others if other is not self})
+
+    def refuges(self) -> list[int]:
+        """The islands for it when it has to leave its own, best first, on which no slice is that it stays apart from;
+        none where it stays apart from none."""
+        apart = {other.island for other in living(self._apart) if not other.released}
+        if not apart:
+            return []
+        up = [one for one in self.session.status()["islands"] if one["state"] == "up"]
+        return chosen(up, self.island, {self.island} | apart)
+
     def __deepcopy__(self, memo: Any) -> VirtualSlice:
         """Itself: a slice is a place, of which there is one."""
         return self
@@ -164,6 +179,14 @@ class VirtualSlice:
 
     def _repr_html_(self) -> str:
         return notebook.slice_html(self)
+
+
+def chosen(islands: Sequence[dict[str, Any]], own: int, taken: set[int]) -> list[int]:
+    """The islands for copies of what lies on island `own`, best first: of its platform before others, those after it
+    before those at the beginning, so that of several islands each has the copies of another one."""
+    platform = next((one["platform"] for one in islands if one["island"] == own), "")
+    ranked = sorted((one["platform"] != platform, one["island"] < own, one["island"]) for one in islands)
+    return [island for _, _, island in ranked if island not in taken]
 
 
 def slice_of(mesh: Any) -> VirtualSlice | None:

@@ -28,7 +28,7 @@ from pathways_ray.client.moving import COPIES, copies_graph
 from pathways_ray.client.program import Program
 from pathways_ray.client.returned import owned
 from pathways_ray.client.session import Session
-from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.slices import VirtualSlice, chosen
 from pathways_ray.errors import BufferLost, ForeignArray, PathwaysError, Unschedulable, UsageError
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.messages import encode
@@ -246,6 +246,9 @@ class Shadows:
             name = f"copies of {where.name or where.id}"
             found.append(self.session.virtual_slice((size,), (AXIS,), island=island, name=name))
         self._of[where] = found
+        for one in found:
+            one.stay_apart([where, *found])
+            where.stay_apart([one])
         if len(found) < copies:
             raise Unschedulable(
                 f"a snapshot of arrays on {where} with copies={copies} takes as many other islands that are up; "
@@ -329,14 +332,6 @@ def _shadows(arrays: Sequence[Array]) -> Shadows:
     if session.shadows is None:
         session.shadows = Shadows(session)
     return cast(Shadows, session.shadows)
-
-
-def chosen(islands: Sequence[dict[str, Any]], own: int, taken: set[int]) -> list[int]:
-    """The islands for copies of what lies on island `own`, best first: of its platform before others, those after it
-    before those at the beginning, so that of several islands each has the copies of another one."""
-    platform = next((one["platform"] for one in islands if one["island"] == own), "")
-    ranked = sorted((one["platform"] != platform, one["island"] < own, one["island"]) for one in islands)
-    return [island for _, _, island in ranked if island not in taken]
 
 
 def spread(kind: ArrayType, devices: int) -> Spec:

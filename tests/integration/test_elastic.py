@@ -104,6 +104,28 @@ def test_a_loop_survives_the_loss_of_its_host_after_it_has_moved_to_the_island_o
     equal(np.asarray(state.block_until_ready()), expected)
 
 
+def test_copies_stay_apart_from_their_arrays_when_their_island_is_drained(
+    session: ClusterSession, tenant: pw.Session, island: int, equal: Callable[[Any, Any], None]
+) -> None:
+    """Other slices lie on the island that is left for them, so they would go to that of the arrays. No call is made."""
+    where = tenant.virtual_slice((2,), ("x",), island=0)
+    update = pw.compiled(lambda s, v: s * 2 + v, slice=where, in_specs=(SPLIT, SPLIT), out_specs=SPLIT)
+    step: Any = pw.elastic(update, snapshot_every=100)
+    state = step(pw.put(np.ones(64, np.float32), where, SPLIT), np.ones(64, np.float32))
+    (taken,) = step._snapshots.values()
+    taken.wait_for_all()
+    shadow = taken._copies[0][1].slice
+    shadow.move(island=island)
+    load = [tenant.virtual_slice((2,), ("x",), island=1) for _ in range(6)]
+    assert session.drain_island(island) == []
+    assert (where.island, shadow.island) == (0, 1)
+    assert not taken.is_exposed()
+    equal(np.asarray(taken.restore()), np.ones(64, np.float32))
+    equal(np.asarray(state), np.full(64, 3, np.float32))
+    for one in load:
+        one.release()
+
+
 def test_slices_and_programs_of_copies_go_with_the_slices_of_what_was_copied(
     session: ClusterSession, tenant: pw.Session, equal: Callable[[Any, Any], None]
 ) -> None:

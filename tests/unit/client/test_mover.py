@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
@@ -29,6 +30,7 @@ from pathways_ray.transport.messages import (
     Vacate,
 )
 from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline, eventually
+from tests.unit.client.test_snapshots import islands
 from tests.unit.helpers import placed
 
 
@@ -362,6 +364,36 @@ def test_a_slice_that_finds_no_place_keeps_no_other_one_on_an_island_that_is_dra
     eventually(lambda: small.devices == ("1.0", "1.1"))
     assert asked == [large.id, small.id]
     assert large.devices == ("0.0", "0.1")
+
+
+@pytest.mark.parametrize(("full", "tried"), [((), [2]), ((2,), [2, 3]), ((2, 3, 4), [2, 3, 4, -1])])
+def test_a_slice_that_stays_apart_from_others_leaves_a_drained_island_for_one_without_them(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch, full: tuple[int, ...], tried: list[int]
+) -> None:
+    """Some islands cannot hold it. Where none of these can, any will do."""
+    session, controller = offline.session, offline.controller
+    where, copies, others = (session.virtual_slice((2,), ("x",)) for _ in range(3))
+    for one, island in ((where, 0), (copies, 1), (others, 4)):
+        one.placed = replace(one.placed, island=island)
+    copies.stay_apart([where, copies, others])
+    others.release()
+    states = ("up", "draining", "up", "up", "up", "away")
+    monkeypatch.setattr(session, "status", lambda: islands(*states), raising=False)
+    asked: list[int] = []
+
+    def made(request: CreateSlice) -> SliceCreated:
+        asked.append(request.island)
+        if request.island in full:
+            raise Unschedulable("this island cannot hold it")
+        return SliceCreated(placed(9, ["1.0", "1.1"]), "tag")
+
+    def exchanged(_: ExchangeSlices) -> SlicesExchanged:
+        return SlicesExchanged((SliceCreated(placed(copies.id, ["1.0", "1.1"]), "tag"),))
+
+    controller.answers = {CreateSlice: made, ListHeld: Held(()), ExchangeSlices: exchanged}
+    offline.say(Vacate((copies.id,)))
+    eventually(lambda: copies.devices == ("1.0", "1.1"))
+    assert asked == tried
 
 
 def test_a_process_without_room_for_a_thread_moves_when_it_is_asked_again(

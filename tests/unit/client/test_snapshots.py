@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client.buffer import PENDING
-from pathways_ray.client.snapshots import chosen, spread
+from pathways_ray.client.slices import chosen
+from pathways_ray.client.snapshots import spread
 from pathways_ray.errors import BufferLost, Failure, ForeignArray, Unschedulable, UsageError
 from pathways_ray.ir.types import ArrayType
 from tests.unit.client.local import LocalSession, opened
