@@ -132,7 +132,7 @@ class Controller(Inspectable):
         self.link_numbers = itertools.count(1)
         self.links: dict[int, links.AsyncLink] = {}
         self.tasks: set[asyncio.Task[None]] = set()
-        self.standstill = Standstill(tick_s(TICK_S))
+        self.standstill = Standstill(tick_s(TICK_S), data_secret, time.process_time)
         self.address: Future[str] = Future()
         # A thread of its own, since Ray calls nothing but the constructor after a restart.
         threading.Thread(target=self._serve, name="serve", daemon=True).start()

@@ -14,13 +14,32 @@ from collections.abc import Container
 
 from pathways_ray import limits
 from pathways_ray.controller import quotas
+from pathways_ray.controller.events import Caller
 from pathways_ray.controller.moves import Moves
 from pathways_ray.controller.state import HostState
-from pathways_ray.controller.tenants import Tenant
-from pathways_ray.errors import AuthenticationError, SessionClosed, TooLarge
+from pathways_ray.controller.tenants import Tenant, operators
+from pathways_ray.errors import AuthenticationError, SessionClosed, TooLarge, WireError
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.transport.capabilities import is_slice_tag
+from pathways_ray.transport.capabilities import is_resume_tag, is_slice_tag
+from pathways_ray.transport.message import VERSION
 from pathways_ray.transport.messages import HeldSlice, ResumeSession
+
+
+def owner_of(request: ResumeSession, caller: Caller, secret: str) -> Tenant:
+    """The tenant whose session comes back.
+
+    Raises:
+        WireError: the client speaks another version of the protocol.
+        AuthenticationError: the session is not of this tenant, or its tag is wrong.
+    """
+    if request.version != VERSION:
+        raise WireError(f"the client speaks protocol version {request.version}, this cluster {VERSION}")
+    if isinstance(caller, int):
+        raise AuthenticationError("a session is resumed with its tenant's token, and not with the secret of one")
+    owner = caller or operators(request.session)
+    if not is_resume_tag(secret, request.session, owner.name, request.resume_tag):
+        raise AuthenticationError(f"session {request.session} is not of tenant {owner.name!r}, or its tag is wrong")
+    return owner
 
 
 def check_tags(request: ResumeSession, secret: str) -> None:

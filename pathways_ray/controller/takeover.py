@@ -28,19 +28,17 @@ from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Arriving, Buffer, Named, Send, SendIsland, Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import (
-    AuthenticationError,
     GraphError,
     PathwaysError,
     SessionClosed,
     TooLarge,
-    WireError,
     to_failure,
 )
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import check_layout
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.capabilities import is_resume_tag, slice_tag
+from pathways_ray.transport.capabilities import slice_tag
 
 GATHER_LIMIT_S = 10.0
 """Clients that come back wait this long for hosts to say what they hold; those that have not by then count as lost."""
@@ -236,13 +234,8 @@ class Takeover:
             QuotaExceeded: the tenant has as many sessions as it may.
             SessionClosed: it cannot be resumed any more.
         """
-        if request.version != wire.VERSION:
-            raise WireError(f"the client speaks protocol version {request.version}, this cluster {wire.VERSION}")
-        if isinstance(caller, int):
-            raise AuthenticationError("a session is resumed with its tenant's token, and not with the secret of one")
-        owner = caller or tenants.operators(request.session)
-        if not is_resume_tag(self.requests.data_secret, request.session, owner.name, request.resume_tag):
-            raise AuthenticationError(f"session {request.session} is not of tenant {owner.name!r}, or its tag is wrong")
+        owner = returning.owner_of(request, caller, self.requests.data_secret)
+        assert not isinstance(caller, int)
         groups = *request.kept, *(group for one in request.unanswered for group in one.results)
         named = sum(len(group.numbers) for group in groups)
         if event.size > MAX_RESUME_BYTES or named > MAX_NAMED:
