@@ -45,18 +45,17 @@ class _Call:
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         self.args, self.kwargs = args, kwargs
-        self.results: list[weakref.ref[Buffer] | None] = []
-        self.note(result)
-
-    def note(self, result: Any) -> None:
-        """These are its results."""
-        leaves = jax.tree.leaves(result)
-        self.results = [weakref.ref(leaf._buffer) if isinstance(leaf, Array) else None for leaf in leaves]
+        leaves = enumerate(jax.tree.leaves(result))
+        self._results = [(place, weakref.ref(leaf._buffer)) for place, leaf in leaves if isinstance(leaf, Array)]
 
     def living(self) -> list[tuple[int, Buffer]]:
-        """Results with a handle, by their place."""
-        found = [(number, one() if one is not None else None) for number, one in enumerate(self.results)]
-        return [(number, buffer) for number, buffer in found if buffer is not None]
+        """Results with a handle, by their place. The others are forgotten: those of all calls are looked at each time.
+        Any thread may call this."""
+        results = self._results
+        found = [(place, buffer) for place, one in results if (buffer := one()) is not None]
+        if len(found) < len(results):
+            self._results = [(place, one) for place, one in results if one() is not None]
+        return found
 
 
 class Elastic:

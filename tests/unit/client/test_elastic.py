@@ -102,6 +102,18 @@ def test_a_read_makes_again_what_was_lost(session: LocalSession) -> None:
     assert loop.step.losses == 2
 
 
+def test_results_that_nobody_has_are_not_looked_at_again(session: LocalSession) -> None:
+    """Each call looks at the results of all calls since the last snapshots, of which a loop keeps those of the last."""
+    loop = Loop(every=100)
+    loop.go(9)
+    looked_at = {number: len(call._results) for number, call in loop.step._calls.items()}
+    assert looked_at == dict.fromkeys(range(7), 1) | {7: 2, 8: 2}  # 7: its state, until the next call has looked
+    del loop.losses[:]
+    loop.go(1)
+    assert [len(call._results) for call in loop.step._calls.values()] == [0] * 8 + [1, 2]
+    loop.check()
+
+
 def test_other_failures_and_arrays_of_others_raise(session: LocalSession) -> None:
     loop = Loop()
     loop.go(1)
