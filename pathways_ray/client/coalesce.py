@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, needs_all
+from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, freed_behind, needs_all
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Graph, Ref
 from pathways_ray.ir.repeat import joined, repeated
@@ -260,24 +260,27 @@ class Coalescer:
                 at += 1
                 continue
             end = at + loop.rounds * loop.shape.period
-            between = messages[places[at] : places[end]]
-            yield from self._loop(loop.shape, launches[at:end], [m for m in between if type(m) is Free])
+            yield from self._loop(loop.shape, messages[places[at] : places[end]])
             at = end
 
-    def _loop(self, shape: Shape, launches: Sequence[Launch], frees: Sequence[Free]) -> Iterator[Message]:
-        """The whole rounds of a loop as segments, and what is freed between them behind it."""
-        freed = [buffer for free in frees for buffer in free.buffers]
-        gone = set(freed)
+    def _loop(self, shape: Shape, messages: Sequence[Message]) -> Iterator[Message]:
+        """The whole rounds of a loop as segments. What is freed behind a launch is freed behind what that leaves as:
+        behind all of them, those that leave one by one would need the memory of all."""
+        launches = [message for message in messages if isinstance(message, Launch)]
+        behind = freed_behind(messages)
+        gone = {buffer for freed in behind.values() for buffer in freed}
         gone.update(launch.arguments[k] for launch in launches for k in self._donated[launch.program])
         absorbed: set[int] = set()
         start, period = 0, shape.period
         for end in range(period, len(launches) + 1, period):
             kept = self._kept(launches[end - period : end], gone)
             if kept or end == len(launches):  # within a part, only what the last round gives is kept
-                yield from self._part(shape, launches[start:end], kept, absorbed)
+                for message in self._part(shape, launches[start:end], kept, absorbed):
+                    yield message
+                    these = (*self.covered_by(message.launch), message.launch) if isinstance(message, Launch) else ()
+                    if freed := [buffer for one in these for buffer in behind.get(one, ()) if buffer not in absorbed]:
+                        yield Free(tuple(freed))
                 start = end
-        if left := tuple(buffer for buffer in freed if buffer not in absorbed):
-            yield Free(left)
 
     def _kept(self, launches: Sequence[Launch], gone: Container[int]) -> list[Ref]:
         """The results of a round to which a handle is left."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pathways_ray.ir.graph import Ref
-from pathways_ray.transport.messages import Launch
+from pathways_ray.transport.messages import Free, Launch, Message
 
 MAX_ROUND = 8
 """Launches of one round, at most."""
@@ -150,3 +150,14 @@ def needs_all(segment: Sequence[Launch], outputs: Mapping[int, int]) -> bool:
             return False
         needed.update(launch.arguments)
     return True
+
+
+def freed_behind(messages: Sequence[Message]) -> dict[int, list[int]]:
+    """The buffers that are freed behind each of several launches, and before the next one. The first message is one."""
+    found: dict[int, list[int]] = {}
+    for message in messages:
+        if isinstance(message, Launch):
+            freed = found.setdefault(message.launch, [])
+        elif isinstance(message, Free):
+            freed += message.buffers
+    return found

@@ -89,6 +89,25 @@ def warm(client: Client, program: int = 1, count: int = 64) -> None:
         client.prepare()
 
 
+def test_launches_of_a_loop_that_leave_one_by_one_need_the_memory_of_one_round() -> None:
+    """What is freed between them stays there: behind them all, a loop of big arrays would not fit on its devices."""
+    client = Client()
+    assert client.sends(*loop(1, 64)) == loop(1, 64), "nothing is compiled"
+    client.prepare()
+    client.device_us = MAX_UNCONTENDED_US
+    assert client.sends(*loop(1_001, 64, start=64)) == loop(1_001, 64, start=64)
+
+
+def test_what_is_freed_between_segments_stays_there() -> None:
+    client = Client(lengths=(8,))
+    warm(client)
+    found = client.sends(*loop(1, 20))
+    segments, rest = found[:4], found[4:]
+    assert [m.launch for m in segments if isinstance(m, Launch)] == [8, 16]
+    assert segments[1::2] == [Free((0,)), Free((8,))]
+    assert rest == loop(17, 4, start=16)
+
+
 # --- early launches ---------------------------------------------------------------------------------------------------
 
 
@@ -339,15 +358,16 @@ def test_a_round_of_several_programs_leaves_as_one_launch(varied: bool) -> None:
         for message in client.sends(*training(first, 8, 5, batches)):
             client.ends(message)
         client.prepare()
-    launch, second, *rest = client.sends(*training(1_000, 8, 5, batches))
+    launch, state, second, *rest = client.sends(*training(1_000, 8, 5, batches))
     assert isinstance(launch, Launch)
+    assert state == Free((5,)), "what the first one took, before the next one"
     assert isinstance(second, Launch)
     assert (launch.launch, second.launch) == (1_010, 1_022)
     assert (launch.results, second.results) == (1_009, 1_021), "the loss, the gradients and the weights of a last round"
     assert second.arguments == ((1_011, 704, 705, 706, 707) if varied else (1_011, 777))
     assert client.ends(second)[-2:] == (1_021, 1_022)
     assert [m for m in rest if not isinstance(m, Free)] == []
-    assert {b for m in rest if isinstance(m, Free) for b in m.buffers} == {5, 1_009, 1_010, 1_011}
+    assert freed([state, *rest]) == {5, 1_009, 1_010, 1_011}
 
 
 def test_results_that_have_no_consecutive_numbers_leave_one_by_one() -> None:
