@@ -27,16 +27,19 @@ class Cancellation:
 
     def cancel(self, session: Session, message: Cancel) -> list[Send]:
         """A client cancels a launch; one that is over, or was coalesced with later ones, can no longer be."""
+        begun: list[Send] = [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
         waiting = self._take_waiting(session, message.launch)
         if waiting is not None:
-            why = CANCELLED if waiting.whole is None else CANCELLED_LATE  # some of its parts have run
-            return self.admission.refuse(session, waiting, why) + self.admission.resume((session,))
+            whole = waiting.whole
+            why = CANCELLED if whole is None else CANCELLED_LATE  # some of its parts have run
+            commands = self.admission.refuse(session, waiting, why) + self.admission.resume((session,))
+            return begun + commands if whole is not None and whole.flying else commands
         record = self._find(session, message.launch)
         if record is None and (whole := self._part_under_way(session, message.launch)) is not None:
             whole.failed(CANCELLED_LATE, (), ())  # that is its outcome, once its other parts are over
-            return []
+            return begun
         if record is None or record.state is not LaunchState.IN_FLIGHT:
-            return [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
+            return begun
         return [
             SendIsland(island, CancelLaunch(one.sequence, CANCELLED))
             for one in self._with_consumers(record)

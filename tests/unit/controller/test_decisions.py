@@ -16,7 +16,17 @@ from pathways_ray.controller.state import Send, SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import Turns
 from pathways_ray.ir.graph import Body, Branch, Graph, Repeat
-from pathways_ray.transport.messages import Cancel, Decided, Done, Drop, Following, IslandLaunch, LaunchFailed, encode
+from pathways_ray.transport.messages import (
+    Cancel,
+    CancelRefused,
+    Decided,
+    Done,
+    Drop,
+    Following,
+    IslandLaunch,
+    LaunchFailed,
+    encode,
+)
 from tests.unit.controller.harness import (
     BOOM,
     SLICES,
@@ -28,6 +38,8 @@ from tests.unit.controller.harness import (
 )
 from tests.unit.helpers import SCALAR, VECTOR, Sketch
 from tests.unit.ir.test_script import one_call
+
+BEGUN = [CancelRefused(1, CANCELLED_LATE)]
 
 
 def planned(graph: Graph, key: int = 1, donated: bool = False) -> PlannedProgram:
@@ -165,7 +177,7 @@ def test_a_launch_whose_last_part_is_over_may_be_cancelled_and_has_one_outcome()
     second = front.decided(1, 1)
     assert to_client(front.end(second)) == []
     session = front.launches.sessions[1]
-    assert to_client(front.checked(front.launches.cancellation.cancel(session, Cancel(1)))) == []
+    assert to_client(front.checked(front.launches.cancellation.cancel(session, Cancel(1)))) == BEGUN
     outcome = front.end(first)
     (report,) = to_client(outcome)
     assert isinstance(report, LaunchFailed)
@@ -284,10 +296,11 @@ def test_one_that_ends_while_it_waits_for_room_on_islands_holds_back_nobody() ->
 
 
 def test_it_may_be_cancelled_between_its_parts() -> None:
+    """A part is under way, which may take long: the client hears at once that it has begun, and of its end later."""
     front = Deciding(looping())
     front.launch(1, (12,), 20)
     session = front.launches.sessions[1]
-    assert to_client(front.checked(front.launches.cancellation.cancel(session, Cancel(1)))) == []  # a part is under way
+    assert to_client(front.checked(front.launches.cancellation.cancel(session, Cancel(1)))) == BEGUN
     islands = {s.island for s in SLICES[:2]}
     (report,) = to_client([c for island in islands for c in front.done(island, 1)])
     assert isinstance(report, LaunchFailed)
