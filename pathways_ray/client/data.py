@@ -133,8 +133,9 @@ class DataLinks:
         finally:
             if not handed:  # also at Ctrl-C: it may not have left, and who looks at the value asks for it
                 self.ahead.withdraw(asked)
-        self.ahead.enter(record.id, asked)  # no sooner: another thread would wait for what has not been asked
-        return True
+        if handed:  # no sooner: another thread would wait for what has not been asked
+            self.ahead.enter(record.id, asked)
+        return handed
 
     def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
         """Waits until hosts have these values, or it `is_over`, as seen at a `look`. Raises what either fails with."""

@@ -115,7 +115,7 @@ class Versioned:
                 )
             if found == versions.waits:
                 copies[versions.release()] = self._moved(kept)
-                self._held = _Held(versions, copies, None, source)
+                self._held = _held(versions, copies, None, source)
             taken = Version(copies[found], found)
         return taken
 
@@ -143,7 +143,8 @@ class Versioned:
 
     @property
     def version(self) -> int:
-        """The number of the newest version that has arrived; -1 for none."""
+        """The number of the newest version that has arrived; -1 for none. One that was too old for `max_lag` before it
+        had arrived does not count."""
         with self._lock:
             self._settle()
             return self._held.versions.there
@@ -225,11 +226,16 @@ class Versioned:
             released = versions.failed(version) if FAILED in states else versions.arrived(version)
             if released >= 0:
                 copies[released], kept = made, None
-        used = {versions.there, *versions.under_way}
-        self._held = _Held(versions, {n: copy for n, copy in copies.items() if n in used}, kept, source)
+        self._held = _held(versions, copies, kept, source)
 
     def __repr__(self) -> str:
         return f"pw.versioned({self.slice}, version {self._held.versions.there} of {self._held.versions.pushed})"
+
+
+def _held(versions: Versions, copies: dict[int, Any], kept: Any, source: Any) -> _Held:
+    """What a `Versioned` knows, without copies that nobody gets any more."""
+    used = {versions.there, *versions.under_way}
+    return _Held(versions, {number: copy for number, copy in copies.items() if number in used}, kept, source)
 
 
 def _copied(leaves: Any) -> Any:

@@ -61,10 +61,11 @@ class Versions:
         return True
 
     def release(self) -> int:
-        """Sends the version that waits; returns it, or -1."""
+        """Sends the version that waits; returns it, or -1. What is under way then is too old for who takes it, and
+        for all later takers: it counts no more, or many copies would take memory that nobody gets."""
         sent, self.waits = self.waits, -1
         if sent >= 0:
-            self.under_way.append(sent)
+            self.under_way = [sent]
         return sent
 
     def take(self, max_lag: int | None) -> int:

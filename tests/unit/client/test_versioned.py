@@ -64,6 +64,16 @@ def test_a_taker_gets_the_oldest_version_that_will_do() -> None:
     assert Versions().take(None) == -1
 
 
+def test_what_is_under_way_counts_no_more_once_a_newer_version_has_to_be_sent() -> None:
+    versions = Versions()
+    for _ in range(4):
+        versions.push()
+        versions.release()
+    assert versions.under_way == [3]
+    versions.arrived(3)
+    assert (versions.there, versions.lag) == (3, 0)
+
+
 def test_the_last_version_is_sent_again_only_where_it_is_not() -> None:
     versions = Versions()
     versions.push()
@@ -151,6 +161,22 @@ def test_on_policy_is_never_behind(session: LocalSession) -> None:
         assert found.version == k
         np.testing.assert_array_equal(np.asarray(found.tree), np.full(2, k))
     assert weights.skipped == 0
+
+
+def test_a_loop_that_runs_ahead_holds_no_copies_that_nobody_gets(session: LocalSession) -> None:
+    """No copy arrives, and each look wants a newer one. Only the last is held, beside the one that is there."""
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    weights = pw.versioned(pw.put(np.zeros(2), a), slice=b, max_lag=1)
+    assert weights.version == 0
+    for k in range(1, 9):
+        weights.push(pw.put(np.full(2, float(k)), a))
+        states([copy for number, copy in weights._held.copies.items() if number], PENDING)
+        found = weights.latest()
+        states(found.tree, READY if found.version == 0 else PENDING)
+        assert found.version >= k - 1
+        assert set(weights._held.copies) <= {0, found.version, k}
+    states(found.tree, READY)
+    assert weights.version == found.version
 
 
 def test_a_version_that_was_lost_is_copied_again(session: LocalSession) -> None:

@@ -1174,7 +1174,9 @@ def test_a_host_that_stood_still_is_asked_by_its_local_socket_again(host: Host, 
     while link.send_local(Fetch(data.new_request(), 9, ())):
         pass
     link.ask(Fetch(data.new_request(), 9, ()))
-    assert not data.launch_early(0, LaunchEarly(1, (), 8))
+    asked_with_it = record(8)
+    assert not data.launch_early(0, LaunchEarly(1, (), 8), asked_with_it)
+    assert data.ahead.take(8, lambda: None) is None, "nobody was asked for the value"
     for request in reversed(range(before, data.new_request())):
         link.outbox.send(CancelFetch(request))
     goes_on.set()
