@@ -36,6 +36,9 @@ RECOVERY_LIMIT_S = 300.0
 PAUSE_S = 0.2
 """Time between two attempts."""
 
+MAX_UNDER_WAY = 2
+"""Snapshots under way at most: each takes the memory of a state and its copies, and has the calls before it kept."""
+
 EXPOSED_PAUSE_S = 1.0
 """Time between two attempts to take a snapshot while none can be had that outlives the host of the state."""
 
@@ -136,6 +139,11 @@ class Elastic:
             self._not_before = time.monotonic() + EXPOSED_PAUSE_S
 
     def _take(self, state: Any) -> None:
+        """Takes a snapshot. A loop that runs ahead of its devices waits here until few are under way."""
+        under_way = [taken for _, taken in sorted(self._snapshots.items()) if not taken.is_ready()]
+        for taken in under_way[: 1 - MAX_UNDER_WAY]:
+            taken.wait_for_all()
+        self._look_at_snapshots()
         taken = snapshot(state, self._copies, local=True)  # the step may span islands
         self._snapshots[self._history.taken()] = taken
 
@@ -305,10 +313,11 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
         for batch in batches:
             state, loss = step(state, batch)
 
-    A snapshot of the state is taken every `snapshot_every` calls (`pw.snapshot`: in the memory of other islands, while
-    the loop goes on), and before the next call where the last one is on the island of the state, or was lost. When a
-    host is lost, what was made since the last whole one is made again, as soon as a result is looked at or used, or the
-    step is called. Handles to results of these calls have their values then, whenever they were made.
+    A snapshot of the state is taken every `snapshot_every` calls (`pw.snapshot`: in the memory of other islands,
+    while the loop goes on; a call waits where two are under way), and before the next call where the last one is on
+    the island of the state, or was lost. When a host is lost, what was made since the last whole one is made again,
+    as soon as a result is looked at or used, or the step is called. Handles to results of these calls have their
+    values then, whenever they were made.
 
     The step must depend on its arguments alone, and do nothing else. Its state is the first argument, and the result,
     or the first entry of a tuple that is the result; a loop may change it between calls, which costs a snapshot. Inputs

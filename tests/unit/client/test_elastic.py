@@ -12,7 +12,8 @@ import pytest
 import pathways_ray as pw
 from pathways_ray.client import elastic
 from pathways_ray.client.buffer import PENDING, READY
-from pathways_ray.client.elastic import Elastic
+from pathways_ray.client.elastic import MAX_UNDER_WAY, Elastic
+from pathways_ray.client.history import KEPT
 from pathways_ray.errors import (
     BufferLost,
     ControllerLost,
@@ -419,6 +420,33 @@ def test_a_loss_waits_for_snapshots_under_way_and_drops_none(
     assert loop.made == [*range(7), *range(7)]
     loop.go(4)
     assert sorted(loop.step._snapshots) == [6, 9], "the older ones go with the next"
+    loop.check()
+
+
+def test_a_loop_that_runs_ahead_of_its_devices_waits_for_snapshots(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A snapshot is taken before each call, and none gets ready by itself. Each call waits for the oldest of those
+    under way, once there are two; so few are held, and few calls are kept."""
+    loop = Loop(every=1)
+    waited: list[Any] = []
+
+    def wait(record: Any, *_: Any) -> None:
+        if record.state is PENDING:
+            waited.append(record)
+            record.state = READY
+
+    monkeypatch.setattr(session, "wait", wait)
+    taken: list[Any] = []
+    for number in range(8):
+        loop.go(1)
+        for copy in loop.step._snapshots[number]._copies[0]:
+            taken.append(copy._buffer.record)
+            copy._buffer.record.state = PENDING
+        assert len(loop.step._snapshots) <= MAX_UNDER_WAY + KEPT
+        assert len(loop.step._calls) <= MAX_UNDER_WAY + KEPT
+    assert waited == taken[: len(waited)]
+    assert len(taken) - len(waited) <= 2 * MAX_UNDER_WAY
     loop.check()
 
 
