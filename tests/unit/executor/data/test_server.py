@@ -10,6 +10,7 @@ import queue
 import socket as socketlib
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from pathways_ray import limits
 from pathways_ray.client import data as client_data
 from pathways_ray.client import data_link
 from pathways_ray.client.array_pieces import ArrayFile, ArrayPipe, Fetching, FetchPlan
+from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.client.buffer import Upload as UploadOfClient
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.questions import Question, ask_whether_there, read
@@ -1174,7 +1176,7 @@ def test_a_host_that_stood_still_is_asked_by_its_local_socket_again(host: Host, 
     while link.send_local(Fetch(data.new_request(), 9, ())):
         pass
     link.ask(Fetch(data.new_request(), 9, ()))
-    asked_with_it = record(8)
+    asked_with_it = BufferRecord(8, kind=SimpleNamespace(cover=COVER))
     assert not data.launch_early(0, LaunchEarly(1, (), 8), asked_with_it)
     assert data.ahead.take(8, lambda: None) is None, "nobody was asked for the value"
     for request in reversed(range(before, data.new_request())):
