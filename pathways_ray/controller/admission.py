@@ -85,7 +85,7 @@ class Admission:
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)
-            call = WaitingLaunch(message, self.tables.now)
+            call = WaitingLaunch(message, self.tables.now, self.tables.counted)
         else:
             call = message
         if backlog.waiting or not backlog.may_be_passed:
@@ -188,7 +188,7 @@ class Admission:
                 return asked + self.refuse(session, launch, failure)
         if session.arriving and not session.arriving.keys().isdisjoint(message.arguments):
             # Since its call: of many, each would wait behind the one before.
-            if (late := buffers.overdue(self.tables, session, message.arguments, launch.since)) is not None:
+            if (late := buffers.overdue(self.tables, session, message.arguments, launch.counted)) is not None:
                 return [*asked, *late.commands, *self.refuse(session, launch, late.failure)]
             backlog.defer(launch, program, LaunchEvent.ARGUMENTS_ABSENT)
             return asked

@@ -43,10 +43,12 @@ reason."""
 
 
 class WaitingLaunch(msgspec.Struct, eq=False):
-    """A launch that has not been admitted; `since` is when it was called. `whole` is set once it goes in parts."""
+    """A launch that has not been admitted; `since` is when it was called, `counted` the same by `Tables.counted`.
+    `whole` is set once it goes in parts."""
 
     message: Launch
     since: float
+    counted: float
     state: LaunchState = LaunchState.WAITING
     whole: Whole | None = None
 

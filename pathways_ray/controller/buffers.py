@@ -156,8 +156,12 @@ class Overdue(NamedTuple):
 
 
 def overdue(tables: Tables, session: Session, arguments: Iterable[int], since: float) -> Overdue | None:
-    """Gives up the uploads among these arguments that have not arrived, if a launch has waited for too long."""
-    if tables.now - since <= UPLOAD_LIMIT_S:
+    """Gives up the uploads among these arguments that have not arrived, if a launch has waited for too long.
+
+    Args:
+        since: when it was called, by `Tables.counted`: clients and hosts of a slow machine are slow, too.
+    """
+    if tables.counted - since <= UPLOAD_LIMIT_S:
         return None
     commands: list[Send] = []
     failure = Failure("BufferLost", "an upload was given up")

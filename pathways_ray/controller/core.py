@@ -198,6 +198,7 @@ class ControllerCore:
     def _tick(self, event: events.Tick, now: float) -> list[events.Command]:
         self.report.note(now, self.launches.ledger.usages.values())
         self.report.note_usage(now, self.launches.ledger.device_seconds(), self.story)
+        self.launches.tables.uncounted_s += self.watch.uncounted_s(now, event.slowness)
         commands: list[events.Command] = []
         for island, reason in self.watch.silent_schedulers(now, event.slowness):
             commands += [*self.islands.ended(island, reason), events.KillScheduler(island)]

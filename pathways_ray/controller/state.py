@@ -357,7 +357,8 @@ class Tables:
     down, `schedulers` the islands whose scheduler has joined, `sequence` is the number of the last launch of the
     cluster, `last_slice` the highest one of a slice, `admitted` how many launches this controller has admitted,
     `unclaimed` the slices of sessions that may come back, `now` the time of the event that is handled, in seconds,
-    `buffers` how many there were at the last tick, `changed` the sessions whose programs this event has changed.
+    `uncounted_s` how much of it does not count for peers that are to answer (`liveness`), `buffers` how many there were
+    at the last tick, `changed` the sessions whose programs this event has changed.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -376,8 +377,14 @@ class Tables:
     admitted: int = 0
     unclaimed: dict[int, dict[int, HeldSlice]] = field(default_factory=dict)
     now: float = 0.0
+    uncounted_s: float = 0.0
     buffers: int = 0
     changed: set[int] = field(default_factory=set)
+
+    @property
+    def counted(self) -> float:
+        """The time of the event that is handled, by a clock that counts only the time in which peers could answer."""
+        return self.now - self.uncounted_s
 
     def note_failed(self, sequence: int, program: PlannedProgram) -> None:
         """Remembers what a launch that has failed was of: some of it may still be on a device."""

@@ -39,6 +39,14 @@ class Watch:
         self.manager: Liveness[str] = Liveness(silence_limit_s / 2, TICK_S)
         self.is_manager_gone = False
         self.missed = 0
+        self.looked: float | None = None
+
+    def uncounted_s(self, now: float, slowness: float) -> float:
+        """The part of the time since the last look that does not count for those that are to answer: as `Liveness`
+        counts the silence of peers."""
+        gap = now - self.looked if self.looked is not None else 0.0
+        self.looked = now
+        return gap - min(gap, 2 * TICK_S) / max(slowness, 1.0)
 
     # --- schedulers ---------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def the_leader_lets_others_go_on_before_it_has_heard_itself(patch: Patch) -> Non
     wrapped(patch, Leader, "led", led)
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, seeds=200, shown=161, **DYING)
 def launches_behind_messages_that_a_host_lacks_are_lost(patch: Patch) -> None:
     def close(original: Original, self: Follower) -> Any:
         closed = original(self)
@@ -53,7 +53,7 @@ def launches_behind_messages_that_a_host_lacks_are_lost(patch: Patch) -> None:
     wrapped(patch, Follower, "_close", close)
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, seeds=200, shown=161, **DYING)
 def launches_behind_messages_that_a_host_lacks_come_before_these(patch: Patch) -> None:
     patch.setattr(Follower, "next_late", lambda self: self.late.popleft() if self.late else None)
 

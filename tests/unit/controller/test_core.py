@@ -150,6 +150,34 @@ def test_a_launch_from_its_registration_to_its_outcome() -> None:
     assert core.from_island(1, Done((1,), (100,))) == [SendClient(1, Completed((1,), (100,)))]
 
 
+def test_an_upload_has_its_time_where_all_processes_are_slow() -> None:
+    """
+    1. A launch waits for an upload, for 100 s on a machine where all take ten times as long, and for a minute in which
+       the controller stands still.
+    2. It fails once 20 s have passed that count.
+    """
+    core = streaming()
+    (ready,) = say(core, Register(1, graph_of(1), FUNCTIONS))
+    core.from_island(0, Ready(0, ready.message.program, 0))
+    assert say(core, Put(1, 1, VECTOR, ()), Launch(1, 1, (1,), 2)) == []
+
+    def passes(seconds: float, slowness: float, looks: int) -> list[object]:
+        commands = []
+        for _ in range(looks):
+            core.now += seconds
+            for island in (0, 1):
+                core.from_island(island)
+            commands += core.handle(Tick(slowness))
+        return [message for message in sent(commands) if isinstance(message, LaunchFailed)]
+
+    assert passes(1.0, 10.0, 100) == []
+    assert passes(60.0, 1.0, 1) == []
+    assert passes(1.0, 1.0, 7) == []
+    (failed,) = passes(1.0, 1.0, 3)
+    assert isinstance(failed, LaunchFailed)
+    assert failed.failure.kind == "BufferLost"
+
+
 def test_a_lost_host_has_a_story() -> None:
     """The failure of a launch names what the controller saw: the host came, and went for a reason."""
     core = streaming()
