@@ -156,10 +156,10 @@ def result_array(value: Any, kind: Local, at: str) -> np.ndarray[Any, Any]:
     """A leaf of a result as an array of its type; a number of the same kind is converted.
 
     Raises:
-        TypeError: it has another shape, or a type or whole numbers that do not fit, or it has a mask.
+        TypeError: it has another shape, or a type or whole numbers that do not fit, or hidden values behind a mask.
     """
-    if np.ma.isMaskedArray(value):
-        raise TypeError(f"{at} is a masked array, which JAX does not have; fill it, or give data and mask")
+    if np.ma.is_masked(value):
+        raise TypeError(f"{at} is a masked array with hidden values, which JAX has not; fill it, or give data and mask")
     array, dtype = np.asarray(value), dtype_of(kind[0])
     if array.dtype.kind in "OSU":  # None, texts, rows of different lengths
         raise TypeError(f"{at} is {_shown(value)}, and should be an array {dtype}{list(kind[1])} on this host")

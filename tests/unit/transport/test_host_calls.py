@@ -69,8 +69,10 @@ def test_results_become_arrays_of_their_types_where_nothing_is_lost() -> None:
         result_array([1 << 40], ("int32", (1,)), "result 0")
     with pytest.raises(TypeError, match=r"result 0 is a str, and should be an array float32\[8\] on this host"):
         result_array("text", ("float32", (8,)), "result 0")
-    with pytest.raises(TypeError, match="result 0 is a masked array, which JAX does not have; fill it"):
+    with pytest.raises(TypeError, match="result 0 is a masked array with hidden values, which JAX has not; fill it"):
         result_array(np.ma.array([1.0, 2.0], mask=[False, True]), ("float32", (2,)), "result 0")
+    shown = result_array(np.ma.array([1.0, 2.0], mask=[False, False]), ("float32", (2,)), "result 0")
+    assert (type(shown), shown.tolist()) == (np.ndarray, [1.0, 2.0])
 
 
 def test_a_call_crosses_the_pipe_with_its_arrays() -> None:
