@@ -108,9 +108,9 @@ class Mover:
         with self._driver.changing:
             self._driver.changed.notify_all()  # a session that gives way lets its calls go on
         if self._vacating.acquire(blocking=False):
-            self._start(self._vacate, slices)
+            self._start(lambda: list(map(self._vacate_one, slices)))
 
-    def _start(self, work: Callable[..., None], *given: Any) -> None:
+    def _start(self, work: Callable[..., object], *given: Any) -> None:
         """Does work in a thread of its own. The caller has taken `_vacating`, which is let go of behind it."""
 
         def run() -> None:
@@ -125,13 +125,8 @@ class Mover:
             self._vacating.release()
             self._core.story.note(Entry(time.monotonic(), "no mover", str(error), session=self._core.session))
 
-    def _vacate(self, slices: Sequence[int]) -> None:
-        for number in slices:
-            self._vacate_one(number)
-
     def _vacate_one(self, number: int) -> None:
-        """Moves one slice, away from those from which it stays apart. Where that cannot be, others have to move all the
-        same."""
+        """Moves one slice, away from those from which it stays apart; where that fails, others move all the same."""
         where = self._slices.get(number)
         try:
             if where is None:  # nothing can be on it any more

@@ -233,7 +233,7 @@ class Versioned:
 
 
 def _held(versions: Versions, copies: dict[int, Any], kept: Any, source: Any) -> _Held:
-    """What a `Versioned` knows, without copies that nobody gets any more."""
+    """Puts together all that a `Versioned` knows, without copies that nobody gets any more."""
     used = {versions.there, *versions.under_way}
     return _Held(versions, {number: copy for number, copy in copies.items() if number in used}, kept, source)
 

@@ -166,7 +166,7 @@ def test_who_waits_for_several_sessions_has_what_waits_in_each_leave(offline: Of
         one.controller.hurry = lambda name=name: hurried.append(name)  # type: ignore[method-assign, misc]
         one.session._core.early.handed[1] = 3
     arrays = [*launched(offline, 1), *launched(other, 1)]
-    assert pw.wait(arrays, count=1, timeout=0.01) == ([], arrays)
+    assert pw.wait(arrays, count=1, timeout=0.3) == ([], arrays)
     assert set(hurried) == {"first", "second"}
 
 
