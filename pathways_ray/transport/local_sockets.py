@@ -157,11 +157,11 @@ class LocalServer(Generic[Owner]):
                 raise OSError("the connection is closed")
             return received(connection)
 
-    def catch_up(self, owner: Owner) -> None:
-        """Takes what `owner` has sent up to now, also by a paused connection."""
+    def catch_up(self, owner: Owner, may: Callable[[], bool]) -> None:
+        """Takes what `owner` has sent up to now, also by a paused connection, as long as it `may` send."""
         for connection in [connection for connection, other in self._open.items() if other is owner]:
             for _ in range(MAX_CAUGHT_UP):
-                if not self._read(connection):
+                if not (may() and self._read(connection)):
                     break
 
     def pause(self, connection: socket.socket) -> None:

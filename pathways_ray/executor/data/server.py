@@ -173,7 +173,8 @@ class DataServer:
             case wire.Fetch():
                 self.fetches.take(stream, message, *local)
             case wire.CancelFetch():
-                self.local.catch_up(stream)  # its question may have come there
+                if not local and message.request not in stream.fetches:  # its question may have come the other way
+                    self.local.catch_up(stream, lambda: stream.outbox.has_room(MAX_UNREAD))
                 self.fetches.withdraw(stream, message.request)
             case wire.ServeCall():
                 self.served.take(stream, message, *local[:1])

@@ -250,3 +250,24 @@ def test_a_host_without_descriptors_waits_for_some(server: Server, monkeypatch: 
     connection.send(invitation.tag)
     assert connection.recv(100) == invitation.answer
     connection.close()
+
+
+def test_what_has_come_is_taken_as_long_as_its_owner_may_send(server: Server) -> None:
+    """Of one that is paused as well; the rest stays until it is read again."""
+    client = LocalSocket(server.invite("one"))
+    assert client.send(b"first")
+    server.next()
+    connection = server.last
+    server.run(server.server.pause, connection)
+    for k in range(5):
+        assert client.send(b"%d" % k)
+    for may, there in ((lambda: False, 0), (lambda: len(server.took) < 2, 2), (lambda: True, 5)):
+        server.run(server.server.catch_up, "one", may)
+        assert [data for _, data, _ in server.took] == [b"%d" % k for k in range(there)]
+    server.run(server.server.catch_up, "another", lambda: True)
+    server.run(server.server.resume, connection)
+    assert client.send(b"last")
+    for _ in range(6):
+        taken = server.next()
+    assert taken[:2] == ("one", b"last")
+    client.close()

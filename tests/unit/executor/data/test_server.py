@@ -1191,6 +1191,23 @@ def test_a_host_that_stood_still_is_asked_by_its_local_socket_again(host: Host, 
     eventually(lambda: host.store.waiting() == 1)
 
 
+def test_questions_may_be_taken_back_by_the_local_socket_in_any_number(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes behind its question, so nothing else that has come is taken for it."""
+    host.put(1, SMALL)
+    np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
+    (link,) = data._links.values()
+    eventually(lambda: link.is_local)
+    caught_up = list[object]()
+    monkeypatch.setattr(host.server.local, "catch_up", lambda *given: caught_up.append(given))
+    for _ in range(200):
+        assert link.send_local(Fetch(request := data.new_request(), 9, ()))
+        assert link.send_local(CancelFetch(request))
+    np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
+    assert (host.store.waiting(), caught_up) == (0, [])
+
+
 def test_a_host_says_when_a_value_is_there_with_no_thread_that_waits(host: Host, data: DataLinks) -> None:
     """1. One comes, one cannot, one is not waited for any longer. 2. From another machine nothing is asked so."""
     host.put(1, SMALL)
