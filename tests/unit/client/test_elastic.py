@@ -396,6 +396,19 @@ def test_without_a_snapshot_a_loss_is_one(session: LocalSession) -> None:
     loop.check()
 
 
+def ready_once_waited_for(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Has arrays be ready as soon as somebody waits for them; those that were not, in order."""
+    waited: list[Any] = []
+
+    def wait(record: Any, *_: Any) -> None:
+        if record.state is PENDING:
+            waited.append(record)
+            record.state = READY
+
+    monkeypatch.setattr(session, "wait", wait)
+    return waited
+
+
 def test_a_loss_waits_for_snapshots_under_way_and_drops_none(
     session: LocalSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,14 +418,7 @@ def test_a_loss_waits_for_snapshots_under_way_and_drops_none(
     copies = loop.step._snapshots[6]._copies[0]
     for copy in copies:
         copy._buffer.record.state = PENDING
-    waited: list[Any] = []
-
-    def wait(record: Any, *_: Any) -> None:
-        if record.state is PENDING:
-            waited.append(record)
-            record.state = READY
-
-    monkeypatch.setattr(session, "wait", wait)
+    waited = ready_once_waited_for(session, monkeypatch)
     for array in (loop.state, *(loss for loss, _ in loop.losses)):
         lose(array)
     loop.check()
@@ -429,14 +435,7 @@ def test_a_loop_that_runs_ahead_of_its_devices_waits_for_snapshots(
     """A snapshot is taken before each call, and none gets ready by itself. Each call waits for the oldest of those
     under way, once there are two; so few are held, and few calls are kept."""
     loop = Loop(every=1)
-    waited: list[Any] = []
-
-    def wait(record: Any, *_: Any) -> None:
-        if record.state is PENDING:
-            waited.append(record)
-            record.state = READY
-
-    monkeypatch.setattr(session, "wait", wait)
+    waited = ready_once_waited_for(session, monkeypatch)
     taken: list[Any] = []
     for number in range(8):
         loop.go(1)
