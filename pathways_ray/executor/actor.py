@@ -194,6 +194,8 @@ class HostExecutor(Inspectable):
         dispatcher.refuse_early = lambda handed: data.later(data.early.refuse, handed)
         dispatcher.answer_call, dispatcher.leave_call = data.served.answer, data.served.leave
         dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)
+        if data.equal is not None:
+            dispatcher.transfer.is_shared = data.equal.take_out
         return data
 
     def _join_group(self, coordinator: str) -> None:
@@ -326,6 +328,7 @@ class HostExecutor(Inspectable):
             "early": self.dispatcher.core.early.count - self.dispatcher.core.early.calls,
             "served": self.dispatcher.reports.served,
             "queued": self.dispatcher.inbox.qsize(),
+            "shared": self.data.equal.shared if self.data.equal is not None else 0,
             "exchanged": self.partners.agreed if self.partners is not None else 0,
         }
 

@@ -174,6 +174,39 @@ def eventually(holds: Callable[[], bool], within_s: float = 30.0) -> bool:
     return True
 
 
+def test_sessions_of_a_tenant_have_one_copy_of_what_they_upload_alike(whole: Cluster) -> None:
+    """
+    1. Two sessions of a tenant and one of another put the same array on the same devices.
+    2. Their host keeps one for the two, and one for the other.
+    3. A call of the first session takes its memory: it has the right value, and the others' arrays stay.
+    4. The two end, and what a third session uploads is kept.
+    """
+    weights = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float32)
+
+    def shared() -> int:
+        return sum(host["shared"] for host in whole.statistics())
+
+    before = shared()
+    with contextlib.ExitStack() as stack:
+        given, steps = [], []
+        for name in ("alice", "alice", "bob"):
+            session = stack.enter_context(whole.connect(name))
+            where = stack.enter_context(session.virtual_slice((4,), ("x",), island=0))
+            steps.append(pw.compiled(lambda w: w * 2.0, slice=where, out_specs=P("x"), donate_argnums=0))
+            given.append(pw.put(weights, slice=where, spec=P("x")))
+            given[-1].block_until_ready()
+        assert shared() - before == 1
+        made = steps[0](given[0])
+        np.testing.assert_array_equal(np.asarray(made), weights * 2)
+        for array in given[1:]:
+            np.testing.assert_array_equal(np.asarray(array), weights)
+        made = steps[1](given[1])
+        np.testing.assert_array_equal(np.asarray(made), weights * 2)
+        np.testing.assert_array_equal(np.asarray(given[2]), weights)
+    with whole.connect("alice") as session, session.virtual_slice((4,), ("x",), island=0) as where:
+        np.testing.assert_array_equal(np.asarray(pw.put(weights, slice=where, spec=P("x"))), weights)
+
+
 # --- clients that say what they like ----------------------------------------------------------------------------------
 
 

@@ -77,7 +77,7 @@ class BufferStore:
         """Keeps an uploaded value, unless its number is taken; returns whether it was free."""
         found = self.sessions.setdefault(session, {})
         self._new_uploads.setdefault(session, set()).add(buffer)  # before it can be looked at
-        if found.setdefault(buffer, value) is not value:
+        if buffer in found or found.setdefault(buffer, value) is not value:  # it may be there as the same array
             return False
         if session in self._ended:
             self.sessions.pop(session, None)

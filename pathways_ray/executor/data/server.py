@@ -33,6 +33,7 @@ from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream
 from pathways_ray.executor.data.early_calls import EarlyCalls
+from pathways_ray.executor.data.equal_uploads import EqualUploads
 from pathways_ray.executor.data.fetches import FetchServer
 from pathways_ray.executor.data.served_calls import ServedCalls
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader
@@ -92,6 +93,7 @@ class DataServer:
         self.compiler = compiler
         self.store = store
         self.reader = ShardReader(host, compiler.devices, store)
+        self.equal = EqualUploads(compiler.devices) if compiler.backend.shares_memory else None
         self.data_secret = data_secret
         self.report = report
         self.quotas: dict[str, UploadQuota] = {}
@@ -245,7 +247,7 @@ class DataServer:
             upload = stream.uploads[request]
             if upload.missing <= 0:
                 if upload.size <= SMALL_BYTES and file is None:
-                    self._stored(stream, upload, *self._made(upload))
+                    self._stored(stream, upload, *self._made(stream, upload))
                     del stream.uploads[request]
                 else:
                     del stream.uploads[request]
@@ -258,15 +260,18 @@ class DataServer:
     async def _store(self, stream: ClientStream, upload: Upload) -> None:
         """Puts a big array on the devices in another thread: the loop serves all clients."""
         try:
-            made = await self._loop.run_in_executor(stream.storing, self._made, upload)
+            made = await self._loop.run_in_executor(stream.storing, self._made, stream, upload)
             self._stored(stream, upload, *made)
         except Exception as error:  # whatever it is: also that the stream has ended just now
             self._put_failed(stream, upload.message.request, upload, error)
         finally:
             stream.handed.discard(upload)
 
-    def _made(self, upload: Upload) -> tuple[jax.Array, dict[int, bytes]]:
-        return upload.array(self.compiler), upload.digests(self.data_secret)
+    def _made(self, stream: ClientStream, upload: Upload) -> tuple[jax.Array, dict[int, bytes]]:
+        array = upload.array(self.compiler)
+        if self.equal is not None:
+            array = self.equal.one_of(stream.grant.tenant, stream.session, upload, array)
+        return array, upload.digests(self.data_secret)
 
     def _stored(self, stream: ClientStream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
         """Keeps an array, and reports it to the controller before its client can launch with it."""

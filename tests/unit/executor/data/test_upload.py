@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
-from typing import Any
-from weakref import WeakSet
 
 import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
-from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.data.upload import SharedUpload, Upload
-from pathways_ray.ir.plan import Device, PlacedSlice
+from pathways_ray.executor.data.upload import Upload
 from pathways_ray.ir.regions import shard_boxes
-from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_arrays import letting_go
 from pathways_ray.transport.messages import PutOpen, PutPart
-from pathways_ray.transport.shared_memory import Mapping, SharedFile
+from tests.unit.executor.data.uploads import MAPPED, compiler, uploaded
 from tests.unit.helpers import placed
 
 WHERE = placed(1, ["0.0", "0.1", "1.0", "1.1"], (2, 2))
@@ -66,30 +61,7 @@ def test_who_does_not_know_the_secret_cannot_make_a_digest() -> None:
 # --- on the devices ---------------------------------------------------------------------------------------------------
 
 
-PLACED = PlacedSlice.on(SliceType(1, (1,), ("x",)), 0, (Device(0, 0),))
 BIG = np.arange(1 << 18, dtype=np.float32)
-MAPPED: WeakSet[Mapping] = WeakSet()
-
-
-@functools.cache
-def compiler() -> Compiler:
-    """A host of one device; made when it is first used, since importing this file starts no backend."""
-    devices = jax.local_devices()[:1]
-    return Compiler(0, devices, {0: devices})
-
-
-def uploaded(value: np.ndarray[Any, Any], shared: bool) -> tuple[Upload, jax.Array]:
-    kind = ArrayType(value.shape, value.dtype.name)
-    message = PutOpen(1, 1, kind, (("x",),), PLACED, "")
-    boxes = shard_boxes(kind, (("x",),), PLACED.mesh)
-    if shared:
-        file = SharedFile.create(-(-value.nbytes // 64) * 64)
-        file.write(value, 0)
-        upload: Upload = SharedUpload(message, boxes, 0, file, MAPPED)
-    else:
-        upload = Upload(message, boxes, 0)
-        upload.add(PutPart(1, 0, 0, value.tobytes()))
-    return upload, upload.array(compiler())
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["in parts", "in a file"])

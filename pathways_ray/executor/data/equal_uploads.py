@@ -1,0 +1,110 @@
+"""Arrays that several sessions of one tenant have uploaded alike: a host keeps one of them for all.
+
+Processes that serve one model upload its weights once each. With a copy for each of them, what one caller's request
+reads is never in the caches that the last one's has filled, and the memory of the machine holds the model as often as
+it has processes. Arrays do not change, so one will do; but for a launch that takes the memory of its argument, and
+which then gets a copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_ray.executor.data.upload import Upload
+from pathways_ray.jax_arrays import shards_by_device
+
+LEAST_BYTES = 1 << 12
+"""Smaller uploads are kept as they come."""
+
+LOOKS = 64
+"""Bytes of each part of an array that say whether it may be equal to another one."""
+
+COMPARED_BYTES = 1 << 20
+"""Bytes that are compared at a time: what is not equal costs no more to find out, and no memory."""
+
+
+class _Kept:
+    """An array that was uploaded first, by a session; `shared` once another one may have it as well."""
+
+    __slots__ = ("array", "key", "session", "shared")
+
+    def __init__(
+        self, key: tuple[Any, ...], session: int, array: jax.Array, gone: Callable[[weakref.ref[jax.Array]], None]
+    ) -> None:
+        self.key, self.session, self.array, self.shared = key, session, weakref.ref(array, gone), False
+
+
+class EqualUploads:
+    """The uploads of a host that others may be equal to, as long as somebody has them. Any thread may ask.
+
+    Args:
+        devices: those of the host, whose memory is its own.
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]) -> None:
+        self._devices = devices
+        self._by_key: dict[tuple[Any, ...], _Kept] = {}
+        self._by_array: dict[int, _Kept] = {}
+
+    @property
+    def shared(self) -> int:
+        """Arrays that several sessions have, or have had."""
+        return sum(kept.shared for kept in list(self._by_array.values()))
+
+    def one_of(self, tenant: str, session: int, upload: Upload, array: jax.Array) -> jax.Array:
+        """Returns the array to keep for an upload: one that another session of the tenant has uploaded and that has
+        the same bytes, layout and devices; or else `array`, to which it has come."""
+        if not tenant or upload.size < LEAST_BYTES:
+            return array
+        looks = tuple(data[:: (len(data) // LOOKS) | 1].tobytes() for data in upload.buffers)
+        key = tenant, array.sharding, array.shape, array.dtype, looks
+        kept = self._by_key.get(key)
+        other = kept.array() if kept is not None else None
+        if kept is None or other is None:
+            self._keep(key, session, array)
+            return array
+        if kept.session == session:  # which may be about to have both overwritten, as a step of training does
+            return array
+        kept.shared = True
+        # A launch that takes its memory looks at `shared` once it has taken it out: one of the two sees the other.
+        if self._by_key.get(key) is not kept or not _has_bytes(other, upload, self._devices):
+            return array
+        return other
+
+    def take_out(self, array: Any) -> bool:
+        """Has an array be given to nobody any more, since a launch takes its memory; returns whether another session
+        may have it."""
+        kept = self._by_array.get(id(array))
+        if kept is None:
+            return False
+        if self._by_key.get(kept.key) is kept:
+            self._by_key.pop(kept.key, None)
+        return kept.shared
+
+    def _keep(self, key: tuple[Any, ...], session: int, array: jax.Array) -> None:
+        number = id(array)
+
+        def gone(_: weakref.ref[jax.Array]) -> None:
+            if self._by_key.get(key) is self._by_array.pop(number):
+                self._by_key.pop(key, None)
+
+        self._by_array[number] = self._by_key[key] = _Kept(key, session, array, gone)
+
+
+def _has_bytes(array: jax.Array, upload: Upload, devices: Sequence[jax.Device]) -> bool:
+    """Whether the shards of an array are what was uploaded, bit for bit."""
+    shards, where = shards_by_device(array), dict(upload.local)
+    parts = zip(upload.boxes, upload.buffers, strict=True)
+    return all(
+        _are_equal(np.asarray(shards[devices[where[box]]]).reshape(-1).view(np.uint8), data) for box, data in parts
+    )
+
+
+def _are_equal(first: np.ndarray[Any, Any], second: np.ndarray[Any, Any]) -> bool:
+    starts = range(0, len(first), COMPARED_BYTES)
+    return all(np.array_equal(first[n : n + COMPARED_BYTES], second[n : n + COMPARED_BYTES]) for n in starts)
