@@ -155,6 +155,20 @@ def ray_forgets_token() -> None:
     Config.initialize("")
 
 
+def ray_found() -> str:
+    """The address of a Ray that runs on this machine, as Ray finds it; `OSError` without one."""
+    from ray._private import services
+
+    return str(services.canonicalize_bootstrap_address("auto"))
+
+
+def ray_dials(host: str) -> str:
+    """The host that Ray dials for this one: in place of loopback an address that other machines reach."""
+    from ray._private import services
+
+    return str(services.resolve_ip_for_localhost(host))
+
+
 def module_of(module: bytes) -> Any:
     """Serialised portable StableHLO, read in a context of JAX's own, which the result keeps alive."""
     from jax._src.interpreters import mlir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from pathways_ray.cli.up import name_option
+from pathways_ray.cli.up import join_ray, name_option
 from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
 from pathways_ray.process_log import note_operator
@@ -31,7 +31,7 @@ def down(address: str | None, name: str) -> str:
     import ray
 
     from pathways_ray import names
-    from pathways_ray.deployment import detached, ray_connection
+    from pathways_ray.deployment import detached
 
     names.check_name(name)
     known = [record for record in registry.all_records() if record.name == name]
@@ -40,13 +40,12 @@ def down(address: str | None, name: str) -> str:
         raise UsageError(
             f"runtimes named {name!r} of yours are on several Ray clusters: choose with --address: {there}"
         )
-    where = address or (known[0].ray if known else "auto")
     try:
-        ray_connection.connect_ray(where, {"namespace": names.NAMESPACE})
+        join_ray(address, name)
     except UsageError:
         if address is None and known and not registry.answers(known[0]):
             registry.forget(known[0])
-            return f"the Ray cluster at {where} is gone, and runtime {name!r} with it"
+            return f"the Ray cluster at {known[0].ray} is gone, and runtime {name!r} with it"
         raise
     try:
         where = str(ray.get_runtime_context().gcs_address)

@@ -8,8 +8,7 @@ import time
 import click
 
 from pathways_ray.cli.output import CommandFailed, NumberRange
-from pathways_ray.cli.up import name_option
-from pathways_ray.client import registry
+from pathways_ray.cli.up import join_ray, name_option
 from pathways_ray.errors import PathwaysError
 
 
@@ -33,11 +32,10 @@ def command(endpoint: str | None, sample: float, every: float, address: str | No
     import ray
 
     from pathways_ray import names
-    from pathways_ray.deployment import ray_connection, span_export, tracing
+    from pathways_ray.deployment import span_export, tracing
 
     names.check_name(name)
-    known = [record for record in registry.all_records() if record.name == name]
-    ray_connection.connect_ray(address or (known[0].ray if known else "auto"), {"namespace": names.NAMESPACE})
+    join_ray(address, name)
     sent = 0
     try:
         tracing.processes(name)  # says so at once where there is no such runtime

@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from pathways_ray.cli.output import FILE, FOLDER, STDOUT, NumberRange, with_folder
-from pathways_ray.cli.up import name_option
-from pathways_ray.client import registry
+from pathways_ray.cli.up import join_ray, name_option
 from pathways_ray.errors import UsageError
 
 SECONDS = NumberRange(min=0.1, max=3600.0)
@@ -60,12 +59,11 @@ def command(
     import ray
 
     from pathways_ray import names
-    from pathways_ray.deployment import ray_connection, tracing
+    from pathways_ray.deployment import tracing
 
     names.check_name(name)
     predictions = [tracing.read_prediction(path) for path in predicted]
-    known = [record for record in registry.all_records() if record.name == name]
-    ray_connection.connect_ray(address or (known[0].ray if known else "auto"), {"namespace": names.NAMESPACE})
+    join_ray(address, name)
     try:
         actors = tracing.processes(name)
         since = time.monotonic()

@@ -29,6 +29,27 @@ SHORTEST_TOKEN = 16
 name_option = click.option("--name", default=NAME, show_default=True, help="Of the runtime, on its Ray cluster.")
 
 
+def join_ray(address: str | None, name: str) -> None:
+    """Joins the Ray cluster at an address; left out, the one where this user started the runtime, else `auto`.
+
+    Raises:
+        UsageError: Ray is not there.
+    """
+    from pathways_ray import names
+    from pathways_ray.deployment import ray_connection
+
+    known = [record.ray for record in registry.all_records() if record.name == name]
+    try:
+        ray_connection.connect_ray(address or next(iter(known), "auto"), {"namespace": names.NAMESPACE})
+    except UsageError as error:
+        own = [record.label for record in registry.all_records() if record.pid]
+        if address or known or not own:
+            raise
+        raise UsageError(
+            f"{error}. What pw.init started in {own[0]} is its own: pw.trace there, and it ends with it"
+        ) from error
+
+
 @click.command("up")
 @click.option("--address", default="auto", show_default=True, help="Of the Ray cluster.")
 @name_option

@@ -19,7 +19,7 @@ from typing import Any
 import ray
 
 from pathways_ray import forks
-from pathways_ray.compat import ray_forgets_token, ray_has_token, ray_on_loopback
+from pathways_ray.compat import ray_dials, ray_forgets_token, ray_found, ray_has_token, ray_on_loopback
 from pathways_ray.deployment.fork_server import ForkServer
 from pathways_ray.deployment.ray_processes import few_processes, whole_or_none, without_agents
 from pathways_ray.errors import AuthenticationError, UsageError
@@ -41,8 +41,9 @@ def connect_ray(address: str | None, options: dict[str, Any], server: ForkServer
         return None
     if address is not None:
         try:
-            _check_reachable(_found() if address == "auto" else address)
-            ray.init(**{"address": address, "log_to_driver": False, "logging_level": "ERROR", **options})
+            where = _found() if address == "auto" else address
+            _check_reachable(where)
+            ray.init(**{"address": where, "log_to_driver": False, "logging_level": "ERROR", **options})
         except KeyboardInterrupt:
             ray.shutdown()  # a connection that nobody owns would be taken for the user's
             raise
@@ -150,18 +151,21 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _found() -> str:
-    """The address that Ray takes "auto" for: what RAY_ADDRESS says, or else what `ray start` left in a file."""
+    """The address that "auto" is: what RAY_ADDRESS says, or what `ray start` left in a file, or a Ray that runs."""
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     with contextlib.suppress(OSError):
         return os.environ.get("RAY_ADDRESS") or (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
-    return "auto"
+    return ray_found()
 
 
 def _check_reachable(address: str) -> None:
-    """Raises `OSError` where nothing listens: Ray itself would go on trying for minutes."""
+    """Raises `OSError` where nothing listens at what Ray dials for it: Ray itself would go on trying for minutes.
+
+    A Ray that listens on loopback alone, as that of another `pw.init` does, is not there for who does not say so.
+    """
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "//" not in host:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+        socket.create_connection((ray_dials(host.strip("[]")), int(port)), timeout=5.0).close()
 
 
 def _is_about_tokens(error: BaseException | None) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from pathways_ray.cli import commands
+from pathways_ray.client import registry
 from pathways_ray.deployment import ray_connection, tracing
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.timeline import Clock, Ended, Records
@@ -96,3 +99,18 @@ def test_spans_of_a_runtime_that_is_not_there_end_at_once(monkeypatch: pytest.Mo
     found = CliRunner().invoke(commands, ["spans", "--name", "nope"])
     assert found.exit_code == 2
     assert "pathways: no runtime named 'nope'" in found.stderr
+
+
+def test_the_cluster_of_a_process_is_named_where_there_is_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pathways status` finds it, and `pathways trace` cannot."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    none = CliRunner().invoke(commands, ["trace", "--last", "2"]).stderr
+    registry.write("grpc://127.0.0.1:4711", "s3cret")
+    own = CliRunner().invoke(commands, ["trace", "--last", "2"]).stderr
+    assert none.endswith("start one with 'ray start --head'\n")
+    assert own.endswith(
+        f". What pw.init started in process {os.getpid()} is its own: pw.trace there, and it ends with it\n"
+    )

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from pathways_ray.compat import ray_dials
 from pathways_ray.deployment.ray_connection import cause_text, connect_ray
 from pathways_ray.errors import UsageError
 
@@ -26,6 +27,16 @@ def test_a_ray_cluster_that_is_gone(said_by: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(UsageError, match=r"no Ray cluster at .*refused.*; start one with 'ray start --head'"):
         connect_ray(there if said_by == "address" else "auto", {})
     assert time.monotonic() - start < 10
+
+
+def test_a_ray_that_listens_on_loopback_alone_is_not_there_for_others() -> None:
+    """Ray dials the machine's own address in its place, and would try that for minutes."""
+    if ray_dials("127.0.0.1") == "127.0.0.1":
+        pytest.skip("this machine has no other address")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UsageError, match=r"no Ray cluster at .*refused"):
+            connect_ray(there, {})
 
 
 def test_the_end_of_a_process_is_told_in_a_line() -> None:
