@@ -31,28 +31,37 @@ class Traces:
         self._last: list[str] | None = None
         self._count = 0
 
-    def note(self, kinds: Sequence[ArgumentType], stacklevel: int = 2) -> None:
-        """Notes a trace for these argument types; warns at the tenth, or does what `action` says.
+    def check(self, kinds: Sequence[ArgumentType]) -> None:
+        """Refuses a trace for these argument types where `action` says so.
 
         Raises:
             TraceError: `action` is "raise", and it was traced before.
         """
-        self._count += 1
-        now = [f"{kind}{' (weak type)' if kind.weak else ''} on {kind.where()}" for kind in kinds]
+        if self._count and self.action == "raise":
+            raise TraceError(self._again(_difference(self._last, _texts(kinds)), self._count + 1))
+
+    def note(self, kinds: Sequence[ArgumentType], stacklevel: int = 2) -> None:
+        """Counts a trace that succeeded; warns at the tenth, or at each further one where `action` says so."""
+        now = _texts(kinds)
         before, self._last = self._last, now
-        if self._count > 1 and self.action is not None:
-            text = f"{self.name} was traced again ({self._count} times now): {_difference(before, now)}"
-            if self.action == "raise":
-                self._last, self._count = before, self._count - 1
-                raise TraceError(text)
+        self._count += 1
+        if self._count > 1 and self.action == "warn":
+            text = self._again(_difference(before, now), self._count)
             warnings.warn(text, ManyTraces, stacklevel=stacklevel)
-        elif self._count == MANY:
+        elif self._count == MANY and self.action is None:
             warnings.warn(
                 f"{self.name} was traced for the {MANY}th time, and is compiled each time: {_difference(before, now)}. "
                 "Pad what changes to a few sizes (pw.padded), or pass numbers as arrays instead of static arguments",
                 ManyTraces,
                 stacklevel=stacklevel,
             )
+
+    def _again(self, difference: str, count: int) -> str:
+        return f"{self.name} was traced again ({count} times now): {difference}"
+
+
+def _texts(kinds: Sequence[ArgumentType]) -> list[str]:
+    return [f"{kind}{' (weak type)' if kind.weak else ''} on {kind.where()}" for kind in kinds]
 
 
 def _difference(before: list[str] | None, now: list[str]) -> str:

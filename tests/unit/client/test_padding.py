@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -105,3 +106,22 @@ def test_a_retrace_says_what_differs_and_where(session) -> None:
     ) as seen:
         f(np.ones(3))
     assert [one.filename for one in seen] == [__file__]
+
+
+def test_calls_that_cannot_be_traced_are_no_traces(session) -> None:
+    """A server that is asked for wrong shapes compiles nothing, and is warned of nothing."""
+    f = pw.program(lambda v: v + np.ones(2), name="f", on_retrace="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(3):
+            with pytest.raises(pw.errors.TraceError):
+                f(np.ones(3))
+        f(np.ones(2))
+        with pytest.raises(pw.errors.TraceError):
+            f(np.ones(3))
+    with pytest.warns(UserWarning, match=r"f was traced again \(2 times now\): leaf 0 was float\d+\[2\] on client"):
+        f(np.ones((1, 2)))
+    strict = pw.program(lambda v: v + np.ones(2), name="strict", on_retrace="raise")
+    with pytest.raises(pw.errors.TraceError, match=r"'strict' .* cannot be traced"):
+        strict(np.ones(3))
+    strict(np.ones(2))  # the first that there is
