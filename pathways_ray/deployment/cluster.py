@@ -56,6 +56,7 @@ class Cluster:
     processes: Processes
     ca: str = ""
     metrics: str = ""
+    ends_ray: bool = False
     pids: list[int] = field(default_factory=list)
     stopped: bool = False
 
@@ -131,7 +132,8 @@ class Cluster:
         try:
             with never_started():  # its user may have ended Ray before
                 kill(reversed(self.actors))  # hosts first
-                placement.free(self.groups)
+                if not self.ends_ray:  # which frees them, and may be gone already: it would be looked for for a minute
+                    placement.free(self.groups)
             crash_log.forget(self.runtime)
         finally:
             if self.leave_ray is not None:
@@ -241,7 +243,7 @@ class Starting:
             name = names.tenant_islands(self.runtime)
             self._actor(TenantIslands, name, self.common, self.topology, self.groups, max_concurrency=4)
 
-    def wait(self, leave_ray: Leave | None) -> Cluster:
+    def wait(self, leave_ray: Leave | None, ends_ray: bool) -> Cluster:
         """The cluster, once all serve. Raises `PathwaysError` for one that did not start in time."""
         deadline = time.monotonic() + self.options.limit_s
         listen, controller = self.listen, self.made[1]
@@ -263,6 +265,7 @@ class Starting:
             self.common,
             listen.tls.ca if listen.tls is not None else "",
             metrics_url(*self.metrics_at, listen.tls) if self.metrics_at is not None else "",
+            ends_ray,
         )
 
     def undo(self) -> None:
@@ -312,7 +315,7 @@ def start(
             starting.controller()
             starting.islands()
             meanwhile()
-            return starting.wait(leave_ray)
+            return starting.wait(leave_ray, ends_ray=address is None and leave_ray is not None)
         except BaseException:
             starting.undo()
             raise
