@@ -65,6 +65,7 @@ def command(target: str, every: float, times: int, url: str | None, token: str |
     """
     kind, number = parsed(target)
     url, token, ca = cluster_meant(url, token, ca)
+    _victims(ask(url, token, ca=ca), kind, number)  # what cannot be killed is said now, and not after a wait
     kills = 0
     try:
         while not times or kills < times:
@@ -104,9 +105,7 @@ def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
         UsageError: there is no such host or island that is up; its process is not of this machine.
         CommandFailed: it did not come back.
     """
-    victims = chosen(status(), kind, number)
-    for victim in victims:
-        check_here(victim)
+    victims = _victims(status(), kind, number)
     began = time.monotonic()
     for victim in victims:
         os_process.kill(victim.pid)
@@ -120,6 +119,14 @@ def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
         if all(victim.is_back(there) for victim in victims):
             return f"{named} killed; back after {time.monotonic() - began:.1f} s"
     raise CommandFailed(f"{named} killed, and not back in {BACK_LIMIT_S:.0f} s")
+
+
+def _victims(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
+    """The processes to be killed, all of this machine. Raises `UsageError`."""
+    victims = chosen(status, kind, number)
+    for victim in victims:
+        check_here(victim)
+    return victims
 
 
 def chosen(status: dict[str, Any], kind: str, number: int) -> list[Victim]:

@@ -88,3 +88,12 @@ def test_the_command_kills_as_often_as_it_is_told(killed: list[int], monkeypatch
     assert found.exit_code == 0, found.output
     assert killed == [77, 77]
     assert found.output.count("back after") == 2
+
+
+def test_what_cannot_be_killed_is_refused_before_the_first_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(drill, "ask", lambda url, token, ca: status())
+    monkeypatch.setattr(time, "sleep", waits.append)
+    found = CliRunner().invoke(commands, ["drill", "--kill", "host:7", "--url", "grpc://h:1", "--token", "t"])
+    assert (found.exit_code, waits) == (2, [])
+    assert "no host 7 is up: there are hosts [0, 1, 2]" in found.output
