@@ -104,7 +104,7 @@ class FunctionProcess:
                 if answer.ends:
                     self.close()
                 if answer.error:
-                    story = tuple(answer.traceback.rstrip().split("\n"))
+                    story = tuple(answer.traceback.splitlines())
                     raise CallFailed(Failure("HostFunctionError", answer.error, story=story))
                 self._known.add(digest)
                 return [receive_array(self._answers, kind) for kind in outputs]

@@ -122,8 +122,9 @@ def test_errors_that_cannot_be_told_are_named(called: Called) -> None:
 
 def test_a_result_that_does_not_fit_says_so(called: Called) -> None:
     said = r"f did not return what its result= says: result 0 has shape \(2,\), and should have \(4,\) on this host"
-    with pytest.raises(CallFailed, match=said):
+    with pytest.raises(CallFailed, match=said) as failed:
         called.call(lambda v: v[:2], V)
+    assert failed.value.failure.story == ()
 
 
 def test_a_function_that_hangs_is_killed_with_what_it_started(called: Called) -> None:
