@@ -204,13 +204,13 @@ class ClientCore(Cancelling):
         self.buffers.pop(buffer.id, None)
         if self.ended is not None:
             return None
-        if buffer.upload is not None:
+        if buffer.upload is not None and not self.frees_in_turn:
             self.freed[buffer.id] = buffer  # before the look: who ends the upload looks here behind it
             if not buffer.upload.done or self.freed.pop(buffer.id, None) is None:
                 return None
         message = wire.Free((buffer.id,))
-        if self.queue:
-            self.queue.append(Queued(message))
+        if self.queue or (buffer.upload is not None and not buffer.upload.done):
+            self.queue.append(Queued(message, (buffer,) if self.frees_in_turn else ()))
             return None
         return message
 

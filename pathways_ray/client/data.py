@@ -22,7 +22,8 @@ from pathways_ray import limits
 from pathways_ray.client.ahead import Ahead
 from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces, plan_of
 from pathways_ray.client.buffer import BufferRecord, Upload
-from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent
+from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent, may_wait
+from pathways_ray.client.living import UNSAID, LivingUploads
 from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -64,6 +65,7 @@ class DataLinks:
         self._files = threading.BoundedSemaphore(MAX_FILES)
         self.reader = LocalReader()
         self.ahead = Ahead()
+        self.living = LivingUploads(token)
         self.early: EarlyListener | None = None
         self.awaited: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
 
@@ -216,8 +218,11 @@ class DataLinks:
         copies = Copies(array)
         asked: list[tuple[DataLink, wire.PutOpen, tuple[Box, ...], Pieces | SharedFile | list[wire.Message]]] = []
         for host in sorted(placed.hosts):  # several uploads wait for hosts in one order
-            opening = wire.PutOpen(next(self._requests), buffer, kind, spec, placed, tag)
-            held = tuple(dict.fromkeys(b for b, d in zip(boxes, placed.devices, strict=True) if d.host == host))
+            living = self.living.bytes_on(host) if may_wait() else UNSAID
+            opening = wire.PutOpen(next(self._requests), buffer, kind, spec, placed, tag, living)
+            own = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
+            self.living.enter(host, buffer, own, kind.dtype)
+            held = tuple(dict.fromkeys(own))
             link = self._link(host)
             local = link.takes_files(copies.size(held)) and (copies.pieces(held) or copies.file(held))
             asked.append((link, opening, held, local or copies.messages(opening, held)))

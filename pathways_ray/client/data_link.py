@@ -41,6 +41,12 @@ DOOR_LIMIT_S = 2.0
 _thread = threading.local()
 """`reads` is set in the threads that read streams. Callbacks of the user run there, too."""
 
+
+def may_wait() -> bool:
+    """Whether this thread may wait for what the hosts do, or for what the session sends when they have answered."""
+    return not getattr(_thread, "reads", False)
+
+
 Acknowledge = Callable[[Upload, int, Failure | None], None]
 """Called once for each host of an upload, with its failure if it could not take its part."""
 
@@ -252,9 +258,12 @@ class DataLink:
         pipe of this are there when this returns, or will not be, of which the host tells, or it has stopped taking
         them; those by the pipe of somebody else come when he writes them."""
         with self._turn:
-            if len(self.handed) >= MAX_PIPES and getattr(_thread, "reads", False):
+            if len(self.handed) >= MAX_PIPES and not may_wait():
                 return False  # nobody else would read that it is its turn
             self._turns.wait_for(lambda: len(self.handed) < MAX_PIPES or self.dead is not None)
+            if opening.living >= 0 and (before := set(self.coming)):  # by the stream; they may wait for room as well,
+                # and this one must not take what they wait for: it may be freed behind launches with them
+                self._turns.wait_for(lambda: before.isdisjoint(self.coming) or self.dead is not None)
             self.handed.add(opening.request)
         if isinstance(what, SharedFile) and is_pipe(what):
             self.passed[opening.request] = HostPipe(what)
@@ -274,7 +283,7 @@ class DataLink:
         """Sends an upload in parts, when it is its turn: copies of many, over a slow network, would fill the memory."""
         size = sum(len(message.data) for message in messages if isinstance(message, wire.PutPart))
         with self._turn:
-            if not getattr(_thread, "reads", False):  # else nobody would read that it is its turn
+            if may_wait():  # else nobody would read that it is its turn
                 self._turns.wait_for(lambda: self._may_come(size))
             self.coming[request] = size
             self._coming_bytes += size

@@ -61,7 +61,8 @@ class Ending:
     """The part of `ClientCore` that loses its controller, comes back, and ends.
 
     `resume_tag` shows the controller's successor that the session is this client's; without it, the session ends with
-    the controller. `losses` counts the controllers that it has lost.
+    the controller. `losses` counts the controllers that it has lost. With `frees_in_turn` what is called behind a free
+    waits for the upload of what is freed too: a put that takes its room in the tenant's quota must not overtake it.
     """
 
     session: int
@@ -83,6 +84,7 @@ class Ending:
         self.away = ""
         self.losses = 0
         self.resume_tag = ""
+        self.frees_in_turn = False
         self.unanswered: set[int] = set()
         """Launches that were sent to a controller that died since, and have no outcome. What was donated to them is
         gone if they fail."""

@@ -154,7 +154,7 @@ class Admission:
             return self._admit(session, backlog, call)
         if isinstance(call, Put):
             self.memory.changed()
-            return buffers.put(self.tables, session, call)
+            return buffers.put(self.tables, session, call, backlog.coming(session.programs))
         if isinstance(call, Unregister):
             return self.preparation.unregistered(session, call.program) if backlog.may_unregister(call) else []
         now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers

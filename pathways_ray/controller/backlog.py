@@ -105,6 +105,11 @@ class Backlog:
         """The buffers that are being uploaded, and not entered yet."""
         return {call.buffer for call in self.waiting if isinstance(call, Put)}
 
+    def coming(self, programs: Mapping[int, PlannedProgram]) -> int | None:
+        """The bytes that deferred launches will make, as they count against a quota; None without such."""
+        found = [programs.get(call.message.program) for call in self.deferred if isinstance(call, WaitingLaunch)]
+        return sum(program.charged_bytes for program in found if program is not None) if found else None
+
     def first(self) -> WaitingLaunch | None:
         """The launch that was called first."""
         return next((call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)), None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 from pathways_ray.controller import quotas
@@ -33,8 +34,16 @@ MAX_BURNT = 65536
 """Numbers of a session that are remembered as burnt."""
 
 
-def put(tables: Tables, session: Session, message: Put) -> list[Send]:
-    """Enters a buffer. One whose type or slice is invalid is not made; a launch with it says so."""
+def put(tables: Tables, session: Session, message: Put, coming: int | None = None) -> list[Send] | None:
+    """Enters a buffer. One whose type or slice is invalid is not made; a launch with it says so.
+
+    Args:
+        coming: bytes that launches will make which the session has called before, and which have yet to go; None
+            without such.
+
+    Returns: None where the tenant's quota has no room for it beside these: it has to wait for them, and for what is
+        freed behind them.
+    """
     place = session.places.get(message.slice)
     if place is None:
         return []
@@ -43,10 +52,13 @@ def put(tables: Tables, session: Session, message: Put) -> list[Send]:
         kind = BufferType.on(place.mesh, message.type, message.spec)
         if session.lives(message.buffer):
             return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
+        over = partial(quotas.device_bytes, session, tables.sessions.values(), purpose=f"{message.type} to put")
+        if coming is not None and over(kind.charged_bytes + coming) is not None:
+            return None
         session.named.add(message.buffer)
         failure = (
             quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
-            or quotas.device_bytes(session, tables.sessions.values(), kind.charged_bytes, f"{message.type} to put")
+            or over(kind.charged_bytes)
             or _sent_before_move(place, message)
             or sent_to_ended_process(tables, place.hosts, message.buffer, message.epochs)
         )
@@ -115,6 +127,12 @@ def host_began(tables: Tables, session: Session, host: int) -> list[Send]:
         if failure is not None:
             commands += lose(session, number, session.buffers[number], failure)
     return commands
+
+
+def drop_late(tables: Tables, message: Stored) -> list[Send]:
+    """Takes an upload away from a host where it has arrived behind the message that dropped it."""
+    islands = _islands_of(tables, (message.host,))
+    return [SendIsland(island, Drop(message.session, (message.buffer,))) for island in islands]
 
 
 def stored(session: Session, message: Stored) -> list[Send]:

@@ -224,6 +224,8 @@ class Launches:
         session = self.sessions.get(message.session)
         if session is None:
             return []
+        if message.buffer in session.burnt:
+            return buffers.drop_late(self.tables, message)
         commands = buffers.stored(session, message)
         return commands + self.admission.resume((session,)) if message.buffer not in session.arriving else commands
 

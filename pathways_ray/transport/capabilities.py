@@ -49,6 +49,11 @@ def tenant_mark(tenant: str) -> str:
     return hashlib.sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
+def is_unlimited(token: str) -> bool:
+    """Whether a data token, which nobody has to check for this, has no limit of bytes."""
+    return token.partition(".")[0] == str(UNLIMITED)
+
+
 def grant_of(secret: str, session: int, token: str) -> Grant | None:
     """The grant of a session's data token; None unless the controller made it, for this session."""
     text, _, rest = token.partition(".")

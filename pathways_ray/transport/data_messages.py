@@ -25,7 +25,9 @@ else:
 class PutOpen(Message, tag=50):
     """An array is coming: the distinct boxes that this host's devices hold, in row-major order of the devices.
 
-    `slice_tag` is what came with the slice: that it is the session's, and lies on these devices.
+    `slice_tag` is what came with the slice: that it is the session's, and lies on these devices. `living` are the bytes
+    of the session's uploads on this host that its client has not freed, where there is a quota: an array that fits
+    beside them waits until the others are gone. With -1 none waits.
     """
 
     request: int
@@ -34,6 +36,7 @@ class PutOpen(Message, tag=50):
     spec: Spec
     placed: PlacedSlice
     slice_tag: str
+    living: int = -1
 
 
 class PutPart(Message, tag=51):

@@ -7,6 +7,7 @@ tokens allow. Raw messages stand for clients that do not keep to the rules.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import hashlib
 import itertools
 import json
@@ -632,6 +633,32 @@ def test_quota_of_device_bytes(whole: Cluster, raw) -> None:
     for sizes in odd:
         failure = failed(liar.data(PutOpen(1, 1, ArrayType(sizes, "float32"), (), created.placed, created.slice_tag)))
         assert failure.kind in ("TooLarge", "GraphError")
+
+
+@pytest.mark.parametrize("size", [300_000, 200_000], ids=["by-a-pipe", "by-the-stream"])
+@pytest.mark.parametrize("donated", [(), (0,)], ids=["dropped", "donated"])
+def test_a_loop_that_uploads_stays_within_its_quota(whole: Cluster, size: int, donated: tuple[int, ...]) -> None:
+    """Uploads run ahead of what frees those before: they wait for that, and each result is there."""
+    with whole.connect("carol") as carol, carol.virtual_slice((1,), ("x",), island=0) as s:
+        total = pw.compiled(lambda v: v.sum(), slice=s, donate_argnums=donated)
+        values = [total(pw.put(np.full(size // 4, k, np.float32), slice=s)) for k in range(60)]
+        assert [float(value) for value in values] == [float(k * (size // 4)) for k in range(60)]
+    assert eventually(lambda: whole.buffers() == 0)
+
+
+def test_loops_of_several_threads_stay_within_a_quota(whole: Cluster) -> None:
+    """Small arrays go by the stream, many at a time, and big ones by pipes: these do not take what those wait for."""
+    with whole.connect("carol") as carol, carol.virtual_slice((1,), ("x",), island=0) as s:
+        total = pw.compiled(lambda v: v.sum(), slice=s)
+
+        def loop(size: int) -> list[float]:
+            values = [total(pw.put(np.full(size // 4, k, np.float32), slice=s)) for k in range(60)]
+            return [float(value) / (size // 4) for value in values]
+
+        with ThreadPoolExecutor(3) as pool:
+            sizes = (200_000, 280_000, 100_000)
+            begun = [pool.submit(contextvars.copy_context().run, loop, size) for size in sizes]
+            assert [one.result() for one in begun] == [[float(k) for k in range(60)]] * len(sizes)
 
 
 def test_uploads_that_never_come_are_bounded_without_a_quota_too(whole: Cluster, raw) -> None:

@@ -56,6 +56,10 @@ class ClientStream:
         self.workers = ThreadPoolExecutor(MAX_WORKERS, "fetch")
         self.storing = ThreadPoolExecutor(MAX_STORING, "put")
         self.handed: set[Upload] = set()
+        self.waiting = 0
+        """Uploads with a pipe or a file that wait for frees."""
+        self.waited_in_vain = False
+        """Whether the last one that waited for frees was refused; further ones do not wait as long, one by one."""
         self.turns = asyncio.Semaphore(MAX_WORKERS)
         self._awaited = self._looked_at = 0
         self.link = link

@@ -30,8 +30,9 @@ from pathways_ray.errors import (
     to_failure,
 )
 from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data.awaited_frees import FREES_LIMIT_S, AwaitedFrees, FreesAwaited
 from pathways_ray.executor.data.buffer_store import BufferStore
-from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream
+from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD, ClientStream
 from pathways_ray.executor.data.early_calls import EarlyCalls
 from pathways_ray.executor.data.equal_uploads import EqualUploads
 from pathways_ray.executor.data.fetches import FetchServer
@@ -98,6 +99,7 @@ class DataServer:
         self.report = report
         self.quotas: dict[str, UploadQuota] = {}
         self.streams: set[ClientStream] = set()
+        self.awaited = AwaitedFrees()
         self.early = EarlyCalls(self.streams, hand)
         self._hand = hand
         self.storing: set[asyncio.Task[None]] = set()
@@ -155,7 +157,10 @@ class DataServer:
             while (data := await link.read()) is not None and not self.store.ended(stream.session):
                 check_batch(data, MAX_BATCH)
                 for message in wire.TO_HOST_DATA.decode_batch(data):
-                    self._take(stream, message)
+                    try:
+                        self._take(stream, message)
+                    except FreesAwaited as error:  # its bytes are behind it: nothing more is read meanwhile
+                        await self._open_later(stream, message, error)
                 await stream.outbox.room(MAX_UNREAD)
                 # Batches that are here already would otherwise be worked off before another client is served.
                 await asyncio.sleep(0)
@@ -200,7 +205,10 @@ class DataServer:
                 self._put_failed(stream, message.request, None, lost)
                 return
             counted = isinstance(message, wire.Fetch) and stream.files < MAX_FILES  # uploads are by `stream.upload`
-            self._take(stream, message, connection, file if counted or isinstance(message, wire.PutOpen) else None)
+            try:
+                self._take(stream, message, connection, file if counted or isinstance(message, wire.PutOpen) else None)
+            except FreesAwaited as error:
+                self._wait(stream, message, error, connection, file)
         except WireError as error:
             stream.link.close(str(error))
         if not stream.outbox.has_room(MAX_UNREAD):
@@ -239,7 +247,7 @@ class DataServer:
         request = message.request
         try:
             if isinstance(message, wire.PutOpen):
-                self._open(stream, message, file)
+                self._open(stream, message, file)  # raises `FreesAwaited` beside the others
             elif request in stream.uploads:
                 stream.uploads[request].add(message)
             else:
@@ -256,6 +264,35 @@ class DataServer:
                     task.add_done_callback(self.storing.discard)
         except _PUT_ERRORS as error:
             self._put_failed(stream, request, stream.uploads.pop(request, None), error)
+
+    def _wait(self, stream: ClientStream, message: Any, first: FreesAwaited, *local: Any) -> None:
+        """Has an upload of the local socket wait, with its pipe or file."""
+        if len(stream.handed) + stream.waiting >= MAX_PIPES:
+            self._put_failed(stream, message.request, None, first.refusal)
+            return
+        stream.waiting += 1
+        task = asyncio.ensure_future(self._open_later(stream, message, first, *local))
+        self.storing.add(task)
+
+        def over(task: asyncio.Task[None]) -> None:
+            stream.waiting -= 1
+            self.storing.discard(task)
+
+        task.add_done_callback(over)
+
+    async def _open_later(self, stream: ClientStream, message: Any, first: FreesAwaited, *local: Any) -> None:
+        """Begins an upload once what its session has freed is gone."""
+
+        def begin() -> None:
+            if stream in self.streams and not self.store.ended(stream.session):
+                self._take(stream, message, *local)
+
+        try:
+            limit_s = 0.0 if stream.waited_in_vain else FREES_LIMIT_S
+            await self.awaited.open(stream.session, message, begin, first, limit_s)
+        except FreesAwaited as error:
+            stream.waited_in_vain = True
+            self._put_failed(stream, message.request, None, error.refusal)
 
     async def _store(self, stream: ClientStream, upload: Upload) -> None:
         """Puts a big array on the devices in another thread: the loop serves all clients."""
@@ -308,9 +345,16 @@ class DataServer:
         boxes = shard_boxes(message.type, message.spec, message.placed.mesh)
         local = [boxes[k] for k, d in enumerate(message.placed.devices) if d.host == self.host]
         asked = device_bytes(local, message.type.dtype)
+        living = message.living
         stream.quota.reserve(
-            stream.name_of(message), asked, stream.grant.allowance, lambda name: self.store.holds(*name)
+            stream.name_of(message),
+            asked,
+            stream.grant.allowance,
+            lambda name: self.store.holds(*name),
+            living,
+            living >= 0 and self.awaited.is_ahead(stream.session, message),
         )
+        stream.waited_in_vain = False
         try:
             stream.uploads[message.request] = stream.upload(message, boxes, self.host, file)
         except BaseException:

@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from pathways_ray import limits
 from pathways_ray.errors import QuotaExceeded, TooLarge, WireError
+from pathways_ray.executor.data.awaited_frees import FreesAwaited
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, item_bytes
 from pathways_ray.transport.shared_memory import Mapping
@@ -56,14 +57,25 @@ class UploadQuota:
     _stored_bytes: int = 0
     _look_at: int = LOOK_AT
 
-    def reserve(self, buffer: Name, asked: int, allowed: int | None, present: Callable[[Name], bool]) -> None:
+    def reserve(
+        self,
+        buffer: Name,
+        asked: int,
+        allowed: int | None,
+        present: Callable[[Name], bool],
+        living: int = -1,
+        behind: bool = False,
+    ) -> None:
         """Reserves room for an upload that starts.
 
         Args:
             allowed: for all uploads of the tenant; with None, only the runtime's limit holds.
             present: whether a buffer is still in the store.
+            living: bytes of its session's uploads that the client has not freed; below 0, it does not wait for others.
+            behind: whether it has to wait for its turn.
 
         Raises:
+            FreesAwaited: more than is allowed, but not beside what lives.
             QuotaExceeded: more than is allowed, or more at a time than the runtime takes.
             WireError: the buffer is on its way already.
         """
@@ -78,14 +90,23 @@ class UploadQuota:
                 f"an upload asks for {asked} bytes on a host, and {coming} are on their way; {limits.MAX_UPLOAD_BYTES} "
                 "are allowed at a time"
             )
-        if allowed is not None and self._used() + asked > allowed:
+        if allowed is not None and (behind or self._used() + asked > allowed):
             self.forget(present)
-            if self._used() + asked > allowed:
-                raise QuotaExceeded(
-                    f"an upload asks for {asked} bytes on the devices of a host, where uploads of the tenant hold "
-                    f"{self._used()}; {allowed} are allowed. Delete an array, or put a smaller one"
-                )
+            if behind or self._used() + asked > allowed:
+                if 0 <= living <= allowed - asked - self._of_others(buffer[0]):
+                    raise FreesAwaited(self._refusal(asked, allowed))
+                raise self._refusal(asked, allowed)  # in no variable: it would keep itself, and the pipe of the upload
         self.reserved[buffer] = asked
+
+    def _refusal(self, asked: int, allowed: int) -> QuotaExceeded:
+        return QuotaExceeded(
+            f"an upload asks for {asked} bytes on the devices of a host, where uploads of the tenant hold "
+            f"{self._used()}; {allowed} are allowed. Delete an array, or put a smaller one"
+        )
+
+    def _of_others(self, session: int) -> int:
+        """The bytes of other sessions' uploads."""
+        return sum(size for (other, _), size in (*self.reserved.items(), *self.stored.items()) if other != session)
 
     def forget(self, present: Callable[[Name], bool]) -> None:
         """Forgets uploads that have left the store."""

@@ -13,10 +13,12 @@ from pathways_ray.client.ahead import Ahead
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.living import LivingUploads
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport.capabilities import data_token
 from pathways_ray.transport.messages import Accepted, CreateSlice, Message, Reply, SliceCreated
 from tests.unit.helpers import placed
 
@@ -79,6 +81,7 @@ class Hosts:
 
     def __init__(self) -> None:
         self.ahead = Ahead()
+        self.living = LivingUploads(data_token("", 1, None))
         self.uploads: dict[int, tuple[Upload, Callable[[Upload, int, Failure | None], None]]] = {}
         self.arrays: dict[int, np.ndarray] = {}
         self.moved: list[Any] = []

@@ -403,6 +403,21 @@ def test_calls_pass_a_free_that_waits_for_its_upload() -> None:
     assert not script.core.freed
 
 
+def test_with_a_quota_puts_do_not_pass_a_free_that_waits_for_its_upload() -> None:
+    script = Script()
+    script.core.frees_in_turn = True
+    x = script.put()
+    script.take()
+    script.free(x)
+    further = script.put(1)
+    assert script.take() == []
+    script.acknowledge(x)
+    free, put = script.take()
+    assert free == Free((1,))
+    assert isinstance(put, Put)
+    assert put.buffer == further.id
+
+
 @pytest.mark.parametrize("noted", [False, True])
 def test_an_upload_that_ends_amid_its_free_is_freed_once(noted: bool) -> None:
     """Another thread takes the host's answer just before the free is noted, or just after."""

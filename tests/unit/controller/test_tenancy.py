@@ -137,15 +137,37 @@ def test_bytes_over_the_quota_are_refused_and_come_back() -> None:
     f.put(1)
     f.launch(1, (1,), 10)
     f.done(0, 1)
-    commands = f.put(2)
+    commands = f.put(2, arrives=False)
     (lost,) = to_client(commands, kind=BuffersLost)
     assert lost.buffers == (2,)
     assert f"may hold {2 * each} bytes on devices; it holds {2 * each} and asks for {each} more" in lost.failure.message
     assert to_island(commands, 0, Drop) == [Drop(1, (2,))]
+    assert to_island(f.stored(0, 2), 0, Drop) == [Drop(1, (2,))], "it arrived behind the first one"
     assert failure_of(f.launch(2, (1,), 20)).kind == "QuotaExceeded"
     assert f.tenants()[0]["device_bytes"] == 2 * 2 * VECTOR.nbytes
     f.free(10)
     assert len(to_island(f.launch(3, (1,), 30), 0, IslandLaunch)) == 1
+
+
+def test_a_put_does_not_overtake_what_is_freed_behind_a_launch_that_waits() -> None:
+    """The quota has room for a vector and a result.
+
+    1. A launch waits for its upload, which is freed behind it. A further put waits for both.
+    2. The upload arrives: the launch goes, the put takes the room of what it had.
+    3. A put with nothing before it that waits is refused.
+    """
+    f = front(Tenant("alice", quota=Quota(device_bytes=2 * MIN_BUFFER_BYTES)))
+    f.register(program_over(1), 1)
+    f.put(1, arrives=False)
+    f.launch(1, (1,), 10)
+    f.free(1)
+    assert f.put(2) == []
+    assert f.buffers() == {1}
+    commands = f.stored(0, 1)
+    assert [run.arguments for run in to_island(commands, 0, IslandLaunch)] == [(1,)]
+    assert to_client(commands, kind=BuffersLost) == []
+    assert f.buffers() == {2, 10}
+    assert len(to_client(f.put(3), kind=BuffersLost)) == 1
 
 
 def test_a_number_stands_for_one_buffer() -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, QuotaExceeded, TooLarge, WireError
+from pathways_ray.executor.data.awaited_frees import FreesAwaited
 from pathways_ray.executor.data.upload_quota import LOOK_AT, UploadQuota, check_type, device_bytes
 from pathways_ray.ir.types import ArrayType
 
@@ -31,6 +35,44 @@ def test_uploads_count_from_their_first_message_until_their_buffer_goes() -> Non
         quota.reserve((7, 3), 50, 100, store.__contains__)
     store.clear()
     quota.reserve((7, 3), 100, 100, store.__contains__)
+
+
+def test_an_upload_that_fits_beside_what_lives_waits_for_the_rest() -> None:
+    """
+    1. 60 of 100 bytes are stored, and 20 of another session. 50 more wait where the client has freed the 60.
+    2. They are refused where it holds 40 of them, or says nothing.
+    3. What fits waits for those before it.
+    4. The 60 have gone: the 50 are taken.
+    """
+    quota, store = UploadQuota(), {(7, 1), (8, 1)}
+    for name, size in (((7, 1), 60), ((8, 1), 20)):
+        quota.reserve(name, size, 100, store.__contains__)
+        quota.keep(name)
+    with pytest.raises(FreesAwaited, match=r"asks for 50 bytes .* hold 80; 100 are allowed"):
+        quota.reserve((7, 2), 50, 100, store.__contains__, 0)
+    for living in (40, -1):
+        with pytest.raises(QuotaExceeded, match="hold 80"):
+            quota.reserve((7, 2), 50, 100, store.__contains__, living)
+    with pytest.raises(FreesAwaited):
+        quota.reserve((7, 3), 1, 100, store.__contains__, 0, behind=True)
+    store.remove((7, 1))
+    quota.reserve((7, 2), 50, 100, store.__contains__, 0)
+
+
+@pytest.mark.parametrize("living", [-1, 0])
+def test_a_refusal_goes_with_what_it_refused(living: int) -> None:
+    """An error that kept itself would keep the pipe of the upload open, at which the client waits."""
+    gc.disable()
+    try:
+        quota = UploadQuota()
+        quota.reserve((7, 1), 60, 100, there)
+        try:
+            quota.reserve((7, 2), 50, 100, there, living)
+        except (QuotaExceeded, FreesAwaited) as error:
+            found = weakref.ref(error)
+        assert found() is None
+    finally:
+        gc.enable()
 
 
 def test_without_a_quota_the_runtime_has_a_limit_for_what_is_under_way() -> None:
