@@ -34,6 +34,7 @@ class _Server(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 512  # with the library's five, most of a burst would wait a second for the next try to connect
 
     def __init__(
         self,

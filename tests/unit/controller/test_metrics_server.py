@@ -85,6 +85,15 @@ def test_of_too_many_clients_that_do_not_ask_the_oldest_are_hung_up(monkeypatch:
             idle[5].recv(1)
 
 
+def test_connections_of_a_burst_wait_to_be_accepted() -> None:
+    """The system would drop those beyond its queue, and their clients try again a second later."""
+    server = metrics_server._Server(("127.0.0.1", 0), None, "s3cret", "text/plain", lambda: b"up 1\n")
+    with contextlib.closing(server.socket), contextlib.ExitStack() as stack:
+        port = int(server.server_address[1])
+        for _ in range(64):  # nobody accepts them
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0))
+
+
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use"):
         serve_page("127.0.0.1", server.getsockname()[1], None, "t", "text/plain", lambda: b"")
