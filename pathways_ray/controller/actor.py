@@ -32,7 +32,7 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.log_reading import read_log
 from pathways_ray.controller.manager_calls import FENCED_CALLS
-from pathways_ray.controller.metrics_server import serve_page
+from pathways_ray.controller.metrics_server import serve_once_free, serve_page
 from pathways_ray.controller.planner import Planner
 from pathways_ray.controller.planning import PlanReply
 from pathways_ray.controller.programs import check_functions
@@ -180,7 +180,8 @@ class Controller(Inspectable):
         self.planner.start()
         self.front = ClientService(self.core, self.handle, self.listen, strict=not self.restarted)
         if self.metrics_at is not None:
-            self.core.requests.about["metrics"] = self._serve_metrics(*self.metrics_at)
+            metrics_served = self._serve_metrics(*self.metrics_at)
+            self._later(metrics_served) if self.restarted else await metrics_served
         self.server, self.link_address = await links.serve(
             {streams.ISLAND_STREAM: self._island_stream},
             streams.bind_address(self.listen.links),
@@ -214,7 +215,12 @@ class Controller(Inspectable):
             self.front.refresh()
             await asyncio.sleep(tick_s(TICK_S))
 
-    def _serve_metrics(self, address: str, port: int) -> str:
+    async def _serve_metrics(self, address: str, port: int) -> None:
+        """Serves metrics; after a restart, once nobody else has their port: all else goes on without them."""
+
+        def taken(problem: str) -> None:
+            self.launches.story.note(Entry(time.monotonic(), "metrics not served", cause=problem))
+
         async def status() -> dict[str, Any]:
             reply = await self.front.request(None, Status(0))
             if not isinstance(reply, StatusReply):
@@ -225,7 +231,9 @@ class Controller(Inspectable):
         def page() -> bytes:
             return metrics.text(asyncio.run_coroutine_threadsafe(status(), self.loop).result(METRICS_LIMIT_S))
 
-        return serve_page(address, port, self.listen.tls, self.token, metrics.CONTENT_TYPE, page)
+        place = address, port, self.listen.tls, self.token, metrics.CONTENT_TYPE, page
+        served = await serve_once_free(taken, *place) if self.restarted else serve_page(*place)
+        self.core.requests.about["metrics"] = served
 
     # --- commands -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hmac
 import socket
@@ -15,6 +16,9 @@ from pathways_ray.transport.endpoints import Tls, is_loopback, joined
 
 READ_LIMIT_S = 10.0
 """A connection that does not ask within this time is closed."""
+
+PORT_PAUSE_S = 2.0
+"""Time between two attempts to have a port that somebody else has."""
 
 MAX_WAITING = 64
 """Connections that have not asked yet. Of more, the oldest is closed: each has a thread in the controller's process."""
@@ -158,3 +162,20 @@ def serve_page(
     server = _Server((address.strip("[]"), port), context, token, content_type, page)
     threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
     return metrics_url(address, int(server.server_address[1]), tls)
+
+
+async def serve_once_free(taken: Callable[[str], None], address: str, port: int, *rest: Any) -> str:
+    """Serves the page as `serve_page` does, once nobody else has its port.
+
+    Args:
+        taken: hears why it is not served yet, once.
+    """
+    told = False
+    while True:
+        try:
+            return serve_page(address, port, *rest)
+        except OSError as error:
+            if not told:
+                taken(f"nothing can listen at {joined(address, port)}: {error}")
+                told = True
+        await asyncio.sleep(PORT_PAUSE_S)

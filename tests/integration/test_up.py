@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.integration.conftest import FAILED
+from tests.integration.conftest import FAILED, free_port
 
 CLI = ("-m", "pathways_ray.cli")
 OURS = ("HostExecutor", "IslandScheduler", "Controller", "ResourceManager")
@@ -203,13 +204,13 @@ def test_tenants_come_and_go_and_metrics_show_them(python, shared_head, run, tmp
     within_seconds(30, refused)
 
 
-def within_seconds(limit: float, do: Callable[[], Any]) -> Any:
+def within_seconds(limit: float, do: Callable[[], Any], on: type[Exception] = AssertionError) -> Any:
     """What a call gives, tried again until it passes or the time is over."""
     deadline = time.monotonic() + limit
     while True:
         try:
             return do()
-        except AssertionError:
+        except on:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
@@ -312,6 +313,32 @@ def test_a_killed_controller_comes_back(python, shared_head, run, tmp_path) -> N
     code, _, err = run("down")
     assert code == 0, err
     assert_nothing_left(python)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_controller_whose_port_of_metrics_is_taken_comes_back_without_them(python, run) -> None:
+    """
+    1. The controller is killed, and before its successor begins somebody else listens at the port of metrics.
+    2. The successor serves its clients all the same.
+    3. Once the port is free, metrics are served there.
+    """
+    port = free_port()
+    found = up(run, "--islands", "1", "--devices-per-host", "1", "--metrics-port", str(port))
+    (controller,) = ours(python, ["Controller"])
+    controller.kill()
+
+    def has_come_back() -> None:
+        code, out, err = run("status", "--json")
+        assert code == 0, err
+        assert json.loads(out)["controller"]["pid"] != controller.pid
+
+    with within_seconds(20, lambda: socket.create_server(("127.0.0.1", port)), OSError):
+        within_seconds(60, has_come_back)
+    asked = urllib.request.Request(found["metrics"], headers={"Authorization": f"Bearer {found['token']}"})
+    with within_seconds(30, lambda: urllib.request.urlopen(asked, timeout=5.0), OSError) as reply:
+        assert b"pathways_hosts_up" in reply.read()
+    assert run("down")[0] == 0
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import time
@@ -12,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from pathways_ray.controller import metrics_server
-from pathways_ray.controller.metrics_server import metrics_url, serve_page
+from pathways_ray.controller.metrics_server import metrics_url, serve_once_free, serve_page
 from pathways_ray.transport.endpoints import Tls
 
 
@@ -97,6 +98,24 @@ def test_connections_of_a_burst_wait_to_be_accepted() -> None:
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.raises(OSError, match="in use"):
         serve_page("127.0.0.1", server.getsockname()[1], None, "t", "text/plain", lambda: b"")
+
+
+def test_a_port_that_is_taken_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_server, "PORT_PAUSE_S", 0.01)
+    said: list[str] = []
+
+    async def served() -> str:
+        with socket.create_server(("127.0.0.1", 0)) as taker:
+            port = taker.getsockname()[1]
+            waiting = asyncio.ensure_future(
+                serve_once_free(said.append, "127.0.0.1", port, None, "s3cret", "text/plain", lambda: b"up 1\n")
+            )
+            await asyncio.sleep(0.1)
+            assert said == [f"nothing can listen at 127.0.0.1:{port}: [Errno 98] Address already in use"]
+        return await waiting
+
+    assert get(asyncio.run(served())) == (200, b"up 1\n")
+    assert len(said) == 1
 
 
 def test_there_is_tls_beyond_loopback() -> None:
