@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -129,7 +130,7 @@ def decode(data: bytes) -> TenantBook:
         found = _FILE.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise UsageError(f"the tenants file is not a table of tenants: {error}") from None
-    book = TenantBook()
+    table = _Table(())
     for number, entry in enumerate(found.tenants):
         what = f"entry {number} of the tenants file ({entry.name[:MAX_NAME_CHARACTERS]!r})"
         if bool(entry.token) == bool(entry.token_sha256):
@@ -140,10 +141,10 @@ def decode(data: bytes) -> TenantBook:
             )
         tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota, entry.launch_limit_s, entry.trusted)
         try:
-            book = add(book, tenant, entry.token_sha256 or token_digest(entry.token))
+            table.add(tenant, entry.token_sha256 or token_digest(entry.token))
         except UsageError as error:
             raise UsageError(f"{what}: {error}") from None
-    return book
+    return TenantBook(tuple(table.entries))
 
 
 def encode(book: TenantBook) -> bytes:
@@ -170,16 +171,32 @@ def add(book: TenantBook, tenant: Tenant, token_sha256: str) -> TenantBook:
     Raises:
         UsageError: the name or the token is there already, or a value is invalid.
     """
-    _check(tenant)
-    digest = token_sha256.lower()
-    if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
-        raise UsageError("a token_sha256 has 64 hexadecimal digits: the SHA-256 of the token")
-    if book.named(tenant.name) is not None:
-        raise UsageError(f"there is a tenant {tenant.name!r} already; names are used once")
-    for other, known in book.entries:
-        if hmac.compare_digest(known, digest):
-            raise UsageError(f"tenants {other.name!r} and {tenant.name!r} have the same token; give each its own")
-    return TenantBook((*book.entries, (tenant, digest)))
+    table = _Table(book.entries)
+    table.add(tenant, token_sha256)
+    return TenantBook(tuple(table.entries))
+
+
+class _Table:
+    """Entries of a table that grows, whose names and tokens are found at once: a file may have thousands."""
+
+    def __init__(self, entries: Sequence[tuple[Tenant, str]]) -> None:
+        self.entries = list(entries)
+        self._names = {tenant.name for tenant, _ in entries}
+        self._owners = {digest: tenant.name for tenant, digest in entries}
+
+    def add(self, tenant: Tenant, token_sha256: str) -> None:
+        """Adds a tenant. Raises `UsageError` as the function `add` does."""
+        _check(tenant)
+        digest = token_sha256.lower()
+        if len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+            raise UsageError("a token_sha256 has 64 hexadecimal digits: the SHA-256 of the token")
+        if tenant.name in self._names:
+            raise UsageError(f"there is a tenant {tenant.name!r} already; names are used once")
+        if (owner := self._owners.get(digest)) is not None:
+            raise UsageError(f"tenants {owner!r} and {tenant.name!r} have the same token; give each its own")
+        self.entries.append((tenant, digest))
+        self._names.add(tenant.name)
+        self._owners[digest] = tenant.name
 
 
 def change(book: TenantBook, tenant: Tenant) -> TenantBook:

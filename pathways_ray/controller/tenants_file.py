@@ -9,6 +9,9 @@ from pathlib import Path
 from pathways_ray.controller.tenants import TenantBook, decode
 from pathways_ray.errors import UsageError
 
+MAX_FILE_BYTES = 16 << 20
+"""Bytes of a table; what is longer is not read, since it may be longer than memory."""
+
 
 class TenantsFile:
     """The table of tenants as its file has it; a file that is broken later leaves the last good table in force.
@@ -42,7 +45,11 @@ class TenantsFile:
                 return False
             if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
                 raise UsageError("it is read again and again, and a pipe or a device has its text once, or never")
-            self.book = decode(Path(self.path).read_bytes())
+            with Path(self.path).open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                raise UsageError(f"it has more than {MAX_FILE_BYTES} bytes, and a table of tenants may not")
+            self.book = decode(data)
             self._seen, self.problem = seen, ""
         except OSError as error:
             self._seen, self.problem = (), f"the tenants file {self.path} cannot be read: {error.strerror}"

@@ -16,7 +16,7 @@ from pathways_ray import limits
 from pathways_ray.controller import quotas, tenants
 from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Quota, Tenant, TenantBook
-from pathways_ray.controller.tenants_file import TenantsFile
+from pathways_ray.controller.tenants_file import MAX_FILE_BYTES, TenantsFile
 from pathways_ray.errors import QuotaExceeded, UsageError, from_failure
 from pathways_ray.scheduler.policies import Usage
 from tests.unit.helpers import placed
@@ -165,3 +165,21 @@ def test_a_file_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> 
     os.mkfifo(tmp_path / "tenants.json")
     with pytest.raises(UsageError, match=r"tenants\.json: it is read again and again, and a pipe or a device has"):
         TenantsFile(str(tmp_path / "tenants.json"), strict=True)
+
+
+def test_a_file_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "tenants.json"
+    file.write_bytes(b'{"tenants": []}')
+    assert TenantsFile(str(file), strict=True).problem == ""
+    file.write_bytes(b'{"tenants": []}'.ljust(MAX_FILE_BYTES + 1))
+    with pytest.raises(UsageError, match=f"more than {MAX_FILE_BYTES} bytes"):
+        TenantsFile(str(file), strict=True)
+
+
+def test_tenants_of_a_long_table_are_not_compared_with_each_other() -> None:
+    """The controller serves nobody while it reads one. With 50,000 of them that would take minutes."""
+    entries = [{"name": f"tenant {k}", "token": f"the token of tenant {k}"} for k in range(50_000)]
+    assert len(tenants.decode(file(*entries)).entries) == 50_000
+    entries.append({"name": "again", "token": "the token of tenant 7"})
+    with pytest.raises(UsageError, match="tenants 'tenant 7' and 'again' have the same token"):
+        tenants.decode(file(*entries))
