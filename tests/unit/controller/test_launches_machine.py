@@ -99,6 +99,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         self.compiling: list[tuple[int, int]] = []
         self.storing: list[Stored] = []
         self.programs: dict[int, PlannedProgram] = {}
+        self.plans: dict[int, dict[int, IslandPlan]] = {}  # those of programs lose them with their session
         self.now = 0.0
         for host in ISLAND_OF_HOST:
             self.host_up(host)
@@ -126,7 +127,7 @@ class LaunchesMachine(RuleBasedStateMachine):
                 assert limit > island.limit.get(message.sequence, 0), "gangs come in order, each once"
             island.last_sequence = max(island.last_sequence, message.sequence)
             island.limit[message.sequence] = limit
-            island.plans[message.sequence] = self.programs[message.program].plans
+            island.plans[message.sequence] = self.plans[message.program]
             island.enqueued.setdefault(message.sequence, ALL_GANGS if self.parallel else 0)
         elif isinstance(message, Program):
             hosts = self.programs[message.program].hosts
@@ -166,6 +167,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         messages = {i: msgspec.structs.replace(m, program=self.keys) for i, m in like.messages.items()}
         program = dataclasses.replace(like, key=self.keys, session=session, ready=set(), messages=messages)
         self.programs[self.keys] = client.programs[len(client.programs) + 1] = program
+        self.plans[self.keys] = dict(program.plans)
         self.apply(self.launches.register(session, len(client.programs), program))
         while compiled and self.compiling:
             self.compiled(0, refused=False)
