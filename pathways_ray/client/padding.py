@@ -127,6 +127,10 @@ class Padded:
         except IndexError:
             self._check_axes(leaves, axes)
             raise
+        if not counts:
+            raise UsageError(
+                f"{self._name} is given no batch: no argument has an array where in_axes={self.in_axes} has an axis"
+            )
         if len(counts) != 1:
             raise UsageError(
                 f"{self._name} takes batches of one size, not of {sorted(counts)} (in_axes={self.in_axes})"

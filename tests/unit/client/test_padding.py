@@ -63,6 +63,8 @@ def test_batches_that_do_not_fit(session) -> None:
     f = pw.padded(pw.program(lambda v, w: v + w[:, 0]), sizes=(8,))
     with pytest.raises(pw.errors.UsageError, match=r"takes batches of one size, not of \[2, 3\] \(in_axes=0\)"):
         f(np.ones(2), np.ones((3, 1)))
+    with pytest.raises(pw.errors.UsageError, match=r"is given no batch: .* where in_axes=\(None, 0\) has an axis"):
+        pw.padded(pw.program(lambda v, w: v), sizes=(8,), in_axes=(None, 0))(np.ones(2), None)
     total = pw.padded(pw.program(lambda v: v.sum()), sizes=[8])
     with pytest.raises(
         pw.errors.UsageError, match=r"a result of shape \(\) has no batch of 8 along axis 0; say .*out_axes="
