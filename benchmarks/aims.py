@@ -79,6 +79,7 @@ AIMS = (
     Aim("Blocking, proxy / native", ("proxy",), "proxy / native client, time, blocking", 1.3, at_most=True),
     Aim("Put and get, proxy / native", ("proxy",), "proxy / native client, rate, *", 0.7),
     Aim("Idle proxy", ("proxy",), "proxy, share of a core*", 0.03, at_most=True, unit="cores"),
+    Aim("Figure 6, each call a message", ("parity", "figure6"), "*no-fusion, 2 hosts*", 2, at_most=True, unit="ms"),
     Aim("Figure 6, parity with JAX, 2 hosts", ("parity", "figure6"), "*2 hosts*", 1, at_most=True, unit="ms"),
     Aim("A decision / a blocking round trip", ("decisions",), "decision / *", 1.2, at_most=True),
     Aim("A loop over two slices / the same unrolled", ("decisions",), "while_loop over two slices / *", 0.8),
