@@ -254,7 +254,8 @@ class LocalServer(Generic[Owner]):
 
 
 class LocalSocket:
-    """The client's end: any thread sends.
+    """The client's end: any thread sends, and none waits for another one. A lock would be kept by a thread whose signal
+    handler waits for what the next one to send keeps from it.
 
     Raises:
         NotLocal: the name is not one of this machine, or somebody else answers there.
@@ -263,7 +264,6 @@ class LocalSocket:
     _full = ended = False
 
     def __init__(self, invitation: Invitation) -> None:
-        self._sending = threading.RLock()  # a signal handler may send in the midst of it, before or behind the message
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.connection.settimeout(ANSWER_LIMIT_S)
@@ -284,13 +284,12 @@ class LocalSocket:
         if len(message) > MAX_MESSAGE_BYTES:
             return False
         try:
-            with self._sending:
-                flags = _UNAWAITED if self._full else socket.MSG_NOSIGNAL
-                if file is None:
-                    self.connection.send(message, flags)
-                else:
-                    self.connection.sendmsg([message], _with(file), flags)
-                self._full = False
+            flags = _UNAWAITED if self._full else socket.MSG_NOSIGNAL
+            if file is None:
+                self.connection.send(message, flags)
+            else:
+                self.connection.sendmsg([message], _with(file), flags)
+            self._full = False
         except OSError as error:
             if isinstance(error, BlockingIOError):
                 self._full = True
@@ -300,11 +299,10 @@ class LocalSocket:
         return True
 
     def close(self) -> None:
-        """Hangs up."""
+        """Hangs up. The descriptor stays until nobody has this any more: what is just sent might go to whatever has it
+        next."""
         with contextlib.suppress(OSError):
             self.connection.shutdown(socket.SHUT_RDWR)
-        with self._sending:  # or what is just sent might go to whatever has the descriptor next
-            self.connection.close()
 
     def __del__(self) -> None:
         self.connection.close()

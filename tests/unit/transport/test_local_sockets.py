@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 import socket
 import threading
 import time
@@ -193,6 +194,32 @@ def test_an_answer_that_is_longer_than_its_reader_has_room_for_is_not_sent(serve
     assert not server.run(lambda: server.server.send(server.last, bytes(local_sockets.MAX_ANSWER_BYTES + 1)))
     assert server.run(lambda: server.server.send(server.last, bytes(local_sockets.MAX_ANSWER_BYTES)))
     assert len(ours.connection.recv(local_sockets.MAX_MESSAGE_BYTES)) == local_sockets.MAX_ANSWER_BYTES
+
+
+def test_other_threads_send_while_a_signal_handler_has_interrupted_one_that_does(server: Server) -> None:
+    """Else a handler that waits for such a thread, as for one that has the turn to launch, would do so without end."""
+    ours = LocalSocket(server.invite("ours"))
+    connection, sent = ours.connection, []
+
+    class Interrupted:
+        def send(self, message: bytes, flags: int) -> int:
+            ours.connection = connection
+            signal.raise_signal(signal.SIGUSR1)
+            return connection.send(message, flags)
+
+    def handler(*_: object) -> None:
+        other = threading.Thread(target=lambda: sent.append(ours.send(b"b")), daemon=True)
+        other.start()
+        other.join(LIMIT_S)
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        ours.connection = Interrupted()  # type: ignore[assignment]
+        assert ours.send(b"a")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sent == [True]
+    assert [server.next()[1], server.next()[1]] == [b"b", b"a"]
 
 
 def test_a_message_that_is_too_long_is_not_sent(server: Server) -> None:
