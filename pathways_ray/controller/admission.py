@@ -154,7 +154,8 @@ class Admission:
             return self._admit(session, backlog, call)
         if isinstance(call, Put):
             self.memory.changed()
-            return buffers.put(self.tables, session, call, backlog.coming(session.programs))
+            has_quota = session.tenant.quota.device_bytes is not None
+            return buffers.put(self.tables, session, call, backlog.coming(session.programs) if has_quota else None)
         if isinstance(call, Unregister):
             return self.preparation.unregistered(session, call.program) if backlog.may_unregister(call) else []
         now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers
