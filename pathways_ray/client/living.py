@@ -27,12 +27,12 @@ class LivingUploads:
 
     def __init__(self, token: str) -> None:
         self.records: Mapping[int, BufferRecord] = {}
-        self._counts = not is_unlimited(token)
+        self.has_quota = not is_unlimited(token)
         self._sizes: dict[int, dict[int, int]] = {}
 
     def bytes_on(self, host: int) -> int:
         """The bytes on a host; `UNSAID` where there is no quota."""
-        if not self._counts:
+        if not self.has_quota:
             return UNSAID
         living, sizes = 0, self._sizes.get(host, {})
         for number, size in list(sizes.items()):
@@ -45,6 +45,6 @@ class LivingUploads:
 
     def enter(self, host: int, buffer: int, boxes: Iterable[Box], dtype: str) -> None:
         """Takes an upload that begins, with the boxes of the devices of a host."""
-        if self._counts:
+        if self.has_quota:
             size = sum(math.prod(box_shape(box)) for box in boxes) * item_bytes(dtype)
             self._sizes.setdefault(host, {})[buffer] = size

@@ -48,7 +48,6 @@ from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, Wait
 from pathways_ray.ir.graph import Graph
 from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.capabilities import is_unlimited
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
@@ -117,8 +116,8 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         try:
             opened = connection.open_session(name, timeout)
             core = ClientCore(opened.session, opened.max_launches, opened.fusion, opened.coalesce)
-            core.resume_tag, core.frees_in_turn = opened.resume_tag, not is_unlimited(opened.data_token)
             data = DataLinks(opened.session, opened.data_token, opened.hosts, connection.data_trust)
+            core.resume_tag, core.frees_in_turn = opened.resume_tag, data.living.has_quota
             platforms = exported_for(*opened.platforms)
             if "cuda" in platforms:
                 leave_gpu_memory()

@@ -195,7 +195,7 @@ class HostExecutor(Inspectable):
         dispatcher.answer_call, dispatcher.leave_call = data.served.answer, data.served.leave
         dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)
         if data.equal is not None:
-            dispatcher.transfer.is_shared = data.equal.take_out
+            dispatcher.transfer.take_out = data.equal.take_out
         return data
 
     def _join_group(self, coordinator: str) -> None:

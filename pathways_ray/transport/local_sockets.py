@@ -293,7 +293,7 @@ class LocalSocket:
         except OSError as error:
             if isinstance(error, BlockingIOError):
                 self._full = True
-            elif isinstance(error, ConnectionError) or self.connection.fileno() < 0:
+            elif isinstance(error, ConnectionError):
                 self.ended = True
             return False
         return True

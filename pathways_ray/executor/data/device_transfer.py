@@ -66,8 +66,8 @@ class DeviceTransfer:
         self.machine = machine
         self.on_arrival: Callable[[], None] = lambda: None
         self.on_handed: Callable[[Following], None] = lambda following: None
-        self.is_shared: Callable[[Any], bool] = lambda array: False
-        """Whether another session may have an array; none gets it from there on."""
+        self.take_out: Callable[[Any], bool] = lambda array: False
+        """Has an array be given to no further session, and returns whether another one than its own may have it."""
         self._names = hashlib.blake2b(key=hashlib.sha256(f"transfers {secret}".encode()).digest(), digest_size=8)
         self._server = transfer.start_transfer_server(
             client,
@@ -153,7 +153,7 @@ class DeviceTransfer:
 
     def own(self, array: Any) -> Any:
         """The array, or a copy of it when overwriting its memory could take it from under a peer or another session."""
-        return self.copy(array) if id(array) in self._lent or self.is_shared(array) else array
+        return self.copy(array) if id(array) in self._lent or self.take_out(array) else array
 
     def copy(self, array: Any) -> Any:
         return jax.numpy.copy(array)

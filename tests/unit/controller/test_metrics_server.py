@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -91,8 +92,9 @@ def test_connections_of_a_burst_wait_to_be_accepted() -> None:
     server = metrics_server._Server(("127.0.0.1", 0), None, "s3cret", "text/plain", lambda: b"up 1\n")
     with contextlib.closing(server.socket), contextlib.ExitStack() as stack:
         port = int(server.server_address[1])
-        for _ in range(64):  # nobody accepts them
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5.0))
+        dial = partial(socket.create_connection, ("127.0.0.1", port), timeout=5.0)
+        made = [stack.enter_context(dial()) for _ in range(64)]  # nobody accepts them
+        assert {connection.getpeername() for connection in made} == {("127.0.0.1", port)}
 
 
 def test_a_port_that_is_taken() -> None:
