@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -116,8 +115,10 @@ class FetchedArray:
         self.by_host: dict[int, Fetching] = {}
         for host, devices in plan.by_host.items():
             self.by_host[host] = Fetching(self, host, devices, told)
-        self._memory: bytearray | None = None
-        self._apart: dict[tuple[int, int], bytearray] = {}
+        # No locks: a thread that reads may be interrupted by a signal handler that waits for a value, reads for itself,
+        # and comes to the same part. What is made first is everybody's.
+        self._memory: dict[tuple[int, int], bytearray] = {}
+        """By host and device, the memory of a shard that is not in one piece in the array; with `WHOLE` the array's."""
 
     @property
     def is_there(self) -> bool:
@@ -135,14 +136,12 @@ class FetchedArray:
         end = part.offset + len(part.data)
         if part.total != size or part.offset < 0 or end > size:
             raise ValueError(f"bytes {part.offset} to {end} of {part.total} came for a shard of {size}")
-        room = self._memory or self._whole()
-        if start < 0:
-            start, room = 0, self._apart.get(name) or self._apart.setdefault(name, bytearray(size))
+        room = self._room(WHOLE, self.plan.nbytes) if start >= 0 else self._room(name, size)
         # Without a copy in between.
-        memoryview(room)[start + part.offset : start + end] = part.data
-        if end == size and room is not self._memory:
+        memoryview(room)[max(start, 0) + part.offset : max(start, 0) + end] = part.data
+        if end == size and start < 0:
             self._array()[_slices(box)] = np.frombuffer(room, self.plan.dtype).reshape(box_shape(box))
-            del self._apart[name]
+            self._memory.pop(name, None)
         return end == size
 
     def read(self, pipe: Pipe) -> np.ndarray[Any, Any]:
@@ -170,17 +169,14 @@ class FetchedArray:
             return self.value(file)
         return ArrayFile(file, self.plan.shape, self.plan.dtype)
 
-    def _whole(self) -> bytearray:
-        if self._memory is None:
-            with _making:  # several hosts may begin at a time
-                self._memory = self._memory or bytearray(self.plan.nbytes)
-        return self._memory
+    def _room(self, name: tuple[int, int], size: int) -> bytearray:
+        return self._memory.get(name) or self._memory.setdefault(name, bytearray(size))
 
     def _array(self) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self._memory or self._whole(), self.plan.dtype).reshape(self.plan.shape)
+        return np.frombuffer(self._room(WHOLE, self.plan.nbytes), self.plan.dtype).reshape(self.plan.shape)
 
 
-_making = threading.Lock()
+WHOLE = (-1, -1)
 
 Pieces = tuple[np.ndarray[Any, Any], ...]
 """Boxes of an array."""

@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -62,9 +63,8 @@ class DataLinks:
         self._requests, self._changing = itertools.count(1), threading.RLock()
         self._changed = threading.Condition(self._changing)
         self._closed: Failure | None = None
-        self._files = threading.BoundedSemaphore(MAX_FILES)
-        self.reader = LocalReader()
-        self.ahead = Ahead()
+        self._files = deque(range(MAX_FILES))  # no semaphore, in which a signal handler may have interrupted its thread
+        self.reader, self.ahead = LocalReader(), Ahead()
         self.living = LivingUploads(token)
         self.early: EarlyListener | None = None
         self.awaited: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
@@ -329,7 +329,7 @@ class DataLinks:
                 for link in links.values():
                     link.pipes.discard(pipe)
             if pipe is not None or (file is not None and into is None):
-                self._files.release()
+                self._files.append(0)
         return found, file
 
     def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> FetchedArray | None:
@@ -363,10 +363,11 @@ class DataLinks:
 
     def _new(self, make: Callable[[], T]) -> T | None:
         """A file in memory or a pipe, as one of `MAX_FILES`."""
-        if self._files.acquire(blocking=False):
+        with contextlib.suppress(IndexError):
+            self._files.pop()
             with contextlib.suppress(OSError):
                 return make()
-            self._files.release()
+            self._files.append(0)
         return None
 
     def wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], bool | None]) -> None:

@@ -15,6 +15,7 @@ from pathways_ray import limits
 from pathways_ray.client.array_pieces import Fetching, Pieces
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.local_reader import LocalReader
+from pathways_ray.client.upload_turns import UploadTurns
 from pathways_ray.errors import Failure, PathwaysError, from_failure
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
@@ -26,14 +27,6 @@ from pathways_ray.transport.tls import Trust
 
 SHARED_BYTES = 1 << 18
 """A smaller array goes over the stream sooner than a file in memory is made."""
-
-MAX_PIPES = 16
-"""Arrays that go to a host by pipes and in files, and that it has not stored; a further one waits for its turn. A host
-allows a client twice as many."""
-
-MAX_COMING_BYTES = 256 << 20
-"""Arrays that go to a host in parts, and that it has not stored: there are copies of them here. A further one waits for
-its turn, unless it is alone."""
 
 DOOR_LIMIT_S = 2.0
 """A stream that was just opened waits this long for its host to say where its local socket is."""
@@ -91,17 +84,12 @@ class DataLink:
         self.pipes: set[Pipe] = set()
         self.passed: dict[int, HostPipe] = {}
         """The ends of pipes that others write to and the host reads, by uploads that it has not stored."""
-        self.handed: set[int] = set()
-        self.coming: dict[int, int] = {}
-        """The bytes of uploads in parts that the host has not stored."""
-        self._coming_bytes = 0
         self.dead: Failure | None = None
         self._local: LocalSocket | None = None
         self.is_local = False
         """Whether there is a local socket. What was asked by it is answered there also once it has ended."""
         self._settled = threading.Event()
-        self._turn = threading.RLock()
-        self._turns = threading.Condition(self._turn)
+        self._turns = UploadTurns(lambda: self.dead is not None)
         metadata = {"session": str(owner.session), "authorization": owner.token}
         self._wire = thread_links.ThreadLink(
             address.address, streams.DATA_STREAM, metadata, self.outbox, owner.trust, limits.DATA_SILENCE_S
@@ -172,8 +160,8 @@ class DataLink:
     def _uploaded(self, request: int, failure: Failure | None) -> None:
         sent = self.uploads.pop(request, None)
         self.passed.pop(request, None)
-        if request in self.handed or request in self.coming:
-            self._end_turn(request)
+        if request in self._turns:
+            self._turns.end(request)
         if sent is not None:
             sent.acknowledge(sent.upload, self.host, failure)
 
@@ -191,8 +179,7 @@ class DataLink:
         self._settled.set()
         for pipe in (*list(self.pipes), *list(self.passed.values())):
             pipe.end()
-        with self._turn:
-            self._turns.notify_all()
+        self._turns.wake()
         local, self._local, self.is_local = self._local, None, False
         if local is not None:
             self.owner.reader.remove(local.connection)
@@ -257,40 +244,24 @@ class DataLink:
         """Hands the host an upload with its bytes, when it is its turn; False where that cannot be. Those that go by a
         pipe of this are there when this returns, or will not be, of which the host tells, or it has stopped taking
         them; those by the pipe of somebody else come when he writes them."""
-        with self._turn:
-            if len(self.handed) >= MAX_PIPES and not may_wait():
-                return False  # nobody else would read that it is its turn
-            self._turns.wait_for(lambda: len(self.handed) < MAX_PIPES or self.dead is not None)
-            if opening.living >= 0 and (before := set(self.coming)):  # by the stream; they may wait for room as well,
-                # and this one must not take what they wait for: it may be freed behind launches with them
-                self._turns.wait_for(lambda: before.isdisjoint(self.coming) or self.dead is not None)
-            self.handed.add(opening.request)
+        if self._turns.are_taken and not may_wait():
+            return False  # nobody else would read that it is its turn
+        # Those in parts go by the stream. Within a quota they may wait for room, and this one must not take what they
+        # wait for: it may be freed behind launches with them.
+        self._turns.hand(opening.request, behind_parts=opening.living >= 0)
         if isinstance(what, SharedFile) and is_pipe(what):
             self.passed[opening.request] = HostPipe(what)
         sent = self.send_local(opening, what) if isinstance(what, SharedFile) else self._send_by_pipe(opening, what)
         if not sent:
             self.passed.pop(opening.request, None)
-            self._end_turn(opening.request)
+            self._turns.end(opening.request)
         return sent
-
-    def _end_turn(self, request: int) -> None:
-        with self._turn:
-            self.handed.discard(request)
-            self._coming_bytes -= self.coming.pop(request, 0)
-            self._turns.notify_all()
 
     def send_parts(self, request: int, messages: list[wire.Message]) -> None:
         """Sends an upload in parts, when it is its turn: copies of many, over a slow network, would fill the memory."""
         size = sum(len(message.data) for message in messages if isinstance(message, wire.PutPart))
-        with self._turn:
-            if may_wait():  # else nobody would read that it is its turn
-                self._turns.wait_for(lambda: self._may_come(size))
-            self.coming[request] = size
-            self._coming_bytes += size
+        self._turns.come(request, size, waits=may_wait())  # else nobody would read that it is its turn
         self.outbox.send_all(messages)
-
-    def _may_come(self, size: int) -> bool:
-        return not self.coming or self._coming_bytes + size <= MAX_COMING_BYTES or self.dead is not None
 
     def _send_by_pipe(self, opening: wire.PutOpen, arrays: Pieces) -> bool:
         try:

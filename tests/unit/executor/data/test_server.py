@@ -20,7 +20,7 @@ import pytest
 
 from pathways_ray import limits
 from pathways_ray.client import data as client_data
-from pathways_ray.client import data_link
+from pathways_ray.client import data_link, upload_turns
 from pathways_ray.client.array_pieces import ArrayFile, ArrayPipe, Fetching, FetchPlan
 from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.client.buffer import Upload as UploadOfClient
@@ -809,7 +809,7 @@ def test_arrays_wait_for_their_turn_while_a_host_stores_others(
         return array(self, compiler)
 
     monkeypatch.setattr(SharedUpload, "array", stored)
-    value, count = ArrayFile(in_file(LARGE), LARGE.shape, LARGE.dtype), 3 * data_link.MAX_PIPES
+    value, count = ArrayFile(in_file(LARGE), LARGE.shape, LARGE.dtype), 3 * upload_turns.MAX_PIPES
 
     def put(*numbers: int) -> None:
         for number in numbers:
@@ -821,7 +821,7 @@ def test_arrays_wait_for_their_turn_while_a_host_stores_others(
 
     waiting = threading.Thread(target=put, args=range(1, count), daemon=True)
     waiting.start()
-    eventually(lambda: 0 in data._links and len(data._links[0].handed) == data_link.MAX_PIPES)
+    eventually(lambda: 0 in data._links and len(data._links[0]._turns._handed) == upload_turns.MAX_PIPES)
     calling = threading.Thread(target=called_back, daemon=True)
     calling.start()
     calling.join(LIMIT_S)
@@ -829,7 +829,7 @@ def test_arrays_wait_for_their_turn_while_a_host_stores_others(
     assert waiting.is_alive()
     goes_on.set()
     assert [failures.get(timeout=LIMIT_S) for _ in range(count)] == [None] * count
-    assert not data._links[0].handed
+    assert not data._links[0]._turns._handed
 
 
 def test_ctrl_c_in_an_upload_ends_it_and_it_was_known_before(data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -986,7 +986,7 @@ def test_arrays_that_go_in_parts_wait_until_their_host_has_stored_some(
     3. One that is larger than the limit goes alone.
     """
     monkeypatch.setattr(data_link, "LocalSocket", away)
-    monkeypatch.setattr(data_link, "MAX_COMING_BYTES", 2 * LARGE.nbytes)
+    monkeypatch.setattr(upload_turns, "MAX_COMING_BYTES", 2 * LARGE.nbytes)
     hold, array, done = threading.Event(), upload_module.Upload.array, threading.Semaphore(0)
 
     def slow(upload: Any, compiler: Compiler) -> jax.Array:
@@ -1004,15 +1004,15 @@ def test_arrays_that_go_in_parts_wait_until_their_host_has_stored_some(
     puts = threading.Thread(target=put_all, args=(1, LARGE, 5))
     puts.start()
     link = data._link(0)
-    eventually(lambda: len(link.coming) == 2)
+    eventually(lambda: len(link._turns._coming) == 2)
     puts.join(0.2)
     assert puts.is_alive()
-    assert len(link.coming) == 2
+    assert len(link._turns._coming) == 2
     hold.set()
     puts.join(LIMIT_S)
     put_all(6, np.tile(LARGE, 3), 2)
     assert all(done.acquire(timeout=LIMIT_S) for _ in range(7))
-    assert (link.coming, link._coming_bytes) == ({}, 0)
+    assert (link._turns._coming, link._turns._coming_bytes - sum(link._turns._ended_bytes)) == ({}, 0)
 
 
 def test_what_devices_compute_with_cannot_be_changed_by_its_client(host: Host, wire: Wire) -> None:
