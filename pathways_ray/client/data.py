@@ -60,8 +60,8 @@ class DataLinks:
         self.trust = trust
         self._addresses = {h.host: h for h in hosts}
         self._links: dict[int, DataLink] = {}
-        self._requests, self._changing = itertools.count(1), threading.RLock()
-        self._changed = threading.Condition(self._changing)
+        self._requests, self.changing = itertools.count(1), threading.RLock()
+        self._changed = threading.Condition(self.changing)
         self._closed: Failure | None = None
         self._files = deque(range(MAX_FILES))  # no semaphore, in which a signal handler may have interrupted its thread
         self.reader, self.ahead = LocalReader(), Ahead()
@@ -70,13 +70,13 @@ class DataLinks:
         self.awaited: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
 
     def wake(self) -> None:
-        with self._changing:
+        with self.changing:
             self._changed.notify_all()
         self.reader.wake_all()
 
     def host_changed(self, address: wire.HostAddress) -> None:
         """A host went down (empty address), or came up under a new epoch."""
-        with self._changing:
+        with self.changing:
             self._addresses[address.host] = address
             link = self._links.get(address.host)
             if link is not None and (not address.address or link.epoch != address.epoch):
@@ -90,7 +90,7 @@ class DataLinks:
 
     def _link(self, host: int) -> DataLink:
         """The stream to a host; waits for a host that is starting again."""
-        with self._changing:
+        with self.changing:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
             limit, since = limits.HOST_ABSENCE_LIMIT_S, time.monotonic()
             self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
@@ -390,7 +390,7 @@ class DataLinks:
 
     def close(self, why: Failure) -> None:
         """Ends all streams: the session is over, which is what goes wrong with all that was under way."""
-        with self._changing:
+        with self.changing:
             self._closed = why
             links = list(self._links.values())
             self._links.clear()

@@ -49,6 +49,7 @@ class Driver:
         self.core, self.connection, self.data = core, connection, data
         self.sending, self.changing = new_lock(), threading.RLock()
         self.changed = threading.Condition(self.changing)
+        self.locks = self.sending, self.changing, data.changing  # that threads want which read
         self.arrivals: list[Arrival] = []
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
@@ -72,7 +73,7 @@ class Driver:
 
     def call(self, event: Any) -> None:
         """Takes an event that may send or release messages of the queue."""
-        check_not_mine(self.sending)
+        check_not_mine(*self.locks)
         with self.sending:
             self.handle(event)
         self.sweep()
@@ -237,7 +238,7 @@ class Driver:
 
     def wait_to_read(self, reader: Any) -> None:
         """Has arrays stay where they are until `end_read` or the end of `reader`, once they are not exchanged."""
-        check_not_mine(self.sending)
+        check_not_mine(*self.locks)
         with self.changing:
             if self.held or self.suspension is not None:
                 while (self.held or self.gives_way) and self.core.ended is None:
@@ -388,7 +389,7 @@ class Driver:
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""
-        check_not_mine(self.sending)
+        check_not_mine(*self.locks)
         deadline = time.monotonic() + timeout
         while self.core.queue:
             self.check_open()

@@ -10,6 +10,7 @@ from threading import RLock
 from typing import Any
 
 from pathways_ray.errors import UsageError
+from pathways_ray.transport.thread_links import is_writing
 
 INTERRUPTED = (
     "a signal handler or a destructor uses the session that a call of its own thread is just sending for, or moves or "
@@ -30,7 +31,11 @@ def is_mine(lock: Lock) -> bool:
     return bool(lock._is_owned())  # as `threading.Condition` asks
 
 
-def check_not_mine(lock: Lock, why: str = INTERRUPTED) -> None:
-    """Raises `UsageError` where this thread has the lock: a handler has interrupted what it was taken for."""
-    if lock._is_owned():
-        raise UsageError(why)
+def check_not_mine(*locks: Lock, why: str = INTERRUPTED) -> None:
+    """Raises `UsageError` where this thread has one of the locks: a handler has interrupted what it was taken for. So
+    it does where a handler has interrupted a write to a host, behind which all else for that host waits."""
+    for lock in locks:
+        if lock._is_owned():
+            raise UsageError(why)
+    if is_writing():
+        raise UsageError(INTERRUPTED)

@@ -48,6 +48,7 @@ from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, Wait
 from pathways_ray.ir.graph import Graph
 from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.transport import messages as wire
+from pathways_ray.transport.thread_links import is_writing
 
 _EXPORT_PLATFORMS = {"gpu": "cuda"}
 """The platforms that `jax.export` calls by another name than devices do."""
@@ -184,7 +185,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         if core.is_full:
             self._driver.wait_for_room()
         driver = self._driver
-        check_not_mine(driver.sending)
+        check_not_mine(*driver.locks)
         while True:
             if driver.suspension is not None:
                 driver.check_not_suspended()
@@ -222,7 +223,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         core, driver = self._core, self._driver
         if program in core.renewals.stale or driver.suspension is not None or driver.held or core.ended is not None:
             return None
-        if core.trace is not None or PRIORITY.get():
+        if core.trace is not None or PRIORITY.get() or is_writing():
             return None
         found = core.early.server_of(program)
         return None if found is None else Server(*found)
@@ -265,7 +266,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
     def wait(self, record: BufferRecord, timeout: float | None = None, there: bool = False) -> None:
         """Waits for the outcome of a buffer, or until it is `there`; raises its failure. A timeout of a second or more
         says why."""
-        check_not_mine(self._driver.sending)
+        check_not_mine(*self._driver.locks)
         try:
             with self.lasting(record):
                 self._driver.wait(record, timeout, there)

@@ -60,7 +60,7 @@ def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, k
     """
     where, spec = kind.slice, kind.spec
     assert where is not None
-    check_not_mine(driver.sending)
+    check_not_mine(*driver.locks)
     driver.check_not_suspended()
     with driver.sending:
         (record,) = core.new_buffers(1, (kind,))

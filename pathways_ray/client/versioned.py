@@ -66,7 +66,7 @@ class Versioned:
             UsageError: it is another tree than the first one, has other shapes or types, or a leaf is no `pw.Array`; or
                 a signal handler pushes amid another call of its thread.
         """
-        check_not_mine(self._lock, _NESTED)
+        check_not_mine(self._lock, why=_NESTED)
         leaves, structure = _leaves(tree), jax.tree.structure(tree)
         with self._lock:
             source = self._held.source
@@ -129,7 +129,7 @@ class Versioned:
             BufferDeleted: its arrays are gone, such as by donation: push another version.
             UsageError: a signal handler restores amid another call of its thread.
         """
-        check_not_mine(self._lock, _NESTED)
+        check_not_mine(self._lock, why=_NESTED)
         for leaf in jax.tree.leaves(self._held.source):  # before the lock, so that nobody else waits
             leaf._buffer.session.settle(leaf._buffer.record)
         with self._lock:

@@ -29,6 +29,19 @@ MAX_LINGERING = 66
 """Messages that are not urgent, beyond which they leave."""
 
 
+class _Thread(threading.local):
+    writes = False
+
+
+_THREAD = _Thread()
+
+
+def is_writing() -> bool:
+    """Whether this thread is amid a write of its own to a link, in which a signal handler or a destructor has
+    interrupted it. Nothing else leaves by that link meanwhile."""
+    return _THREAD.writes
+
+
 class Outbox:
     """Outgoing messages of one link, put by any thread, also in a destructor.
 
@@ -81,10 +94,13 @@ class Outbox:
         """Writes what is there at once, where nobody else writes; False where some of it has to wait. Ctrl-C may come
         right behind the call that takes the lock: `extend` notes what came of that without a step in between."""
         taken: list[bool] = []
+        before = _THREAD.writes
         try:
             taken.extend(map(self._writing.acquire, (False,)))
+            _THREAD.writes = before or True in taken
             return True in taken and self._drain(wait=False)
         finally:
+            _THREAD.writes = before
             if True in taken:
                 self._writing.release()
 

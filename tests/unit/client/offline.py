@@ -82,6 +82,7 @@ class Hosts:
     def __init__(self) -> None:
         self.ahead = Ahead()
         self.living = LivingUploads(data_token("", 1, None))
+        self.changing = threading.RLock()
         self.uploads: dict[int, tuple[Upload, Callable[[Upload, int, Failure | None], None]]] = {}
         self.arrays: dict[int, np.ndarray] = {}
         self.moved: list[Any] = []

@@ -30,7 +30,7 @@ from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import Failure, UsageError
 from pathways_ray.transport.messages import Completed, Fetch, FetchPart, Free, Held, HeldBuffer, HostAddress, ListHeld
 from pathways_ray.transport.messages import encode as encoded
-from pathways_ray.transport.thread_links import Outbox
+from pathways_ray.transport.thread_links import Outbox, is_writing
 from tests.unit.client.local import opened
 from tests.unit.client.offline import LIMIT_S, Background, Offline, eventually
 from tests.unit.client.test_snapshots import islands, lose
@@ -195,7 +195,8 @@ def test_a_signal_handler_may_wait_in_the_midst_of_a_wait_of_its_thread() -> Non
 
 @pytest.mark.parametrize("use", ["launch", "put", "wait", "fetch"])
 def test_a_signal_handler_that_would_wait_for_what_it_has_interrupted_is_refused(use: str) -> None:
-    """It comes while its thread sends: who waits there would wait without end. The session goes on."""
+    """It comes while its thread sends, or has what a thread that reads wants: who waits there would wait without end.
+    The session goes on."""
     offline = Offline()
     session, driver = offline.session, offline.session._driver
     array = ready(offline)
@@ -205,8 +206,25 @@ def test_a_signal_handler_that_would_wait_for_what_it_has_interrupted_is_refused
         "wait": array.block_until_ready,
         "fetch": lambda: np.asarray(array),
     }
-    with driver.sending, pytest.raises(UsageError, match="a signal handler or a destructor"):
-        calls[use]()
+    for lock in driver.locks:
+        with lock, pytest.raises(UsageError, match="a signal handler or a destructor"):
+            calls[use]()
+    session.launch(1, [], (offline.kind,))
+
+    refused: list[UsageError] = []
+
+    def write(_data: bytes, _wait: bool) -> bool:
+        with pytest.raises(UsageError, match="a signal handler or a destructor") as found:
+            calls[use]()
+        refused.append(found.value)
+        assert session.server_of(1) is None
+        return True
+
+    outbox = Outbox()
+    outbox.attach(write, direct=True)
+    outbox.send(Free((1,)))
+    assert refused
+    assert not is_writing()
     session.launch(1, [], (offline.kind,))
 
 
