@@ -17,7 +17,7 @@
     │   ├── Unschedulable        no island can hold the slice; the message says what exists
     │   ├── QuotaExceeded        over a limit of this tenant; asked and allowed are named
     │   ├── ProgramRefused       a program with operations that are not allowed, or that ended hosts
-    │   ├── OutOfMemory          a launch does not fit into the memory of its devices; the message has the figures
+    │   ├── OutOfMemory          a launch or an upload does not fit into the memory of its devices
     │   └── TooLarge             over a fixed limit of the runtime
     ├── ExecutionError           a node failed on a device; consumers fail with the same root cause
     │   ├── CompileError         XLA refused a function
@@ -194,10 +194,11 @@ class ProgramRefused(ResourceError):
 
 
 class OutOfMemory(ResourceError):
-    """A launch does not fit into the memory of its devices.
+    """A launch or an upload does not fit into the memory of its devices.
 
     When: results and temporaries of a launch do not fit beside the buffers on its devices: at once where they never
-        can, since this session holds the rest, or after 60 s of waiting for the buffers of others
+        can, since this session holds the rest, or after 60 s of waiting for the buffers of others; an upload takes more
+        of a device than the whole of its memory
     Do: the message has the figures; delete arrays, donate arguments, use more devices
     """
 

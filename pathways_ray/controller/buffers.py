@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from pathways_ray.controller import quotas
+from pathways_ray.controller.memory import never_holds
 from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure, GraphError
@@ -59,6 +60,7 @@ def put(tables: Tables, session: Session, message: Put, coming: int | None = Non
         failure = (
             quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
             or over(kind.charged_bytes)
+            or never_holds(tables, place, kind)
             or _sent_before_move(place, message)
             or sent_to_ended_process(tables, place.hosts, message.buffer, message.epochs)
         )

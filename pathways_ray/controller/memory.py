@@ -2,9 +2,9 @@
 
 A *pool* is memory that devices share: an accelerator has its own, the virtual devices of one machine share the
 machine's. A launch that does not fit waits while buffers of others, or launches under way, may give room; where they
-cannot, it fails at once. Buffers count from the admission of the launch that makes them until their handles are gone,
-and beside them the largest temporaries of the launches under way. Memory that a host's process takes for itself does
-not count.
+cannot, it fails at once, and so does an upload that empty devices could not hold. Buffers count from the admission of
+the launch that makes them until their handles are gone, and beside them the largest temporaries of the launches under
+way. Memory that a host's process takes for itself does not count.
 
 Most launches fit by far. They are taken off `slack`, a bound from below of the room in every pool, and nothing is added
 up; when it is used up, the pools are looked at.
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
@@ -191,12 +191,11 @@ class Memory:
     def _failure(self, program: PlannedProgram, pool: str, need: Need, own: int, held: int, never: bool) -> Failure:
         capacity = self.capacity()[pool]
         why = "can never fit" if never else f"found no room for {self.limit_s:.0f} s"
-        what = f"device {pool}" if "." in pool else "its devices' memory"
         return Failure(
             "OutOfMemory",
             f"a launch of program {program.name!r} {why}: it takes {_text(need.results)} for results and "
-            f"{_text(need.temporaries)} for temporaries on {what}, which has {_text(capacity)}; {_text(own)} of that "
-            f"hold this session's buffers, {_text(max(held - own, 0))} those of others. Delete arrays, donate "
+            f"{_text(need.temporaries)} for temporaries on {_named(pool)}, which has {_text(capacity)}; {_text(own)} "
+            f"of that hold this session's buffers, {_text(max(held - own, 0))} those of others. Delete arrays, donate "
             "arguments, or use more devices",
         )
 
@@ -216,6 +215,33 @@ class Memory:
             }
             for pool, size in sorted(capacity.items())
         ]
+
+
+def never_holds(tables: Tables, placed: PlacedSlice, kind: BufferType) -> Failure | None:
+    """The failure of an upload that the devices of its slice could not hold even if nothing else were there."""
+    each = kind.device_bytes // placed.mesh.size
+    asked: dict[str, int] = {}
+    sizes: dict[str, int] = {}
+    for block in placed.blocks:
+        for number in range(block.host, block.host + block.hosts):
+            host = tables.hosts.get(number)
+            if host is None or not host.memory:
+                continue
+            pool = host.pool or f"{number}.{block.index}"  # one device for all of the block: they are alike
+            sizes[pool] = host.memory
+            asked[pool] = asked.get(pool, 0) + each * (block.count if host.pool else 1)
+    for pool, size in asked.items():
+        if size > sizes[pool]:
+            return Failure(
+                "OutOfMemory",
+                f"an upload of {kind.type} can never fit: it takes {_text(size)} on {_named(pool)}, which has "
+                f"{_text(sizes[pool])}. Partition it over more devices, or put it in several parts",
+            )
+    return None
+
+
+def _named(pool: str) -> str:
+    return f"device {pool}" if "." in pool else "its devices' memory"
 
 
 def _text(count: int) -> str:

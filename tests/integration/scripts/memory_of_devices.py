@@ -29,6 +29,15 @@ with pw.init(islands=[pw.Island("cpu", devices=1, memory=8 * MIB)]) as session:
         raise AssertionError("9 MiB lie in 8")
     assert time.monotonic() - began < 10
 
+    put = pw.put(np.zeros((9, MIB // 4), np.float32), slice=one)
+    for use in (np.asarray, lambda x: np.asarray(pw.compiled(jnp.sum, slice=one)(x))):
+        try:
+            use(put)
+        except pw.errors.OutOfMemory as error:
+            assert "can never fit: it takes 9.0 MiB on device 0.0, which has 8.0 MiB" in str(error), error
+        else:
+            raise AssertionError("9 MiB lie in 8")
+
     with pw.connect(session.url, session.token, name="other") as other:
         there = other.virtual_slice((1,), island=0)
         waits = pw.compiled(lambda x: jnp.full((4, MIB // 4), x, jnp.float32), slice=there)(2.0)

@@ -10,7 +10,7 @@ import pytest
 from pathways_ray.controller.memory import WAIT_LIMIT_S
 from pathways_ray.controller.state import Send, Session
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.transport.messages import Cancel, HostUp, IslandLaunch, LaunchFailed, Put, Ready
+from pathways_ray.transport.messages import BuffersLost, Cancel, HostUp, IslandLaunch, LaunchFailed, Put, Ready
 from tests.unit.controller.harness import ISLAND_OF_HOST, Harness, failure_of, program_over, to_client, to_island
 from tests.unit.helpers import VECTOR
 
@@ -142,6 +142,27 @@ def test_devices_of_one_machine_share_its_memory() -> None:
     assert failure_of(f.launch(2, (1,), 20)).kind == "OutOfMemory"
     (pool,) = f.launches.admission.memory.status()
     assert pool == {"pool": "machine", "bytes": 4 * EACH, "held": 4 * EACH, "tenants": {"session 1": 4 * EACH}}
+
+
+@pytest.mark.parametrize(("pool", "room", "where"), [("", 1, "device 0.0"), ("machine", 2, "its devices' memory")])
+def test_an_upload_that_empty_devices_could_not_hold_is_refused(pool: str, room: int, where: str) -> None:
+    """Each device gets all of it, or its half where it is partitioned. A launch with it fails for the same reason."""
+    f = front(room, pool)
+    session = f.launches.sessions[1]
+    bigger = ArrayType((2 * VECTOR.shape[0] + 2,), "float32")
+    (lost,) = to_client(f.checked(f.launches.admission.call(session, Put(1, 1, bigger, ()))))
+    assert isinstance(lost, BuffersLost)
+    asked = bigger.nbytes * (2 if pool else 1)
+    assert lost.failure.kind == "OutOfMemory"
+    assert f"can never fit: it takes {asked} bytes on {where}, which has {room * EACH} bytes" in lost.failure.message
+    assert failure_of(f.launch(1, (1,), 10)) == lost.failure
+    assert f.buffers() == set()
+    f.put(2)
+    f.put(3)
+    assert f.buffers() == {2, 3}, "what merely finds no room now is taken"
+    double = ArrayType((4 * VECTOR.shape[0],), "float32")
+    assert to_client(f.checked(f.launches.admission.call(session, Put(4, 1, double, (("x",),))))) == []
+    assert f.buffers() == {2, 3, 4}, "each device takes one half"
 
 
 def test_unknown_memory_is_not_counted() -> None:
