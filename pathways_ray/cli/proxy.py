@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pathways_ray.cli.output import NumberRange
-from pathways_ray.cli.status import cluster_meant, of_cluster
+from pathways_ray.cli.status import ask, cluster_meant, of_cluster
 from pathways_ray.client import registry
-from pathways_ray.errors import UsageError
+from pathways_ray.errors import Unschedulable, UsageError
 
 if TYPE_CHECKING:
     from pathways_ray.proxy.server import ProxyServer
+    from pathways_ray.proxy.spare import SpareSession
 
 QUIET = "TF_CPP_MIN_LOG_LEVEL", "2"
 """jaxlib's client warns as it connects, and writes a stack trace of its own as a program ends well; both are below
@@ -146,17 +147,17 @@ def _serving(
     from pathways_ray.proxy import plugin
     from pathways_ray.proxy.server import ProxyServer
     from pathways_ray.proxy.socket_folders import socket_path
-    from pathways_ray.proxy.spare import SpareSession
 
+    found = not url and bool(registry.running())
     with contextlib.ExitStack() as stack:
-        if url or registry.running():
+        if url or found:
             if launch_limit_s is not None:
                 raise UsageError("--launch-limit is for a cluster that this command starts; one that runs has its own")
             url, token, ca = cluster_meant(url, token, ca)
         else:
             url, token, ca = _embedded(stack, devices or DEFAULT_DEVICES, launch_limit_s or ALONE_LIMIT_S)
             _on_end(_interrupt)  # Ray has its own handlers
-        sessions = SpareSession(url, token, ca, devices, name)
+        sessions = _sessions(url, token, ca, devices, name, found)
         stack.callback(sessions.close)
         secret = ""
         if port is None:
@@ -170,6 +171,28 @@ def _serving(
         if port is not None:
             address = f"127.0.0.1:{server.port}"
         yield plugin.environment(f"grpc://{address}", secret), server
+
+
+def _sessions(url: str, token: str, ca: str, devices: int, name: str, found: bool) -> SpareSession:
+    """The sessions of clients, on a cluster that is named to the user where nobody named it and it was `found`: who
+    thinks of one of their own may ask for more than it has."""
+    from pathways_ray.proxy.spare import SpareSession
+
+    if not found:
+        return SpareSession(url, token, ca, devices, name)
+    label = next((record.label for record in registry.running() if record.url == url), "")
+    which = f"the cluster at {url} ({label}), which runs on this machine"
+    try:
+        sessions = SpareSession(url, token, ca, devices, name)
+    except Unschedulable as error:
+        text = (
+            "ask for fewer devices, name another cluster with --url, or stop this one: then the command starts its own"
+        )
+        raise Unschedulable(f"{error}. That is {which}; {text}") from error
+    hosts = [host for island in ask(url, token, ca=ca)["islands"] for host in island["hosts"]]
+    count = sum(len(host["devices"]) for host in hosts if host["up"])
+    click.echo(f"pathways: each program has {sessions.devices} of the {count} devices of {which}", err=True)
+    return sessions
 
 
 def _embedded(stack: contextlib.ExitStack, devices: int, launch_limit_s: float) -> tuple[str, str, str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pathways_ray.cli.proxy import ALONE_LIMIT_S
+from pathways_ray.client import registry
 from pathways_ray.client.api import ClusterSession
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,6 +56,26 @@ def test_the_limit_of_a_cluster_that_runs_is_that_clusters_own(session: ClusterS
     done = subprocess.run(command, env=os.environ | given, cwd=ROOT, capture_output=True, text=True, timeout=110)
     assert done.returncode == 2
     assert "--launch-limit is for a cluster that this command starts" in done.stderr
+
+
+def test_a_cluster_that_it_found_is_named(
+    session: ClusterSession, elsewhere: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that nobody named may be another one than the user thinks of, and have fewer devices."""
+    monkeypatch.setattr(tempfile, "tempdir", elsewhere["TMPDIR"])
+    registry.write(session.url, session.token)
+    which = f"the cluster at {session.url} (process {os.getpid()}), which runs on this machine"
+    there = sum(len(host["devices"]) for island in session.status()["islands"] for host in island["hosts"])
+
+    def run(devices: int) -> subprocess.CompletedProcess[str]:
+        command = [*CLI, "proxy", "--devices", str(devices), "--exec", "--", "echo", "done"]
+        return subprocess.run(command, env=elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=110)
+
+    few, many = run(1), run(there + 1)
+    assert (few.returncode, few.stdout) == (0, "done\n"), few.stderr
+    assert few.stderr == f"pathways: each program has 1 of the {there} devices of {which}\n"
+    assert (many.returncode, many.stdout) == (1, "")
+    assert f"That is {which}; ask for fewer devices" in many.stderr
 
 
 @pytest.mark.parametrize(
