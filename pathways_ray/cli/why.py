@@ -49,6 +49,11 @@ def parsed(subject: str) -> messages.Look:
             return messages.Look(0, "session", 0, number)
         if kind == "launch" or (kind == "slice" and of):
             return messages.Look(0, kind, number, of)
+        if kind == "slice":
+            raise UsageError(
+                f"{subject!r} is no subject: sessions number their slices, so give the session's number too: "
+                f"'slice 7.{number}' is slice {number} of session 7. 'pathways status' shows both numbers"
+            )
     raise UsageError(
         f"{subject!r} is no subject: give 640 (a launch), 7.12 (launch 12 of session 7), 'slice 7.2' or 'session 7'"
     )

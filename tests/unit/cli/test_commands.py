@@ -149,6 +149,14 @@ def test_a_wrong_token_is_refused_before_anything_is_served(command: str, monkey
     assert (found.exit_code, found.stdout, found.stderr) == (2, "", "pathways: the token is missing or wrong\n")
 
 
+def test_a_slice_that_is_named_without_its_session() -> None:
+    """As handles name themselves, and `pathways status` does in its first column."""
+    done = invoke("why", "slice", "12")
+    assert done.exit_code == 2
+    assert "'slice 12' is no subject" in done.output
+    assert "'slice 7.12' is slice 12 of session 7" in done.output
+
+
 def test_a_missing_package_is_named() -> None:
     with pytest.raises(
         output.CommandFailed, match=r"needs no_such_package, .* pip install 'pathways-ray\[train,bench\]'"
