@@ -146,7 +146,7 @@ class ForeignArray(UsageError):
     """The array belongs to another session.
 
     When: an array of another session was passed
-    Do: fetch it there, and pass the NumPy array
+    Do: fetch it there, and pass the NumPy array; of a session that was closed, make or put it again
     """
 
 

@@ -142,6 +142,9 @@ class BufferOwner(Protocol):
     watch: Callable[[Callable[[], None]], None]
     unwatch: Callable[[Callable[[], None]], None]
 
+    @property
+    def closed_because(self) -> str: ...
+
     def free(self, record: BufferRecord) -> None: ...
 
     def delete(self, record: BufferRecord) -> None: ...

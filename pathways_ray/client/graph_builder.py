@@ -22,7 +22,7 @@ from pathways_ray.client.estimates import NO_WORK, Work
 from pathways_ray.client.export import Exported, export_function
 from pathways_ray.client.jaxprs import body_of, constant_bytes, used_equations
 from pathways_ray.client.operation import Operation
-from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.slices import VirtualSlice, array_belongs, slice_belongs
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, first_slice, holds_calls, is_call
 from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
 from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Recipe, Ref, Repeat, Result, Transfer
@@ -333,14 +333,13 @@ class GraphBuilder:
 
     def _check_mine(self, kind: ArgumentType) -> None:
         if kind.slice is not None and kind.slice.session is not self.session:
-            raise ForeignArray(
-                f"program {self.name!r} is given {kind.array} on {kind.slice}, which belongs to another session; "
-                "fetch it there and pass the NumPy array here"
-            )
+            whose = array_belongs(kind.slice.session.closed_because)
+            raise ForeignArray(f"program {self.name!r} is given {kind.array} on {kind.slice}, which {whose}")
 
     def _use_slice(self, where: VirtualSlice) -> None:
         if where.session is not self.session:
-            raise GraphError(f"program {self.name!r} uses {where}, which belongs to another session")
+            whose = slice_belongs(where.session.closed_because)
+            raise GraphError(f"program {self.name!r} uses {where}, which {whose}")
         if where.released:
             raise GraphError(f"program {self.name!r} uses {where}, which was released")
         self.slices.setdefault(where.id, where)

@@ -43,6 +43,7 @@ from pathways_ray.client.served import ServedCall, Server, values_of
 from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.client.siblings import Results
+from pathways_ray.client.slices import array_belongs
 from pathways_ray.client.uploads import UploadCalls
 from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, WaitTimeout
 from pathways_ray.ir.graph import Graph
@@ -245,7 +246,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         """Raises unless the buffer may be an argument of a launch of this session. One that was lost is made again, if
         it is of an elastic step."""
         if buffer.session is not self:
-            raise ForeignArray("the array belongs to another session; fetch it there and pass the NumPy array here")
+            raise ForeignArray(f"the array {array_belongs(buffer.session.closed_because)}")
         self.settle(buffer.record)
         if buffer.record.state is DELETED:
             raise BufferDeleted(f"the array cannot be an argument: {buffer.record.why_deleted}")

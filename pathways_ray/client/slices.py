@@ -203,6 +203,23 @@ def island_of(island: int | None) -> int:
     return int(island)
 
 
+def slice_belongs(closed_because: str) -> str:
+    """The words for a slice of a session that is not the one at hand, and what to do where that was closed."""
+    if not closed_because:
+        return "belongs to another session"
+    return (
+        f"belongs to another session, now closed ({closed_because}): make the slice again, and the functions that were "
+        "made for it"
+    )
+
+
+def array_belongs(closed_because: str) -> str:
+    """The words for an array of a session that is not the one at hand, and what to do."""
+    if not closed_because:
+        return "belongs to another session; fetch it there and pass the NumPy array here"
+    return f"belongs to another session, now closed ({closed_because}), and went with it: make or put it again"
+
+
 def mesh_of(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The mesh a user asked for, in plain integers and names."""
     if shape is None:

@@ -85,7 +85,7 @@ def test_argument_of_another_session(session, slices, inc) -> None:
         with pytest.raises(pw.errors.GraphError, match=r"uses slice a4 \(x=4\), which belongs to another session"):
             pw.program(lambda v: inc(v))(V)
     for use in (inc, pw.program(lambda v: v), pw.program(lambda v: (inc(V), v))):
-        with pytest.raises(pw.errors.ForeignArray, match="belongs to another session"):
+        with pytest.raises(pw.errors.ForeignArray, match="belongs to another session, now closed"):
             use(x)
     with pytest.raises(pw.errors.SessionClosed, match="it was shut down"):
         np.asarray(x)

@@ -281,6 +281,23 @@ def test_arrays_of_two_sessions_do_not_meet(session, a4) -> None:
     other.close()
 
 
+def test_what_was_made_before_a_shutdown_says_that_its_session_is_closed(session, a4) -> None:
+    """And a session has begun since."""
+    double, kept = pw.compiled(lambda v: v * 2, slice=a4), pw.put(V, a4)
+    session._driver.disconnected("it was shut down")
+    other = opened()
+    with pytest.raises(
+        pw.errors.GraphError, match=r"belongs to another session, now closed \(it was shut down\): make the slice again"
+    ):
+        double(V)
+    mine = pw.compiled(lambda v: v * 2, slice=other.virtual_slice((4,)))
+    with pytest.raises(
+        pw.errors.ForeignArray, match=r"belongs to another session, now closed \(it was shut down\), and went with it"
+    ):
+        mine(kept)
+    other.close()
+
+
 # --- leaves of trees --------------------------------------------------------------------------------------------------
 
 

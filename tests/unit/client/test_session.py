@@ -541,6 +541,16 @@ def test_an_array_of_another_session_is_no_argument(offline: Offline) -> None:
         offline.session.check_mine(a._buffer)
 
 
+def test_an_array_of_a_session_that_was_closed_cannot_be_fetched_there(offline: Offline) -> None:
+    before = Offline()
+    (a,) = before.session.launch(1, [], (offline.kind,))
+    before.session._driver.disconnected("gone")
+    with pytest.raises(
+        ForeignArray, match=r"belongs to another session, now closed \(gone\), and went with it: make or"
+    ):
+        offline.session.check_mine(a._buffer)
+
+
 # --- Ctrl-C -----------------------------------------------------------------------------------------------------------
 
 
