@@ -99,7 +99,13 @@ class FunctionProcess:
                 assert self._answers is not None
                 kinds = tuple((array.dtype.name, array.shape) for array in inputs)
                 code = b"" if digest in self._known else function
-                send(self._calls, HostCall(name, digest, code, kinds, tuple(outputs)), inputs)
+                try:
+                    send(self._calls, HostCall(name, digest, code, kinds, tuple(outputs)), inputs)
+                except BrokenPipeError:
+                    if starts or self._limit.is_over:
+                        raise
+                    self.close()  # it has ended just now; what it has not got whole, it has not begun
+                    return self.call(name, digest, function, inputs, outputs, limit_s)
                 answer = ANSWER.decode(receive(self._answers, MAX_ANSWER_BYTES))
                 if answer.ends:
                     self.close()

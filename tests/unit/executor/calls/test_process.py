@@ -8,7 +8,9 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -125,6 +127,44 @@ def test_a_result_that_does_not_fit_says_so(called: Called) -> None:
     with pytest.raises(CallFailed, match=said) as failed:
         called.call(lambda v: v[:2], V)
     assert failed.value.failure.story == ()
+
+
+@pytest.mark.parametrize("size", [4, 1 << 20])
+def test_a_call_goes_to_another_process_where_this_one_no_longer_takes_it(called: Called, size: int) -> None:
+    """Its reaper has yet to see the end of it, so it looks as if it ran."""
+
+    def own(v: Any) -> Any:
+        import os
+
+        return v * 0 + os.getpid()
+
+    before = int(called.call(own, np.zeros(4))[0])
+    process = psutil.Process(called.process.pid)
+    process.suspend()
+    while process.status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    os.kill(before, signal.SIGKILL)
+    while psutil.Process(before).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert int(called.call(own, np.zeros(size))[0]) != before
+    assert called.process.pid != process.pid
+
+
+def test_a_process_that_ends_amid_a_call_is_not_called_again(called: Called, tmp_path: Path) -> None:
+    """Nobody knows what it has done."""
+    notes = str(tmp_path / "notes")
+
+    def ends(v: Any) -> Any:
+        import os
+
+        with open(notes, "a") as file:
+            file.write("x")
+        os._exit(3)
+
+    called.call(lambda v: v, V)
+    with pytest.raises(CallFailed, match=r"the process of f ended \(exit status 3\) before it returned"):
+        called.call(ends, V)
+    assert Path(notes).read_text() == "x"
 
 
 def test_a_function_that_hangs_is_killed_with_what_it_started(called: Called) -> None:
