@@ -127,11 +127,12 @@ class Mover:
 
     def _vacate_one(self, number: int) -> None:
         """Moves one slice, away from those from which it stays apart; where that fails, others move all the same."""
-        where = self._slices.get(number)
         try:
-            if where is None:  # nothing can be on it any more
-                self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
-            elif not where.released:
+            with self._turn:  # one that is being made, or that takes the place of another one, has no handle yet
+                where = self._slices.get(number)
+                if where is None:  # nothing can be on it any more
+                    self._connection.call(wire.ReleaseSlice(self._core.session, number), ASK_LIMIT_S)
+            if where is not None and not where.released:
                 for island in where.refuges():
                     with contextlib.suppress(Unschedulable):
                         return self._move(where, island)

@@ -236,6 +236,36 @@ def test_a_session_that_asks_for_a_slice_is_suspended_with_it(offline: Offline) 
     assert [one.mesh.id for one in session._driver.suspension.slices] == [asking.result.id]
 
 
+@pytest.mark.parametrize("work", ["make", "move"])
+def test_a_slice_that_has_no_handle_yet_is_not_given_back_where_it_has_to_move(offline: Offline, work: str) -> None:
+    """Its island is drained while it is made, or while arrays move to it."""
+    session, mover = offline.session, offline.session._mover
+    leaving: list[Background] = []
+
+    def drained() -> None:
+        if not leaving:
+            leaving.append(Background(lambda: mover._vacate_one(9)))
+            leaving[0]._thread.join(0.2)
+            assert leaving[0].waits
+
+    def made(_: CreateSlice) -> SliceCreated:
+        if work == "make":
+            drained()
+        return SliceCreated(placed(9, ["1.0", "1.1"]), "tag")
+
+    def exchanged(_: ExchangeSlices) -> SlicesExchanged:
+        drained()
+        return SlicesExchanged((SliceCreated(placed(offline.where.id, ["1.0", "1.1"]), "tag"),))
+
+    offline.controller.answers = {CreateSlice: made, ListHeld: Held(()), ExchangeSlices: exchanged}
+    if work == "make":
+        assert not session.virtual_slice((2,), ("x",)).released
+    else:
+        session.move_slice(offline.where, 1)
+        assert offline.where.devices == ("1.0", "1.1")
+    leaving[0].end()
+
+
 def test_a_session_that_gives_way_lets_its_calls_go_on_where_it_has_to_move(offline: Offline) -> None:
     """They may wait for the move."""
     session = offline.session
