@@ -16,7 +16,7 @@ import numpy as np
 from jax.tree_util import tree_flatten
 
 from pathways_ray.client import prng
-from pathways_ray.client.argument_types import extended_dtype
+from pathways_ray.client.argument_types import extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.compiled import CompiledFunction
@@ -123,7 +123,7 @@ class Padded:
         try:
             for leaf, axis in zip(leaves, axes, strict=True):
                 if axis is not None:
-                    counts.add(leaf.shape[axis] if type(leaf) is np.ndarray else np.shape(leaf)[axis])
+                    counts.add(leaf.shape[axis] if type(leaf) is np.ndarray else self._shape(leaf)[axis])
         except IndexError:
             self._check_axes(leaves, axes)
             raise
@@ -139,6 +139,11 @@ class Padded:
         if count > self.sizes[-1]:
             raise UsageError(f"a batch of {count} is larger than the largest of sizes={self.sizes} of {self._name}")
         return leaves, tree, axes, count
+
+    def _shape(self, leaf: Any) -> tuple[int, ...]:
+        if isinstance(leaf, np.ma.MaskedArray):
+            to_numpy(leaf, f"an argument of {self._name}")  # raises: filled up or joined, it would lose its mask
+        return np.shape(leaf)
 
     def _pad(self, leaf: Any, axis: int, missing: int) -> Any:
         if isinstance(leaf, SliceArray):

@@ -88,6 +88,15 @@ def test_an_argument_without_the_axis_of_a_batch(session, argument: Any, shape: 
         total(np.ones((3, 2)))
 
 
+@pytest.mark.parametrize("join_calls", [False, True])
+def test_a_batch_with_a_mask_is_refused_as_without_padding(session, join_calls: bool) -> None:
+    """Filled up, or joined with others, it would lose its mask."""
+    f = pw.padded(pw.program(lambda v: v), sizes=(2, 8), join_calls=join_calls)
+    for rows in (2, 3):
+        with pytest.raises(pw.errors.InvalidArray, match="cannot be a JAX array: JAX has no masked arrays; fill it"):
+            f(np.ma.array(np.ones(rows), mask=True))
+
+
 def test_an_interrupted_wait_says_how_to_cancel(session, monkeypatch) -> None:
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
