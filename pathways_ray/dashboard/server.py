@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import hmac
 import json
+import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -22,6 +23,7 @@ from importlib import resources
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from pathways_ray.client.asking import call, look
 from pathways_ray.dashboard.sections import Page, sections
@@ -112,7 +114,9 @@ class Dashboard:
 
     def runner(self) -> web.AppRunner:
         """The application as it is served: a browser that goes is noticed at once, not when it is next written to."""
-        return web.AppRunner(self.app(), access_log=None, shutdown_timeout=1.0, handler_cancellation=True)
+        log = logging.getLogger(__name__)
+        log.addFilter(_is_of_the_page)
+        return web.AppRunner(self.app(), access_log=None, logger=log, shutdown_timeout=1.0, handler_cancellation=True)
 
     def serves_at(self, address: str, port: int) -> None:
         """Names under which requests may come, and the cookie with which they do."""
@@ -245,6 +249,11 @@ class Dashboard:
             return web.Response(status=502, text=f"{error}\n", headers=HEADERS)
         lines = text.splitlines(keepends=True)
         return web.Response(text="".join(lines[-LOG_LINES:]), headers=HEADERS)
+
+
+def _is_of_the_page(record: logging.LogRecord) -> bool:
+    """Whether an error is the page's own. Anybody on the machine can send what is no request, which is answered."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
 
 
 def _same(shown: str, token: str) -> bool:

@@ -160,6 +160,25 @@ def test_a_browser_from_another_site_is_refused(headers: dict[str, str], status:
     run(test)
 
 
+@pytest.mark.parametrize("sent", [b"GET / HTTP/9.9\r\nHost: x\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET /\xff" * 9000])
+def test_what_is_no_request_is_answered_and_writes_nothing(sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody on the machine can send it. What goes wrong in the page itself is written all the same."""
+
+    def broken(_: Any) -> str:
+        raise RuntimeError("a fault of the page")
+
+    async def test(served: Served) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(served.base.rpartition(":")[2]))
+        writer.write(sent)
+        assert (await reader.readline()).startswith(b"HTTP/1.0 400")
+        writer.close()
+        assert not caplog.records
+        assert await served.status("/why?launch=1", headers=SHOWN) == 500
+        assert "a fault of the page" in caplog.text
+
+    run(test, asking=broken)
+
+
 def test_pages_load_nothing_from_elsewhere_and_take_no_text_for_markup() -> None:
     async def test(served: Served) -> None:
         async with served.browser.get(served.base + "/", headers=SHOWN) as answer:
