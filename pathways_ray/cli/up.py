@@ -140,7 +140,11 @@ def join_ray(address: str | None, name: str) -> None:
     show_default=True,
     help="Seconds for room on the nodes, and for the processes.",
 )
-@click.option("--exist-ok", is_flag=True, help="When the runtime is there already, show it and end well.")
+@click.option(
+    "--exist-ok",
+    is_flag=True,
+    help="When the runtime is there already, or being started, show it once it serves, and end well.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(exist_ok: bool, as_json: bool, **settings: Any) -> None:
     """Start the runtime on a Ray cluster; it stays until 'pathways down'.
@@ -206,7 +210,7 @@ def up(
         except AlreadyInitialized:
             if not exist_ok:
                 raise
-            found["url"], found["token"], found["ca"] = detached.find(options.name)
+            found["url"], found["token"], found["ca"] = detached.find(options.name, options.limit_s)
             found["started"] = False
     finally:
         ray.shutdown()

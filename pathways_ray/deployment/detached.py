@@ -18,6 +18,7 @@ from pathways_ray.executor.profiling import crash_log
 
 REMOVE_LIMIT_S = 30.0
 DESCRIBE_LIMIT_S = 5.0
+LOOK_S = 0.2
 
 
 def actors(name: str) -> list[str]:
@@ -37,15 +38,22 @@ def groups(name: str) -> list[str]:
     )
 
 
-def find(name: str) -> tuple[str, str, str]:
+def find(name: str, limit_s: float = 0.0) -> tuple[str, str, str]:
     """Url, token and CA file of a runtime that serves.
+
+    Args:
+        limit_s: seconds to wait for one of which only part runs: it may be being started.
 
     Raises:
         UsageError: no such runtime serves, or only part of one runs.
     """
+    deadline = time.monotonic() + limit_s
+    while not _has_controller(name) and actors(name) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
     try:
         controller = ray.get_actor(names.controller(name), names.NAMESPACE)
-        found: tuple[str, str, str] = ray.get(controller.access.remote(), timeout=DESCRIBE_LIMIT_S)
+        left_s = max(DESCRIBE_LIMIT_S, deadline - time.monotonic())  # one that is just made answers once it serves
+        found: tuple[str, str, str] = ray.get(controller.access.remote(), timeout=left_s)
     except ValueError as error:
         rest = (
             f"; it is being started, or 'pathways down --name {name}' removes what half a start has left"
@@ -56,6 +64,14 @@ def find(name: str) -> tuple[str, str, str]:
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise UsageError(f"the controller of {name!r} does not answer ({error}); try again in a few seconds") from error
     return found
+
+
+def _has_controller(name: str) -> bool:
+    try:
+        ray.get_actor(names.controller(name), names.NAMESPACE)
+    except ValueError:
+        return False
+    return True
 
 
 def remove(name: str, limit_s: float = REMOVE_LIMIT_S) -> tuple[int, int]:

@@ -256,7 +256,7 @@ def test_down_after_half_a_start(python, shared_head, run) -> None:
     process = begin(python, shared_head)
     process.kill()
     process.communicate()
-    code, _, err = run("up", "--exist-ok")
+    code, _, err = run("up", "--exist-ok", "--wait", "10")
     assert code in (0, 2), err  # the half that is there may be able to serve, or not
     code, out, _ = run("down")
     assert code == 0
@@ -265,9 +265,23 @@ def test_down_after_half_a_start(python, shared_head, run) -> None:
     up(run, "--islands", "1", "--devices-per-host", "2")
 
 
-def begin(python, shared_head) -> subprocess.Popen[str]:
+def test_two_that_start_a_runtime_at_once_find_the_same(python, shared_head, run) -> None:
+    """As on the machines of one job, each of which runs the same command."""
+    first = begin(python, shared_head, "--json")
+    code, out, err = run("up", "--exist-ok", "--json")
+    assert code == 0, err
+    said, err = first.communicate(timeout=60.0)
+    assert first.returncode == 0, err
+    found = json.loads(out)
+    assert not found["started"]
+    assert json.loads(said)["url"] == found["url"]
+    assert python.run("up_client", found["url"], found["token"], **shared_head.environment) == "2\n"
+
+
+def begin(python, shared_head, *options: str) -> subprocess.Popen[str]:
     """An `up` whose processes are just being started."""
-    process = python.command(*CLI, "up", "--islands", "2", "--hosts-per-island", "2", **shared_head.environment)
+    shape = "--islands", "2", "--hosts-per-island", "2"
+    process = python.command(*CLI, "up", *shape, *options, **shared_head.environment)
     deadline = time.monotonic() + 60.0
     while len(ours(python)) < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
