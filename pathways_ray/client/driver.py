@@ -49,7 +49,7 @@ class Driver:
         self.core, self.connection, self.data = core, connection, data
         self.sending, self.changing = new_lock(), threading.RLock()
         self.changed = threading.Condition(self.changing)
-        self.locks = self.sending, self.changing, data.changing  # that threads want which read
+        self.locks = self.sending, self.changing, data.changing  # the threads that read want them, too
         self.arrivals: list[Arrival] = []
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""

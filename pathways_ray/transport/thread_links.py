@@ -96,8 +96,8 @@ class Outbox:
         taken: list[bool] = []
         before = _THREAD.writes
         try:
+            _THREAD.writes = True  # before it has the lock: a signal handler may come right behind that call, too
             taken.extend(map(self._writing.acquire, (False,)))
-            _THREAD.writes = before or True in taken
             return True in taken and self._drain(wait=False)
         finally:
             _THREAD.writes = before

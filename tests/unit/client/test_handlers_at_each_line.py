@@ -15,7 +15,9 @@ from pathways_ray.client import array_pieces, data, upload_turns
 from pathways_ray.client.array_pieces import FetchedArray
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.upload_turns import MAX_COMING_BYTES, MAX_PIPES, UploadTurns
-from pathways_ray.transport.messages import FetchPart
+from pathways_ray.transport import thread_links
+from pathways_ray.transport.messages import FetchPart, Free
+from pathways_ray.transport.thread_links import Outbox, is_writing
 from tests.unit.client.offline import Background
 from tests.unit.client.test_data import plan_of
 
@@ -130,6 +132,28 @@ def test_turns_are_waited_for_and_come_in_bytes_and_numbers() -> None:
     over = True
     turns.wake()
     waiting.end()
+
+
+def test_a_thread_that_has_the_right_to_write_says_that_it_writes_before_it_has_written() -> None:
+    outbox, written = Outbox(), list[bytes]()
+
+    def write(data: bytes, _wait: bool) -> bool:
+        if data:
+            written.append(data)
+        return True
+
+    outbox.attach(write, direct=True)
+
+    def work() -> None:
+        written.clear()
+        outbox.send(Free((1,)))
+        assert written
+        assert not is_writing()
+
+    def handler() -> None:
+        assert is_writing() or written or not outbox._writing.locked()
+
+    assert lines_of(thread_links, work, handler) > 10
 
 
 def test_a_handler_gets_a_file_in_the_midst_of_a_call_that_gets_one() -> None:
