@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pathways_ray.module_functions import DONATING, LAYOUT, add_end, forget, is_laid_out
@@ -63,6 +63,34 @@ def enqueues_as_one_thread() -> None:
     from jaxlib import _jax
 
     _jax.set_execution_stream_id(1)
+
+
+def within_callback(run: Callable[[], None]) -> None:
+    """Runs a function within a callback of XLA's, where its CPU client runs a computation of one device in the thread
+    that calls it, if its arguments are there, and else hands it to another (`ThisThreadIsInsideHostCallback`). What
+    JAX has for that, `jax_cpu_enable_async_dispatch`, holds for all threads of a process.
+
+    Such a thread rounds as XLA does: numbers that are too small to be normal are 0 to it.
+
+    Raises:
+        BaseException: what the function has raised.
+    """
+    import jax
+    from jax.experimental.buffer_callback import buffer_callback
+
+    raised: list[BaseException] = []
+
+    def call(context: Any, out: Any) -> None:
+        try:
+            run()
+        except BaseException as error:
+            raised.append(error)
+
+    begin = buffer_callback(call, jax.ShapeDtypeStruct((), bool))
+    with jax.default_device(jax.local_devices()[0]):
+        jax.block_until_ready(jax.jit(begin)())
+    if raised:
+        raise raised[0]
 
 
 def made_backends() -> Sequence[str]:

@@ -190,7 +190,9 @@ class HostExecutor(Inspectable):
         dispatcher = self.dispatcher
         log = LogReader(self.host, self.epoch, self.link_secret, dispatcher.take)
         reach = self.listen, self._say_stored, dispatcher.hand, {streams.LOG_STREAM: log.serve}
-        data = DataServer(self.host, compiler, self.store, secret, *reach, dispatcher.busy_poll())
+        # Of several hosts another thread makes calls (`Dispatcher.hand`), and a collective wants the cores.
+        how = () if dispatcher.multi_host else (dispatcher.busy_poll(), self.backend.within_calls)
+        data = DataServer(self.host, compiler, self.store, secret, *reach, *how)
         dispatcher.refuse_early = lambda handed: data.later(data.early.refuse, handed)
         dispatcher.answer_call, dispatcher.leave_call = data.served.answer, data.served.leave
         dispatcher.say_allowed = lambda tenant: data.later(data.early.allow, tenant)

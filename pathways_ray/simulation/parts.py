@@ -11,7 +11,7 @@ import msgspec
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.parts import Computation, HostFunction, Store, first_failure
+from pathways_ray.executor.run.parts import Computation, HostFunction, Keeps, Store, first_failure
 from pathways_ray.executor.run.prepared import PreparedProgram, RunnableStep
 from pathways_ray.executor.run.steps import Slots
 from pathways_ray.ir.exchange import Exchange, exchange
@@ -83,6 +83,7 @@ class SimulatedParts:
 
     temporary_bytes = 0
     queues = True
+    keeps = Keeps.BRIEFLY
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,13 +18,21 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 
 LIMIT_S = 30.0
+LONG_TURNS = 300_000
+"""Some seconds."""
+
 ROWS = np.arange(24, dtype=np.float32).reshape(8, 3)
 WEIGHTS = np.array([[1.0, 2.0], [0.5, -1.0], [2.0, 0.25]], np.float32)
 
 
+def counted(session: Any, what: str) -> int:
+    """The sum of what hosts have counted."""
+    return sum(ray.get(host.statistics.remote())[what] for host in session.cluster.hosts.values())
+
+
 def served(session: Any) -> int:
     """The calls that hosts have begun to serve."""
-    return sum(ray.get(host.statistics.remote())["served"] for host in session.cluster.hosts.values())
+    return counted(session, "served")
 
 
 def until(what: Callable[[], object], call: Callable[[], object] = lambda: time.sleep(0.02)) -> None:
@@ -123,6 +132,34 @@ def test_another_tenant_has_calls_be_launched_and_gets_its_turn(session: Any, sl
             np.testing.assert_allclose(predict(w, ROWS + k)["y"], (ROWS + k) @ WEIGHTS, rtol=1e-6)
         assert float(value) == 61
     until_served(session, lambda: predict(w, ROWS))
+
+
+def test_a_call_that_takes_longer_than_others_holds_up_no_other_client(session: Any, slices: Any) -> None:
+    """
+    1. A client hands over calls, whose loop is as long as an argument says: often short, and then for seconds.
+    2. Meanwhile the host answers another client, which puts and fetches.
+    """
+    turns = pw.compiled(lambda n, x: jax.lax.fori_loop(0, n, lambda _, x: jnp.tanh(x @ x), x), slice=slices.a1)
+    x, over = pw.put(np.full((32, 32), 0.01, np.float32), slices.a1), threading.Event()
+    for _ in range(50):
+        np.asarray(turns(1, x))
+    before = counted(session, "early")
+    until(lambda: counted(session, "early") > before, lambda: np.asarray(turns(1, x)))
+
+    def call() -> None:
+        np.asarray(turns(LONG_TURNS, x))
+        over.set()
+
+    answered, thread = 0, threading.Thread(target=call)
+    with pw.connect(session.url, session.token) as other:
+        where = other.virtual_slice((1,), ("x",), island=0)
+        np.asarray(pw.put(ROWS, where))
+        thread.start()
+        while not over.is_set():
+            np.testing.assert_array_equal(np.asarray(pw.put(ROWS + answered, where)), ROWS + answered)
+            answered += not over.is_set()
+    thread.join(LIMIT_S)
+    assert answered >= 10, "while a thread waits for it, it serves nobody"
 
 
 def test_weights_that_change_are_those_of_the_next_call(session: Any, slices: Any) -> None:

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from pathways_ray.executor.run.parts import Keeps
+
 Function = Callable[..., Sequence[Any]]
 """A function of arrays that JAX traces."""
 
@@ -22,12 +24,14 @@ class Backend(Protocol):
 
     `shares_memory` says whether the devices of a machine have one memory; `seals`, whether a seal keeps the bits of
     functions that are composed (`composition`); `elements_apart`, how many elements a device may make in a computation
-    that is called on each device by itself (`by_device`): none where one call for all is as good.
+    that is called on each device by itself (`by_device`): none where one call for all is as good; `moving`, how long a
+    thread `within_calls` is kept by what moves data between devices.
     """
 
     shares_memory: bool
     seals: bool
     elements_apart: int
+    moving: Keeps
 
     def configure(self, devices: int) -> None:
         """Sets the variables that XLA and JAX read at start, for a host with this number of devices."""
@@ -67,6 +71,14 @@ class Backend(Protocol):
         """Whether a computation that is `prepare`d may be in a device's queue when the call that enqueues it returns;
         else it is over by then."""
 
+    def keeps(self, compiled: Any, devices: int) -> Keeps:
+        """The time for which a call of a computation that is `prepare`d keeps a thread `within_calls`."""
+
+    def within_calls(self, run: Callable[[], None]) -> None:
+        """Runs a function, within which this thread computes what it calls, for one device, before the call returns, if
+        the platform can do that. Where nobody else has something to do meanwhile, it is sooner over: there is no other
+        thread to wake."""
+
     def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
         """A compiled computation of one device as it is to be called, which only moves what others have made: where its
         arguments are there it need not wait for computations that were enqueued before it.
@@ -92,6 +104,7 @@ class AcceleratorBackend:
     shares_memory = False
     seals = False
     elements_apart = 0
+    moving = Keeps.BRIEFLY
 
     def configure(self, devices: int) -> None:
         if os.environ.get("JAX_PLATFORMS") == "cpu":
@@ -125,6 +138,13 @@ class AcceleratorBackend:
 
     def queues(self, compiled: Any, devices: int) -> bool:
         return True
+
+    def keeps(self, compiled: Any, devices: int) -> Keeps:
+        return Keeps.BRIEFLY
+
+    def within_calls(self, run: Callable[[], None]) -> None:
+        """It is devices that compute."""
+        run()
 
     def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
         """Their devices have one queue for computations."""

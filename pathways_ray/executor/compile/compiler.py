@@ -28,6 +28,7 @@ from pathways_ray.executor.compile.sandbox import Sandbox
 from pathways_ray.executor.compile.sections import Sections, sections_of, sums_in
 from pathways_ray.executor.compile.signatures import check_types
 from pathways_ray.executor.compile.whole_modules import Typed, WholeModule
+from pathways_ray.executor.run.parts import Keeps
 from pathways_ray.ir.graph import Loop, Part, functions_in
 from pathways_ray.ir.plan import Edge, Executable, PlacedSlice
 from pathways_ray.ir.types import REPLICATED, ArrayType, Layout, Spec
@@ -264,6 +265,10 @@ class Compiler:
     def queues(self, compiled: Any, placed: PlacedSlice) -> bool:
         """Whether a computation on a slice may be in a device's queue when the call that enqueues it returns."""
         return self.backend.queues(compiled, 1 if isinstance(compiled, ByDevice) else self._here(placed))
+
+    def keeps(self, compiled: Any, placed: PlacedSlice) -> Keeps:
+        """The time for which a computation on a slice keeps a thread that computes within its calls."""
+        return Keeps.BRIEFLY if isinstance(compiled, ByDevice) else self.backend.keeps(compiled, self._here(placed))
 
     def cost_of(self, compiled: Any) -> Mapping[str, float] | None:
         """XLA's cost of a computation that was built again, before it was; None of others."""

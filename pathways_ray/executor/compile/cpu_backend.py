@@ -10,7 +10,8 @@
   a LAPACK call as nothing, and a copy of a gigabyte as nothing. While such a computation runs, nothing else of the host
   is enqueued: four slices of one device would take turns. So these get operations to count that never run, and then
   have a thread of XLA's to themselves. A computation that is short as well as cheap stays as it is; handing it to
-  another thread takes longer than the computation.
+  another thread takes longer than the computation. The thread that serves clients computes more within its calls
+  (`within_calls`), as long as that is brief (`keeps`).
 - *Order.* It has the computations that one thread enqueues on single devices run one after the other. So what only
   moves data that is there would wait for whatever another tenant computes; it is enqueued by other threads (`Lanes`).
   What several hosts compute together has to run in the order in which it is called, in whatever thread
@@ -30,8 +31,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pathways_ray.compat import within_callback
 from pathways_ray.errors import CompileError
 from pathways_ray.executor.compile.backend import Function, Rebuild
+from pathways_ray.executor.run.parts import Keeps
 
 if TYPE_CHECKING:
     import jax
@@ -72,6 +75,7 @@ class CpuBackend:
     shares_memory = True
     seals = True
     elements_apart = CHEAP_OPERATIONS
+    moving = Keeps.ALIKE
 
     def __init__(self) -> None:
         self._lanes = Lanes()
@@ -143,6 +147,14 @@ class CpuBackend:
 
     def queues(self, compiled: Any, devices: int) -> bool:
         return devices > 1 or not is_cheap(compiled)
+
+    def keeps(self, compiled: Any, devices: int) -> Keeps:
+        if not self.queues(compiled, devices) or devices > 1:
+            return Keeps.BRIEFLY
+        return Keeps.VARYING if may_vary(compiled) else Keeps.ALIKE
+
+    def within_calls(self, run: Callable[[], None]) -> None:
+        within_callback(run)
 
     def beside(self, moves: Function, is_busy: Callable[[], bool]) -> Function:
         lanes = self._lanes
@@ -270,8 +282,21 @@ def would_block_dispatch(compiled: Any) -> bool:
         return False
     if (compiled.cost_analysis() or {}).get("bytes accessed", 0.0) >= SHORT_BYTES:
         return True
+    return _has(compiled, " custom-call(")
+
+
+def may_vary(compiled: Any) -> bool:
+    """Whether a compiled computation may take much longer than the last time."""
+    return _has(compiled, " custom-call(", " conditional(")
+
+
+def _has(compiled: Any, *operations: str) -> bool:
+    """Whether a compiled computation has one of these operations, or a loop of unknown length."""
     lines = (compiled.as_text() or "").splitlines()
-    return any(" custom-call(" in line or (" while(" in line and "known_trip_count" not in line) for line in lines)
+    return any(
+        any(name in line for name in operations) or (" while(" in line and "known_trip_count" not in line)
+        for line in lines
+    )
 
 
 def with_async_cost_hint(run: Function) -> Callable[..., tuple[Any, ...]]:

@@ -15,7 +15,7 @@ from pathways_ray.executor.compile.by_device import ByDevice
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of, name_of
 from pathways_ray.executor.data.edges import Incoming, Outgoing, copied_to
 from pathways_ray.executor.run.parts import Computation as RunComputation
-from pathways_ray.executor.run.parts import HostFunction
+from pathways_ray.executor.run.parts import HostFunction, Keeps
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
 from pathways_ray.ir.regions import box_shape, shard_boxes
@@ -46,6 +46,7 @@ class CompiledParts:
         self.trusted = trusted
         self.temporary_bytes = 0
         self.queues = False
+        self.keeps = compiler.backend.moving if plan.bundles else Keeps.BRIEFLY
         self._executables: list[Any] = []
         for executable in plan.executables:
             placed = plan.placed(executable.slice)
@@ -59,6 +60,7 @@ class CompiledParts:
                 analysis = compiled.memory_analysis()
                 self.temporary_bytes = max(self.temporary_bytes, getattr(analysis, "temp_size_in_bytes", 0) or 0)
                 self.queues |= compiler.queues(compiled, placed)
+                self.keeps = max(self.keeps, compiler.keeps(compiled, placed))
 
     def executable(self, number: int) -> RunComputation | None:
         compiled = self._executables[number]

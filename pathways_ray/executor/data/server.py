@@ -75,7 +75,8 @@ _PUT_ERRORS = (PathwaysError, ValueError, TypeError, OverflowError, MemoryError,
 
 class DataServer:
     """Serves clients on an event loop in a thread of its own. `report` sends to the scheduler, from any thread; `hand`
-    takes calls to the dispatcher. Links to `others` than clients are served at the same address, by their paths."""
+    takes calls to the dispatcher. Links to `others` than clients are served at the same address, by their paths. `run`
+    runs what the thread does, without end."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class DataServer:
         hand: Callable[[Handed | Called], bool] = lambda handed: False,
         others: Mapping[str, links.Handler] = MappingProxyType({}),
         busy: BusyPoll | None = None,
+        run: Callable[[Callable[[], None]], None] = lambda serve: serve(),
     ) -> None:
         self._busy = busy
         self.host = host
@@ -106,7 +108,7 @@ class DataServer:
         self._started = threading.Event()
         self.address = ""
         self._others = others
-        threading.Thread(target=lambda: asyncio.run(self._main(listen)), name="data", daemon=True).start()
+        threading.Thread(target=run, args=(lambda: asyncio.run(self._main(listen)),), name="data", daemon=True).start()
         if not self._started.wait(30) or not self.address:
             raise RuntimeError(f"host {host} cannot serve data at {listen.data or 'its own address'}")
 

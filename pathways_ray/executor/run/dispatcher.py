@@ -1,8 +1,8 @@
 """The threads of a host: one takes the island's messages in order and enqueues, others compile and watch completions.
 
 The *dispatcher* thread carries out the instructions of `HostCore`. It enqueues computations, so the device queues see
-gangs in the scheduler's order; while it has nothing to do, a lone message of the scheduler, and a call that a client
-hands over, are handled in the thread that reads them (`inbox`). Two *compilers* prepare programs in the background.
+gangs in the scheduler's order; while it has nothing to do, a lone message of the scheduler, and a brief call of a
+client, are handled in the thread that reads them (`inbox`). Two *compilers* prepare programs in the background.
 *Arrivals* looks for data of other hosts. *Watchers* wait for results to be ready and report outcomes; they alone wait
 for devices.
 """
@@ -129,11 +129,8 @@ class Dispatcher:
         """Launches on the device queues whose completion has not been seen."""
         return sum([watcher.queued.qsize() for watcher in list(self._watchers.values())])  # a list: others add to them
 
-    def busy_poll(self) -> BusyPoll | None:
-        """Whether a thread that waits for calls looks again and again: while all that was enqueued is over. Not on an
-        island of several hosts, where another thread enqueues, and a collective wants the cores."""
-        if self.multi_host:
-            return None
+    def busy_poll(self) -> BusyPoll:
+        """Whether a thread that waits for calls looks again and again: while all that was enqueued is over."""
         return BusyPoll(lambda: all(watcher.is_idle for watcher in list(self._watchers.values())))
 
     def observe(self, observer: LaunchObserver) -> None:
@@ -179,10 +176,10 @@ class Dispatcher:
     # --- early launches -----------------------------------------------------------------------------------------------
 
     def hand(self, handed: Handed | Called) -> bool:
-        """Takes a call that a client hands over; false where too much is to be done already. For another thread, which
-        carries it out itself where the dispatcher has nothing to do: who waits for it waits for no other thread. Not on
-        an island of several hosts: a collective may wait for these within its call, and that thread serves clients."""
-        if not self.multi_host and self.inbox.handles_here([handed]):
+        """Takes a call that a client hands over; false where too much is to be done already. For the thread that serves
+        clients, which carries out what is brief itself where the dispatcher has nothing to do: who waits for it waits
+        for no other thread. Not on an island of several hosts: a collective may wait for these within its call."""
+        if not self.multi_host and self.driver.is_brief(handed.message.program) and self.inbox.handles_here([handed]):
             return True
         if (self.multi_host and type(handed) is Called) or self.inbox.qsize() >= MAX_HANDED:
             return False
@@ -333,7 +330,7 @@ class Dispatcher:
         if watched.part:
             self._spent[watched.sequence] = seconds
             return 0
-        watched.program.seconds = seconds
+        watched.program.took(seconds)
         return round(seconds * 1e6)
 
     def heartbeat(self, slowness: float = 1.0) -> Heartbeat:

@@ -277,6 +277,11 @@ class HostDriver:
         program = self.programs[number]
         self.io.in_background(ask.message.tenant, lambda: do.Examined(look, number, program.report(number, text)))
 
+    def is_brief(self, number: int) -> bool:
+        """Whether a launch of a program keeps who calls it briefly; for any thread."""
+        program = self.programs.get(number)
+        return program is None or program.is_brief
+
     # --- the values of launches ---------------------------------------------------------------------------------------
 
     def _start(self, start: do.Start) -> None:

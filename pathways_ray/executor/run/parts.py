@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
@@ -21,15 +22,30 @@ no output: it is ready, or fails, when the computation has, and no later one tak
 Pieces = list[Any]
 
 
+class Keeps(enum.IntEnum):
+    """The time for which computations keep a thread that calls them, if it computes them (`Backend.within_calls`)."""
+
+    BRIEFLY = 0
+    """Some microseconds: what is called is enqueued all the same, or over by then."""
+
+    ALIKE = 1
+    """About as long as the last time."""
+
+    VARYING = 2
+    """As long as the values have it: it has loops or branches that depend on them, or calls what is not XLA's."""
+
+
 class Parts(Protocol):
     """The compiled side of a program on one host, and what knows of devices.
 
     All of it is made before the first launch. Methods raise `CompileError`. `queues` is whether a computation may be in
-    a device's queue when the call that enqueues it returns.
+    a device's queue when the call that enqueues it returns; `keeps` is how long a launch may keep a thread that
+    computes within its calls.
     """
 
     temporary_bytes: int
     queues: bool
+    keeps: Keeps
 
     def executable(self, number: int) -> Computation | None:
         """Executable `number` of the plan, or None when this host has no part in its slice."""

@@ -16,7 +16,7 @@ from pathways_ray.executor.run.carried import Carried
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.layout_steps import RegroupStep, ReshardStep
 from pathways_ray.executor.run.local_copies import CopyStep, with_copies_joined
-from pathways_ray.executor.run.parts import Parts, Store
+from pathways_ray.executor.run.parts import Keeps, Parts, Store
 from pathways_ray.executor.run.steps import AgreedStep, ExecuteStep, ReceiveStep, SendStep, Slots
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
 from pathways_ray.limits import MAX_EARLY_TEMPORARY_BYTES
@@ -25,6 +25,13 @@ from pathways_ray.observe.computations import REPORT
 from pathways_ray.transport.messages import IslandLaunch, LaunchEarly, ServeCall
 
 RunnableStep = ExecuteStep | CallStep | ReturnStep | SendStep | ReceiveStep | ReshardStep | RegroupStep | CopyStep
+
+BRIEF_S = 0.0007
+"""A launch that takes less is computed by the thread that reads its call, if that can be. While it does, it serves no
+other client; to have another thread compute takes some 50 us."""
+
+STEP = 1.25
+"""By so much one launch changes what is usual."""
 
 MAX_SESSIONS = 64
 """Sessions whose last arguments of served calls are remembered."""
@@ -44,11 +51,11 @@ class PreparedProgram:
         self.parts = parts
         self.store = store
         self.transfer = transfer
-        self.temporary_bytes, self.queues = parts.temporary_bytes, parts.queues
+        self.temporary_bytes, self.queues, self.keeps = parts.temporary_bytes, parts.queues, parts.keeps
         self.slots = len(plan.plan.slots)
         self.is_one_gang = [type(step) for step in plan.whole.steps] == [Execute]
         self.number = self.given = 0
-        self.seconds = 0.0
+        self.seconds = self._usual = 0.0
         self.kinds: list[Any] | None = None
         self._served: dict[int, tuple[int, ...]] = {}
         self.carried = Carried(plan, parts)
@@ -91,6 +98,20 @@ class PreparedProgram:
     def _donated(self, step: Execute) -> tuple[int, ...]:
         """The slots whose memory a computation takes."""
         return tuple(step.inputs[k] for k in self.plan.plan.executables[step.executable].donated)
+
+    def took(self, seconds: float) -> None:
+        """The last launch took so long on the devices. What is usual comes near the median of all: one that had to wait
+        for a core says nothing of the next."""
+        self.seconds = seconds
+        self._usual *= STEP if seconds > self._usual else 1 / STEP
+        self._usual = self._usual or seconds
+
+    @property
+    def is_brief(self) -> bool:
+        """Whether a thread that computes within its calls is usually kept for no longer than `BRIEF_S`."""
+        if self.keeps is Keeps.ALIKE:
+            return 0.0 < self._usual < BRIEF_S
+        return self.keeps is Keeps.BRIEFLY
 
     def report(self, number: int, text: bool) -> bytes:
         """The computations of program `number`, which this is: an `observe.computations.Report` as JSON."""

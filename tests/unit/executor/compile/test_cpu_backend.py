@@ -28,6 +28,7 @@ from pathways_ray.executor.compile.cpu_backend import (
     would_block_dispatch,
 )
 from pathways_ray.executor.compile.platforms import backend_of
+from pathways_ray.executor.run.parts import Keeps
 
 
 def compiled(run: Callable[..., Any], *arguments: Any) -> Any:
@@ -45,6 +46,15 @@ def turns(n: jax.Array, x: jax.Array) -> tuple[jax.Array]:
 
 def few_turns(x: jax.Array) -> tuple[jax.Array]:
     return (jax.lax.fori_loop(0, 5, lambda _, x: x * x + x, x),)
+
+
+def many_turns(x: jax.Array) -> tuple[jax.Array]:
+    """Some tenths of a second."""
+    return (jax.lax.fori_loop(0, 1 << 11, lambda _, x: jnp.tanh(x @ x), x),)
+
+
+def branches(x: jax.Array) -> tuple[jax.Array]:
+    return (jax.lax.cond(x[0, 0] > 0, lambda x: x @ x, lambda x: x, x),)
 
 
 def transposed(x: jax.Array) -> tuple[jax.Array]:
@@ -107,6 +117,63 @@ def test_what_may_be_in_a_device_queue_is_told_from_what_is_over(
 ) -> None:
     assert CpuBackend().queues(compiled(run, *arguments), devices) is expected
     assert AcceleratorBackend().queues(compiled(run, *arguments), devices)
+
+
+MIDDLE = np.full((64, 64), 0.01, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("run", "arguments", "devices", "expected"),
+    [
+        (add_one, (SMALL,), 1, Keeps.BRIEFLY),
+        (squared, (MIDDLE,), 1, Keeps.ALIKE),
+        (many_turns, (MIDDLE,), 1, Keeps.ALIKE),
+        (squared, (MIDDLE,), 4, Keeps.BRIEFLY),  # XLA has a thread for each
+        (branches, (MIDDLE,), 1, Keeps.VARYING),
+        (with_async_cost_hint(turns), (np.int32(3), SMALL), 1, Keeps.VARYING),
+        (with_async_cost_hint(transposed), (BIG,), 1, Keeps.VARYING),  # as it has a branch; it is not short anyway
+        (lambda x: (jnp.linalg.cholesky(x @ x),), (MIDDLE,), 1, Keeps.VARYING),
+    ],
+)
+def test_how_long_a_call_may_keep_a_thread_is_known(
+    run: Callable[..., Any], arguments: tuple[Any, ...], devices: int, expected: Keeps
+) -> None:
+    assert CpuBackend().keeps(compiled(run, *arguments), devices) is expected
+    assert AcceleratorBackend().keeps(compiled(run, *arguments), devices) is Keeps.BRIEFLY
+
+
+def test_a_thread_within_calls_computes_what_it_calls() -> None:
+    """1. A computation of some tenths of a second is over when its call returns; elsewhere it has just begun.
+    2. One whose arguments are not there is enqueued. 3. All give the same bits."""
+    run, there, behind = compiled(many_turns, MIDDLE), jnp.asarray(MIDDLE), list[bool]()
+
+    def call() -> None:
+        made.append(run(there)[0])
+        ready.append(made[-1].is_ready())
+
+    made, ready = list[Any](), list[bool]()
+    call()
+
+    def call_within() -> None:
+        unready = made[0] if not made[0].is_ready() else run(there)[0]
+        call()
+        made.append(run(unready)[0])
+        behind.append(made[-1].is_ready())
+
+    thread = threading.Thread(target=lambda: CpuBackend().within_calls(call_within))
+    thread.start()
+    thread.join(60)
+    call()
+    assert ready == [False, True, False]
+    assert len(behind) == 1
+    once, again = np.asarray(run(there)[0]), np.asarray(run(run(there)[0])[0])
+    assert [np.asarray(value).tobytes() for value in made] == [x.tobytes() for x in (once, once, again, once)]
+
+
+def test_what_is_raised_within_calls_comes_out() -> None:
+    for backend in (CpuBackend(), AcceleratorBackend()):
+        with pytest.raises(KeyError, match="no such thing"):
+            backend.within_calls(lambda: dict[str, None]()["no such thing"])
 
 
 def test_what_never_runs_takes_next_to_no_memory() -> None:

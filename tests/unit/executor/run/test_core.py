@@ -41,6 +41,7 @@ from pathways_ray.executor.run.instructions import (
     Send,
     Start,
 )
+from pathways_ray.executor.run.parts import Keeps
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.stops import stopped
 from pathways_ray.ir.graph import Part
@@ -201,6 +202,7 @@ class Host:
 
     temporary_bytes = 0
     queues = True
+    keeps = Keeps.BRIEFLY
 
     def agreed(self, number: int) -> None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 import time
@@ -27,6 +28,8 @@ from pathways_ray.executor.profiling.profiler import LaunchTrace
 from pathways_ray.executor.run import dispatcher as dispatcher_module
 from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
 from pathways_ray.executor.run.instructions import Called, Handed
+from pathways_ray.executor.run.parts import Keeps
+from pathways_ray.executor.run.prepared import BRIEF_S
 from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.capabilities import tenant_mark
@@ -109,6 +112,11 @@ def program(number: int, function: Any, digest: str = "f", donated: tuple[int, .
     return Program(number, msgspec.msgpack.encode(plan), {digest: exported(function)})
 
 
+def program_of(plan: SimpleNamespace) -> Any:
+    """A prepared program, as far as those who watch its launches know it."""
+    return SimpleNamespace(plan=plan, took=lambda seconds: None)
+
+
 def programs_of_two_islands(number: int) -> list[Program]:
     """`f(f(x))` for islands of one host each: the first call on host 0, the second on host 1."""
     sketch = Sketch()
@@ -177,6 +185,56 @@ def test_a_call_that_is_handed_over_runs_in_the_thread_that_reads_it(host: Serve
     assert host.ended(2) == [311, 312]
     assert np.asarray(host.store.get(1, 312)) == 2
     host.receive(AllowEarly(""))
+
+
+def test_the_thread_that_reads_calls_is_not_kept_for_long(host: Served) -> None:
+    """
+    1. How long a program takes is not known, varies, or was long: the dispatcher has it.
+    2. It is usually brief, or never keeps a thread that calls: the thread that reads has it.
+    """
+    number, made = itertools.count(330), host.dispatcher.driver.programs[1]
+    host.receive(AllowEarly(tenant_mark("")), IslandLaunch(329, 1, 1, (1,), 329))
+    host.ended(1)
+    runs, here = queue.SimpleQueue[str](), threading.current_thread().name
+    run, made.run = made.run, lambda *given: (runs.put(threading.current_thread().name), run(*given))  # type: ignore[method-assign,assignment]
+
+    def runs_in() -> str:
+        deadline = time.monotonic() + LIMIT_S
+        while host.dispatcher.inbox.at_work or not host.dispatcher.inbox.empty():
+            assert time.monotonic() < deadline
+        k = next(number)
+        assert host.dispatcher.hand(Handed(1, tenant_mark(""), LaunchEarly(1, (1,), k)))
+        thread = runs.get(timeout=LIMIT_S)
+        host.receive(IslandLaunch(k, 1, 1, (1,), k))
+        assert host.ended(1) == [k]
+        return thread
+
+    found = list[tuple[str, ...]]()
+    for keeps, usual in [
+        (Keeps.BRIEFLY, 0.0),
+        (Keeps.ALIKE, 0.0),
+        (Keeps.ALIKE, BRIEF_S / 2),
+        (Keeps.ALIKE, BRIEF_S * 2),
+        (Keeps.VARYING, BRIEF_S / 2),
+    ]:
+        made.keeps, made._usual = keeps, usual
+        found.append((keeps.name, runs_in()))
+    made.keeps, made.run = Keeps.BRIEFLY, run  # type: ignore[method-assign]
+    assert [thread for _, thread in found] == [here, "dispatch", here, "dispatch", "dispatch"]
+    host.receive(AllowEarly(""))
+
+
+def test_what_is_usual_comes_near_the_median(host: Served) -> None:
+    made = host.dispatcher.driver.programs[1]
+    made.keeps, made._usual = Keeps.ALIKE, 0.0
+    brief = list[bool]()
+    for took in [5 * BRIEF_S] + [BRIEF_S / 2, BRIEF_S / 3, 100 * BRIEF_S] * 20 + [2 * BRIEF_S] * 9:
+        made.took(took)
+        brief.append(made.is_brief)
+    made.keeps = Keeps.BRIEFLY
+    assert brief[0] is False
+    assert brief[40:61] == [True] * 21, "one in three that had to wait for a core changes nothing"
+    assert brief[-1] is False
 
 
 def test_a_call_is_answered_with_its_values_and_is_no_launch(host: Served) -> None:
@@ -293,7 +351,7 @@ def test_who_asks_for_a_value_waits_for_no_launch_on_other_devices(
 
     assert is_answered(8)
     plan = SimpleNamespace(watched_with=before, own_devices=before, decides=())
-    host.dispatcher.watch(9, [gate], SimpleNamespace(plan=plan), ())  # type: ignore[arg-type]
+    host.dispatcher.watch(9, [gate], program_of(plan), ())
     assert is_answered(10) == answered
     gate.opened.set()
     assert sorted(host.ended(3)) == [8, 9, 10]
@@ -464,7 +522,7 @@ def test_a_launch_that_is_complete_and_waits_to_be_reported_keeps_no_device(host
     long_ago = time.perf_counter() - 100.0
     for sequence, ready in ((1, False), (2, True), (3, False)):
         plan = SimpleNamespace(own_devices=(Device(0, 98 if sequence == 1 else 99),))
-        program: Any = SimpleNamespace(plan=plan)
+        program = program_of(plan)
         watcher._incomplete.append(Watched(sequence, [Value(ready)], program, long_ago + sequence))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatcher, "_watchers", {(): watcher})
@@ -481,7 +539,7 @@ def test_what_is_over_behind_a_launch_that_keeps_its_device_frees_nothing(host: 
             self.is_ready = lambda: ready
 
     dispatcher, watcher = host.dispatcher, Watcher()
-    program: Any = SimpleNamespace(plan=SimpleNamespace(own_devices=(Device(0, 97),)))
+    program = program_of(SimpleNamespace(own_devices=(Device(0, 97),)))
     long_ago = time.perf_counter() - 100.0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatcher, "_watchers", {(): watcher})
@@ -502,7 +560,7 @@ def test_what_passes_a_launch_on_some_of_its_devices_frees_none_of_them(host: Se
     one, both = (Device(0, 98),), (Device(0, 98), Device(0, 99))
 
     def watched(sequence: int, devices: tuple[Device, ...], begun: float, values: list[Any]) -> Watched:
-        program: Any = SimpleNamespace(plan=SimpleNamespace(own_devices=devices, watched_with=devices))
+        program = program_of(SimpleNamespace(own_devices=devices, watched_with=devices))
         return Watched(sequence, values, program, begun)
 
     dispatcher, watchers = host.dispatcher, {one: Watcher(), both: Watcher()}
@@ -596,7 +654,7 @@ def test_watchers_are_bounded_and_those_that_are_shared_report_all(
     (known,) = dispatcher.driver.programs.values()
     for k in range(many):
         plan = SimpleNamespace(watched_with=(Device(0, k),), own_devices=(Device(0, k),), decides=())
-        dispatcher.watch(1000 + k, [slow(np.ones(1000))], SimpleNamespace(plan=plan), ())  # type: ignore[arg-type]
+        dispatcher.watch(1000 + k, [slow(np.ones(1000))], program_of(plan), ())
     assert sorted(host.ended(many)) == list(range(1000, 1000 + many))
     assert threading.active_count() <= before + 2
     assert known is not None
