@@ -622,8 +622,9 @@ def test_what_only_moves_passes_what_keeps_the_device(pair: tuple[Served, Served
     sender.receive(IslandLaunch(59, 1, 5, (1,), 59))
     assert sender.ended(1) == [59]
     sender.receive(IslandLaunch(60, 1, 5, (2,), 60))
-    for one in pair:
-        one.receive(IslandLaunch(61, 2, 4, (2, 3), 61))
+    sender.receive(IslandLaunch(61, 2, 4, (2, 3), 61))
+    # Not alone, so that its dispatcher takes it: what this thread enqueues comes behind the first launch.
+    receiver.receive(IslandLaunch(61, 2, 4, (2, 3), 61), Drop(2, ()))
     assert receiver.ended(1) == [61]
     assert int(np.asarray(receiver.store.get(2, 61))) == 23
     assert sender.sent.empty()
