@@ -15,7 +15,7 @@ from pathways_ray.client.numbers import whole
 from pathways_ray.client.placement import reshard
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.versions import Act, Versions
-from pathways_ray.errors import BufferDeleted, BufferLost, Failure, UsageError
+from pathways_ray.errors import BufferDeleted, BufferLost, Failure, SessionClosed, UsageError
 
 _NESTED = (
     "a signal handler or a destructor changes the pw.versioned that a call of its own thread is just changing, which "
@@ -98,12 +98,15 @@ class Versioned:
         Raises:
             BufferLost: no version is left, since the slice has lost its hosts (`restore` copies the last one again), or
                 since what was pushed has failed as well.
+            SessionClosed: no version is left, since the session has ended.
         """
         with self._lock:
             self._settle()
             versions, copies, kept, source = self._begun()
             found = versions.take(self.max_lag)
             if found < 0:
+                if closed := self.slice.session.closed_because:
+                    raise SessionClosed(f"the session is closed, and with it all versions are gone: {closed}")
                 if (why := _failure_of(source)) is not None:
                     raise BufferLost(
                         f"version {versions.pushed} has failed where it came from, and {self._behind()}: push "

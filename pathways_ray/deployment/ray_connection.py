@@ -182,4 +182,4 @@ def cause_text(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) < 2:
         return str(error)
-    return f"{lines[-1]} (Ray's session folder, /tmp/ray/session_latest/logs, has more)"
+    return f"{lines[-1]} (session_latest/logs in Ray's folder, by default /tmp/ray, has more)"

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
@@ -48,6 +49,15 @@ def test_a_sampler_gets_the_weights_of_a_learner_that_donates_them(
         weights.latest().tree["w"].block_until_ready()
         assert weights.pushed == 20
         del weights, found, taken
+
+
+def test_versions_end_with_their_session(session: ClusterSession) -> None:
+    with pw.connect(session.url, session.token) as other:
+        a, b = other.virtual_slice((1,), ("x",), island=0), other.virtual_slice((1,), ("x",), island=1)
+        weights = pw.versioned(pw.put(np.zeros(2, np.float32), a), slice=b)
+        assert weights.latest().version == 0
+    with pytest.raises(pw.errors.SessionClosed, match="all versions are gone: it was shut down"):
+        weights.latest()
 
 
 def test_islands_that_compute_are_busy(session: ClusterSession, slices: Slices) -> None:
