@@ -22,6 +22,10 @@ from pathways_ray.transport.local_sockets import MAX_ANSWER_BYTES
 
 Take = Callable[[bytes], None]
 
+SEVERAL = 2
+"""Threads that wait beside the one that reads. From so many on it does not look again and again: some of them have just
+been woken, and want the interpreter."""
+
 
 class Sleeper:
     """A thread that waits for its answer while another one reads."""
@@ -55,7 +59,7 @@ class LocalReader:
         self._poll = select.epoll()
         self._poll.register(self._wake, select.EPOLLIN)
         self._sockets: dict[int, tuple[socket.socket, Take]] = {}
-        self._busy = BusyPoll()
+        self._busy = BusyPoll(lambda: len(self._asleep) < SEVERAL)
         self._received: deque[tuple[socket.socket, Take, bytes]] = deque()
 
     def add(self, connection: socket.socket, take: Take) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 
 import pytest
 
-from pathways_ray.client.local_reader import LocalReader, Sleeper
+from pathways_ray.client.local_reader import SEVERAL, LocalReader, Sleeper
 from pathways_ray.transport.busy_poll import FEW, POLL_S
 
 LIMIT_S = 20.0
@@ -70,6 +71,24 @@ def test_a_leader_that_looks_again_and_again_reads_all_and_sleeps_in_the_end(end
         ends.there.send(b"%d" % number)
         assert ended(leader)
     assert ends.came == [b"%d" % number for number in range(3 * FEW + 3)]
+
+
+@pytest.mark.parametrize("others", [0, SEVERAL - 1, SEVERAL])
+def test_a_leader_looks_again_and_again_unless_several_others_wait(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """Once waits were short; on a busy machine some are not."""
+    looks, count = list[int](), 0
+    monkeypatch.setattr(os, "sched_yield", lambda: looks.append(count))
+    ends.reader._asleep = {Sleeper(): None for _ in range(others)}
+    while count < 100 * FEW and not looks:
+        for _ in range(2 * FEW):
+            count += 1
+            ends.there.send(b"%d" % count)
+            with ends.reader.leading:
+                assert ends.reader.lead(lambda: len(ends.came) == count, NEVER_S)  # noqa: B023
+        ends.reader._polled(POLL_S)
+    assert bool(looks) is (others < SEVERAL)
 
 
 def test_the_leader_reads_until_it_has_what_it_waits_for(ends: Ends) -> None:
