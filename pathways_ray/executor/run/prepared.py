@@ -30,8 +30,10 @@ BRIEF_S = 0.0007
 """A launch that takes less is computed by the thread that reads its call, if that can be. While it does, it serves no
 other client; to have another thread compute takes some 50 us."""
 
-STEP = 1.25
-"""By so much one launch changes what is usual."""
+LONGER, SHORTER = 1.1, 1.5
+"""By so much one launch changes what is usual, if it took longer, or shorter. So it comes near the time that a fifth of
+all stay below, where both balance: on a busy machine more than half of them wait for a core, which says nothing of the
+next."""
 
 MAX_SESSIONS = 64
 """Sessions whose last arguments of served calls are remembered."""
@@ -100,10 +102,9 @@ class PreparedProgram:
         return tuple(step.inputs[k] for k in self.plan.plan.executables[step.executable].donated)
 
     def took(self, seconds: float) -> None:
-        """The last launch took so long on the devices. What is usual comes near the median of all: one that had to wait
-        for a core says nothing of the next."""
+        """The last launch took so long on the devices."""
         self.seconds = seconds
-        self._usual *= STEP if seconds > self._usual else 1 / STEP
+        self._usual *= LONGER if seconds > self._usual else 1 / SHORTER
         self._usual = self._usual or seconds
 
     @property
