@@ -35,6 +35,10 @@ LONGER, SHORTER = 1.1, 1.5
 all stay below, where both balance: on a busy machine more than half of them wait for a core, which says nothing of the
 next."""
 
+LONG_WAIT_S = 0.02
+"""Nobody waits longer than this for a core, unless something is wrong: a launch that took longer is long, whatever was
+usual. Of two that ran beside each other the second may have been counted as brief."""
+
 MAX_SESSIONS = 64
 """Sessions whose last arguments of served calls are remembered."""
 
@@ -104,8 +108,10 @@ class PreparedProgram:
     def took(self, seconds: float) -> None:
         """The last launch took so long on the devices."""
         self.seconds = seconds
-        self._usual *= LONGER if seconds > self._usual else 1 / SHORTER
-        self._usual = self._usual or seconds
+        if not self._usual or seconds > LONG_WAIT_S:
+            self._usual = seconds
+        else:
+            self._usual *= LONGER if seconds > self._usual else 1 / SHORTER
 
     @property
     def is_brief(self) -> bool:

@@ -29,7 +29,7 @@ from pathways_ray.executor.run import dispatcher as dispatcher_module
 from pathways_ray.executor.run.dispatcher import NOTED_AFTER_S, Dispatcher
 from pathways_ray.executor.run.instructions import Called, Handed
 from pathways_ray.executor.run.parts import Keeps
-from pathways_ray.executor.run.prepared import BRIEF_S
+from pathways_ray.executor.run.prepared import BRIEF_S, LONG_WAIT_S
 from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
 from pathways_ray.transport.capabilities import tenant_mark
@@ -229,13 +229,25 @@ def test_launches_that_wait_for_a_core_say_nothing_of_what_is_usual(host: Served
     made = host.dispatcher.driver.programs[1]
     made.keeps, made._usual = Keeps.ALIKE, 0.0
     brief = list[bool]()
-    for took in [5 * BRIEF_S] * 5 + ([100 * BRIEF_S] * 7 + [BRIEF_S / 3] * 3) * 20 + [2 * BRIEF_S] * 20:
+    for took in [5 * BRIEF_S] * 5 + ([LONG_WAIT_S] * 7 + [BRIEF_S / 3] * 3) * 20 + [2 * BRIEF_S] * 20:
         made.took(took)
         brief.append(made.is_brief)
     made.keeps = Keeps.BRIEFLY
     assert brief[:5] == [False] * 5
     assert brief[105:206] == [True] * 101
     assert brief[-1] is False
+
+
+def test_what_was_long_is_not_brief_however_often_its_like_was_counted_as_brief(host: Served) -> None:
+    """Of two launches on a device that run beside each other, the second counts from the end of the first."""
+    made = host.dispatcher.driver.programs[1]
+    made.keeps, made._usual = Keeps.ALIKE, 0.0
+    brief = set[bool]()
+    for took in [10.0, 0.0001] * 100:
+        made.took(took)
+        brief.add(made.is_brief)
+    made.keeps = Keeps.BRIEFLY
+    assert brief == {False}
 
 
 def test_a_call_is_answered_with_its_values_and_is_no_launch(host: Served) -> None:
