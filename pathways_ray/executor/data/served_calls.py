@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import socket
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,7 +75,7 @@ class ServedCalls:
                 value.block_until_ready()
             size = 0
             for value in values:
-                size += value.aval.size * value.dtype.itemsize  # `nbytes` asks NumPy, in seven calls
+                size += math.prod(value.shape) * value.dtype.itemsize  # `nbytes` asks NumPy, in seven calls
             if size > limits.MAX_SERVED_BYTES:
                 return self.leave(called)
             self._reader.begin_copies(values)

@@ -280,8 +280,10 @@ class Dispatcher:
 
     def _is_over(self, values: list[Any]) -> bool:
         """Whether values are ready, and none failed."""
-        unready = [None for value in values if isinstance(value, Failure) or not value.is_ready()]
-        return not unready and self._failure_of(values) is None
+        for value in values:  # no generator: a client waits for what comes of it
+            if isinstance(value, Failure) or not value.is_ready():
+                return False
+        return self._failure_of(values) is None
 
     def _watch(self, watcher: Watcher) -> None:
         while True:

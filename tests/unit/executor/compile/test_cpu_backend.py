@@ -243,6 +243,17 @@ def test_several_devices_have_threads_to_spare() -> None:
     assert [pool_threads(devices) for devices in (1, 2, 4, 8)] == [0, 8, 8, 16]
 
 
+@pytest.mark.parametrize(("devices", "threads"), [(1, "1"), (4, "8")])
+def test_who_starts_a_host_of_one_device_says_how_many_threads_it_has(
+    devices: int, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("NPROC", "1")
+    CpuBackend().configure(devices)
+    assert os.environ["NPROC"] == threads
+
+
 # --- order ------------------------------------------------------------------------------------------------------------
 
 
