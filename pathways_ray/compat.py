@@ -38,17 +38,15 @@ def gloo_listens_at(address: str) -> None:
 @contextlib.contextmanager
 def interrupting_nobody() -> Iterator[None]:
     """Has threads that are made inside take no core from another one when they wake: they wait for a free core, or for
-    the end of a turn (`SCHED_BATCH`). Their share of the cores is that of others.
+    the end of a turn (`SCHED_BATCH`).
 
-    That is for threads of XLA that compute: one that takes the core of who hands it work, or waits for another one, has
-    that wait. And it is for the thread in which gloo reads its sockets. It is woken by what other hosts send, often
-    while a thread of this one is in a call that has the lock of the same connection. Had it taken the core of that one,
-    it would try the lock again and again until its turn ends, some milliseconds later, and so keep the other from
-    giving it back: `Pair::handleEvents` of `gloo/transport/tcp` goes back where it does not get the lock, and is called
-    again at once.
+    That is for the thread in which gloo reads its sockets. It is woken by what other hosts send, often while a thread
+    of this one is in a call that has the lock of the same connection. Had it taken the core of that one, it would try
+    the lock again and again until its turn ends, some milliseconds later, and so keep the other from giving it back:
+    `Pair::handleEvents` of `gloo/transport/tcp` goes back where it does not get the lock, and is called again at once.
     """
     before: tuple[int, os.sched_param] | None = None
-    with contextlib.suppress(OSError, AttributeError):  # not of this system, or a sandbox allows none; it is slower
+    with contextlib.suppress(OSError):  # a sandbox may not allow any of these; then it is as before, and slower
         before = os.sched_getscheduler(0), os.sched_getparam(0)
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     try:

@@ -1,10 +1,9 @@
 """XLA on CPU: the settings and precautions that it needs. No other platform has anything to do with them.
 
-- *Threads.* A collective holds one thread per device until all have arrived (`pool_threads`). Those that compute take
-  no core from those that talk (`compat.interrupting_nobody`). On a small machine, device threads can be kept on chosen
-  cores (`core_of`, `pinned`).
-- *Collectives between hosts* are gloo's. It listens where JAX does not say, its thread must interrupt no other either,
-  and it has a wrong reduce-scatter.
+- *Threads.* A collective holds one thread per device until all have arrived (`pool_threads`). On a small machine,
+  device threads can be kept on chosen cores (`core_of`, `pinned`).
+- *Collectives between hosts* are gloo's. It listens where JAX does not say, its thread must interrupt no other
+  (`compat.interrupting_nobody`), and it has a wrong reduce-scatter.
 - *Barriers* between fused functions must survive until loops are fused, or bits would depend on what was fused.
 - *Inline execution.* XLA's CPU client runs a computation that it takes for cheap within the call that should only
   enqueue it: fewer than 1,000 floating point operations by its count. It counts a loop of unknown length as one turn,
@@ -32,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pathways_ray.compat import interrupting_nobody, within_callback
+from pathways_ray.compat import within_callback
 from pathways_ray.errors import CompileError
 from pathways_ray.executor.compile.backend import Function, Rebuild
 from pathways_ray.executor.run.parts import Keeps
@@ -89,10 +88,8 @@ class CpuBackend:
         if threads:
             os.environ["NPROC"] = str(threads)
 
-    @contextlib.contextmanager
-    def making_devices(self, host: int) -> Iterator[None]:
-        with pinned(core_of(host, os.environ.get(CORES_VARIABLE, ""))), interrupting_nobody():
-            yield
+    def making_devices(self, host: int) -> contextlib.AbstractContextManager[None]:
+        return pinned(core_of(host, os.environ.get(CORES_VARIABLE, "")))
 
     def before_group(self, address: str) -> None:
         import jax

@@ -401,17 +401,6 @@ def test_threads_made_inside_interrupt_nobody() -> None:
     assert os.sched_getscheduler(0) == before
 
 
-def test_threads_of_devices_interrupt_nobody() -> None:
-    before = os.sched_getscheduler(0)
-    seen: list[int] = []
-    with CpuBackend().making_devices(0):
-        thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
-        thread.start()
-    thread.join(10)
-    assert seen == [os.SCHED_BATCH]
-    assert os.sched_getscheduler(0) == before
-
-
 def test_without_a_core_nothing_changes() -> None:
     before = os.sched_getaffinity(0)
     with pinned(None):
