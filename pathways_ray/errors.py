@@ -197,8 +197,8 @@ class OutOfMemory(ResourceError):
     """A launch or an upload does not fit into the memory of its devices.
 
     When: results and temporaries of a launch do not fit beside the buffers on its devices: at once where they never
-        can, since this session holds the rest, or after 60 s of waiting for the buffers of others; an upload takes more
-        of a device than the whole of its memory
+        can, since this session holds the rest, or after 60 s of waiting for the buffers of others (five
+        minutes under policy `preempt`); an upload takes more of a device than the whole of its memory
     Do: the message has the figures; delete arrays, donate arguments, use more devices
     """
 
@@ -207,8 +207,9 @@ class TooLarge(ResourceError):
     """Over a fixed limit of the runtime.
 
     When: over a limit of `limits.py`: constants of 64 MiB in a function or program, functions of 128 MiB or a plan of
-        32 MiB in a program, 8,192 nodes
-    Do: pass big constants as arguments (`pw.put` places one once); split the program into several
+        32 MiB in a program, 8,192 nodes, a host function of 16 MiB with what it uses
+    Do: pass big constants as arguments (`pw.put` places one once), or have a host function read a file; split the
+        program into several
     """
 
 

@@ -106,5 +106,5 @@ def load(module: str) -> Any:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise CommandFailed(
-            f"this command needs {error.name}, which is not installed: pip install 'pathways-ray[train,bench]'"
+            f"this command needs {error.name}, which is not installed: pip install '.[train,bench]' in a checkout"
         ) from error

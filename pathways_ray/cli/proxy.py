@@ -74,7 +74,7 @@ def command(
 
     It prints the variables to set, and serves until it is stopped; with --exec, until the command ends, whose exit
     status it has. Each program that attaches gets devices of its own. Without a cluster of this user on this machine,
-    and without --url, it starts one of CPU devices, which ends with it.
+    and without --url, it starts one here, which ends with it: of GPUs if there are enough, else of CPU devices.
     """
     if bool(program) != executed:
         raise UsageError("--exec and the command to run come together: pathways proxy --exec -- python train.py")

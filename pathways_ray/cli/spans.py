@@ -27,7 +27,7 @@ def command(endpoint: str | None, sample: float, every: float, address: str | No
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ModuleNotFoundError as error:
-        text = f"this command needs {error.name}, which is not installed: pip install 'pathways-ray[otel]'"
+        text = f"this command needs {error.name}, which is not installed: pip install '.[otel]' in a checkout"
         raise CommandFailed(text) from error
     import ray
 

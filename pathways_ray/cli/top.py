@@ -21,6 +21,6 @@ def command(url: str | None, token: str | None, ca: str | None, every: float) ->
     try:
         from pathways_ray.cli.top_app import TopApp
     except ModuleNotFoundError as error:
-        text = f"this command needs {error.name}, which is not installed: pip install 'pathways-ray[top]'"
+        text = f"this command needs {error.name}, which is not installed: pip install '.[top]' in a checkout"
         raise CommandFailed(text) from error
     TopApp(url, token, ca, every).run()

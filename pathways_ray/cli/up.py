@@ -72,7 +72,9 @@ def join_ray(address: str | None, name: str) -> None:
     help="Of an island's hosts: on one Ray node if they fit, or on as many as there are.",
 )
 @click.option("--dispatch", type=click.Choice(["parallel", "sequential"]), default="parallel", show_default=True)
-@click.option("--policy", default="fifo", show_default=True, help="fifo, share, priority, or package.module:function.")
+@click.option(
+    "--policy", default="fifo", show_default=True, help="fifo, share, priority, preempt, or package.module:function."
+)
 @click.option(
     "--launch-limit",
     "launch_limit_s",

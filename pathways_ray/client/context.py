@@ -45,5 +45,8 @@ def current_session() -> Session:
     while sessions and sessions[-1].closed:
         sessions.pop()
     if not sessions:
-        raise NotInitialized("there is no cluster yet: call pw.init() to start one here, or pw.connect(url, token=...)")
+        raise NotInitialized(
+            "no cluster is in use: call pw.init() to start one here, or pw.connect(url, token=...); slices and arrays "
+            "of a session that was closed went with it"
+        )
     return sessions[-1]

@@ -122,7 +122,7 @@ def _launches(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         for compiling in view.get("compiling", []):
             if compiling["seconds"] > RUNS_LONG * about.get("compile_limit_s", COMPILE_LIMIT_S):
                 what = f"host {compiling['host']} compiles {compiling['name']!r} for {compiling['seconds']:.0f} s"
-                yield Finding("warning", "compile-long", what, "at the limit the host restarts; split the program")
+                yield Finding("warning", "compile-long", what, "at the limit its island restarts; split the program")
         for queue in view.get("queues", []):
             if queue["head"] and queue["age_s"] > WAITS_LONG_S:
                 what = f"launch {queue['head']} ({queue['tenant']}) waits on island {number} for {queue['age_s']:.0f} s"
