@@ -12,6 +12,11 @@ import ray
 RETRY_PAUSE_S = 0.5
 """Time between two calls of a controller that begins to a resource manager that is out of reach."""
 
+KILL_PAUSE_S = 1.0
+"""Time from the kill of a resource manager that is stopped to the next question. Ray ends it half a second after the
+call, and its successor is there a third of a second later. A question that is on its way as it ends fails only 1.2 s
+after that."""
+
 MANAGER_START_LIMIT_S = 120.0
 """A resource manager that Ray starts again answers within this time, also on a busy machine."""
 
@@ -46,6 +51,7 @@ async def ask_manager(
                 return None  # the watch over it goes on
             if silent == ASKED:
                 kill()
+                await asyncio.sleep(KILL_PAUSE_S)
         except ray.exceptions.RayError:
             if time.monotonic() > deadline:
                 return None

@@ -227,7 +227,7 @@ class HostExecutor(Inspectable):
     # --- the scheduler ------------------------------------------------------------------------------------------------
 
     def _new_outbox(self) -> thread_links.Outbox:
-        return thread_links.Outbox(lambda: self.dispatcher.under_way())
+        return thread_links.Outbox(lambda: self.dispatcher.under_way().launches)
 
     def _send(self, message: Message) -> None:
         self.said.note(message)  # before it leaves by a link that may have ended

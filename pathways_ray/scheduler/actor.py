@@ -35,6 +35,10 @@ from pathways_ray.waits import tick_s
 LOOK_PAUSE_S = 0.2
 """A scheduler that has lost its controller asks for the successor's address again after this pause."""
 
+LOOK_LIMIT_S = 0.5
+"""It asks again where no answer has come within this time: a question that the resource manager's death catches on its
+way fails only a second after that, when its successor has long been there."""
+
 FAREWELL_S = 0.2
 """The last messages to hosts leave within this time."""
 
@@ -126,7 +130,8 @@ class IslandScheduler(Inspectable):
         """
         while True:
             try:
-                controller = await self.resource_manager.lookup.remote("controller")
+                answer = self.resource_manager.lookup.remote("controller")
+                controller = await asyncio.wait_for(answer, LOOK_LIMIT_S)
                 link = await links.dial(
                     controller,
                     streams.ISLAND_STREAM,
@@ -134,6 +139,8 @@ class IslandScheduler(Inspectable):
                     trust_of(self.listen.tls),
                     links.silence_of(self.silence_limit_s),
                 )
+            except TimeoutError:
+                continue
             except (ray.exceptions.RayError, LinkLost) as error:
                 print(f"{self.process}: no controller yet: {error}", flush=True)
                 await asyncio.sleep(LOOK_PAUSE_S)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pathways_ray.ir.plan import Device
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS
 from pathways_ray.scheduler.estimates import MovingAverage
 
 SINGLE_TENANT_WINDOW_S = 0.2
@@ -23,10 +24,6 @@ CONTENDED_WINDOW_S = 0.02
 
 MIN_DEVICE_LAUNCHES = 2
 """Launches on a device that may be with the hosts however long they take, so that devices do not run dry."""
-
-MAX_DEVICE_COMPUTATIONS = 28
-"""Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
-the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still."""
 
 REFILLED_AT = MAX_DEVICE_COMPUTATIONS // 2
 """Where a tenant is alone, a queue that is full takes no more until so few are left: launches that left one by one, as

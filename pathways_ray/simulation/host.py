@@ -22,6 +22,7 @@ from pathways_ray.executor.run.instructions import Event, Handed, InputsArrived,
 from pathways_ray.executor.run.journal import Said
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.rejoining import with_uploads
+from pathways_ray.executor.run.watchers import UnderWay
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.simulation.calls import SimulatedCalls
 from pathways_ray.simulation.devices import Devices, Group
@@ -339,8 +340,9 @@ class SimulatedHost(ServingHost):
     def kind_of(self, value: Any) -> Any:
         return value.misfit if isinstance(value, Future) else None
 
-    def under_way(self) -> int:
-        return sum(map(len, self.watched.values()))
+    def under_way(self) -> UnderWay:
+        watched = sum(map(len, self.watched.values()))
+        return UnderWay(watched, watched)
 
     def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
         self.early.sent_with(others)

@@ -42,7 +42,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.ran import RanLaunches
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
-from pathways_ray.executor.run.watchers import Watched, Watcher, kept_by_earlier
+from pathways_ray.executor.run.watchers import UnderWay, Watched, Watcher, kept_by_earlier
 from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.story import Entry
@@ -125,9 +125,9 @@ class Dispatcher:
         self._free_since: dict[Device, float] = {}
         self.ran = RanLaunches(self.reports.sequence_of)
 
-    def under_way(self) -> int:
-        """Launches on the device queues whose completion has not been seen."""
-        return sum([watcher.queued.qsize() for watcher in list(self._watchers.values())])  # a list: others add to them
+    def under_way(self) -> UnderWay:
+        found = [watcher.under_way for watcher in list(self._watchers.values())]  # a list: others add to them
+        return UnderWay(sum([one.launches for one in found]), sum([one.computations for one in found]))
 
     def busy_poll(self) -> BusyPoll:
         """Whether a thread that waits for calls looks again and again: while all that was enqueued is over."""

@@ -20,7 +20,7 @@ from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.parts import Store, Transfer
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.steps import Slots
-from pathways_ray.executor.run.watchers import LONG_S
+from pathways_ray.executor.run.watchers import LONG_S, UnderWay
 from pathways_ray.ir.graph import functions_in
 from pathways_ray.ir.plan import IslandPlan
 from pathways_ray.ir.verify_plan import verify_plan
@@ -35,9 +35,8 @@ from pathways_ray.transport.messages import (
     Program,
 )
 
-MAX_SERVED_AT_ONCE, MAX_LONG_AT_ONCE = 32, 8
-"""Launches and calls on the device queues behind which no further call is served, and one that is expected to take
-`LONG_S` or more: it is launched, in its tenant's turn. Another tenant that comes now waits for them."""
+MAX_LONG_AT_ONCE = 8
+"""Launches and calls on the device queues behind which none is served of a program that takes `LONG_S` or more."""
 
 _PLAN = msgspec.msgpack.Decoder(IslandPlan)
 
@@ -97,8 +96,8 @@ class HostIO(Protocol):
         """The kind of a value: equal for those that the same computation takes. None for what is no array, or not
         any more."""
 
-    def under_way(self) -> int:
-        """Launches on the device queues."""
+    def under_way(self) -> UnderWay:
+        """The load of the device queues."""
 
     def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
         """Reports the launch that was watched as `number` as `sequence`, or, with 0, not at all; and the `others` with
@@ -261,7 +260,7 @@ class HostDriver:
         except Exception as error:
             failure = Failure("CompileError", f"{type(error).__name__}: {error}", host=host)
             return do.PreparationFailed(message.program, failure)
-        prepared.number = message.program
+        prepared.number, prepared.computations = message.program, message.computations
         self.programs[message.program] = prepared
         return do.Prepared(message.program, host_plan, prepared.temporary_bytes, message.tenant, prepared.queues)
 
@@ -278,9 +277,9 @@ class HostDriver:
         self.io.in_background(ask.message.tenant, lambda: do.Examined(look, number, program.report(number, text)))
 
     def is_brief(self, number: int) -> bool:
-        """Whether a launch of a program keeps who calls it briefly; for any thread."""
+        """Whether a launch of a program keeps who calls it briefly, and waits for no room; for any thread."""
         program = self.programs.get(number)
-        return program is None or program.is_brief
+        return program is None or (program.is_brief and self.io.under_way().leaves_room(program))
 
     # --- the values of launches ---------------------------------------------------------------------------------------
 
@@ -296,14 +295,17 @@ class HostDriver:
 
     def _look_at(self, look: do.LookAt) -> do.LookedAt:
         message = look.handed.message
-        fits = self.programs[message.program].fits(look.handed.session, message, self.io.kind_of)
-        return do.LookedAt(look.handed, fits, self.io.under_way())
+        program, load = self.programs[message.program], self.io.under_way()
+        has_room = load.leaves_room(program) or not load.computations
+        fits = has_room and program.fits(look.handed.session, message, self.io.kind_of)
+        return do.LookedAt(look.handed, fits, load.launches)
 
     def _serve(self, serve: do.Serve) -> None:
         called, message = serve.called, serve.called.message
         program = self.programs[message.program]
-        most = MAX_LONG_AT_ONCE if program.seconds >= LONG_S else MAX_SERVED_AT_ONCE
-        if self.io.under_way() > most or not program.serves(called.session, message, self.io.kind_of):
+        load = self.io.under_way()
+        fits = load.leaves_room(program) and (program.seconds < LONG_S or load.launches <= MAX_LONG_AT_ONCE)
+        if not fits or not program.serves(called.session, message, self.io.kind_of):
             self.io.leave_call(called)
             return
         inline = message.inline

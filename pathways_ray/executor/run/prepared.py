@@ -48,8 +48,9 @@ class PreparedProgram:
 
     `steps` and `steps_by_gang` run parallel to those of the plan's routes, with None in the place of a barrier.
     `joined` has the steps of a launch that nothing can stop, with copies joined (`local_copies`); else it is empty.
-    `number` is that of the program, `seconds` are those that its last launch took on the devices; `kinds` are those of
-    the arguments that a launch takes here, of `given` ones, as the controller has compared them.
+    `number` is that of the program, `computations` are the most that it puts on the queue of one device, `seconds` are
+    those that its last launch took on the devices; `kinds` are those of the arguments that a launch takes here, of
+    `given` ones, as the controller has compared them.
     """
 
     def __init__(self, plan: HostPlan, parts: Parts, store: Store, transfer: Any) -> None:
@@ -61,6 +62,7 @@ class PreparedProgram:
         self.slots = len(plan.plan.slots)
         self.is_one_gang = [type(step) for step in plan.whole.steps] == [Execute]
         self.number = self.given = 0
+        self.computations = 1
         self.seconds = self._usual = 0.0
         self.kinds: list[Any] | None = None
         self._served: dict[int, tuple[int, ...]] = {}

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from pathways_ray.errors import Failure
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.plan import Device
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS
 
 LONG_S = 0.001
 """What only moves data does not wait for a launch whose program took as long the last time. To hand it to another
@@ -48,6 +49,18 @@ class Watched(NamedTuple):
             return True
 
 
+class UnderWay(NamedTuple):
+    """Launches that wait behind those whose completion is awaited, and the computations that all of these put on the
+    queue of one device, if that was the same one for all."""
+
+    launches: int
+    computations: int
+
+    def leaves_room(self, program: PreparedProgram) -> bool:
+        """Whether a thread that enqueues a launch more waits for none of these."""
+        return self.computations + program.computations <= MAX_DEVICE_COMPUTATIONS
+
+
 class Watcher:
     """The launches that a thread waits for, in order. `is_shared`: they are on several sets of devices."""
 
@@ -56,17 +69,24 @@ class Watcher:
         self.queued: queue.SimpleQueue[Watched] = queue.SimpleQueue()
         self.added = 0  # by the dispatcher thread
         self.seen = 0  # by the watcher
+        self._computations_added = self._computations_seen = 0  # by the same
         self._incomplete: deque[Watched] = deque()
 
     def add(self, watched: Watched) -> None:
         self.added += 1
+        self._computations_added += watched.program.computations
         self._incomplete.append(watched)
         self.queued.put(watched)
 
     def finished(self) -> None:
         """The first of them is reported."""
-        self._incomplete.popleft()
+        self._computations_seen += self._incomplete.popleft().program.computations
         self.seen += 1
+
+    @property
+    def under_way(self) -> UnderWay:
+        """Those that are not reported, for any thread."""
+        return UnderWay(self.queued.qsize(), self._computations_added - self._computations_seen)
 
     def snapshot(self) -> list[Watched]:
         """Those that are not reported, for any thread."""

@@ -158,9 +158,7 @@ def test_a_slice_that_is_named_without_its_session() -> None:
 
 
 def test_a_missing_package_is_named() -> None:
-    with pytest.raises(
-        output.CommandFailed, match=r"needs no_such_package, .* pip install '\.\[train,bench\]'"
-    ):
+    with pytest.raises(output.CommandFailed, match=r"needs no_such_package, .* pip install '\.\[train,bench\]'"):
         output.load("no_such_package.module")
 
 

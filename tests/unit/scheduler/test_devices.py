@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.ir.plan import Device
-from pathways_ray.scheduler.devices import MAX_DEVICE_COMPUTATIONS, REFILLED_AT, DeviceSet, DeviceTable
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS
+from pathways_ray.scheduler.devices import REFILLED_AT, DeviceSet, DeviceTable
 from pathways_ray.scheduler.estimates import MovingAverage
 from tests.unit.scheduler.island import devices
 

@@ -44,6 +44,7 @@ from pathways_ray.executor.run.instructions import (
 from pathways_ray.executor.run.parts import Keeps
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.stops import stopped
+from pathways_ray.executor.run.watchers import UnderWay
 from pathways_ray.ir.graph import Part
 from pathways_ray.ir.plan import IslandPlan, NodeLabel, Regroup
 from pathways_ray.ir.types import ArrayType, Layout
@@ -165,7 +166,7 @@ class Host:
         self.refused: list[int] = []
         self.allowed: list[str] = []
         self.log: list[FromLeader] = []
-        self.busy = 0
+        self.busy = self.computations = 0
         self.refuses = False
 
     def planned(self, data: bytes) -> IslandPlan:
@@ -315,8 +316,8 @@ class Host:
     def kind_of(self, value: Any) -> Any:
         return value == "long" if isinstance(value, str) else None
 
-    def under_way(self) -> int:
-        return self.busy
+    def under_way(self) -> UnderWay:
+        return UnderWay(self.busy, self.computations)
 
     def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
         self.confirmed.append((number, sequence, *others))

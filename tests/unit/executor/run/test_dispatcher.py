@@ -32,6 +32,7 @@ from pathways_ray.executor.run.parts import Keeps
 from pathways_ray.executor.run.prepared import BRIEF_S, LONG_WAIT_S
 from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     AllowEarly,
@@ -114,7 +115,7 @@ def program(number: int, function: Any, digest: str = "f", donated: tuple[int, .
 
 def program_of(plan: SimpleNamespace) -> Any:
     """A prepared program, as far as those who watch its launches know it."""
-    return SimpleNamespace(plan=plan, took=lambda seconds: None)
+    return SimpleNamespace(plan=plan, computations=1, took=lambda seconds: None)
 
 
 def programs_of_two_islands(number: int) -> list[Program]:
@@ -219,8 +220,10 @@ def test_the_thread_that_reads_calls_is_not_kept_for_long(host: Served) -> None:
     ]:
         made.keeps, made._usual = keeps, usual
         found.append((keeps.name, runs_in()))
-    made.keeps, made.run = Keeps.BRIEFLY, run  # type: ignore[method-assign]
-    assert [thread for _, thread in found] == [here, "dispatch", here, "dispatch", "dispatch"]
+    made.keeps, made.computations = Keeps.BRIEFLY, MAX_DEVICE_COMPUTATIONS + 1
+    found.append(("more than a device takes without a wait", runs_in()))
+    made.computations, made.run = 1, run  # type: ignore[method-assign]
+    assert [thread for _, thread in found] == [here, "dispatch", here, "dispatch", "dispatch", "dispatch"]
     host.receive(AllowEarly(""))
 
 

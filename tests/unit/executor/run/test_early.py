@@ -11,7 +11,7 @@ from pathways_ray.executor.run.early import MAX_PASSED, MAX_TAKEN, MAX_UNDER_WAY
 from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.instructions import Handed, SchedulerFound
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.limits import MAX_EARLY_BYTES
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS, MAX_EARLY_BYTES
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     AllowEarly,
@@ -299,6 +299,23 @@ def test_a_busy_host_takes_nothing() -> None:
     host.busy = MAX_UNDER_WAY + 1
     host.handle(handed(600, 1))
     assert host.refused == [600]
+
+
+def test_a_host_takes_no_more_computations_than_devices_do_without_a_wait() -> None:
+    """The thread that enqueues would wait, and so would all that it does besides. One launch may have more."""
+    host = host_that_takes_calls()
+    for under_way, own in [
+        (MAX_DEVICE_COMPUTATIONS - 1, 1),
+        (MAX_DEVICE_COMPUTATIONS, 1),
+        (1, MAX_DEVICE_COMPUTATIONS),
+    ]:
+        host.computations, host.driver.programs[1].computations = under_way, own
+        host.handle(handed(600 + under_way, 1))
+    assert host.refused == [600 + MAX_DEVICE_COMPUTATIONS, 601]
+    host.computations = 0
+    host.driver.programs[1].computations = 2 * MAX_DEVICE_COMPUTATIONS
+    host.handle(handed(700, 1))
+    assert 700 not in host.refused
 
 
 def test_a_client_that_sends_nothing_is_given_up() -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.run.driver import MAX_LONG_AT_ONCE, MAX_SERVED_AT_ONCE
+from pathways_ray.executor.run.driver import MAX_LONG_AT_ONCE
 from pathways_ray.executor.run.instructions import Called
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.watchers import LONG_S
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.limits import MAX_EARLY_BYTES
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS, MAX_EARLY_BYTES
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
     AllowEarly,
@@ -117,12 +117,13 @@ def test_a_call_is_left_on_an_island_of_several_hosts() -> None:
 
 def test_a_call_is_left_behind_much_that_is_under_way() -> None:
     host = host_that_takes_calls()
-    host.busy = MAX_SERVED_AT_ONCE + 1
+    host.computations = MAX_DEVICE_COMPUTATIONS
     host.handle(called(1))
-    host.busy = MAX_SERVED_AT_ONCE
+    host.computations = MAX_DEVICE_COMPUTATIONS - 1
     host.handle(called(1, number=2))
     assert (host.left, len(host.served)) == ([1], 1)
     host.driver.programs[1].seconds = 2 * LONG_S
+    host.busy = MAX_LONG_AT_ONCE + 1
     host.handle(called(1, number=3))
     host.busy = MAX_LONG_AT_ONCE
     host.handle(called(1, number=4))
