@@ -45,7 +45,7 @@ class BufferStore:
     def __init__(self) -> None:
         self.sessions: dict[int, dict[int, Value]] = {}
         self._lock = threading.Lock()
-        self._waiters: dict[tuple[int, int], list[Waiter]] = {}
+        self._waiters: dict[tuple[int, int], dict[Waiter, None]] = {}  # in the order in which they came
         self._ended: dict[int, None] = {}
         self._new_uploads: dict[int, set[int]] = {}
         self.on_end: Callable[[int], None] = lambda session: None
@@ -98,7 +98,7 @@ class BufferStore:
 
     def _wake(self, session: int, buffer: int, later: Later | None = None) -> bool:
         with self._lock:
-            callbacks = self._waiters.pop((session, buffer), [])
+            callbacks = self._waiters.pop((session, buffer), {})
         for callback in callbacks:
             callback(later)
         return bool(callbacks)
@@ -108,15 +108,16 @@ class BufferStore:
         return found.get(buffer) if found is not None else None
 
     def when_present(self, session: int, buffer: int, callback: Waiter) -> None:
-        """Calls back once the buffer is in the store (which says nothing of its data being computed)."""
+        """Calls back once the buffer is in the store (which says nothing of its data being computed). A callback waits
+        for one buffer once."""
         with self._lock:
             if self.get(session, buffer) is None:
-                waiting = self._waiters.setdefault((session, buffer), [])
-                waiting.append(callback)
+                waiting = self._waiters.setdefault((session, buffer), {})
+                waiting[callback] = None
                 # The dispatcher may have stored it between the look-up and the registration, unseen by `put`.
                 if self.get(session, buffer) is None:
                     return
-                waiting.pop()  # its own: `put` has seen the others, and calls them
+                del waiting[callback]  # only its own: `put` has seen the others, and calls them
                 if not waiting:
                     del self._waiters[session, buffer]
         callback(None)
@@ -124,11 +125,10 @@ class BufferStore:
     def forget(self, session: int, buffer: int, callback: Waiter) -> None:
         """Does not call back any more; nothing if it has."""
         with self._lock:
-            waiting = self._waiters.get((session, buffer), [])
-            if callback in waiting:
-                waiting.remove(callback)
-                if not waiting:
-                    del self._waiters[session, buffer]
+            waiting = self._waiters.get((session, buffer), {})
+            waiting.pop(callback, None)  # in one step, of however many: the loop that serves all tenants does this
+            if not waiting:
+                self._waiters.pop((session, buffer), None)
 
     def waiting(self) -> int:
         """Callbacks for buffers that are not there yet."""

@@ -75,6 +75,44 @@ def test_all_who_ask_for_a_value_hear_of_it_where_it_is_stored_while_one_more_as
     assert (found.returned, store.waiting(), store._waiters) == (True, 0, {})
 
 
+class Asker:
+    """Who waits for a value. `compared` counts how often one was compared with another."""
+
+    compared = 0
+
+    def __init__(self, number: int, called: list[int]) -> None:
+        self.number, self.called = number, called
+
+    def __call__(self, _: object) -> None:
+        self.called.append(self.number)
+
+    def __eq__(self, other: object) -> bool:
+        Asker.compared += 1
+        return self is other
+
+    __hash__ = object.__hash__
+
+
+def test_who_waits_no_more_is_found_without_a_look_at_the_others() -> None:
+    """All that a client asks for may wait for one buffer. Its end takes them back one by one, in the thread that serves
+    the other tenants too; who is left is called in turn."""
+    store, called = BufferStore(), list[int]()
+    askers = [Asker(number, called) for number in range(1000)]
+    for asker in askers:
+        store.when_present(7, 1, asker)
+    Asker.compared = 0
+    for asker in reversed(askers[100:]):
+        store.forget(7, 1, asker)
+        store.forget(7, 1, asker)
+    assert (Asker.compared, store.waiting()) == (0, 100)
+    store.put(7, 1, "an array")
+    assert called == list(range(100))
+    store.forget(7, 1, askers[0])
+    store.when_present(7, 2, askers[0])
+    store.forget(7, 2, askers[0])
+    assert store._waiters == {}
+
+
 def test_looking_into_a_session_that_is_not_there_leaves_nothing() -> None:
     store = BufferStore()
     assert store.of_session(7).get(1) is None
