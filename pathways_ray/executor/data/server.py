@@ -41,6 +41,7 @@ from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader
 from pathways_ray.executor.data.upload import Upload, check_devices
 from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
 from pathways_ray.executor.run.instructions import Called, Handed
+from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving
@@ -108,14 +109,26 @@ class DataServer:
         self._started = threading.Event()
         self.address = ""
         self._others = others
-        threading.Thread(target=run, args=(lambda: asyncio.run(self._main(listen)),), name="data", daemon=True).start()
+        self._unable: BaseException | None = None
+        threading.Thread(target=ending_with_process(self._run), args=(run, listen), name="data", daemon=True).start()
         if not self._started.wait(30) or not self.address:
-            raise RuntimeError(f"host {host} cannot serve data at {listen.data or 'its own address'}")
+            raise RuntimeError(f"host {host} cannot serve data at {listen.data or 'its own address'}") from self._unable
+
+    def _run(self, run: Callable[[Callable[[], None]], None], listen: ListenConfig) -> None:
+        """Serves until it fails; the constructor raises what keeps it from beginning."""
+        try:
+            run(lambda: asyncio.run(self._main(listen)))
+        except BaseException as error:
+            if self.address:
+                raise
+            self._unable = error
+        finally:
+            self._started.set()
 
     async def _main(self, listen: ListenConfig) -> None:
-        try:
-            self._loop = asyncio.get_running_loop()
-            self.local: LocalServer[ClientStream] = LocalServer(self._take_local, busy=self._busy)
+        self._loop = asyncio.get_running_loop()
+        self.local: LocalServer[ClientStream] = LocalServer(self._take_local, busy=self._busy)
+        with contextlib.closing(self.local):
             self.fetches = FetchServer(self.reader, self.local)
             self.served = ServedCalls(self.reader, self.local, self.early.may, self._hand)
             server, self.address = await links.serve(
@@ -126,9 +139,8 @@ class DataServer:
                 silence=limits.DATA_SILENCE_S,
             )
             self.store.on_end = self._session_ended
-        finally:
             self._started.set()
-        await server.serve_forever()
+            await server.serve_forever()
 
     def later(self, act: Callable[[Any], None], what: Any) -> None:
         """Calls `act(what)` on the loop; from any thread."""

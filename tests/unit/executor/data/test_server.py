@@ -1353,3 +1353,33 @@ def test_files_of_fetches_are_counted_while_others_are_answered(host: Host, wire
     for number in (2, 3, 4):
         stream.fetches.pop(number, None)
     door.close()
+
+
+def test_a_host_that_serves_no_more_ends(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go on dispatching, and its heartbeats with it, so that nobody started it again."""
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    monkeypatch.setattr(os, "_exit", ended.put)
+
+    def fail(_: None) -> None:
+        raise SystemExit("the loop ends")
+
+    host.server.later(fail, None)
+    assert ended.get(timeout=LIMIT_S) == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_host_that_cannot_begin_to_serve_says_why(host: Host, monkeypatch: pytest.MonkeyPatch, begun: bool) -> None:
+    """At once, whether its thread failed before its loop ran or within it; whoever made it is to decide what ends."""
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+
+    def run(serve: Callable[[], None]) -> None:
+        if not begun:
+            raise ImportError("no such name")
+        serve()
+
+    given = host.compiler, host.store, SECRET, ListenConfig(data="192.0.2.1"), host.reports.put
+    with pytest.raises(RuntimeError, match=r"host 3 cannot serve data at 192\.0\.2\.1") as caught:
+        DataServer(3, *given, run=run)
+    assert isinstance(caught.value.__cause__, OSError if begun else ImportError)
+    assert not ended
