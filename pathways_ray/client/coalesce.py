@@ -12,8 +12,9 @@ in, messages out; no thread, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import NamedTuple
 
 from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, freed_behind, needs_all
@@ -92,6 +93,14 @@ class CoalescedLaunch(NamedTuple):
     place: int = 0
 
 
+class Known(NamedTuple):
+    """A program that is launched: the results that it gives, and the arguments that it donates."""
+
+    graph: Graph
+    outputs: int
+    donated: tuple[int, ...]
+
+
 class Coalescer:
     """The coalesced launches of one session. Each method may be called by any thread.
 
@@ -116,9 +125,7 @@ class Coalescer:
         self._min_occurrences = min_occurrences
         self._lengths = lengths
         self._fusion = fusion
-        self._graphs: dict[int, Graph] = {}
-        self._donated: dict[int, tuple[int, ...]] = {}
-        self._outputs: dict[int, int] = {}
+        self._programs: dict[int, Known] = {}
         self._repetitions: dict[tuple[Shape, tuple[Ref, ...]], Repetition] = {}
         self._registered: dict[int, tuple[Repetition, int]] = {}
         self._coalesced: dict[int, CoalescedLaunch] = {}
@@ -128,13 +135,11 @@ class Coalescer:
     def register(self, number: int, graph: Graph) -> None:
         """Adds a program. Launches of one on several slices are not coalesced: they overlap as they are."""
         if len(graph.slices) == 1:
-            self._graphs[number] = graph
-            self._donated[number] = graph.donated_arguments
-            self._outputs[number] = len(graph.result.inputs)
+            self._programs[number] = Known(graph, len(graph.result.inputs), graph.donated_arguments)
 
     def unregister(self, number: int) -> tuple[int, ...]:
         """Drops a program. Returns the composed ones of loops with it, which are launched no more either."""
-        if self._graphs.pop(number, None) is None:
+        if self._programs.pop(number, None) is None:
             return ()
         found: list[int] = []
         for key, repetition in list(self._repetitions.items()):
@@ -148,7 +153,7 @@ class Coalescer:
 
     def moved(self, slices: Container[int]) -> None:
         """Slices have other devices: the controller has forgotten the programs on them, composed ones too."""
-        there = {number for number, graph in self._graphs.items() if graph.slices[0].id in slices}
+        there = {number for number, program in self._programs.items() if program.graph.slices[0].id in slices}
         for repetition in self._repetitions.values():
             if repetition.shape.programs[0] in there:
                 repetition.composed.clear()
@@ -218,22 +223,26 @@ class Coalescer:
         if len(messages) < self._lengths[-1] or not self._enabled:
             return messages
         found: list[Message] = []
+        known: dict[int, Known] = {}
         at = 0
         while at < len(messages):
-            end = self._stretch_end(messages, at, is_begun)
-            found += self._stretch(messages[at:end])
+            end = self._stretch_end(messages, at, is_begun, known)
+            found += self._stretch(messages[at:end], known)
             at = end
         return found
 
-    def _stretch_end(self, messages: Sequence[Message], at: int, is_begun: Callable[[EarlyLaunch], bool]) -> int:
+    def _stretch_end(
+        self, messages: Sequence[Message], at: int, is_begun: Callable[[EarlyLaunch], bool], known: dict[int, Known]
+    ) -> int:
         """The end of the launches of one type on one slice, and frees between them, that begin at a message; or the
-        next one."""
+        next one. Adds their programs to `known`: others may be dropped at any time."""
         first: tuple[type, int] | None = None
         for number in range(at, len(messages)):
             message = messages[number]
             leaves = type(message) is Launch or (type(message) is EarlyLaunch and is_begun(message))
-            if leaves and isinstance(message, Launch) and (graph := self._graphs.get(message.program)) is not None:
-                this = type(message), graph.slices[0].id
+            if leaves and isinstance(message, Launch) and (found := self._programs.get(message.program)) is not None:
+                known[message.program] = found
+                this = type(message), found.graph.slices[0].id
                 if first not in (None, this):
                     return number
                 first = this
@@ -241,7 +250,7 @@ class Coalescer:
                 return max(number, at + 1)
         return len(messages)
 
-    def _stretch(self, messages: Sequence[Message]) -> Iterator[Message]:
+    def _stretch(self, messages: Sequence[Message], known: Mapping[int, Known]) -> Iterator[Message]:
         """Launches on one slice and frees, with their loops as segments."""
         places = [k for k, message in enumerate(messages) if isinstance(message, Launch)]
         fewest = self._lengths[-1]
@@ -250,30 +259,31 @@ class Coalescer:
             return
         launches = [message for message in messages if isinstance(message, Launch)]
         programs = [launch.program for launch in launches]
+        outputs = {number: program.outputs for number, program in known.items()}
         places.append(len(messages))
         yield from messages[: places[0]]
         at = 0
         while at < len(launches):
-            loop = find_loop(launches, programs, at, self._outputs, fewest)
+            loop = find_loop(launches, programs, at, outputs, fewest)
             if loop is None:
                 yield from messages[places[at] : places[at + 1]]
                 at += 1
                 continue
             end = at + loop.rounds * loop.shape.period
-            yield from self._loop(loop.shape, messages[places[at] : places[end]])
+            yield from self._loop(loop.shape, messages[places[at] : places[end]], known)
             at = end
 
-    def _loop(self, shape: Shape, messages: Sequence[Message]) -> Iterator[Message]:
+    def _loop(self, shape: Shape, messages: Sequence[Message], known: Mapping[int, Known]) -> Iterator[Message]:
         """The whole rounds of a loop as segments. What is freed behind a launch is freed behind what that leaves as:
         behind all of them, those that leave one by one would need the memory of all."""
         launches = [message for message in messages if isinstance(message, Launch)]
         behind = freed_behind(messages)
         gone = {buffer for freed in behind.values() for buffer in freed}
-        gone.update(launch.arguments[k] for launch in launches for k in self._donated[launch.program])
+        gone.update(launch.arguments[k] for launch in launches for k in known[launch.program].donated)
         absorbed: set[int] = set()
-        start, period = 0, shape.period
+        start, period, made = 0, shape.period, shape.made
         for end in range(period, len(launches) + 1, period):
-            kept = self._kept(launches[end - period : end], gone)
+            kept = [ref for ref in made if launches[end - period + ref.node].results + ref.output not in gone]
             if kept or end == len(launches):  # within a part, only what the last round gives is kept
                 for message in self._part(shape, launches[start:end], kept, absorbed):
                     yield message
@@ -282,20 +292,10 @@ class Coalescer:
                         yield Free(tuple(freed))
                 start = end
 
-    def _kept(self, launches: Sequence[Launch], gone: Container[int]) -> list[Ref]:
-        """The results of a round to which a handle is left."""
-        outputs = self._outputs
-        return [
-            Ref(place, k)
-            for place, launch in enumerate(launches)
-            for k in range(outputs[launch.program])
-            if launch.results + k not in gone
-        ]
-
     def _given(self, shape: Shape, last: Sequence[Launch], kept: Sequence[Ref]) -> tuple[Ref, ...]:
         """The results that a segment gives: those that are kept or that the next round takes, with all between them;
         empty where these have no consecutive numbers. A round of one launch gives all that it makes."""
-        every = [Ref(place, k) for place, launch in enumerate(last) for k in range(self._outputs[launch.program])]
+        every = shape.made
         if shape.period == 1:
             return tuple(every)
         needed = [every.index(ref) for ref in (*kept, *(ref for _, ref in shape.fed))]
@@ -334,11 +334,11 @@ class Coalescer:
     ) -> Iterator[Launch]:
         """Rounds as one launch, which gives what the last one gives; as they are where that has no consecutive numbers,
         where the last launch is cancelled, or where it is an early one that does not need all the others."""
-        shape, given, outputs = repetition.shape, repetition.given, self._outputs
+        shape, given = repetition.shape, repetition.given
         last, end = segment[-shape.period :], segment[-1]
         covered = tuple(launch.launch for launch in segment[:-1])
         first_made = _first_number(last, given)
-        if type(end) is EarlyLaunch and shape.period > 1 and not needs_all(segment, outputs):
+        if type(end) is EarlyLaunch and shape.period > 1 and not needs_all(segment, shape):
             first_made = 0  # it would not fail with them
         if first_made:
             self._coalesced[end.launch] = CoalescedLaunch(covered, repetition, rounds)
@@ -347,7 +347,7 @@ class Coalescer:
             yield from segment
             return
         made = range(first_made, first_made + len(given))
-        all_results = (launch.results + k for launch in segment for k in range(outputs[launch.program]))
+        all_results = (launch.results + k for launch, n in zip(segment, cycle(shape.outputs)) for k in range(n))
         absorbed.update(buffer for buffer in all_results if buffer not in made)
         places = shape.places
         arguments = [segment[number].arguments[place] for number, place in places]
@@ -376,7 +376,7 @@ class Coalescer:
     def _compose(self, repetition: Repetition, rounds: int) -> list[Message]:
         """The registration of a composed program; empty when it would exceed the limits or cannot be composed."""
         shape = repetition.shape
-        graphs = [graph for program in shape.programs if (graph := self._graphs.get(program)) is not None]
+        graphs = [found.graph for program in shape.programs if (found := self._programs.get(program)) is not None]
         if len(graphs) < shape.period:  # one was dropped while its last launches wait to leave
             return []
         made = len(self._registered) + sum(len(other.composed) for other in list(self._repetitions.values()))

@@ -24,18 +24,25 @@ class Shape(NamedTuple):
 
     `taken` has for each program what its arguments are: `Ref(-1, k)` is argument k of the round, `Ref(j, k)` result k
     of program j in the same round. `fed` pairs an argument of the round with the result of the round before that it is;
-    `varied` are the arguments that are others in each round. All the rest stay the same.
+    `varied` are the arguments that are others in each round. All the rest stay the same. `outputs` are the numbers of
+    results of each program.
     """
 
     programs: tuple[int, ...]
     taken: tuple[tuple[Ref, ...], ...]
     fed: tuple[tuple[int, Ref], ...]
     varied: tuple[int, ...]
+    outputs: tuple[int, ...]
 
     @property
     def period(self) -> int:
         """Launches of a round."""
         return len(self.programs)
+
+    @property
+    def made(self) -> list[Ref]:
+        """The results of a round."""
+        return [Ref(place, k) for place, count in enumerate(self.outputs) for k in range(count)]
 
     @property
     def places(self) -> list[tuple[int, int]]:
@@ -112,7 +119,8 @@ def _shape(first: Sequence[Launch], second: Sequence[Launch], outputs: Mapping[i
         known.update((launch.results + k, Ref(place, k)) for k in range(count))
         made.update((again.results + k, Ref(place, k)) for k in range(count))
     programs = tuple(launch.program for launch in first)
-    return Shape(programs, tuple(taken), tuple(sorted(fed.items())), tuple(varied)) if fed else None
+    counts = tuple(outputs[program] for program in programs)
+    return Shape(programs, tuple(taken), tuple(sorted(fed.items())), tuple(varied), counts) if fed else None
 
 
 def _count(shape: Shape, launches: Sequence[Launch], programs: Sequence[int], at: int) -> int:
@@ -142,11 +150,12 @@ def _count(shape: Shape, launches: Sequence[Launch], programs: Sequence[int], at
     return rounds
 
 
-def needs_all(segment: Sequence[Launch], outputs: Mapping[int, int]) -> bool:
-    """Whether the last launch takes what all others make, by way of each other."""
+def needs_all(segment: Sequence[Launch], shape: Shape) -> bool:
+    """Whether the last launch of whole rounds takes what all others make, by way of each other."""
     needed = set(segment[-1].arguments)
-    for launch in reversed(segment[:-1]):
-        if needed.isdisjoint(range(launch.results, launch.results + outputs[launch.program])):
+    for number in reversed(range(len(segment) - 1)):
+        launch = segment[number]
+        if needed.isdisjoint(range(launch.results, launch.results + shape.outputs[number % shape.period])):
             return False
         needed.update(launch.arguments)
     return True

@@ -669,3 +669,39 @@ def test_a_composed_program_that_is_not_prepared_yet_is_dropped_too() -> None:
     assert client.coalescer.unregister(1) == (unready,)
     client.coalescer.prepared(unready)
     assert client.sends(*loop(1, 64)) == loop(1, 64)
+
+
+def test_nothing_is_kept_of_programs_that_are_dropped() -> None:
+    """A client may make and drop programs for days."""
+    client = Client(lengths=(8,))
+
+    def kept() -> dict[str, int]:
+        return {name: len(table) for name, table in vars(client.coalescer).items() if isinstance(table, (dict, set))}
+
+    before = kept()
+    for number in range(50, 60):
+        client.coalescer.register(number, graph(1))
+        warm(client, number)
+        assert len(client.sends(*loop(1, 16, number))) < 32, "it leaves as one"
+        assert client.coalescer.unregister(number)
+        client.coalescer.take_covered(8)
+        client.coalescer.take_covered(16)
+    assert kept() == before
+
+
+@pytest.mark.parametrize("dropped_at", [1, 9, 16])
+def test_a_program_may_be_dropped_while_its_last_launches_leave(dropped_at: int) -> None:
+    """By another thread, or a destructor: all that was called leaves, as one or one by one."""
+    client = Client(lengths=(8,))
+    warm(client)
+    messages = handed(loop(1, 16))
+
+    def is_begun(launch: EarlyLaunch) -> bool:
+        if launch.launch == dropped_at:
+            client.coalescer.unregister(1)
+        return True
+
+    found = client.coalescer.coalesce(messages, is_begun)
+    ended = [launch for message in found for launch in client.ends(message)]
+    assert ended == list(range(1, 17))
+    assert freed(found) <= freed(messages)

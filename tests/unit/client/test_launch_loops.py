@@ -26,7 +26,7 @@ def found(launches: list[Launch], fewest: int = 2) -> LaunchLoop | None:
 
 def test_one_program_that_is_fed_is_a_round() -> None:
     loop = found(stream((1, (7, 8)), (1, (100, 8)), (1, (101, 8)), (1, (101, 8))))
-    assert loop == LaunchLoop(Shape((1,), ((Ref(-1, 0), Ref(-1, 1)),), ((0, Ref(0, 0)),), ()), 3)
+    assert loop == LaunchLoop(Shape((1,), ((Ref(-1, 0), Ref(-1, 1)),), ((0, Ref(0, 0)),), (), (1,)), 3)
 
 
 def test_a_round_of_several_programs_says_where_each_takes_its_arguments_from() -> None:
@@ -40,9 +40,11 @@ def test_a_round_of_several_programs_says_where_each_takes_its_arguments_from() 
     loop = found(stream(*calls))
     assert loop is not None
     assert loop.rounds == 4
-    assert loop.shape == Shape((3, 1), ((Ref(-1, 0), Ref(-1, 1)), (Ref(-1, 0), Ref(0, 1))), ((0, Ref(1, 0)),), (1,)), (
+    taken = (Ref(-1, 0), Ref(-1, 1)), (Ref(-1, 0), Ref(0, 1))
+    assert loop.shape == Shape((3, 1), taken, ((0, Ref(1, 0)),), (1,), (2, 1)), (
         "the weights are one argument, though two programs take them"
     )
+    assert loop.shape.made == [Ref(0, 0), Ref(0, 1), Ref(1, 0)]
     assert loop.shape.places == [(0, 0), (0, 1)]
 
 
