@@ -105,8 +105,22 @@ def _alike(call: Call, other: Call) -> bool:
         return False
 
 
+class _Here(threading.local):
+    """Notes of this thread.
+
+    Attributes:
+        is_within: whether it is within a joined call, of any function, so that others may wait for it.
+    """
+
+    is_within = False
+
+
+_here = _Here()
+
+
 class JoinedCalls:
-    """The threads of joined calls.
+    """The threads of joined calls. One that others may wait for waits for none of them: what a signal handler, a
+    destructor or the function itself calls within a joined call is computed at once, by itself.
 
     Args:
         run: computes a batch: takes its calls, gives an outcome for each.
@@ -120,6 +134,9 @@ class JoinedCalls:
 
     def outcome(self, call: Call) -> Any:
         """Has a call computed, with others; waits for its outcome. Raises what its computation raised."""
+        if _here.is_within:
+            return self._run([call])[0]
+        _here.is_within = True  # no signal is looked for between here and `try`
         try:
             with self._lock:
                 self._wake(self._queue.enter(call))
@@ -129,6 +146,8 @@ class JoinedCalls:
         except BaseException:  # Ctrl-C came to this thread, not to the others
             self._give_up(call)
             raise
+        finally:
+            _here.is_within = False
         if call.error is not None:
             raise call.error
         return call.outcome

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client.joined_calls import Call, CallQueue, JoinedCalls
+from tests.unit.client.offline import Background
 
 LIMIT_S = 30.0
 
@@ -218,6 +221,90 @@ def test_who_is_interrupted_while_it_wakes_others_wakes_all_of_them(before: bool
     assert outcomes[3:] == ([error] * 2 if error else [6, 8])
     assert held.batches[2:] == [[2, 3, 4]]
     assert joined._queue.under_way == []
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[], object]) -> Iterator[None]:
+    """Has a signal call a function."""
+    before = signal.signal(signal.SIGUSR1, lambda *_: handler())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("amid", ["leads", "waits"])
+def test_a_signal_handler_may_call_while_its_thread_leads_or_waits(amid: str) -> None:
+    """1. Two batches are under way, two calls gather, of which this thread's is the first. 2. A signal comes while it
+    waits, or while it computes both. 3. What the handler calls does not wait for them."""
+    held, found = Held(), list[int]()
+
+    def run(calls: Sequence[Call]) -> list[Any]:
+        if amid == "leads" and len(calls) == 2:
+            signal.raise_signal(signal.SIGUSR1)
+        return held(calls)
+
+    joined, this = JoinedCalls(run, 4), threading.get_ident()
+
+    def join() -> Any:
+        until(partial(waits, joined, 1))
+        if amid == "waits":
+            signal.pthread_kill(this, signal.SIGUSR1)
+            until(lambda: found)
+        other = Background(lambda: joined.outcome(Call("f", 1, (3,))))
+        until(partial(waits, joined, 2))
+        held.go.set()
+        return other.end()
+
+    first = [Background(partial(joined.outcome, Call("f", 1, (number,)))) for number in range(2)]
+    until(lambda: len(held.batches) == 2)
+    with handled(lambda: found.append(joined.outcome(Call("f", 1, (9,))))):
+        joining = Background(join)
+        assert joined.outcome(Call("f", 1, (2,))) == 4
+    assert ([one.end() for one in first], joining.end(), found) == ([0, 2], 6, [18])
+    assert held.batches[2:] == [[9], [2, 3]]
+    assert joined._queue.under_way == []
+
+
+def test_a_destructor_may_call_while_its_thread_compares_kinds() -> None:
+    """Within the lock, where a user's class of pytrees compares itself, and drops what has the destructor."""
+    joined = JoinedCalls(lambda calls: [call.arguments[0] * 2 for call in calls], 4)
+    found = list[int]()
+
+    class Dropped:
+        def __del__(self) -> None:
+            found.append(joined.outcome(Call("f", 1, (9,))))
+
+    class Kind:
+        def __eq__(self, other: object) -> bool:
+            Dropped()
+            return self is other
+
+        def __hash__(self) -> int:
+            return 0
+
+    assert Background(lambda: joined.outcome(Call(Kind(), 1, (2,)))).end() == 4
+    assert found == [18]
+    assert joined._queue.under_way == []
+
+
+def test_who_is_within_a_joined_call_waits_for_no_batch_of_another_function() -> None:
+    """Its threads could wait for this one in turn. Behind its call it joins them again."""
+    held = Held()
+    other = JoinedCalls(held, 4)
+    joined = JoinedCalls(lambda calls: [other.outcome(Call("g", 1, call.arguments)) for call in calls], 4)
+    first = [Background(partial(other.outcome, Call("g", 1, (number,)))) for number in range(2)]
+    until(lambda: len(held.batches) == 2)
+
+    def both() -> tuple[int, int]:
+        return joined.outcome(Call("f", 1, (2,))), other.outcome(Call("g", 1, (3,)))
+
+    last = Background(both)
+    until(partial(waits, other, 1))
+    assert held.batches[2:] == [[2]]
+    held.go.set()
+    assert ([one.end() for one in first], last.end()) == ([0, 2], (4, 6))
+    assert other._queue.under_way == []
 
 
 def test_a_server_joins_the_calls_of_its_threads(session) -> None:
