@@ -9,8 +9,10 @@ them. So threads that come back from a batch one by one leave together again, in
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -70,7 +72,7 @@ class CallQueue:
     def shrunk(self, batch: list[Call], rest: list[Call]) -> None:
         """A batch goes on without one of its calls, which was to run it."""
         rest[0].batch = rest
-        self.under_way[self.under_way.index(batch)] = rest
+        self.under_way = [rest if one is batch else one for one in self.under_way]
 
     def leave(self, call: Call) -> bool:
         """Takes back a call that waits; False where it does not any more."""
@@ -128,9 +130,12 @@ class JoinedCalls:
     """
 
     def __init__(self, run: Callable[[Sequence[Call]], Sequence[Any]], max_rows: int) -> None:
-        self._run = run
-        self._queue = CallQueue(max_rows)
-        self._lock = threading.Lock()
+        self._run, self._max_rows = run, max_rows
+        self._start()
+        _all.add(self)
+
+    def _start(self) -> None:
+        self._queue, self._lock = CallQueue(self._max_rows), threading.Lock()
 
     def outcome(self, call: Call) -> Any:
         """Has a call computed, with others; waits for its outcome. Raises what its computation raised."""
@@ -190,3 +195,15 @@ class JoinedCalls:
                     self._queue.ended(call.batch)
             for batch in self._queue.under_way:
                 self._wake(batch)  # once more does no harm, and one of them may have left just now
+
+
+_all: weakref.WeakSet[JoinedCalls] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """Starts with no calls, in a child: it has none of the threads that have calls under way, or the lock."""
+    for joined in _all:
+        joined._start()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import signal
 import threading
@@ -349,6 +350,47 @@ def held_up(serve: Callable[[Any], Any]) -> tuple[Any, threading.Event]:
         return serve(v)
 
     return pw.padded(held, sizes=(1, 4), join_calls=True), go
+
+
+def ends_in_a_fork(call: Callable[[], bool]) -> int:
+    """The exit status of a child that makes a call: 0 for True, negative where it hangs."""
+    if not (child := os.fork()):
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(LIMIT_S))
+            os._exit(0 if call() else 1)
+        finally:
+            os._exit(2)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("is_locked", [False, True])
+def test_a_fork_waits_for_no_thread_of_its_parent(is_locked: bool) -> None:
+    """Two batches of the parent are under way and a call waits, or a thread of it has the lock."""
+    f, go = held_up(lambda v: v + 1)
+    row = np.ones(1, np.float32)
+    calls = [Background(lambda: f(row)) for _ in range(3)]
+    until(lambda: len(f._joined._queue.under_way) == 2 and len(f._joined._queue.waiting) == 1)
+    with f._joined._lock if is_locked else contextlib.nullcontext():
+        assert ends_in_a_fork(lambda: f(row).tolist() == [2.0] and not f._joined._queue.under_way) == 0
+    go.set()
+    assert [one.end().tolist() for one in calls] == [[2.0]] * 3
+
+
+def test_a_fork_amid_a_batch_hands_it_to_nobody() -> None:
+    """A function forks, and its child raises, while it computes the calls of two threads."""
+    joined = JoinedCalls(Held(), 4)
+    mine, other = Call("f", 1, (1,)), Call("f", 1, (2,))
+    mine.batch = [mine, other]
+    joined._queue.under_way = [mine.batch]
+
+    def raises() -> bool:
+        joined._give_up(mine)
+        return joined._queue.under_way == []
+
+    assert ends_in_a_fork(raises) == 0
+    joined._give_up(mine)
+    assert joined._queue.under_way == [[other]]
 
 
 def test_calls_under_other_settings_of_jax_are_not_joined() -> None:
