@@ -22,6 +22,7 @@ from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.joined_calls import Call, JoinedCalls
 from pathways_ray.client.numbers import whole
+from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.program import Program
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import UsageError
@@ -53,8 +54,8 @@ class Padded:
             id(leaf) if axis is None else (np.asarray(leaf).dtype, _rest(leaf, axis))
             for leaf, axis in zip(leaves, axes, strict=True)
         ]
-        # The thread of another call may have other settings of JAX.
-        return self._joined.outcome(Call((tree, jax_settings(), *kinds), count, leaves))
+        # The thread of another call may have other settings of JAX, or another priority.
+        return self._joined.outcome(Call((tree, jax_settings(), PRIORITY.get(), *kinds), count, leaves))
 
     def _together(self, calls: Sequence[Call]) -> list[Any]:
         """The results of calls of one kind, computed as one batch."""
@@ -200,9 +201,9 @@ def padded(
             `jax.vmap`.
         out_axes: the same for the results. Those with an axis are fetched, and returned as NumPy arrays.
         join_calls: has calls of several threads that come while others are under way be computed as one batch, up to
-            the largest of the sizes. Arguments without a batch have to be the same objects. The last bits of a row may
-            then depend on how many rows it was computed with, as they do on the size; an error is that of all calls
-            that were joined.
+            the largest of the sizes. Arguments without a batch have to be the same objects, and `pw.priority` the same.
+            The last bits of a row may then depend on how many rows it was computed with, as they do on the size; an
+            error is that of all calls that were joined.
 
     Raises:
         UsageError: an option of the wrong kind. When called: a batch larger than all sizes, batches of several sizes,

@@ -19,7 +19,8 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client.joined_calls import Call, CallQueue, JoinedCalls
-from tests.unit.client.offline import Background
+from pathways_ray.transport.messages import Launch
+from tests.unit.client.offline import Background, Offline
 
 LIMIT_S = 30.0
 
@@ -393,27 +394,54 @@ def test_a_fork_amid_a_batch_hands_it_to_nobody() -> None:
     assert joined._queue.under_way == [[other]]
 
 
+def called_in_turn(f: Any, go: threading.Event, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    """The outcomes of calls of a function of `held_up`: two are under way, the others gather behind each other."""
+
+    def gathered(count: int) -> bool:
+        return len(f._joined._queue.waiting) == count
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        found = [pool.submit(call) for call in calls[:2]]
+        until(lambda: len(f._joined._queue.under_way) == 2)
+        for waiting, call in enumerate(calls[2:], 1):
+            found.append(pool.submit(call))
+            until(partial(gathered, waiting))
+        go.set()
+        return [one.result(LIMIT_S) for one in found]
+
+
 def test_calls_under_other_settings_of_jax_are_not_joined() -> None:
     """A thread that computes with 64 bits has them, whichever thread's call comes before its own."""
     f, go = held_up(lambda v: jnp.asarray(v) / 3)
     row = np.ones(1, np.float64)
 
-    def gathered(count: int) -> bool:
-        return len(f._joined._queue.waiting) == count
-
     def call(x64: bool) -> Any:
         with jax.enable_x64(x64):
             return f(row)
 
-    with ThreadPoolExecutor(6) as pool:
-        found = [pool.submit(call, False) for _ in range(2)]
-        until(lambda: len(f._joined._queue.under_way) == 2)
-        for waiting, x64 in enumerate((False, True, False, True), 1):
-            found.append(pool.submit(call, x64))
-            until(partial(gathered, waiting))
-        go.set()
-        dtypes = [one.result(LIMIT_S).dtype.name for one in found]
+    calls = [partial(call, x64) for x64 in (False, False, False, True, False, True)]
+    dtypes = [one.dtype.name for one in called_in_turn(f, go, calls)]
     assert dtypes == ["float32", "float32", "float32", "float64", "float32", "float64"]
+
+
+def test_calls_of_other_priorities_are_not_joined() -> None:
+    """Each is sent with its own, and those that gather with one are sent together."""
+    offline = Offline()
+
+    def serve(v: Any) -> Any:
+        offline.session.launch(3, [], (offline.kind,))
+        return v * 2
+
+    f, go = held_up(serve)
+
+    def call(level: int, number: int) -> Any:
+        with pw.priority(level):
+            return f(np.full(1, number))
+
+    calls = [partial(call, level, number) for number, level in enumerate((0, 0, 0, 7, 7, 0))]
+    assert [int(one[0]) for one in called_in_turn(f, go, calls)] == [0, 2, 4, 6, 8, 10]
+    sent = [getattr(m, "priority", 0) for m in offline.controller.take() if isinstance(m, Launch)]
+    assert sorted(sent) == [0, 0, 0, 0, 7]
 
 
 def test_a_batch_on_a_slice_is_neither_fetched_nor_joined(session) -> None:
