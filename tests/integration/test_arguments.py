@@ -204,6 +204,34 @@ def test_donation_through_another_layout_keeps_the_right_bits(session, slices, e
     assert x.is_deleted()
 
 
+@pytest.mark.parametrize("given", range(4))
+def test_donating_what_lies_on_some_of_the_same_devices_leaves_the_others(session, slices, equal, given) -> None:
+    """What a transfer leaves on its device is not copied: 1. an array goes to a part of its devices, twice, and back
+    from there. 2. One of the four is donated."""
+    x = pw.put(V, slice=slices.b4, spec=P())
+    y, other = pw.put(x, slice=slices.b2, spec=P()), pw.reshard(x, slices.b2, P())
+    arrays = [x, y, other, pw.reshard(y, slices.b4, P())]
+    taken = arrays.pop(given)
+    where = slices.b4 if given in (0, 3) else slices.b2
+    equal(pw.compiled(lambda v: v * 2, slice=where, donate_argnums=0)(taken), V * 2)
+    assert taken.is_deleted()
+    for kept in arrays:
+        equal(kept, V)
+    equal(pw.compiled(lambda v: v + 1, slice=slices.b4)(arrays[0 if given else 2]), V + 1)
+
+
+@pytest.mark.parametrize("there", [2, 4])
+def test_so_does_donating_what_hosts_of_an_island_have_in_common(pairs, equal, there) -> None:
+    """All of them or one: a computation over hosts whose argument is gone on one of them would end them."""
+    with pw.connect(pairs.url, pairs.token) as session:
+        some, others = (session.virtual_slice((size,), ("x",), island=0) for size in (6 - there, there))
+        x = pw.put(V, slice=some, spec=P())
+        y = pw.reshard(x, others, P())
+        equal(pw.compiled(lambda v: v * 2, slice=others, donate_argnums=0)(y), V * 2)
+        equal(x, V)
+        equal(pw.compiled(lambda v: v + 1, slice=some)(x), V + 1)
+
+
 def test_use_after_donation_in_a_program_is_refused(session, slices) -> None:
     f = pw.compiled(lambda a: a * 2, slice=slices.a4, donate_argnums=0)
     g = pw.compiled(lambda a: a + 1, slice=slices.a4)

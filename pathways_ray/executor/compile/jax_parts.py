@@ -14,13 +14,14 @@ from pathways_ray.executor.compile.analysis import MAX_REPORT_TEXT, analysis
 from pathways_ray.executor.compile.by_device import ByDevice
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of, name_of
 from pathways_ray.executor.data.edges import Incoming, Outgoing, copied_to
+from pathways_ray.executor.data.shared_shards import joined, share
 from pathways_ray.executor.run.parts import Computation as RunComputation
 from pathways_ray.executor.run.parts import HostFunction, Keeps
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.plan import Executable, IslandPlan, PlacedSlice, Regroup
 from pathways_ray.ir.regions import box_shape, shard_boxes
 from pathways_ray.ir.types import ArrayType, Layout
-from pathways_ray.jax_arrays import array_maker, copier, shards_of
+from pathways_ray.jax_arrays import array_maker, copier, joiner, shards_of
 from pathways_ray.observe.computations import Computation
 
 
@@ -127,10 +128,13 @@ class CompiledParts:
                 source = plan.placed(plan.slots[step.sources[number]])
                 taken.append((number, sum(d.host == host for d in source.devices[:place])))
         sharding = self.compiler.sharding(target, step.layout.spec)
+        join = joiner(step.type.shape, dtype_of(step.type.dtype), sharding)
 
         def made(*arrays: jax.Array) -> jax.Array:
             shards = [shards_of(arrays[number])[place] for number, place in taken]
-            return jax.make_array_from_single_device_arrays(step.type.shape, sharding, shards)
+            for (number, _), shard in zip(taken, shards, strict=True):
+                share(shard, arrays[number])
+            return joined(join(shards), shards)
 
         return made
 

@@ -16,7 +16,6 @@ import hashlib
 import os
 import socket
 import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
@@ -29,6 +28,7 @@ from jax.experimental import transfer
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.failure_texts import error_text
 from pathways_ray.executor.data.near_transfer import NearTransfer, PeerKey
+from pathways_ray.executor.data.shared_shards import is_shared
 from pathways_ray.ir.plan import launch_of, receiver_of
 from pathways_ray.transport.messages import Following, Peer
 
@@ -80,7 +80,6 @@ class DeviceTransfer:
         self.address = self._server.address()
         self._peers: dict[int, Peer] = {}
         self._connections: dict[tuple[int, int], Any] = {}
-        self._lent: dict[int, weakref.ref[Any]] = {}
         self._offered: dict[PeerKey, deque[_Offered]] = {}
         """The last offers to each host of another machine."""
         self._near = NearTransfer(host, self.address, secret, lambda: self.on_arrival()) if machine else None
@@ -146,14 +145,10 @@ class DeviceTransfer:
         made.update(name.to_bytes(8))
         return int.from_bytes(made.digest()) >> 1
 
-    def lend(self, array: jax.Array) -> None:
-        """Notes that peers will read the memory of `array` itself, at a time of their choosing."""
-        number = id(array)
-        self._lent[number] = weakref.ref(array, lambda _: self._lent.pop(number, None))
-
     def own(self, array: Any) -> Any:
-        """The array, or a copy of it when overwriting its memory could take it from under a peer or another session."""
-        return self.copy(array) if id(array) in self._lent or self.take_out(array) else array
+        """The array, or a copy of it when overwriting its memory could take it from under a peer, another array or
+        another session."""
+        return self.copy(array) if is_shared(array) or self.take_out(array) else array
 
     def copy(self, array: Any) -> Any:
         return jax.numpy.copy(array)

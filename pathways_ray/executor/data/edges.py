@@ -20,6 +20,7 @@ from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
 from pathways_ray.executor.data.near_transfer import Arriving
+from pathways_ray.executor.data.shared_shards import PEERS, OnTheWay, joined, share
 from pathways_ray.executor.run.parts import first_failure
 from pathways_ray.ir.exchange import Exchange, exchange
 from pathways_ray.ir.packing import AS_IT_IS, Pack, Packing, Piece, pack
@@ -128,7 +129,7 @@ class Outgoing:
         behind the arrays that are copied as a whole."""
         if isinstance(values, Failure) or any(isinstance(value, Failure) for value in values):
             return self._send_failure(first_failure(values), launch, transfer)
-        local: Pieces = list(self.copy(*[values[k] for k in self.copied])) if self.copied else []
+        local = OnTheWay(self.copy(*[values[k] for k in self.copied]) if self.copied else ())
         # What nobody pulls would stay in memory.
         reached = [to for to in self.offers if to == self.host or transfer.reaches(to, launch)]
         if not reached:
@@ -140,7 +141,7 @@ class Outgoing:
             for place, edge, output, device in self.offers[receiver]:
                 piece = shards[edge][place] if edge >= 0 else made[place][output]
                 if edge >= 0 and device is None:
-                    transfer.lend(values[edge])  # its very memory is read, at a time of the reader's choosing
+                    share(piece, values[edge], local if receiver == self.host else PEERS)
                 pieces.append(piece if device is None else jax.device_put(piece, device))
             if receiver == self.host:
                 local += pieces
@@ -229,7 +230,7 @@ class Incoming:
         shards = [join.run(sources) for join in self.joins]
         for k in self.moved:
             parts = [one[k] for one in shards]
-            made[k] = self.joined[k](parts)
+            made[k] = joined(self.joined[k](parts), parts)
         return [made[k] for k in range(len(made))]
 
 

@@ -104,8 +104,8 @@ class Transfer(Protocol):
     """This host's connections to its peers."""
 
     def own(self, array: Any) -> Any:
-        """The array, or a copy of it when a peer may still read its memory, or another session has it: what is returned
-        may be overwritten."""
+        """The array, or a copy of it when a peer may still read its memory, or another array or session has it: what is
+        returned may be overwritten."""
 
     def copy(self, array: Any) -> Any:
         """An array with the same values in memory of its own."""

@@ -51,9 +51,6 @@ class Transfers:
     def is_consumed(self, array: Any) -> bool:
         return isinstance(array, jax.Array) and array.is_deleted()
 
-    def lend(self, array: Any) -> None:
-        """Nobody reads it but this process."""
-
 
 class LocalSession:
     """Stands in for `Session`, on CPU devices of this process."""
