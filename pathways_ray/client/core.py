@@ -227,8 +227,8 @@ class ClientCore(Cancelling):
     def _registered(self, event: events.Registered, _now: float) -> Sequence[events.Command]:
         while self.dropped:
             program = self.dropped.popleft()
-            self.early.forget(program)
             for number in (program, *self.coalescer.unregister(program)):
+                self.early.forget(number)
                 self.queue.append(Queued(wire.Unregister(number)))
         self.coalescer.register(event.program, event.graph)
         return self._in_turn(self.renewals.registered(event))

@@ -6,6 +6,7 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Registered
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.transport import messages as wire
+from tests.unit.client.test_coalesce import loop
 from tests.unit.helpers import Sketch
 
 
@@ -56,3 +57,23 @@ def test_the_next_registration_says_what_was_dropped() -> None:
     core.handle(registered(3, f=b"1"), 0.0)
     assert leaving(core) == [wire.Unregister(2), wire.Register(3, b"g", {"f": b"1"})]
     assert core.renewals.programs.keys() == {3}
+
+
+def test_what_was_composed_of_a_program_is_forgotten_with_it() -> None:
+    core = ClientCore(1, 64)
+    core.handle(registered(1, f=b"1"), 0.0)
+    leaving(core)
+    core.coalescer._min_occurrences = 1
+    made: list[int] = []
+    for first in (1_000, 2_000, 3_000):
+        for message in core.composed(loop(first, 64, 1, first - 1)):
+            if isinstance(message, wire.Launch):
+                core.coalescer.measure((message.launch,), (10,), False)
+            elif isinstance(message, wire.Register):
+                made.append(message.program)
+                core.handle(wire.Prepared(message.program, 7, 0), 0.0)
+    assert made
+    core.dropped.append(1)
+    core.handle(registered(2, f=b"1"), 0.0)
+    assert {one.program for one in leaving(core) if isinstance(one, wire.Unregister)} == {1, *made}
+    assert not core.early._programs
