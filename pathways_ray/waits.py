@@ -25,9 +25,9 @@ def _is_long(what: str) -> bool:
     return what in os.environ.get(VARIABLE, "").split(",")
 
 
-def slice_s(usual: float = 0.5) -> float:
+def slice_s() -> float:
     """Seconds after which a wait looks again."""
-    return LONG_S if _is_long("slices") else usual
+    return LONG_S if _is_long("slices") else 0.5
 
 
 def get_within(source: queue.SimpleQueue[T], seconds: float) -> T:

@@ -57,7 +57,7 @@ class Admission:
         self.window = window
         self.max_in_flight = max_in_flight
         self.memory = Memory(tables)
-        self.decisions = Decisions(tables, outcomes, self._start, launch_limit_s)
+        self.decisions = Decisions(tables, self._start, launch_limit_s)
         self.backlogs: dict[int, Backlog] = {}
         self.relieved: list[int] = []
         """Sessions whose backlog was full, and is so no more."""

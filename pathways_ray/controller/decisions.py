@@ -21,7 +21,6 @@ from pathways_ray import limits
 from pathways_ray.controller import buffers, early
 from pathways_ray.controller.backlog import Backlog, WaitingLaunch, priority_of
 from pathways_ray.controller.lifecycle import LaunchEvent
-from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.part_outcomes import report_of
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import REFUSALS
@@ -54,12 +53,10 @@ class Decisions:
     def __init__(
         self,
         tables: Tables,
-        outcomes: Outcomes,
         start: Callable[[Session, PlannedProgram, Launch, WaitingLaunch], Started],
         limit_s: float = limits.LAUNCH_LIMIT_S,
     ) -> None:
         self.tables = tables
-        self.outcomes = outcomes
         self.start = start
         self.limit_s = limit_s
 

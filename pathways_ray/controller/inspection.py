@@ -36,7 +36,7 @@ def launch_view(launches: Launches, turns: Turns, session: int, number: int) -> 
     for call in backlog.launches():
         if call.message.launch == number:
             return _waiting(launches, state, backlog, call)
-    return _in_inbox(launches, turns, state, number)
+    return _in_inbox(turns, state, number)
 
 
 def oldest(launches: Launches, turns: Turns, session: int) -> LaunchView | None:
@@ -134,7 +134,7 @@ def _before(backlog: Backlog, call: WaitingLaunch) -> list[WaitingLaunch]:
     return found if call in backlog.waiting else []
 
 
-def _in_inbox(launches: Launches, turns: Turns, session: Session, number: int) -> LaunchView | None:
+def _in_inbox(turns: Turns, session: Session, number: int) -> LaunchView | None:
     """A launch among messages that have not been worked off."""
     for before, message in enumerate(_messages(turns, session.id)):
         if isinstance(message, Launch) and message.launch == number:

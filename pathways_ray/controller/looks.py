@@ -155,7 +155,7 @@ class Looks:
         mine: frozenset[int] | None = None
         if viewer:
             mine = frozenset(s.id for s in self.launches.sessions.values() if s.tenant.name == viewer)
-            scoped = {i: scope.for_tenant(ISLAND_VIEW.decode(view), viewer, mine) for i, view in found.items()}
+            scoped = {i: scope.for_tenant(ISLAND_VIEW.decode(view), mine) for i, view in found.items()}
             found = {island: encode(view) for island, view in scoped.items()}
         # Joined as texts: what schedulers and the resource manager said is not read here.
         islands = ",".join(f'"{island}":{view.decode()}' for island, view in sorted(found.items()))

@@ -32,16 +32,14 @@ MAX_AWAY = limits.MAX_PLACES // 2
 class Moves:
     """Moves of slices.
 
-    Args:
-        lost_after_s: seconds without one of its hosts after which an island is lost.
-
-    `draining` are islands that are to be emptied, `gone` those that were ended with slices on them. `unheard`
-    are those that sessions came back to and of which nobody has been heard since: they count as ended until then.
+    An island is lost once one of its hosts is away for `lost_after_s` seconds. `draining` are islands that are to be
+    emptied, `gone` those that were ended with slices on them. `unheard` are those that sessions came back to and of
+    which nobody has been heard since: they count as ended until then.
     """
 
-    def __init__(self, launches: Launches, lost_after_s: float = limits.LOST_AFTER_S) -> None:
+    def __init__(self, launches: Launches) -> None:
         self.launches = launches
-        self.lost_after_s = lost_after_s
+        self.lost_after_s = limits.LOST_AFTER_S
         self.draining: set[int] = set()
         self.gone: set[int] = set()
         self.unheard: set[int] = set()

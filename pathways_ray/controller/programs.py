@@ -354,11 +354,10 @@ def plan_program(
     slices: Mapping[int, PlacedSlice],
     fusion: bool,
     tenant: str = "",
-    trusted: bool = False,
 ) -> PlannedProgram:
     """Plans `graph`; raises what `placed_graph`, `lowered_program` and `PlannedProgram.of` raise."""
     lowered, plans = placed_graph(graph, slices, fusion)
-    return PlannedProgram.of(key, session, lowered_program(graph, lowered, plans, slices), functions, tenant, trusted)
+    return PlannedProgram.of(key, session, lowered_program(graph, lowered, plans, slices), functions, tenant)
 
 
 def _part(island: IslandPlan) -> IslandPart:

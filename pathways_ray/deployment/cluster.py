@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ class Cluster:
     ca: str = ""
     metrics: str = ""
     ends_ray: bool = False
-    pids: list[int] = field(default_factory=list)
     stopped: bool = False
 
     @property

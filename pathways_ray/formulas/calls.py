@@ -77,7 +77,6 @@ class _Emission:
 
     def __init__(self, call: FormulaCall) -> None:
         self.formula, self.kinds = call.formula, call.kinds
-        self._elements: dict[str, Any] = {}
         self._types: dict[Kind, Any] = {}
         self._spread: dict[int, Any] = {}
         self._dimensions = ir.DenseI64ArrayAttr.get([])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import mmap
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import Any
 
 RECORDS = 1 << 17
@@ -60,28 +59,23 @@ class Ring:
 
 
 class Histogram:
-    """Counts of durations by bucket, and their sum.
+    """Counts of durations by bucket, and their sum. There is one more bucket, for what is longer than all bounds."""
 
-    Args:
-        bounds: upper bounds of the buckets in seconds; there is one more, for what is longer.
-    """
+    __slots__ = ("counts", "total")
 
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float] = LATENCIES_S) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCIES_S) + 1)
         self.total = 0.0
 
     def observe(self, seconds: float) -> None:
         """Counts a duration; on the hot path."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
+        self.counts[bisect_left(LATENCIES_S, seconds)] += 1
         self.total += seconds
 
     def cumulated(self) -> list[tuple[str, float]]:
         """Upper bound and count of all up to it, as Prometheus has it."""
         found, count = [], 0
-        for bound, here in zip((*map(repr, self.bounds), "+Inf"), self.counts, strict=True):
+        for bound, here in zip((*map(repr, LATENCIES_S), "+Inf"), self.counts, strict=True):
             count += here
             found.append((bound, float(count)))
         return found

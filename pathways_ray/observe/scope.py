@@ -10,7 +10,7 @@ OTHER = "another tenant"
 """The name of every other tenant, as a tenant sees it."""
 
 
-def for_tenant(view: IslandView, tenant: str, mine: frozenset[int]) -> IslandView:
+def for_tenant(view: IslandView, mine: frozenset[int]) -> IslandView:
     """An island as a tenant may see it: its own launches, and that others have some.
 
     Args:

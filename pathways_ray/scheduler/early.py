@@ -18,14 +18,10 @@ turns, each message that allows and forbids would be for nothing."""
 
 
 class EarlyRight:
-    """The tenant that may hand over launches; "" while none may. `last` is the one whose launch came last.
+    """The tenant that may hand over launches; "" while none may. `last` is the one whose launch came last."""
 
-    Args:
-        alone_s: see `ALONE_S`.
-    """
-
-    def __init__(self, alone_s: float = ALONE_S) -> None:
-        self.alone_s = alone_s
+    def __init__(self) -> None:
+        self.alone_s = ALONE_S
         self.tenant = ""
         self.last = ""
         self.terms = 0

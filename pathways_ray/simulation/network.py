@@ -167,7 +167,6 @@ class Network:
     parted_until: dict[tuple[str, str], float] = field(default_factory=dict)
     weather: dict[tuple[str, str], Weather] = field(default_factory=dict)
     alive: dict[int, Process] = field(default_factory=dict)
-    faults_hit: int = 0
     broken: int = 0
     _last_post: dict[tuple[int, int], float] = field(default_factory=dict)
 
@@ -242,10 +241,8 @@ class Network:
             wait = RETRANSMIT_S
             while random() < weather.drop and wait < RETRANSMIT_LIMIT_S:
                 delay, wait = delay + wait, 2 * wait
-                self.faults_hit += 1
             if random() < weather.reorder:
                 delay += 0.02 * random()
-                self.faults_hit += 1
         return delay
 
     # --- posts --------------------------------------------------------------------------------------------------------
@@ -274,7 +271,6 @@ class Network:
         if twice and weather is not None and self.random.random() < weather.duplicate:
             later = time + 0.05 * self.random.random()
             self.clock.at(later, self._post_arrives, source, target, in_order, act, arguments)
-            self.faults_hit += 1
 
     def _post_arrives(self, source: Process, target: Process, call: bool, act: Act, arguments: tuple[Any, ...]) -> None:
         until = self.parted_until.get(_link(source, target), 0.0)

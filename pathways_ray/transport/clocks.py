@@ -72,7 +72,7 @@ class ClockServer:
         return offset_of(samples)
 
 
-def answer(address: str, port: int, nonce: bytes, limit_s: float = LIMIT_S, ahead_s: float = 0.0) -> bool:
+def answer(address: str, port: int, nonce: bytes, ahead_s: float = 0.0) -> bool:
     """Goes to a `ClockServer` and tells it the time of this process, as often as it asks; False where it is not there.
 
     Args:
@@ -80,7 +80,7 @@ def answer(address: str, port: int, nonce: bytes, limit_s: float = LIMIT_S, ahea
     """
     with (
         contextlib.suppress(OSError),
-        socket.create_connection((address, port), timeout=limit_s) as connection,
+        socket.create_connection((address, port), timeout=LIMIT_S) as connection,
     ):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.sendall(nonce)

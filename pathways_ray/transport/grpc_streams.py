@@ -68,11 +68,6 @@ class GrpcOutbox:
     def hurry(self) -> None:
         """Does nothing: here everything leaves as soon as it can."""
 
-    def send_all(self, messages: list[Message]) -> None:
-        """Sends messages of which either all or none are to go, should Ctrl-C come in between."""
-        self._batcher.put_all(messages)
-        self._call()
-
     def close(self) -> None:
         """Ends the stream once the messages sent before have gone out."""
         self._closed = True

@@ -69,12 +69,12 @@ def _taken(tasks: list[Callable[[], None]]) -> list[Callable[[], None]]:
         return []
 
 
-def listener(name: str, backlog: int = 1024) -> socket.socket:
+def listener(name: str) -> socket.socket:
     """A socket at which others connect. Raises `OSError` where there are no such names, or this one is taken."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         made.bind(name)
-        made.listen(backlog)
+        made.listen(1024)
     except OSError:
         made.close()
         raise

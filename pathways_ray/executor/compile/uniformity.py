@@ -280,7 +280,7 @@ class _Analysis:
             [sdy.TensorShardingAttr(each) for each in sdy.TensorShardingPerValueAttr(op.attributes[name]).shardings]
             for name in ("in_shardings", "out_shardings")
         )
-        mesh = self._mesh([*inputs, *outputs], place)
+        mesh = self._mesh([*inputs, *outputs])
         manual = place.manual | axes
         free = mesh is not None and any(
             size > 1 for axis, size in zip(mesh.axes, mesh.coordinates.max(0) + 1, strict=True) if axis not in manual
@@ -297,7 +297,7 @@ class _Analysis:
         made = self._region(op.regions[0], arguments, values, inner)
         return [self._assembled(m, mesh, _axes(s) & axes) for m, s in zip(made, outputs, strict=True)]
 
-    def _mesh(self, shardings: Sequence[sdy.TensorShardingAttr], place: _Place) -> Mesh | None:
+    def _mesh(self, shardings: Sequence[sdy.TensorShardingAttr]) -> Mesh | None:
         """The mesh of a manual computation; None when there is but one device."""
         for sharding in shardings:
             said = sharding.mesh_or_ref
