@@ -48,9 +48,14 @@ class Line(msgspec.Struct, omit_defaults=True):
     host: int = -1
 
 
+def user_folder() -> Path:
+    """The folder of this user's files on this machine: logs, notes of crashes, records of clusters."""
+    return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
+
+
 def folder() -> Path:
     """The folder of this user's logs on this machine."""
-    return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}" / "logs"
+    return user_folder() / "logs"
 
 
 def path_of(runtime: str, process: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import signal
@@ -121,9 +122,7 @@ def _size(devices: int, shape: str) -> int:
         sizes = [int(size) for size in shape.lower().split("x")]
     except ValueError:
         sizes = [0]
-    found = 1
-    for size in sizes:
-        found *= size
+    found = math.prod(sizes)
     if min(sizes) < 1 or devices not in (0, found):
         raise UsageError(f"--shape is a grid of devices such as 2x2, and agrees with --devices; got {shape!r}")
     return found

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from pathways_ray.cli.output import console_beside, readable
 from pathways_ray.client import registry
-from pathways_ray.client.asking import ANSWER_WITHIN_S, call, look
+from pathways_ray.client.asking import ANSWER_WITHIN_S, call, look, text_in
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.diagnosis import Finding, diagnosis
 from pathways_ray.transport import messages
@@ -114,11 +114,8 @@ def choose(
 
 def ask(url: str, token: str, timeout: float = ANSWER_WITHIN_S, ca: str = "") -> dict[str, Any]:
     """The status of the cluster at `url`; see `call`."""
-    match call(url, token, messages.Status(session=0), timeout, ca, LATE):
-        case messages.StatusReply(text):
-            found: dict[str, Any] = json.loads(text)
-            return found
-    raise UsageError(f"what answers at {url} is no cluster of this version")
+    found: dict[str, Any] = json.loads(text_in(call(url, token, messages.Status(session=0), timeout, ca, LATE), url))
+    return found
 
 
 def check_token(url: str, token: str, ca: str = "") -> None:

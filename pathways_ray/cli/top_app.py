@@ -15,12 +15,11 @@ from textual.worker import get_current_worker
 
 from pathways_ray.cli.output import readable
 from pathways_ray.cli.why import parsed
-from pathways_ray.client.asking import call, look
+from pathways_ray.client.asking import call, look, text_in
 from pathways_ray.errors import PathwaysError
 from pathways_ray.observe.diagnosis import findings
 from pathways_ray.observe.tables import tables
 from pathways_ray.observe.why import WHY
-from pathways_ray.transport import messages
 
 TITLES = ("devices", "tenants", "sessions", "launches", "queue", "programs", "transfers", "memory", "events")
 
@@ -127,7 +126,5 @@ class TopApp(App[None]):
 
 
 def _why(url: str, token: str, ca: str, launch: str) -> str:
-    match call(url, token, parsed(launch), ca=ca):
-        case messages.StatusReply(text):
-            return "\n".join(str(readable(line)) for line in str(WHY.decode(text)).splitlines())
-    return "what answers is no cluster of this version"
+    why = WHY.decode(text_in(call(url, token, parsed(launch), ca=ca), url))
+    return "\n".join(str(readable(line)) for line in str(why).splitlines())

@@ -9,7 +9,7 @@ import click
 
 from pathways_ray.cli.output import console_beside, readable
 from pathways_ray.cli.status import cluster_meant, of_cluster
-from pathways_ray.client.asking import call
+from pathways_ray.client.asking import call, text_in
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.why import WHY, Why
 from pathways_ray.transport import messages
@@ -29,11 +29,7 @@ def command(subject: tuple[str, ...], url: str | None, token: str | None, ca: st
     """
     asked = parsed(" ".join(subject))
     url, token, ca = cluster_meant(url, token, ca)
-    match call(url, token, asked, ca=ca):
-        case messages.StatusReply(text):
-            found: Why = WHY.decode(text)
-        case _:
-            raise UsageError(f"what answers at {url} is no cluster of this version")
+    found: Why = WHY.decode(text_in(call(url, token, asked, ca=ca), url))
     if as_json:
         click.echo(json.dumps(found.dict(), indent=2))
     else:

@@ -18,7 +18,7 @@ from pathways_ray.jax_types import dtype_named
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.local_sockets import NotLocal
 from pathways_ray.transport.pipes import Pipe
-from pathways_ray.transport.shared_memory import SharedFile, aligned, offsets
+from pathways_ray.transport.shared_memory import SharedFile, aligned, bytes_of, offsets
 
 if TYPE_CHECKING:
     from pathways_ray.client.argument_types import ArgumentType
@@ -280,8 +280,7 @@ class Copies:
 
     def _copy(self, box: Box) -> memoryview:
         """The bytes of a box, in C order, in memory of their own."""
-        piece = np.array(self._piece(box), order="C")
-        return memoryview(piece.reshape(-1).view(np.uint8).data) if piece.size else memoryview(b"")
+        return bytes_of(np.array(self._piece(box), order="C"))
 
 
 def _slices(box: Box) -> tuple[slice, ...]:

@@ -30,10 +30,14 @@ def look(url: str, token: str, ca: str = "") -> dict[str, Any]:
         UsageError: no cluster answers there.
         AuthenticationError: the token is wrong.
     """
-    match call(url, token, messages.Look(0, "all"), ca=ca):
-        case messages.StatusReply(text):
-            found: dict[str, Any] = json.loads(text)
-            return found
+    found: dict[str, Any] = json.loads(text_in(call(url, token, messages.Look(0, "all"), ca=ca), url))
+    return found
+
+
+def text_in(reply: messages.Reply, url: str) -> str:
+    """The text of a reply that is to have one. Raises `UsageError` where it has none."""
+    if isinstance(reply, messages.StatusReply):
+        return reply.text
     raise UsageError(f"what answers at {url} is no cluster of this version")
 
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import msgspec
 
+from pathways_ray.process_log import user_folder
+
 PROBE_LIMIT_S = 1.0
 
 
@@ -40,9 +42,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"runtime {self.name!r}" if self.name else f"process {self.pid}"
 
 
-def folder() -> Path:
-    """The folder of this user's records."""
-    return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
+folder = user_folder
+"""The folder of this user's records."""
 
 
 def write(url: str, token: str, ca: str = "") -> None:

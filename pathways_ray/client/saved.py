@@ -20,6 +20,7 @@ from pathways_ray.client.array_pieces import ArrayFile
 from pathways_ray.errors import SuspensionDamaged, UsageError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.jax_types import dtype_named
+from pathways_ray.transport.shared_memory import bytes_of
 
 INDEX = "suspension.json"
 
@@ -113,7 +114,7 @@ class InDirectory:
             )
 
     def save(self, number: int, value: Value) -> None:
-        data = _bytes_of(value.array() if isinstance(value, ArrayFile) else value)
+        data = bytes_of(value.array() if isinstance(value, ArrayFile) else value)
         self._index.files[number] = len(data), zlib.crc32(data)  # before: what is written in part is removed too
         try:
             with open(self._file(number), "wb") as file:
@@ -167,11 +168,6 @@ class InDirectory:
 
     def _file(self, number: int) -> Path:
         return self.path / f"{number}.array"
-
-
-def _bytes_of(value: np.ndarray[Any, Any]) -> memoryview:
-    """The bytes of an array, in C order."""
-    return memoryview(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.size else b"")
 
 
 def saved_at(path: str | os.PathLike[str] | None) -> Saved:

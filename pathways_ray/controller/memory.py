@@ -19,6 +19,7 @@ from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.observe.why import bytes_text
 
 WAIT_LIMIT_S = 60.0
 """A launch waits this long for memory; then it fails."""
@@ -193,10 +194,10 @@ class Memory:
         why = "can never fit" if never else f"found no room for {self.limit_s:.0f} s"
         return Failure(
             "OutOfMemory",
-            f"a launch of program {program.name!r} {why}: it takes {_text(need.results)} for results and "
-            f"{_text(need.temporaries)} for temporaries on {_named(pool)}, which has {_text(capacity)}; {_text(own)} "
-            f"of that hold this session's buffers, {_text(max(held - own, 0))} those of others. Delete arrays, donate "
-            "arguments, or use more devices",
+            f"a launch of program {program.name!r} {why}: it takes {bytes_text(need.results)} for results and "
+            f"{bytes_text(need.temporaries)} for temporaries on {_named(pool)}, which has {bytes_text(capacity)}; "
+            f"{bytes_text(own)} of that hold this session's buffers, {bytes_text(max(held - own, 0))} those of others. "
+            "Delete arrays, donate arguments, or use more devices",
         )
 
     def status(self) -> list[dict[str, object]]:
@@ -234,18 +235,11 @@ def never_holds(tables: Tables, placed: PlacedSlice, kind: BufferType) -> Failur
         if size > sizes[pool]:
             return Failure(
                 "OutOfMemory",
-                f"an upload of {kind.type} can never fit: it takes {_text(size)} on {_named(pool)}, which has "
-                f"{_text(sizes[pool])}. Partition it over more devices, or put it in several parts",
+                f"an upload of {kind.type} can never fit: it takes {bytes_text(size)} on {_named(pool)}, which has "
+                f"{bytes_text(sizes[pool])}. Partition it over more devices, or put it in several parts",
             )
     return None
 
 
 def _named(pool: str) -> str:
     return f"device {pool}" if "." in pool else "its devices' memory"
-
-
-def _text(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} bytes"

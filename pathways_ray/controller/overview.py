@@ -7,6 +7,7 @@ at a time.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -107,7 +108,7 @@ class Details:
                 item = item_bytes(edge.type.dtype)
                 for (sender, receiver), parcels in exchange(edge, source, target).parcels.items():
                     if sender != receiver:
-                        found = sum(_elements(parcel.shape) for parcel in parcels) * item
+                        found = sum(math.prod(parcel.shape) for parcel in parcels) * item
                         self.moved[sender, receiver] = self.moved.get((sender, receiver), 0) + found
 
 
@@ -232,10 +233,3 @@ def _labelled(plan: IslandPlan, step: Execute | Return) -> tuple[str, int]:
     """Name and gang of a computation, or of a host function."""
     name = plan.labels[step.node].name if step.node < len(plan.labels) else f"node {step.node}"
     return f"{name} (Python)" if isinstance(step, Return) else name, step.gang
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

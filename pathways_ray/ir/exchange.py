@@ -6,6 +6,7 @@ devices that need it. The lists for one pair of hosts come out in the same order
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
@@ -52,18 +53,8 @@ class Exchange:
         )
 
     def bytes_between_hosts(self, item_bytes: int) -> int:
-        total = 0
-        for (sender, receiver), parcels in self.parcels.items():
-            if sender != receiver:
-                total += sum(_elements(parcel.shape) for parcel in parcels) * item_bytes
-        return total
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+        between = (parcels for (sender, receiver), parcels in self.parcels.items() if sender != receiver)
+        return item_bytes * sum(math.prod(parcel.shape) for parcels in between for parcel in parcels)
 
 
 def exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice, host: int | None = None) -> Exchange:
@@ -76,7 +67,7 @@ def exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice, host: int | N
     made = Exchange(
         shard_boxes(edge.type, edge.source.spec, source.mesh), shard_boxes(edge.type, edge.target.spec, target.mesh)
     )
-    if _elements(edge.type.shape) == 0:
+    if math.prod(edge.type.shape) == 0:
         return made
     nearest = _Nearest(Holders(made.source_boxes), source.devices)
     givers = _shards_given(made, source, host) if host is not None else {}

@@ -9,6 +9,7 @@ import numpy as np
 from pathways_ray.ir.types import ArrayType, item_bytes
 from pathways_ray.jax_types import dtype_named
 from pathways_ray.proxy.arrays import Code, Refused
+from pathways_ray.transport.shared_memory import bytes_of
 
 
 def viewed(data: Any, kind: ArrayType, strides: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -39,7 +40,7 @@ def viewed(data: Any, kind: ArrayType, strides: tuple[int, ...]) -> np.ndarray[A
 def written(value: np.ndarray[Any, Any], strides: tuple[int, ...]) -> Any:
     """The bytes of an array, with other strides than those of C order where they are given."""
     if not strides or not value.size:
-        return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data if value.size else b""
+        return bytes_of(value)
     if len(strides) != value.ndim or any(stride < 0 for stride in strides):
         raise Refused(Code.INVALID_ARGUMENT, f"strides {strides} for an array of shape {value.shape}")
     spread = sum((size - 1) * stride for size, stride in zip(value.shape, strides, strict=True)) + value.itemsize

@@ -161,13 +161,14 @@ def contiguous_parts(array: np.ndarray[Any, Any]) -> Iterator[memoryview[int]]:
         for first in range(0, len(array), rows):
             yield from contiguous_parts(np.ascontiguousarray(array[first : first + rows]))
         return
-    data = _bytes_of(np.ascontiguousarray(array))
+    data = bytes_of(array)
     for first in range(0, len(data), WRITE_BYTES):
         yield data[first : first + WRITE_BYTES]
 
 
-def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview[int]:
-    return memoryview(array.reshape(-1).view(np.uint8).data) if array.size else memoryview(b"")
+def bytes_of(array: np.ndarray[Any, Any]) -> memoryview[int]:
+    """The bytes of an array in C order, copied only where they are not so."""
+    return memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data) if array.size else memoryview(b"")
 
 
 def aligned(size: int) -> np.ndarray[Any, Any]:

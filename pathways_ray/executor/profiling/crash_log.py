@@ -10,19 +10,15 @@ import contextlib
 import faulthandler
 import os
 import re
-import tempfile
 from pathlib import Path
 
-
-def folder() -> Path:
-    """The folder of these files; a process's own record of the runtime lies there too."""
-    return Path(tempfile.gettempdir()) / f"pathways-{os.getuid()}"
+from pathways_ray.process_log import user_folder
 
 
 def forget(runtime: str, where: Path | None = None) -> None:
     """Removes what the hosts of a runtime that has ended left on this machine."""
     with contextlib.suppress(OSError):
-        for file in (where or folder()).glob(f"crash-{runtime}-*"):
+        for file in (where or user_folder()).glob(f"crash-{runtime}-*"):
             file.unlink(missing_ok=True)
 
 
@@ -37,7 +33,7 @@ class CrashLog:
     """
 
     def __init__(self, runtime: str, host: int, where: Path | None = None) -> None:
-        self.path = (where or folder()) / f"crash-{runtime}-{host}"
+        self.path = (where or user_folder()) / f"crash-{runtime}-{host}"
 
     def take(self) -> str:
         """The way in which the process before this one died, if of itself, in a few words. Removes the note."""

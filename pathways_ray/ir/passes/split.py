@@ -9,7 +9,6 @@ import msgspec
 
 from pathways_ray.ir.graph import (
     Argument,
-    Body,
     Branch,
     Compute,
     Control,
@@ -26,6 +25,7 @@ from pathways_ray.ir.graph import (
 )
 from pathways_ray.ir.passes.prune import prune
 from pathways_ray.ir.script import Block, Choose, Rounds, Run, Script, Step
+from pathways_ray.ir.verify_control import within
 
 
 def split(graph: Graph) -> tuple[Script, list[Graph]]:
@@ -131,7 +131,7 @@ class _Splitter:
         given: Sequence[int] | None = None
         match node:
             case Branch():
-                branches = tuple(self.block(_graph(scope.graph, b), inputs, (), body=True) for b in node.bodies)
+                branches = tuple(self.block(within(scope.graph, b), inputs, (), body=True) for b in node.bodies)
                 scope.steps.append(Choose(scope.registers[node.index], branches, outputs))
             case Repeat():
                 given = self.rounds(scope, node, inputs, outputs)
@@ -147,9 +147,9 @@ class _Splitter:
         them, without a launch at which it could stop."""
         carried = [*outputs, *inputs[len(outputs) :]]
         test = None
-        body = _graph(scope.graph, node.body)
+        body = within(scope.graph, node.body)
         if node.test is not None:
-            alone = _graph(scope.graph, node.test)
+            alone = within(scope.graph, node.test)
             test = self.block(alone, carried, (0,), body=True)
             body = _with_test(body, alone)
         elif not node.times:
@@ -268,10 +268,6 @@ def _cut(graph: Graph, chosen: Sequence[int], wanted: Sequence[Ref]) -> tuple[li
         nodes.append(with_inputs(node, tuple(new[ref] for ref in inputs_of(node))))
     nodes.append(Result(tuple(new[ref] for ref in wanted)))
     return inputs, tuple(nodes)
-
-
-def _graph(graph: Graph, body: Body) -> Graph:
-    return msgspec.structs.replace(graph, nodes=body.nodes, decides=())
 
 
 def _with_test(body: Graph, test: Graph) -> Graph:
