@@ -139,7 +139,7 @@ class Pending(NamedTuple):
     def exported(self) -> tuple[export.Exported, bytes]:
         """Its export, and that as bytes. Raises `TraceError`."""
         size = constant_bytes(self.traced.jaxpr)
-        with _under(self.settings), tracing_for(self.name, self.mesh), shared_mlir_context(size):
+        with under(self.settings), tracing_for(self.name, self.mesh), shared_mlir_context(size):
             known: Any = _Known(self.traced)
             made = export.export(known, platforms=self.platforms, disabled_checks=self.disabled)()
             _check_devices(made.nr_devices, self.mesh)
@@ -228,7 +228,7 @@ def _export_as_one(codes: Sequence[tuple[Code, Pending]]) -> None:
     like = given[0]
     shardings = tuple(one.shardings for one in given)
     try:
-        with _under(like.settings), tracing_for("joint", like.mesh), shared_mlir_context(0):
+        with under(like.settings), tracing_for("joint", like.mesh), shared_mlir_context(0):
             traced = jitted(joint, shardings, like.mesh).trace(*(one.avals for one in given))
             module, devices = lowered_for_export(traced, like.platforms)
             _check_devices(devices, like.mesh)
@@ -342,7 +342,7 @@ def jax_settings() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _under(settings: tuple[Any, ...]) -> Iterator[None]:
+def under(settings: tuple[Any, ...]) -> Iterator[None]:
     """Has this thread's JAX be set as then. What only the trace depended on, such as the values that are looked for
     (`checks_asked`), is in what was traced."""
     wide, precision, partitionable, generator, *_ = settings

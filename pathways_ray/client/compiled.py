@@ -121,9 +121,9 @@ class CompiledFunction:
         return _counted_from_start(self.static_argnums, count)
 
     def _program(self, args: tuple[Any, ...]) -> Any:
-        """The program of one node, one for each combination of static arguments."""
+        """The program of one node, one for each number of arguments and combination of static ones."""
         static = self.static_values(args) if self.static_argnums else ()
-        key = _distinct(static) if static else ()
+        key = (len(args), *_distinct(static)) if static else ()
         found = self._alone.get(key)
         if found is None:
             positions = [k for k, _ in static]

@@ -21,6 +21,7 @@ import jax
 
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
+from pathways_ray.client.codes import jax_settings, under
 from pathways_ray.client.history import History
 from pathways_ray.client.interrupted import is_mine, new_lock
 from pathways_ray.client.returned import Returned, owned
@@ -44,10 +45,10 @@ EXPOSED_PAUSE_S = 1.0
 
 
 class _Call:
-    """A call: its inputs, and the buffers of its results while somebody has a handle."""
+    """A call: its inputs, JAX's settings, and the buffers of its results while somebody has a handle."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        self.args, self.kwargs = args, kwargs
+        self.args, self.kwargs, self.settings = args, kwargs, jax_settings()
         leaves = enumerate(jax.tree.leaves(result))
         self._results = [(place, weakref.ref(leaf._buffer)) for place, leaf in leaves if isinstance(leaf, Array)]
 
@@ -245,7 +246,8 @@ class Elastic:
         for number in range(start, self._history.calls):
             call = calls[number]
             args, kwargs = jax.tree.map(functools.partial(_remade, remade), (call.args, call.kwargs))
-            result = self._step(state, *args, **kwargs)
+            with under(call.settings):  # who looks at a result may have others, and so other bits
+                result = self._step(state, *args, **kwargs)
             if living := call.living():  # the others go at once, or the states of all calls would be there together
                 made.append((call, result))
                 leaves = jax.tree.leaves(result)
@@ -343,7 +345,7 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
 
 
 def _state_of(result: Any) -> Any:
-    return result[0] if isinstance(result, tuple) and result else result
+    return result[0] if type(result) is tuple and result else result  # a named tuple is a state by itself
 
 
 def _buffers(tree: Any) -> list[Buffer]:

@@ -79,6 +79,7 @@ def _named(fun: Callable[..., Any], where: VirtualSlice | None) -> Callable[...,
 
     functools.update_wrapper(run, fun, updated=())  # JAX reads the names of the parameters
     run.__name__ = PinnedName(getattr(fun, "__name__", type(fun).__name__), where)
+    run.slice = where  # type: ignore[attr-defined]  # the name has it weakly: JAX keeps names for longer
     return run
 
 

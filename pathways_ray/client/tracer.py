@@ -134,7 +134,8 @@ def constant(value: Any, what: str) -> Any:
 
 def _capture(array: Array) -> Any:
     array._check_not_deleted()
-    tracing.captured.append(array)
+    if tracing.session is not None:  # outside of a program nobody takes the list, and the caller has the array
+        tracing.captured.append(array)
     return capture_p.bind(captured=Captured(weakref.ref(array), array._type.aval))
 
 
@@ -160,13 +161,14 @@ class Trace:
 
 def traced(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Any:
     """The `jax.stages.Traced` of a program."""
+    around = tracing.session, tracing.captured
     tracing.session, tracing.captured = session, []
     try:
         fun = functools.wraps(fun, updated=())(functools.partial(fun))
         args, kwargs = jax.tree.unflatten(tree, [kind.aval for kind in kinds])
         return jax.jit(fun).trace(*args, **kwargs)
     finally:
-        tracing.session, tracing.captured = None, []
+        tracing.session, tracing.captured = around
 
 
 def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Trace:
@@ -188,7 +190,9 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
         trees.append(out_tree)
         return [_result(leaf, name, k) for k, leaf in enumerate(out)]
 
-    tracing.session, tracing.captured = session, []
+    around = tracing.session, tracing.captured  # those of a program that looks at the types of another one
+    captured: list[Array] = []
+    tracing.session, tracing.captured = session, captured
     try:
         with jax.checking_leaks():
             closed = jax.make_jaxpr(flat)(*[kind.aval for kind in kinds])
@@ -204,8 +208,7 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
         text = f"program {name!r}{f' ({at})' if at else ''} cannot be traced: {source_info.text_of(error)}"
         raise source_info.noted(TraceError(text), source_info.hint_for(error)) from error
     finally:
-        captured, tracing.captured = tracing.captured, []
-        tracing.session = None
+        tracing.session, tracing.captured = around
     if not closed.jaxpr.outvars and not closed.effects:
         raise GraphError(f"program {name!r} returns no array; return what should be computed")
     if not is_debugging(closed.effects):

@@ -101,6 +101,43 @@ def test_static_arguments(session, slices, equal) -> None:
         f(V)
 
 
+@pytest.mark.parametrize("way", ["twice", "handed on twice", "donated inside", "donated inside, kept"])
+def test_what_was_moved_and_back_is_donated_without_what_it_was(session, slices, equal, way) -> None:
+    """It lies where it was, so nothing was moved."""
+    a, b = slices.a4, slices.a22
+    back = lambda v: pw.reshard(pw.reshard(v, b, P()), a, P("x"))  # noqa: E731
+    taking = pw.compiled(lambda v: v * 2, slice=a, in_specs=P("x"), out_specs=P("x"), donate_argnums=0)
+    plus = pw.compiled(lambda v: v + 1, slice=a, in_specs=P("x"), out_specs=P("x"))
+
+    def twice(v):
+        made = plus(v)
+        return made, back(made), made
+
+    def kept(v):
+        made = plus(v)
+        return made, taking(back(made))
+
+    x = plus(V)  # which the runtime has made: uploads are copied at times
+    if way == "donated inside":
+        equal(pw.program(lambda v: taking(back(v)))(x), (V + 1) * 2)
+    elif way == "donated inside, kept":
+        equal(pw.program(kept)(x), (V + 2, (V + 2) * 2))
+    else:
+        first, second, *_ = pw.program(twice if way == "twice" else lambda v: (back(v), back(pw.reshard(v, a, P()))))(x)
+        expected = np.asarray(first)
+        equal(taking(second), expected * 2)
+        equal(first, expected)
+    equal(x, V + 1)
+
+
+def test_calls_with_the_same_static_argument_may_have_any_number_of_others(session, slices, equal) -> None:
+    f = pw.compiled(lambda n, *vs, by=1: sum(vs) * n * by, slice=slices.a4, static_argnums=0)
+    for count in (1, 3, 2):
+        equal(f(2, *[V] * count), V * (2 * count))
+        assert f.lower(2, *[V] * count).out_info.shape == V.shape
+    equal(f(2, V, by=3), V * 6)
+
+
 def test_negative_static_position_counts_from_the_end(session, slices, equal) -> None:
     f = pw.compiled(lambda v, n: v * n, slice=slices.a4, static_argnums=-1)
     equal(f(V, 3), V * 3)

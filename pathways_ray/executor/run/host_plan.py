@@ -188,6 +188,12 @@ class HostPlan:
         return tuple((slot, number) for slot, number in self.plan.results if self._here[slot])
 
     @functools.cached_property
+    def repeated(self) -> list[int]:
+        """The results whose values are those of earlier ones, by their numbers: the program has moved them and back."""
+        results = self.results
+        return [number for k, (slot, number) in enumerate(results) if any(slot == other for other, _ in results[:k])]
+
+    @functools.cached_property
     def handed_on(self) -> dict[int, int]:
         """The slots of results that are arguments, and the numbers of these, which are not made here."""
         given = dict(self.taken)

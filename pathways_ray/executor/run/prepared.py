@@ -245,10 +245,18 @@ class PreparedProgram:
 
     def result(self, slots: Slots, buffer: int) -> Any:
         """The value of a result buffer of a launch that is all enqueued; None for one on other hosts."""
-        for slot, number in self.plan.results:
-            if slots.launch.results + number == buffer:
-                return slots.values[slot]
-        return None
+        return self._results(slots).get(buffer - slots.launch.results)
+
+    def _results(self, slots: Slots) -> dict[int, Any]:
+        """The results of a launch that is all enqueued, by their numbers: made once, each with memory of its own."""
+        if slots.results is None:
+            if self.plan.handed_on:
+                self._hand_on(slots)
+            slots.results = found = {number: slots.values[slot] for slot, number in self.plan.results}
+            for number in self.plan.repeated:
+                if not isinstance(found[number], Failure):
+                    found[number] = self.transfer.copy(found[number])
+        return slots.results
 
     def consumed(self, slots: Slots) -> tuple[int, ...]:
         """The arguments whose memory the launch has taken, by their numbers."""
@@ -275,11 +283,10 @@ class PreparedProgram:
         """Stores the results; returns the values whose readiness completes the launch here, and behind them those by
         which the controller decides."""
         launch, values = slots.launch, slots.values
-        if self.plan.handed_on:
-            self._hand_on(slots)
-        slots.asked = bool(self.plan.results)
-        for slot, number in self.plan.results:
-            slots.asked &= self.store.put(launch.session, launch.results + number, values[slot], slots.later)
+        results = self._results(slots)
+        slots.asked = bool(results)
+        for number, value in results.items():
+            slots.asked &= self.store.put(launch.session, launch.results + number, value, slots.later)
         awaited = self.completing(slots)
         return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited
 

@@ -30,17 +30,19 @@ class Slots:
     slots of their first outputs; `consumed` are the slots whose memory a computation has taken. `calls` has, by node,
     the calls of host functions. `asked`: whether its client had asked for all results when they were stored; `later` is
     what the thread that waits for the launch does for that once they are computed, None where it does nothing.
-    `aborted` is set once the launch has ended elsewhere: nobody takes what it would send.
+    `results` are those that it gives, by their numbers, once all is enqueued. `aborted` is set once it has ended
+    elsewhere: nobody takes what it would send then.
     """
 
     __slots__ = (
         *("aborted", "asked", "calls", "consumed", "ends"),
-        *("failed_inputs", "later", "launch", "local", "pulled", "values"),
+        *("failed_inputs", "later", "launch", "local", "pulled", "results", "values"),
     )
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
         self.launch = launch
         self.values: list[Any] = [None] * count
+        self.results: dict[int, Any] | None = None
         self.pulled: dict[int, dict[int, Any]] = {}
         self.local: dict[int, Any] = {}
         self.failed_inputs: dict[int, Failure] = {}

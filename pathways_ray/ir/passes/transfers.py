@@ -56,8 +56,14 @@ def _origins(graph: Graph) -> dict[Ref, Ref]:
 
 
 def _keeping(graph: Graph, node: Compute, asked: Sequence[Wish], users: Counter[Wish]) -> Compute:
-    """A node without the donations of what one transfer brings to others as well."""
-    donated = tuple(k for k in node.donated if asked[k][1] == graph.layout_of(asked[k][0]) or users[asked[k]] == 1)
+    """A node without the donations of what one transfer brings to others as well, and of what transfers of the program
+    have brought to where it was: it takes the original then, which nobody has donated."""
+
+    def keeps(k: int) -> bool:
+        origin, layout = asked[k]
+        return node.inputs[k] == origin if layout == graph.layout_of(origin) else users[asked[k]] == 1
+
+    donated = tuple(filter(keeps, node.donated))
     return node if donated == node.donated else msgspec.structs.replace(node, donated=donated)
 
 

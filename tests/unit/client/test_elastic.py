@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 
@@ -33,6 +34,13 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSession]:
     monkeypatch.setattr(session, "status", lambda: islands("up", "up"), raising=False)
     yield session
     session.close()
+
+
+class State(NamedTuple):
+    """The state of a loop."""
+
+    w: Any
+    m: Any
 
 
 class Loop:
@@ -276,6 +284,37 @@ def test_a_step_that_takes_its_own_lost_results_makes_these_again_too(session: L
     del kept
     state, last = step(state, last)
     np.testing.assert_array_equal(np.asarray(last), np.full(4, 31, np.float32))
+
+
+def test_a_named_tuple_is_a_state(session: LocalSession) -> None:
+    """It is not one that a tuple of results begins with: the loop would begin with each call."""
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    step: Any = pw.elastic(pw.compiled(lambda s: State(s.w * 2, s.m + s.w), slice=where), snapshot_every=100)
+    state = State(*(pw.put(np.ones(4, np.float32), where) for _ in range(2)))
+    for _ in range(3):
+        state = step(state)
+    lose(state.w)
+    np.testing.assert_array_equal(np.asarray(state.m), np.full(4, 8, np.float32))
+    np.testing.assert_array_equal(np.asarray(state.w), np.full(4, 8, np.float32))
+    assert (step.losses, step.replayed) == (1, 3)
+
+
+def test_calls_are_made_again_under_the_settings_that_they_had(session: LocalSession) -> None:
+    where = pw.virtual_slice((2,), ("x",), island=0)
+    draw = pw.compiled(lambda s, key: s + jax.random.uniform(key, (4,)), slice=where)
+    expected, values = np.zeros(4, np.float32), []
+    step: Any = pw.elastic(draw, snapshot_every=100)
+    state = pw.put(expected, where)
+    for number in range(4):
+        with jax.threefry_partitionable(number % 2 == 0):
+            key = jax.random.key_data(jax.random.key(number))
+            state = step(state, key)
+            values.append(np.asarray(jax.jit(lambda k: jax.random.uniform(k, (4,)))(key)))
+    for value in values:
+        expected = expected + value
+    lose(state)
+    np.testing.assert_array_equal(np.asarray(state), expected)
+    assert step.replayed == 4
 
 
 @pytest.mark.usefixtures("losing")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import jax
@@ -49,6 +51,25 @@ def test_static_and_donated_arguments_by_name_and_number(session, a4) -> None:
         assert x.is_deleted()
     with pytest.raises(pw.errors.BufferDeleted, match="it was donated to f"):
         g(x, "times", 3)
+
+
+def test_a_function_keeps_its_slice(session, a4) -> None:
+    """Nobody else may have it."""
+    f = pw.jit(double, slice=session.virtual_slice((2,), ("y",)))
+    gc.collect()
+    assert f(V).slice.shape == (2,)
+
+
+def test_arrays_that_are_not_differentiated_go_with_their_handles(session, a4) -> None:
+    loss = pw.jit(lambda w, x: (w * x).sum(), slice=a4)
+    w, seen = pw.put(V, a4), []
+    for other in (loss, pw.compiled(lambda w, x: (w * x).sum(), slice=a4)):
+        x = pw.put(V, a4)
+        np.testing.assert_array_equal(np.asarray(jax.grad(other)(w, x)), V)
+        seen.append(weakref.ref(x))
+    del x
+    gc.collect()
+    assert [one() for one in seen] == [None, None]
 
 
 def test_in_programs_and_transformations(session, a4, b22) -> None:

@@ -106,6 +106,22 @@ def test_types_before_values(session) -> None:
     assert pw.program(lambda v: f(v, M)).trace(V).jaxpr.in_avals[0].shape == (8,)
 
 
+def test_the_types_of_another_program_within_one(session) -> None:
+    """It is traced amid the trace of the first, which goes on as it was."""
+    a = session.virtual_slice((4,), ("x",))
+    g = pw.compiled(lambda v: v * 2, slice=a)
+    w = pw.put(V, a)
+
+    @pw.program
+    def f(v: Any) -> Any:
+        x = w + v
+        for look in (g.eval_shape, g.lower, g.trace):
+            look(jax.ShapeDtypeStruct(v.shape, v.dtype))
+        return pw.cond(v.sum() > 0, g, g, x)
+
+    np.testing.assert_array_equal(np.asarray(f(V)), V * 4)
+
+
 def test_the_count_of_operations_is_that_of_xla() -> None:
     """XLA counts what is left of a function once it has simplified it."""
     from pathways_ray.client.estimates import work
