@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from pathways_ray.controller import events
 from pathways_ray.controller.channel import Channel, ChannelEvent, ChannelState
@@ -62,7 +63,8 @@ class Clients:
         self.sessions_made = sessions_made
         self.known: dict[int, Client] = {}
         self.turns = Turns()
-        self.functions: dict[str, TenantFunctions] = {}
+        self.functions = WeakValueDictionary[str, TenantFunctions]()
+        """Those of each tenant, as long as it has a session."""
         self.registrar = Registrar(launches, self.turns, fusion, check)
 
     # --- opening and closing ------------------------------------------------------------------------------------------
@@ -87,8 +89,6 @@ class Clients:
         self.turns.forget(session)
         self.registrar.plans.forget(session)
         client.registration.close()
-        if not client.registration.tenants.held:
-            self.functions.pop(client.tenant.name, None)
         return [
             *self.launches.close_session(session),
             events.CallManager("release_session", (session,)),

@@ -184,7 +184,7 @@ class Outcomes:
         program, ledger, recorder = record.program, self.tables.ledger, self.tables.recorder
         number = record.launch if record.failure is None else -record.launch
         recorder.ring.add(record.sequence, record.session, program.key, record.at, self.tables.now, number)
-        actual = record.estimate
+        actual = max(record.device_seconds, record.estimate)
         if record.failure is not None:
             recorder.failed(record.failure.kind)
             self.tables.note_failed(record.sequence, program)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Completed, IslandLaunchFailed, Launch, LaunchFailed
+from pathways_ray.transport.messages import Completed, Done, IslandLaunchFailed, Launch, LaunchFailed
 from tests.unit.controller.harness import BOOM, Harness, failure_of, program_over, sketch_with_slices, to_client
 
 
@@ -33,6 +33,18 @@ def test_a_failure_of_its_own_is_kept_when_the_producers_did_well() -> None:
     assert front.failed(0, 2) == []
     commands = front.done(0, 1)
     assert to_client(commands) == [Completed((1,), (0,)), LaunchFailed(2, BOOM)]
+
+
+def test_a_launch_that_fails_is_charged_for_what_it_took() -> None:
+    """One island computed for 2 s before another one failed."""
+    front = Harness()
+    front.register(program_over(1, 2), 1)
+    front.put(1)
+    front.launch(1, (1,), 2)
+    front.checked(front.launches.done(0, Done((1,), (2_000_000,))))
+    assert failure_of(front.failed(1, 1)) == BOOM
+    (usage,) = front.launches.ledger.usages.values()
+    assert usage.device_seconds >= 2.0
 
 
 def test_the_failure_that_names_a_node_is_the_cause() -> None:

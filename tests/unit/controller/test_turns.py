@@ -517,3 +517,14 @@ def test_functions_of_a_tenant_are_limited_and_counted_once(monkeypatch: pytest.
     core.core.clients.close(1)
     core.core.clients.close(2)
     assert core.core.clients.functions == {}
+
+
+def test_a_session_that_ends_leaves_the_functions_of_its_tenant_to_the_others() -> None:
+    """It has sent none, and nobody else has yet: they are counted together all the same."""
+    core = CoreHarness(hosts=True)
+    for _ in range(2):
+        core.open_session(Tenant("alice"))
+    core.core.clients.close(2)
+    core.open_session(Tenant("alice"))
+    first, third = (core.core.clients.known[session].registration for session in (1, 3))
+    assert first.tenants is third.tenants
