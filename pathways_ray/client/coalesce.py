@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import NamedTuple
 
-from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, freed_behind, needs_all
+from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, freed_behind, kept_of, needs_all
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Graph, Ref
 from pathways_ray.ir.repeat import joined, repeated
@@ -281,9 +281,9 @@ class Coalescer:
         gone = {buffer for freed in behind.values() for buffer in freed}
         gone.update(launch.arguments[k] for launch in launches for k in known[launch.program].donated)
         absorbed: set[int] = set()
-        start, period, made = 0, shape.period, shape.made
+        start, period = 0, shape.period
         for end in range(period, len(launches) + 1, period):
-            kept = [ref for ref in made if launches[end - period + ref.node].results + ref.output not in gone]
+            kept = kept_of(shape, launches[end - period : end], gone)
             if kept or end == len(launches):  # within a part, only what the last round gives is kept
                 for message in self._part(shape, launches[start:end], kept, absorbed):
                     yield message

@@ -6,7 +6,7 @@ launch takes is made in its round, was made in the round before, is the same in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple
 
 from pathways_ray.ir.graph import Ref
@@ -148,6 +148,11 @@ def _count(shape: Shape, launches: Sequence[Launch], programs: Sequence[int], at
                     return rounds
         rounds, start = rounds + 1, start + period
     return rounds
+
+
+def kept_of(shape: Shape, launches: Sequence[Launch], gone: Container[int]) -> list[Ref]:
+    """The results of a round to which a handle is left."""
+    return [ref for ref in shape.made if launches[ref.node].results + ref.output not in gone]
 
 
 def needs_all(segment: Sequence[Launch], shape: Shape) -> bool:

@@ -460,7 +460,7 @@ def a_run_takes_the_same_argument_again(patch: Patch) -> None:
 
 @bug(faults=0, seeds=150, shown=30, **LOOPING)
 def a_run_swallows_values_that_somebody_keeps(patch: Patch) -> None:
-    patch.setattr(Coalescer, "_kept", lambda self, launches, gone: [])
+    patch.setattr(coalesce, "kept_of", lambda shape, launches, gone: [])
 
 
 @bug(faults=0, seeds=150, **LOOPING)
