@@ -83,7 +83,7 @@ def _call_types(*_: Any, site: CallSite) -> tuple[list[Any], Any]:
 
 @capture_p.def_abstract_eval
 def _capture_type(*, captured: Captured) -> Any:
-    return jax.core.ShapedArray(captured.type.shape, captured.type.dtype)
+    return jax.core.ShapedArray(captured.type.shape, captured.type.dtype, weak_type=bool(captured.type.weak_type))
 
 
 def holds_calls(equation: Any) -> bool:
@@ -126,10 +126,12 @@ def operand(leaf: Any, name: str, number: int) -> Any:
 
 
 def constant(value: Any, what: str) -> Any:
-    """A value that is no array of a slice, as one that JAX traces: keys keep their type."""
+    """A value that is no array of a slice, as one that JAX traces: keys keep their type, Python's numbers theirs, which
+    is weak."""
     if extended_dtype(value) is not None:
         return value
-    return to_numpy(value, what)[0]
+    array, weak = to_numpy(value, what)
+    return value if weak and not isinstance(value, jax.Array) else array
 
 
 def _capture(array: Array) -> Any:

@@ -135,6 +135,9 @@ def test_python_scalars_are_weakly_typed_as_in_jax(session, slices, equal, scala
     v = np.arange(3).astype(other)
     expected = jax.jit(lambda a, b: a * b)(v, scalar)
     equal(f(v, scalar), expected)
+    equal(pw.program(lambda v: f(v, scalar))(v), expected)
+    held = pw.put(scalar, slices.a1)
+    equal(pw.program(lambda v: f(v, held))(v), expected)
 
 
 def test_weak_types_go_on_through_nodes_and_launches_as_in_jax(session, slices, equal) -> None:
