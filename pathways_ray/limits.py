@@ -179,12 +179,12 @@ MAX_EARLY_TEMPORARY_BYTES = 64 << 20
 MAX_COVERED = 128
 """Such launches that leave as one."""
 
-MAX_SERVED = 64
-"""Results of a call that its host serves: each is a question of its own."""
-
 MAX_DEVICE_COMPUTATIONS = 28
 """Computations on one device that may be with the hosts, unless one launch has more. From 32 on, XLA's CPU client has
 the thread wait that enqueues for all devices of its host: behind a loop without end, a host would stand still."""
+
+MAX_SERVED = 64
+"""Results of a call that its host serves: each is a question of its own."""
 
 MAX_SERVED_BYTES = 128 << 10
 """All of them together. Up to 96 KiB come by a local socket, where there is one."""

@@ -190,8 +190,8 @@ class HostPlan:
     @functools.cached_property
     def repeated(self) -> list[int]:
         """The results whose values are those of earlier ones, by their numbers: the program has moved them and back."""
-        results = self.results
-        return [number for k, (slot, number) in enumerate(results) if any(slot == other for other, _ in results[:k])]
+        first: dict[int, int] = {}
+        return [number for slot, number in self.results if first.setdefault(slot, number) != number]
 
     @functools.cached_property
     def handed_on(self) -> dict[int, int]:

@@ -85,7 +85,7 @@ class Watcher:
 
     @property
     def under_way(self) -> UnderWay:
-        """Those that are not reported, for any thread."""
+        """The load that they are, for any thread."""
         return UnderWay(self.queued.qsize(), self._computations_added - self._computations_seen)
 
     def snapshot(self) -> list[Watched]:

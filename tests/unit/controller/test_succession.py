@@ -65,6 +65,7 @@ def found(manager: Manager) -> tuple[Any, int]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(succession, "RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr(succession, "KILL_PAUSE_S", 0.0)
 
 
 def test_one_that_answers_is_left_alone() -> None:
