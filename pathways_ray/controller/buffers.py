@@ -58,7 +58,8 @@ def put(tables: Tables, session: Session, message: Put, coming: int | None = Non
             return None
         session.named.add(message.buffer)
         failure = (
-            quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
+            quotas.while_suspended(session)
+            or quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
             or over(kind.charged_bytes)
             or never_holds(tables, place, kind)
             or _sent_before_move(place, message)

@@ -31,6 +31,13 @@ def launches(session: Session) -> Failure | None:
     )
 
 
+def while_suspended(session: Session) -> Failure | None:
+    """A suspended session has given its memory to others, and gets none until it resumes."""
+    if not session.suspended:
+        return None
+    return Failure("SessionSuspended", f"session {session.id} is suspended: call its resume() before you use it")
+
+
 def buffers(session: Session, held: int, asked: int, purpose: str) -> Failure | None:
     """`asked` more buffers of a session for `purpose`; all sessions together have `held`."""
     mine = len(session.buffers)

@@ -123,7 +123,13 @@ def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram,
     return quotas.device_bytes(session, tables.sessions.values(), program.charged_bytes + carried, purpose)
 
 
+def session_suspended(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """The session has given its memory to others. A client that keeps to that calls nothing meanwhile."""
+    return quotas.while_suspended(session)
+
+
 REFUSALS: tuple[Refusal, ...] = (
+    session_suspended,
     program_failed,
     circuit_open,
     arguments_unfit,

@@ -259,6 +259,20 @@ def test_an_upload_is_dropped_on_no_more_hosts_than_its_slice_has_devices() -> N
     ]
 
 
+def test_a_session_that_gave_way_takes_no_memory_before_it_is_back() -> None:
+    """A hostile one uploads to a slice that it had: the session for which it gave way would wait for ever."""
+    core = moving()
+    session = core.core.launches.sessions[1]
+    assert reply(core.answered(core.request(1, Suspend(1, True)), 0)) == Accepted()
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Put(6, HERE.mesh.id, KIND, ())]))
+    refused = session.why_refused(6)
+    assert refused is not None
+    assert (refused.kind, session.buffers, session.device_bytes) == ("SessionSuspended", {}, 0)
+    core.core.launches.add_slice(1, HERE)
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Put(7, HERE.mesh.id, KIND, ())]))
+    assert session.buffers.keys() == {7}
+
+
 def test_a_session_that_gave_way_may_be_left_to_its_user() -> None:
     """No island can hold its slices: it is not called back any more, though it has been suspended all the while."""
     core = moving()

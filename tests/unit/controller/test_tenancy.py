@@ -103,6 +103,16 @@ def test_an_account_outlives_its_sessions_but_not_that_of_a_nameless_one() -> No
 # --- quotas -----------------------------------------------------------------------------------------------------------
 
 
+def test_a_suspended_session_launches_nothing() -> None:
+    """A program without arguments would make arrays all the same."""
+    f = front(Tenant("alice"))
+    f.register(program_over(1, arguments=0), 1)
+    f.launches.sessions[1].suspended = True
+    assert failure_of(f.launch(1, (), 10)).kind == "SessionSuspended"
+    f.launches.sessions[1].suspended = False
+    assert len(to_island(f.launch(2, (), 20), 0, IslandLaunch)) == 1
+
+
 def test_a_launch_over_the_quota_is_refused_and_what_consumes_it_too() -> None:
     """
     1. Of two sessions of a tenant that may have two launches, each has one under way.
