@@ -280,7 +280,7 @@ class _Control:
         def flat(*leaves: Any) -> list[Any]:
             held = {id(array): leaf for array, leaf in zip(self.arrays, leaves[len(kinds) :], strict=True)}
             values = iter(leaves)
-            read = [inlining.literal(a) if isinstance(a, jex_core.Literal) else next(values) for a in equation.invars]
+            read = [a.val if isinstance(a, jex_core.Literal) else next(values) for a in equation.invars]
             return inlining.run(equation, read, held)
 
         avals = [*(prng.logical(kind) for kind in kinds), *(array._type.aval for array in self.arrays)]

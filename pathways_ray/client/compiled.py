@@ -302,7 +302,8 @@ def compiled(
         slice: from `pw.virtual_slice`; left out, all devices of one island on one axis `x`.
         in_specs: `PartitionSpec`s, a pytree prefix of the arguments; one spec stands for all; None is replicated.
         out_specs: the same for the results.
-        donate_argnums: arguments whose memory may be reused; their arrays are deleted by the call.
+        donate_argnums: arguments whose memory may be reused; their arrays are deleted by the call. What a program
+            returns of its arguments and constants is no copy: it is deleted with them.
         static_argnums: arguments that are part of the trace; hashable.
         on_retrace: as in `pw.program`, for calls outside of programs.
 

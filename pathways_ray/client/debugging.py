@@ -191,11 +191,11 @@ class _Rewriting:
         carried: list[_Carried] = []
 
         def read(atom: Any) -> Any:
-            kind: Any = atom.aval
-            return np.asarray(atom.val, kind.dtype) if isinstance(atom, jex_core.Literal) else known[atom]
+            return atom.val if isinstance(atom, jex_core.Literal) else known[atom]
 
         for equation in jaxpr.eqns:
-            made, found = self._equation(equation, [read(atom) for atom in equation.invars])
+            with jax.threefry_partitionable(equation.ctx.threefry_partitionable):
+                made, found = self._equation(equation, [read(atom) for atom in equation.invars])
             carried += found
             known.update(zip(equation.outvars, made, strict=True))
         return [read(atom) for atom in jaxpr.outvars], carried

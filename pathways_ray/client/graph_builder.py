@@ -72,11 +72,13 @@ class Source:
 
 @dataclass(frozen=True)
 class Output:
-    """The source of leaf k of the result: result `result` of the launch, or what was there before."""
+    """The source of leaf k of the result: result `result` of the launch, or what was there before. A constant among
+    these may be weakly typed, as Python's numbers are."""
 
     result: int = -1
     leaf: int = -1
     held: Any = None
+    weak: bool = False
 
 
 @dataclass
@@ -164,9 +166,8 @@ class GraphBuilder:
                 f"{limits.MAX_PROGRAM_BYTES}. Pass large constants as arguments"
             )
         refs: list[Ref] = []
-        mapped = [self._output(value, refs) for value in outputs]
-        types = dict(zip((output.result for output in mapped), avals, strict=True))
-        count = len(refs)
+        mapped = [self._output(value, refs, aval) for value, aval in zip(outputs, avals, strict=True)]
+        types, count = dict(zip((output.result for output in mapped), avals, strict=True)), len(refs)
         reported: list[Reported] = []
         for one, its in self.reported:
             reported.append(replace(one, results=tuple(range(len(refs), len(refs) + len(its)))))
@@ -195,7 +196,7 @@ class GraphBuilder:
             extended = aval.dtype
         return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec, extended)
 
-    def _output(self, value: Value, refs: list[Ref]) -> Output:
+    def _output(self, value: Value, refs: list[Ref], aval: Any) -> Output:
         """A value that is an argument, a captured array or a constant is handed back without a launch."""
         if value.leaf >= 0:
             if value.leaf in self.donated:
@@ -207,7 +208,7 @@ class GraphBuilder:
         if value.array is not None:
             return Output(held=value.array)
         if value.constant is not None:
-            return Output(held=value.constant)
+            return Output(held=value.constant, weak=bool(getattr(aval, "weak_type", False)))
         assert value.ref is not None
         if value.ref not in refs:
             refs.append(value.ref)

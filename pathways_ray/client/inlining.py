@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
@@ -40,11 +39,6 @@ def run(equation: Any, values: Sequence[Any], held: Held) -> list[Any]:
     return _CONTROL[equation.primitive.name](equation, list(values), held)
 
 
-def literal(atom: Any) -> Any:
-    """The value of a literal, in the type that it was traced with."""
-    return np.asarray(atom.val, atom.aval.dtype)
-
-
 def _body(closed: Any, held: Held) -> Callable[..., list[Any]]:
     """A closed jaxpr as a function."""
 
@@ -55,10 +49,12 @@ def _body(closed: Any, held: Held) -> Callable[..., list[Any]]:
         known.update(zip(jaxpr.invars, arguments, strict=True))
 
         def read(atom: Any) -> Any:
-            return literal(atom) if isinstance(atom, jex_core.Literal) else known[atom]
+            return atom.val if isinstance(atom, jex_core.Literal) else known[atom]
 
         for equation in jaxpr.eqns:
-            known.update(zip(equation.outvars, run(equation, [read(a) for a in equation.invars], held), strict=True))
+            with jax.threefry_partitionable(equation.ctx.threefry_partitionable):
+                made = run(equation, [read(atom) for atom in equation.invars], held)
+            known.update(zip(equation.outvars, made, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     return evaluate

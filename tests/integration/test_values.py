@@ -151,9 +151,36 @@ def test_weak_types_go_on_through_nodes_and_launches_as_in_jax(session, slices, 
     equal(pw.program(lambda v, w: f(v) * w)(2.5, halves), expected)
     equal(pw.program(lambda v, w: g(f(v), w))(2.5, halves), expected)
     equal(g(f(2.5), halves), expected)
-    for same in (pw.put(5.0, slice=slices.a1), pw.program(lambda v: v)(5.0), pw.program(lambda v: v * 2)(2.5)):
+    handed_back = pw.program(lambda: (5.0, jnp.asarray(5.0)))()
+    for same in (
+        pw.put(5.0, slice=slices.a1),
+        pw.program(lambda v: v)(5.0),
+        pw.program(lambda v: v * 2)(2.5),
+        *handed_back,
+    ):
         equal(g(same, halves), expected)
     equal(g(f(np.float32(2.5)), halves), plain(np.float32(2.5)) * halves)
+
+
+@pytest.mark.parametrize("there", ["a1", "b2"])
+def test_weak_types_and_settings_go_on_in_branches_and_loops_as_in_jax(session, slices, equal, there) -> None:
+    def scale(a, b):
+        return a * b
+
+    def bits(key):
+        with jax.threefry_partitionable(False):
+            return jax.random.bits(key, (8,))
+
+    halves, key = np.arange(3).astype(ml_dtypes.bfloat16), jax.random.key(7)
+    near, far = pw.compiled(scale, slice=slices.a1), pw.compiled(scale, slice=getattr(slices, there))
+    scaled = pw.program(lambda v: pw.fori_loop(0, 2, lambda i, v: near(far(v, 2.5), 3), v))
+    equal(scaled(pw.put(halves, slices.a1)), jax.lax.fori_loop(0, 2, lambda i, v: scale(scale(v, 2.5), 3), halves))
+    chosen = pw.program(lambda v: pw.cond(v[1] > 0, lambda v: near(far(v, 2.5), 3), lambda v: near(far(v, 1), 1), v))
+    equal(chosen(halves), jnp.asarray(halves) * 2.5 * 3)
+    assert (np.asarray(bits(key)) != np.asarray(jax.random.bits(key, (8,)))).any()
+    zeros = np.zeros(8, np.uint32)
+    drawn = pw.program(lambda v: pw.fori_loop(0, 1, lambda i, v: near(far(v + bits(key), 1), 1), v))
+    equal(drawn(pw.put(zeros, slices.a1)), bits(key))
 
 
 def test_jax_arrays(session, slices, equal) -> None:
