@@ -104,6 +104,7 @@ class Decisions:
                 whole.course.launched(())
                 whole.closed = True
             else:
+                session.usage.parts += came.is_part
                 session.own_numbers = min(first, session.own_numbers)
                 whole.course.launched(range(first, first + len(segment.results)))
                 told = whole.foreseen.pop(part.segment, None)

@@ -196,6 +196,7 @@ class Outcomes:
             self.window.end(program.islands)
         ledger.settle(record.usage, record.estimate, actual)
         ledger.leave(record.usage)
+        record.usage.parts -= record.is_part
 
     def _succeed(self, session: Session, record: InFlight) -> int:
         """Marks the results as there; returns the microseconds that the launch took on each of its devices."""

@@ -20,7 +20,7 @@ def enforce(failure: Failure | None) -> None:
 
 def launches(session: Session) -> Failure | None:
     """One more launch of a session."""
-    held = session.usage.busy
+    held = session.usage.busy - session.usage.parts
     allowed = session.tenant.quota.launches
     if allowed is None or held < allowed:
         return None

@@ -287,14 +287,12 @@ class InFlight(msgspec.Struct, eq=False):
     """A launch on its islands.
 
     `pending` are the islands that have not reported, `failed_on` those that reported a failure. `donated` are the
-    buffers whose memory it may take, `consumed` those of which an island said that it has. It is `cancelled` once
-    its islands have been told so.
-    `carried` are the bytes on devices of arguments that came with it, which count until it is over.
-    `producers` are launches it consumes from that had no outcome at
-    admission, `consumers` those that consume from it in turn, `dependents` those of them that failed and wait for its
-    outcome; `root` is the failure of the first producer that failed. `at` is when it was admitted. `device_seconds` is
-    its device time so far, `estimate` what its tenant was charged in advance. `next_gang` and `awaiting` serve
-    sequential dispatch. Of a launch that goes in parts, it is a part of `whole`.
+    buffers whose memory it may take, `consumed` those of which an island said that it has. It is `cancelled` once its
+    islands have been told so. `carried` are the bytes on devices of arguments that came with it, which count until it
+    is over. `producers` are launches it consumes from that had no outcome at admission, `consumers` those that consume
+    from it in turn, `dependents` those of them that failed and wait for its outcome; `root` is the failure of the first
+    producer that failed. `at` is when it was admitted. `device_seconds` is its device time so far, `estimate` what its
+    tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch. `whole` is what it is of.
     """
 
     sequence: int
@@ -322,6 +320,11 @@ class InFlight(msgspec.Struct, eq=False):
     whole: Whole | None = None
     dependents: list[int] = msgspec.field(default_factory=list)
     consumers: list[int] = msgspec.field(default_factory=list)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is one of several parts of a launch, and not the last of them, which has its number."""
+        return self.whole is not None and self.launch != self.whole.launch
 
 
 @dataclass(slots=True)

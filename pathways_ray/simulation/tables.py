@@ -41,6 +41,9 @@ def check_launches(launches: Launches) -> None:
     for session in launches.sessions.values():
         flying = sum(record.session == session.id for record in launches.in_flight.values())
         assert session.in_flight == flying, (session.in_flight, flying)
+        usage = session.usage
+        parts = sum(one.usage is usage and one.is_part for one in launches.in_flight.values())
+        assert usage.parts == parts, (usage.parts, parts)
         held = sum(b.type.device_bytes for b in session.buffers.values() if b.failure is None)
         assert all(found >= 0 for found in session.held.values()), session.held
         assert session.device_bytes == held, (session.device_bytes, held)

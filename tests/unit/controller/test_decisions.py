@@ -13,7 +13,7 @@ from pathways_ray.controller.inspection import launch_view
 from pathways_ray.controller.planning import PlanRequest, answer
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, SendClient, SendIsland
-from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.controller.turns import Turns
 from pathways_ray.ir.graph import Body, Branch, Graph, Repeat
 from pathways_ray.transport.messages import (
@@ -112,6 +112,18 @@ def functions(front: Deciding, commands: list[Send]) -> list[str]:
         message = command.message
         found += sorted(keys[message.program].messages[command.island].functions)
     return found
+
+
+def test_a_quota_of_launches_counts_a_loop_as_one() -> None:
+    """With two allowed, a loop with several rounds under way leaves room for another, and not for a third."""
+    front = Deciding(looping(times=5))
+    front.launches.sessions[1].tenant = Tenant("alice", quota=Quota(launches=2))
+    begun = front.launch(1, (12,), 20)
+    assert len(sent(begun)) > 1
+    assert not to_client(front.launch(2, (12,), 30), kind=LaunchFailed)
+    (refused,) = to_client(front.launch(3, (12,), 40), kind=LaunchFailed)
+    assert "it has 2 and asks for 1 more" in refused.failure.message
+    front.end(begun)
 
 
 def test_the_chosen_branch_follows_and_then_what_is_left() -> None:
