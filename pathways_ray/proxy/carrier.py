@@ -30,7 +30,7 @@ from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer
 from pathways_ray.proxy.fetching import Fetcher, outcome
 from pathways_ray.proxy.handover import Handover
-from pathways_ray.proxy.loaded import Loaded
+from pathways_ray.proxy.loaded import Loaded, MovingGraphs
 from pathways_ray.proxy.piped_puts import PipedPuts
 from pathways_ray.proxy.readers import Read, Readers
 from pathways_ray.proxy.statuses import status_of
@@ -79,7 +79,7 @@ class Carrier:
         self.buffers: dict[int, tuple[Array, Sharding]] = {}
         self.failed: dict[int, Status] = {}
         self.loaded: dict[int, Loaded] = {}
-        self.graphs: dict[Any, int] = {}
+        self.graphs = MovingGraphs(session)
         self.waiting: dict[int, tuple[tuple[Array, ...], list[Question]]] = {}
         self.fetcher = Fetcher(session, host_buffers, handover, tell, look)
         self.pipes = PipedPuts(session, host_buffers, handover, resume)
@@ -195,12 +195,9 @@ class Carrier:
     def _launch_graph(
         self, key: Any, graph: Callable[[], Graph], arrays: Sequence[Array], result: ArgumentType
     ) -> Array:
-        """Launches a graph of one result without functions, which is registered when it is first needed."""
-        if key not in self.graphs:
-            made = graph()
-            self.graphs[key] = self.session.register(made, encode(made), {})
+        """Launches a graph of one result without functions."""
         records = [array._buffer.record for array in arrays]
-        return self.session.launch(self.graphs[key], records, (result,))[0]
+        return self.session.launch(self.graphs.number(key, graph), records, (result,))[0]
 
     def _regroup(self, command: do.Regroup) -> None:
         found = [self._lying(source) for source in command.sources]

@@ -1,11 +1,18 @@
-"""A program of a proxy's client as the runtime has it."""
+"""The programs of a proxy's client as the runtime has them: those that it sent, and those that move its arrays."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Protocol
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.ir.graph import Graph
 from pathways_ray.proxy import programs
+from pathways_ray.transport.messages import encode
+
+MAX_GRAPHS = 1024
+"""Graphs that move arrays and are kept, one for each type and layout."""
 
 
 class Loaded:
@@ -24,3 +31,30 @@ class Loaded:
 
     def graph(self, donated: tuple[int, ...]) -> Graph:
         return programs.call_graph(self.program, self.where.id, donated)
+
+
+class Registers(Protocol):
+    """The part of a session that has programs."""
+
+    def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int: ...
+
+    def unregister(self, program: int) -> None: ...
+
+
+class MovingGraphs:
+    """Graphs without functions, registered with the runtime as they are first needed. The oldest goes for a further
+    one."""
+
+    def __init__(self, session: Registers) -> None:
+        self.session = session
+        self.numbers: dict[Hashable, int] = {}
+
+    def number(self, key: Hashable, made: Callable[[], Graph]) -> int:
+        """The program of the graph that has a key."""
+        found = self.numbers.get(key)
+        if found is None:
+            if len(self.numbers) >= MAX_GRAPHS:
+                self.session.unregister(self.numbers.pop(next(iter(self.numbers))))
+            graph = made()
+            found = self.numbers[key] = self.session.register(graph, encode(graph), {})
+        return found
