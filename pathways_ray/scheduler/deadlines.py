@@ -119,7 +119,7 @@ class Deadlines:
                 text = f"{name} was first on its devices for {seconds:.0f} s"
                 reason = f"{text}; the limit is {limit_s:.0f} s (launch_limit_s)"
                 program = self.early.get(sequence, 0)
-                return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence, program)
+                return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence, program, seconds)
         first = first_in_line(outstanding)
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         # Each behind another one: hosts have taken launches in different orders, and none of these will end.

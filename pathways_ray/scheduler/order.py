@@ -18,7 +18,9 @@ Drops of buffers stay behind the launches that came before them.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from itertools import zip_longest
+from types import MappingProxyType
 
 import msgspec
 
@@ -318,13 +320,16 @@ class IslandOrder:
         self.ledger.settle(record.usage, record.charge, actual * program.width)
         self.ledger.leave(record.usage)
 
-    def clear(self) -> None:
+    def clear(self, took: Mapping[int, float] = MappingProxyType({})) -> None:
         """Forgets all launches: those with the hosts and those that waited. What these alone were for goes too: no host
-        has it any more, so no controller hears of it."""
+        has it any more, so no controller hears of it. Launches that had their devices for the seconds in `took` are
+        charged with these, others as estimated."""
         for program in self.left:
             self.programs.pop(program, None)
         self.left.clear()
-        for record in self.outstanding.values():
+        for sequence, record in self.outstanding.items():
+            if (seconds := took.get(sequence, 0.0)) > 0.0:
+                self.ledger.settle(record.usage, record.charge, seconds * record.program.width)
             self.ledger.leave(record.usage)
         self.outstanding.clear()
         self.inline = 0

@@ -80,7 +80,7 @@ class Restart:
             if member != host or kill:
                 commands.append(events.Kill(member, epoch))
                 self.condemn(member, epoch, now)
-        self.order.clear()
+        self.order.clear({decided.launch: decided.seconds} if decided is not None else {})
         self.deadlines.clear()
         self.check.clear()
         self.reunion.clear()

@@ -18,7 +18,8 @@ class RestartIsland(NamedTuple):
     """A decision of the order, always its last one: the island's hosts have to start again.
 
     `host` is the one whose report led to it, `kind` the error that launches get. `launch` is the launch at fault, or 0;
-    `program` the one whose compilation is, or 0. Without either nobody is to blame.
+    `program` the one whose compilation is, or 0. Without either nobody is to blame. A launch that was over its limit
+    had its devices for `seconds`.
     """
 
     host: int
@@ -26,6 +27,7 @@ class RestartIsland(NamedTuple):
     kind: str = "HostLost"
     launch: int = 0
     program: int = 0
+    seconds: float = 0.0
 
 
 Decision = Command | RestartIsland

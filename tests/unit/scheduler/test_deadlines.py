@@ -74,6 +74,18 @@ def test_who_runs_beside_an_endless_launch_is_not_blamed_for_it() -> None:
     assert (down.kind, down.candidates, down.compiling, down.decided) == ("LaunchTimeout", (1,), (), True)
 
 
+def test_a_tenant_is_charged_with_the_time_of_a_launch_that_does_not_end() -> None:
+    made = island(0, innocent=("0.0",), endless=("0.1",))
+    launch(made, 1, 2)
+    for now in range(12):
+        commands = made.tick(float(now), running={1: 0.0})
+    assert [down.kind for down in downs(commands)] == ["LaunchTimeout"]
+    usages = made.core.order.ledger.usages
+    assert usages["endless"].device_seconds == pytest.approx(11.0)
+    assert usages["innocent"].device_seconds == 0.0
+    assert not usages["endless"].busy
+
+
 def test_the_time_behind_others_in_a_device_queue_does_not_count() -> None:
     """A launch on both hosts is at the head on host 0, and waits there for host 1, which others keep for longer than
     the limit, each of them for less. Then it runs itself."""
