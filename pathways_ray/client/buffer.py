@@ -84,6 +84,13 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
         """Its state for the user, for whom it is ready once its hosts have it."""
         return READY if self.fetched and self.state is PENDING else self.state
 
+    @property
+    def refusal(self) -> Failure | None:
+        """Why no launch may take it: its failure, or its deletion, which another thread may just have called."""
+        if self.failure is None and self.state is DELETED:
+            return Failure("BufferDeleted", f"the array cannot be an argument: {self.why_deleted}")
+        return self.failure
+
     def donate(self, why: str) -> None:
         """Notes that a launch may take its memory."""
         self.donated, self.state, self.why_deleted = self.state, DELETED, why

@@ -149,7 +149,7 @@ class ClientCore(Cancelling):
         failure: Failure | None = None
         uploading = False
         for buffer in arguments:
-            failure = failure or buffer.failure
+            failure = failure or buffer.refusal
             if buffer.upload is not None and not buffer.upload.done:
                 uploading = True
         if failure is not None:

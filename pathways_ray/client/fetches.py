@@ -48,7 +48,8 @@ class Fetches:
         if early:
             siblings.keep(record.results, early)
             for number in early:
-                if number not in self._core.buffers:  # its last handle went meanwhile
+                kept = self._core.buffers.get(number)
+                if kept is None or kept.state is DELETED:  # its last handle went meanwhile, or it was donated
                     siblings.forget(number)
         return found
 

@@ -209,6 +209,7 @@ class LoweredProgram(RegisteredProgram):
         buffers: list[BufferRecord] = []
         carrying: Carrying | None = None
         placed: dict[int, Array] = {}
+        handles: list[Any] = []  # until the launch has left: another thread may put its own array into `_held`
         for k, source in enumerate(built.sources):
             value = leaves[source.leaf] if source.leaf >= 0 else living(self._held, k, source.held)
             if type(value) is not Array:
@@ -225,6 +226,7 @@ class LoweredProgram(RegisteredProgram):
             state = buffer.record.state
             if (state is not PENDING and state is not READY) or buffer.session is not session:
                 session.check_mine(buffer)
+            handles.append(buffer)
             buffers.append(buffer.record)
         inline = carrying.inline if carrying is not None else ()
         if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):

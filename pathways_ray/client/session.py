@@ -215,7 +215,9 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
             siblings = Results(program, made[0].id, results)
             for record in made:
                 record.results = siblings
-        if donated:  # other threads may wait for them
+        if donated:  # other threads may wait for them, and values that came along with others are asked for no more
+            for record in donated:
+                driver.siblings.forget(record.id)
             driver.wake_all()
         return arrays
 

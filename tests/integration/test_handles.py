@@ -8,8 +8,10 @@ import os
 import pickle
 import select
 import signal
+import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -120,6 +122,39 @@ def test_a_constant_returned_again_after_it_was_given_away(session, slices, inc,
     first.delete()
     equal(give(f(V)[1]), np.float32(14))
     equal(f(V), (V + 1, constant))
+
+
+def test_first_calls_of_several_threads_with_captured_arrays(session, slices, equal) -> None:
+    """Each thread may place what the program captured; what one has placed lives until its launch has left."""
+    captured = [np.full(1 << 16, k + 1.0, np.float32) for k in range(4)]
+    total = pw.compiled(lambda v, *held: v + sum(one.sum() for one in held), slice=slices.a1)
+    expected = np.float32(1 + 10 * (1 << 16))
+    for _ in range(3):
+        f = pw.program(lambda v: total(v, *captured))
+        pw.warmup(f, (np.float32(1),))
+        start = threading.Barrier(6)
+
+        def call(_: int, f: Any = f, start: threading.Barrier = start) -> np.ndarray[Any, Any]:
+            start.wait(30)
+            return np.asarray(f(np.float32(1)))
+
+        with ThreadPoolExecutor(6) as threads:
+            for value in threads.map(call, range(6)):
+                equal(value, expected)
+
+
+def test_a_loop_that_donates_its_state_keeps_no_values_of_it(session, slices) -> None:
+    """Small leaves of the state come along with the loss, and the next step takes them."""
+
+    def train(state: dict[str, Any], x: Any) -> Any:
+        return {name: leaf + x for name, leaf in state.items()}, x.sum()
+
+    step = pw.compiled(train, slice=slices.a1, donate_argnums=0)
+    state = {name: np.zeros(100, np.float32) for name in "abc"}
+    for _ in range(20):
+        state, loss = step(state, np.float32(1))
+        assert float(loss) == 1.0
+    assert not session._driver.siblings.values
 
 
 @pytest.mark.parametrize(

@@ -733,6 +733,19 @@ def test_an_array_is_not_donated_to_a_launch_that_fails_at_once() -> None:
     assert state(y) == [PENDING]
 
 
+def test_an_array_is_not_donated_twice() -> None:
+    """1. Two threads have looked at an array before either has donated it. 2. The second launch fails at once, and says
+    why. 3. The first one may still fail before it took the memory, and the array lives on."""
+    script = Script()
+    x, y = donation(script)
+    (z,) = script.launch(x, donated=[x])
+    assert z.failure is not None
+    assert (z.failure.kind, x.why_deleted in z.failure.message) == ("BufferDeleted", True)
+    assert script.take() == []
+    script.handle(LaunchFailed(2, BROKEN))
+    assert state(x, y) == [READY, FAILED]
+
+
 def test_the_end_of_a_session_brings_nothing_back_to_life_that_was_lost_with_it() -> None:
     script = Script()
     x, y = donation(script)
