@@ -86,7 +86,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
 
     @property
     def refusal(self) -> Failure | None:
-        """Why no launch may take it: its failure, or its deletion, which another thread may just have called."""
+        """The reason for which no launch may take it: its failure, or its deletion, which another thread may just have
+        called."""
         if self.failure is None and self.state is DELETED:
             return Failure("BufferDeleted", f"the array cannot be an argument: {self.why_deleted}")
         return self.failure

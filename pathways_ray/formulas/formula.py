@@ -133,7 +133,7 @@ class Formula(msgspec.Struct, frozen=True, array_like=True):
             raise ProgramRefused(f"a formula has the shape {self.shape[:8]}")
         if len(self.mesh) > MAX_RANK or any(size < 1 for _, size in self.mesh):
             raise _refused(f"a formula has the mesh {self.mesh[:8]}")
-        if 8 * math.prod(self.shape) > limits.MAX_TENSOR_BYTES:
+        if 8 * math.prod(size for size in self.shape if size) > limits.MAX_TENSOR_BYTES:  # 0 would hide the others
             raise ProgramRefused(f"a formula has values {self.shape[:8]} of more than {limits.MAX_TENSOR_BYTES} bytes")
         for what in ("arguments", "constants", "operations", "results"):
             if (count := len(getattr(self, what))) > MAX_VALUES:

@@ -167,8 +167,8 @@ def result_array(value: Any, kind: Local, at: str) -> np.ndarray[Any, Any]:
         raise TypeError(f"{at} has shape {array.shape}, and should have {tuple(kind[1])} on this host")
     if array.dtype != dtype and not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(f"{at} has dtype {array.dtype}, which does not become {dtype}")
-    converted = array.astype(dtype, copy=False)
-    whole = array.dtype.kind in "iu" and array.dtype != dtype
-    if whole and dtype.kind in "iu" and not np.array_equal(converted.astype(array.dtype), array):
-        raise TypeError(f"{at} has numbers of {array.dtype} that do not fit into {dtype}")
-    return converted
+    if array.dtype != dtype and array.dtype.kind in "iu" and dtype.kind in "iu" and array.size:
+        fitting = np.iinfo(dtype)
+        if int(array.min()) < fitting.min or int(array.max()) > fitting.max:
+            raise TypeError(f"{at} has numbers of {array.dtype} that do not fit into {dtype}")
+    return array.astype(dtype, copy=False)

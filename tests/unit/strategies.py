@@ -77,13 +77,19 @@ def programs(draw: st.DrawFn, islands: int = 3, calls: int = 10) -> tuple[Sketch
     sketch = draw(sketches_with_slices(islands))
     numbers = sorted(sketch.placement)
     types: dict[Ref, ArrayType] = {}
-    for _ in range(draw(st.integers(0, 3))):
+
+    def add_argument() -> None:
         array = draw(st.sampled_from(_ARRAYS))
-        home = draw(st.sampled_from(numbers))
-        types[sketch.argument(home, draw(specs(array, sketch.placement[home].mesh)), array)] = array
+        where = draw(st.sampled_from(numbers))
+        types[sketch.argument(where, draw(specs(array, sketch.placement[where].mesh)), array)] = array
+
+    for _ in range(draw(st.integers(0, 3))):
+        add_argument()
     home = numbers[0]
     for _ in range(draw(st.integers(1, calls))):
         home = draw(st.sampled_from([home, home, home, *numbers]))
+        if draw(st.sampled_from([False, False, False, True])):  # a client has arguments where they are first used
+            add_argument()
         mesh = sketch.placement[home].mesh
         inputs = _inputs(draw, list(types))
         outputs = draw(st.lists(st.sampled_from(_ARRAYS), min_size=1, max_size=2))

@@ -278,10 +278,11 @@ def _check_type(kind: ir.Type, name: str) -> None:
 
 
 def _bytes_of(kind: ir.RankedTensorType) -> int:
-    """Bytes of an array; types of less than a byte count as one, those other than numbers as 16."""
+    """Bytes of an array, without its sizes of 0, which would hide the others: XLA's own arithmetic overflows by these.
+    Types of less than a byte count as one, those other than numbers as 16."""
     element = kind.element_type
     bits = element.width if isinstance(element, ir.IntegerType | ir.FloatType) else 128
-    return math.prod(kind.shape) * ((bits + 7) // 8)
+    return math.prod(size for size in kind.shape if size) * ((bits + 7) // 8)
 
 
 def _check_calls(looked: dict[str, _Look]) -> None:

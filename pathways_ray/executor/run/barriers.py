@@ -55,9 +55,10 @@ def input_barrier_of(gang: int) -> int:
     return 2 * gang
 
 
-def rendezvous_of(gang: int) -> int:
-    """The number of the rendezvous before a gang of several hosts whose inputs are there."""
-    return 2 * gang + 1
+def rendezvous_of(count: int) -> int:
+    """The number of a rendezvous before a step of several hosts whose inputs are there, behind `count` others. Two of
+    them may stand before steps of one gang: a layout of an argument that the gang takes is made further ahead."""
+    return 2 * count + 1
 
 
 def results_barrier_of(gang: int, plan: IslandPlan) -> int:
@@ -80,7 +81,7 @@ def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host
             stand = step.gang, place in late
             received[stand] = (*received.get(stand, ()), step.bundle)
     guarded: set[tuple[int, bool]] = set()
-    unsynchronized = False
+    unsynchronized, rendezvous = False, 0
     for place, step in enumerate(steps):
         hosts = hosts_of(step, plan)
         several = multi_host and len(hosts) > 1
@@ -94,8 +95,8 @@ def with_barriers(steps: Sequence[Step], plan: IslandPlan, host: int, multi_host
                     made.append(InputBarrier(step.gang, number, several, received.get(stand, ()), calls))
                 unsynchronized = multi_host and not several
         elif several and unsynchronized and not isinstance(step, Send | Regroup | Call):
-            made.append(InputBarrier(step.gang, rendezvous_of(step.gang), rendezvous=True))
-            unsynchronized = False
+            made.append(InputBarrier(step.gang, rendezvous_of(rendezvous), rendezvous=True))
+            unsynchronized, rendezvous = False, rendezvous + 1
         if host in hosts:
             made.append(step)
     if unsynchronized:

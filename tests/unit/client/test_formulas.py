@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import pathways_ray as pw
 from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.formulas.calls import FormulaCall
-from pathways_ray.formulas.formula import Formula, is_formulas, packed, unpacked
+from pathways_ray.formulas.formula import Formula, Kind, is_formulas, packed, unpacked
 
 FLOATS = ("float32", "float64", "bfloat16", "float16")
 INTEGERS = ("int32", "uint32", "int8", "uint8", "int64", "uint64")
@@ -249,3 +249,11 @@ def test_a_layout_over_another_mesh_is_not_one_of_a_formula(session) -> None:
         closed = found.trace(np.ones(4, np.float32)).jaxpr
     assert formula_of(closed, AbstractMesh((4,), ("x",))) is None
     assert formula_of(closed, AbstractMesh((2,), ("x",))) is not None
+
+
+@pytest.mark.parametrize("shape", [(2**40, 2**40), (2**40, 2**40, 0)])
+def test_values_of_an_exabyte_are_refused_although_they_have_no_elements(shape: tuple[int, ...]) -> None:
+    made = Formula(shape, (Kind("float32", True),), (), (), (0,))
+    with pytest.raises(pw.errors.ProgramRefused, match=r"a formula has values .* of more than 17592186044416 bytes"):
+        made.kinds()
+    assert Formula((4, 0), made.arguments, (), (), (0,)).kinds() == [Kind("float32", True)]

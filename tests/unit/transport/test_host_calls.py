@@ -67,6 +67,13 @@ def test_results_become_arrays_of_their_types_where_nothing_is_lost() -> None:
         result_array(1.5, ("int32", ()), "result 1")
     with pytest.raises(TypeError, match="result 0 has numbers of int64 that do not fit into int32"):
         result_array([1 << 40], ("int32", (1,)), "result 0")
+    for kind, target in (("uint8", "int8"), ("uint32", "int32"), ("uint64", "int64"), ("int8", "int32")):
+        most = int(min(np.iinfo(target).max, np.iinfo(kind).max))
+        assert result_array(np.array([most], kind), (target, (1,)), "result 0").tolist() == [most]
+        assert result_array(np.array([], kind), (target, (0,)), "result 0").dtype == target
+        if most < np.iinfo(kind).max:
+            with pytest.raises(TypeError, match=f"result 0 has numbers of {kind} that do not fit into {target}"):
+                result_array(np.array([most + 1], kind), (target, (1,)), "result 0")
     with pytest.raises(TypeError, match=r"result 0 is a str, and should be an array float32\[8\] on this host"):
         result_array("text", ("float32", (8,)), "result 0")
     with pytest.raises(TypeError, match="result 0 is a masked array with hidden values, which JAX has not; fill it"):

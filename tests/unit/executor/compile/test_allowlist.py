@@ -122,6 +122,14 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
         ),
         "of more than 17592186044416 bytes",
     ),
+    "a value without elements whose other sizes overflow": (
+        lambda: written(
+            "%c = stablehlo.constant dense<0.0> : tensor<f32>\n"
+            "%b = stablehlo.broadcast_in_dim %c, dims = [] : (tensor<f32>) -> tensor<1099511627776x1048576x0xf32>\n"
+            "%0 = stablehlo.sine %arg0 : tensor<4x4xf32>"
+        ),
+        "of more than 17592186044416 bytes",
+    ),
     "another function than it says": (
         lambda: written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>", in_avals=exported(jnp.abs, FIVE).in_avals),
         r"its code has arguments \(tensor<4x4xf32>\), and it says \(tensor<5xi8>\)",

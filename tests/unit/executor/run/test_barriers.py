@@ -2,12 +2,48 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+
 from pathways_ray.executor.run.barriers import InputBarrier, with_barriers
-from pathways_ray.ir.graph import Ref, Transfer
+from pathways_ray.ir.graph import Graph, Ref, Transfer
 from pathways_ray.ir.passes import lower
 from pathways_ray.ir.passes.plan_islands import plan_islands
 from pathways_ray.ir.types import Layout
+from tests.unit import strategies
 from tests.unit.helpers import VECTOR, Sketch, spec
+
+
+def check_barriers(sketch: Sketch, graph: Graph) -> None:
+    """Each has a number of its own on its host, and the hosts of an island meet in the same order."""
+    for plan in plan_islands(lower(graph, fusion=False), sketch.placement):
+        hosts = sorted({host for placed in plan.slices for host in placed.hosts})
+        for steps in (plan.steps, sorted(plan.steps, key=lambda step: step.gang)):
+            met = set()
+            for host in hosts:
+                found = with_barriers(steps, plan, host, multi_host=len(hosts) > 1)
+                barriers = [step for step in found if isinstance(step, InputBarrier)]
+                assert len({barrier.number for barrier in barriers}) == len(barriers), barriers
+                met.add(tuple(barrier.number for barrier in barriers if barrier.rendezvous))
+            assert len(met) == 1
+
+
+@given(strategies.programs())
+def test_barriers_have_numbers_of_their_own(made: tuple[Sketch, Graph]) -> None:
+    check_barriers(*made)
+
+
+def test_two_rendezvous_before_steps_of_one_gang_are_two() -> None:
+    """An argument is used in two layouts of a slice on two hosts, and the second is made where the first is used.
+    Before each of these uses a value goes from one host to the other."""
+    sketch = Sketch()
+    left, right, both = sketch.slice("0.0"), sketch.slice("1.0"), sketch.slice("0.0", "1.0")
+    p = sketch.call("f", sketch.argument(left), slice=left)
+    q = sketch.call("g", p, slice=right)
+    a = sketch.argument(both, spec="x")
+    r = sketch.call("h", a, slice=both, specs="x", output_specs="x")
+    s = sketch.call("g", sketch.call("f", p, slice=left), slice=right)
+    t = sketch.call("k", a, slice=both)
+    check_barriers(sketch, sketch.graph(q, r, s, t))
 
 
 def test_the_inputs_of_a_gang_do_not_wait_for_what_becomes_of_its_results() -> None:
