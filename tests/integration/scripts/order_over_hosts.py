@@ -54,6 +54,25 @@ def one_device_each() -> None:
             for sizes in ((1, 3, 64, 5000), (5000, 6000, 7000), (100_000, 120_000)):
                 what = f"sums of {sizes}, of {'arrays' if placed else 'NumPy arrays'}"
                 check(what, partial(make, sizes=sizes, placed=placed))
+        in_two_layouts(where, *(session.part_of(where, (place,), (1,), ("x",)) for place in (0, 1)))
+
+
+def in_two_layouts(both: Any, first: Any, second: Any) -> None:
+    """A program takes an array of two hosts in two layouts; before each use a value goes from one host to the other."""
+    double, more = pw.compiled(lambda v: v * 2, slice=first), pw.compiled(lambda v: v + 1, slice=second)
+    split = pw.compiled(lambda v: v * 3, slice=both, in_specs=P("x"), out_specs=P("x"))
+    whole = pw.compiled(lambda v: v.cumsum(), slice=both, in_specs=P(), out_specs=P())
+
+    @pw.program
+    def crossing(v: Any, w: Any) -> Any:
+        twice = double(v)
+        return more(twice), split(w), more(double(twice)), whole(w)
+
+    given = np.arange(8, dtype=np.float32)
+    made = crossing(given, pw.put(given, both, P("x")))
+    for found, wanted in zip(made, (given * 2 + 1, given * 3, given * 4 + 1, given.cumsum()), strict=True):
+        np.testing.assert_array_equal(np.asarray(found), wanted)
+    print("an argument in two layouts: right")
 
 
 def devices_in_common() -> None:
