@@ -95,7 +95,10 @@ class Model(Protocol):
         counted within the whole model's stack of that name."""
 
     def batch(self, examples: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        """Shape and dtype of each array of a batch of `examples` examples; dimension 0 counts examples."""
+        """Shape and dtype of each array of a batch of `examples` examples; dimension 0 counts examples.
+
+        Arrays of tokens are in the order of the text that they are cut from.
+        """
 
     def values(self, stage: Stage, examples: int) -> Tree:
         """The `Value`s that come into a stage; of one with the embedding: {}."""

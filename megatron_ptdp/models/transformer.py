@@ -74,9 +74,10 @@ class Transformer:
     def batch(self, examples: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """As `Model.batch`: "tokens" [B, S+1], of which the first S are read and the last S predicted."""
         c = self.config
-        arrays: dict[str, tuple[tuple[int, ...], str]] = {"tokens": ((examples, c.sequence + 1), "int32")}
+        arrays: dict[str, tuple[tuple[int, ...], str]] = {}
         if c.encoder_sequence:
             arrays["encoder_tokens"] = ((examples, c.encoder_sequence), "int32")
+        arrays["tokens"] = ((examples, c.sequence + 1), "int32")
         if self.weighted:
             arrays["weights"] = ((examples, c.sequence), "float32")
         return arrays

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from megatron_ptdp.data import TokenWriter
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.run import require_fitting
-from megatron_ptdp.train.setup import optimizer_of, own_cluster, schedule_of, sizes_of
+from megatron_ptdp.train.setup import batches_of, optimizer_of, own_cluster, schedule_of, sizes_of
 
 
 def check(*settings: str) -> tuple[int, int]:
@@ -103,3 +105,14 @@ def test_a_cluster_is_as_large_as_the_sizes_need() -> None:
     assert check("pipeline=2", "tensor=2", "placement=together") == (1, 4)
     assert check("pipeline=2", "tensor=2", "hosts_per_island=2") == (2, 1)
     assert check("pipeline=4", "islands=2") == (2, 2)
+
+
+def test_the_decoder_of_a_t5_goes_on_with_the_text_of_its_encoder(tmp_path: Path) -> None:
+    with TokenWriter(tmp_path / "ascending", 256, "count") as writer:
+        writer.add(np.arange(256))
+    sizes = ["vocabulary=256", "sequence=8", "encoder_sequence=16"]
+    config = load(None, ["model=t5-tiny", *sizes, f"path={tmp_path / 'ascending'}"])
+    batches, _ = batches_of(config, 2)
+    batch = batches.at(0)
+    np.testing.assert_array_equal(batch["tokens"][:, 0], batch["encoder_tokens"][:, -1] + 1)
+    assert batch["tokens"].shape == (2, 9)
