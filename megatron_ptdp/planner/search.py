@@ -130,14 +130,14 @@ def _shown(question: Question, ranked: list[Plan], top: int, simulate: bool) -> 
         return [estimate(question, plan) for plan in ranked[:top]]
     found: list[Estimate] = []
     for number, plan in enumerate(ranked):
-        if number >= top + SPARE_PLANS and found[top - 1].seconds <= _at_best(question, plan):
+        if number >= top + SPARE_PLANS and found[top - 1].seconds <= at_best(question, plan):
             continue
         found.append(estimate_simulated(question, plan))
         found.sort(key=lambda one: one.seconds)
     return found[:top]
 
 
-def _at_best(question: Question, plan: Plan) -> float:
+def at_best(question: Question, plan: Plan) -> float:
     """Seconds that a simulation hardly ever goes below: the closed form, or less where that may be too slow."""
     few = rules_of(plan.schedule).splits_backward and plan.microbatches < 4 * plan.pipeline
     return time_split(question, plan).total * (1 - SLACK * few)

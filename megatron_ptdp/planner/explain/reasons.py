@@ -10,7 +10,7 @@ from megatron_ptdp.config.parallel import RECOMPUTE
 from megatron_ptdp.errors import NothingFits, PlanningError
 from megatron_ptdp.planner.estimate import Estimate, Question, TimeSplit, estimate, pipeline_work
 from megatron_ptdp.planner.plan import Plan, illegal
-from megatron_ptdp.planner.search import search
+from megatron_ptdp.planner.search import at_best, estimate_simulated, search
 from megatron_ptdp.planner.space import divisors
 
 CLOSE = 0.01
@@ -37,13 +37,24 @@ def what_binds(question: Question, one: Estimate) -> str:
     compute = parts.pop("compute")
     most = max(parts, key=lambda name: parts[name])
     text = f"computation {compute:.0%} of the time; the largest loss is {PARTS[most]}, {parts[most]:.1%}"
-    faster = one.seconds / (1 + CLOSE)
-    blocked = [near for near in neighbours(question, one.plan) if not near.fits and near.seconds < faster]
-    if not blocked:
+    best = _kept_out(question, one)
+    if best is None:
         return f"{text}; no single change that memory forbids would be faster"
-    best = min(blocked, key=lambda near: near.missing)
     change, gain = difference(one.plan, best.plan), one.seconds / best.seconds - 1
     return f"{text}; memory binds: {change} would be {gain:.1%} faster but lacks {best.missing / 1e9:.1f} GB per device"
+
+
+def _kept_out(question: Question, one: Estimate) -> Estimate | None:
+    """The faster neighbour that lacks the least memory, its time found in the same way as that of `one`."""
+    faster = one.seconds / (1 + CLOSE)
+    for near in sorted(neighbours(question, one.plan), key=lambda near: near.missing):
+        if near.fits or at_best(question, near.plan) >= faster:
+            continue
+        if one.simulated:  # the closed form may leave out a bubble that the other plan's time has
+            near = estimate_simulated(question, near.plan)
+        if near.seconds < faster:
+            return near
+    return None
 
 
 def neighbours(question: Question, plan: Plan) -> Iterator[Estimate]:
@@ -109,12 +120,12 @@ def heuristics(question: Question, best: Estimate, fixed: dict[str, Any] | None 
     ]
 
 
-def _with(question: Question, fixed: dict[str, Any], **more: Any) -> Estimate | None:
-    """The best plan with some settings, or None where no plan is legal and fits."""
+def _with(question: Question, best: Estimate, fixed: dict[str, Any], **more: Any) -> Estimate | None:
+    """The best plan with some settings, timed in the way of `best`; None where no plan is legal and fits."""
     if any(fixed.get(name, value) != value for name, value in more.items()):
         return None
     try:
-        return search(question, {**fixed, **more}, top=1, simulate=False).best[0]
+        return search(question, {**fixed, **more}, top=1, simulate=best.simulated).best[0]
     except (PlanningError, NothingFits):
         return None
 
@@ -130,7 +141,7 @@ def _tensor_in_server(question: Question, best: Estimate, fixed: dict[str, Any])
     found = f"the best has tensor = {plan.tensor}, pipeline = {plan.pipeline}"
     if plan.tensor == wanted:
         return Heuristic(rule, says, found, True)
-    other = _with(question, fixed, tensor=wanted)
+    other = _with(question, best, fixed, tensor=wanted)
     if other is None:
         return Heuristic(rule, says, f"{found}; with tensor = {wanted} nothing is legal and fits", False)
     slower = other.seconds / best.seconds - 1
@@ -142,7 +153,7 @@ def _smallest_model_parallel(question: Question, best: Estimate, fixed: dict[str
     rule = "model-parallel size t·p just large enough that the model fits; all other devices are replicas"
     plan, smallest = best.plan, None
     for data in reversed(divisors(question.devices)):
-        if question.batch % data == 0 and (smallest := _with(question, fixed, data=data, zero=plan.zero)):
+        if question.batch % data == 0 and (smallest := _with(question, best, fixed, data=data, zero=plan.zero)):
             break
     if smallest is None:
         return Heuristic(rule, "nothing else fits", f"the best has t·p = {plan.tensor * plan.pipeline}", True)
