@@ -1,4 +1,4 @@
-"""Memory of a plan on the first, a middle and the last stage, in bytes per device.
+"""Memory of a plan on the first, the fullest middle and the last stage, in bytes per device.
 
 Activations of one layer and microbatch, published by Korthikanti et al. 2022 (tables 2) for GPT, s b h units:
 
@@ -13,6 +13,7 @@ layer's activations exist beside; the logits' in single precision exist beside o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -53,7 +54,8 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class StageMemory:
-    """Memory of the devices of the first, a middle and the last stage (the middle one is the first where p < 3)."""
+    """Memory of the devices of the first, the fullest middle and the last stage (the first's, where p < 3, for the
+    middle's)."""
 
     first: Memory
     middle: Memory
@@ -123,8 +125,33 @@ def stage_memory(plan: Plan, model: Model, cluster: Cluster, software: Software)
     first = _device_memory(plan, model, cluster, software, 0)
     if p == 1:
         return StageMemory(first, first, first)
-    middle = _device_memory(plan, model, cluster, software, 1) if p > 2 else first
+    between = [_device_memory(plan, model, cluster, software, position) for position in _fullest_between(plan, model)]
+    middle = max(between, key=lambda memory: memory.total, default=first)
     return StageMemory(first, middle, _device_memory(plan, model, cluster, software, p - 1))
+
+
+def _fullest_between(plan: Plan, model: Model) -> Sequence[int]:
+    """Positions between the first and the last of which one is the fullest of all between.
+
+    Of devices with the same layers, the first one has the most microbatches in flight; where more gradients of weights
+    wait the later a device comes, the last one is the fullest. A schedule without a closed form may do as it likes.
+    """
+    if not has_closed_form(plan):
+        return range(1, plan.pipeline - 1)
+    rules = rules_of(plan.schedule)
+    spans = _spans(model, plan.pipeline, plan.chunks, rules.v_placement)
+    grows = rules.splits_backward and plan.recompute == "full"
+    return [last if grows else first for first, last in spans]
+
+
+@lru_cache(maxsize=4096)
+def _spans(model: Model, pipeline: int, chunks: int, v_placement: bool) -> tuple[tuple[int, int], ...]:
+    """The first and the last position of each kind of device between the ends: those of a kind have the same layers."""
+    spans: dict[tuple[tuple[Layer, int], ...], tuple[int, int]] = {}
+    for position in range(1, pipeline - 1):
+        layers = _share(model, pipeline, chunks, v_placement, position, 1).layers
+        spans[layers] = spans.get(layers, (position, position))[0], position
+    return tuple(spans.values())
 
 
 def stages_of(plan: Plan, position: int) -> list[int]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from megatron_ptdp.config import load
-from megatron_ptdp.planner.memory import in_flight, layer_activations, stage_memory, waiting
-from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.config.parallel import RECOMPUTE
+from megatron_ptdp.planner.estimate import Question
+from megatron_ptdp.planner.memory import _device_memory, in_flight, layer_activations, stage_memory, waiting
+from megatron_ptdp.planner.plan import Plan, illegal
+from megatron_ptdp.planner.search import search
 from megatron_ptdp.schedules import build, peak_memory, rules_of, schedule_names
 from tests.unit.megatron.planner.helpers import gpt, selene
 
@@ -83,3 +87,30 @@ def test_a_long_schedule_needs_more_than_a_short_one() -> None:
         for name in ("gpipe", "1f1b")
     }
     assert sizes["gpipe"] > sizes["1f1b"]
+
+
+@pytest.mark.parametrize("name", ["gpt3-175b", "llama3-405b", "t5-11b", "palm-540b", "bloom-176b"])
+@pytest.mark.parametrize("schedule", schedule_names())
+def test_a_plan_needs_what_its_fullest_device_needs(name: str, schedule: str) -> None:
+    """In zb-h1 with full recomputation the last but one, in a T5 one at the end of the encoder."""
+    cluster, software, seen = selene(), load.software("ptdp"), 0
+    model = load.model(name)
+    if rules_of(schedule).stale:
+        model = replace(model, tied=False)
+    for p, v, recompute in itertools.product((2, 4, 7, 12, 14, 16, 24), (1, 2, 3), RECOMPUTE):
+        plan = Plan(pipeline=p, tensor=8, chunks=v, batch=2 * p, schedule=schedule, recompute=recompute)
+        if illegal(plan, model):
+            continue
+        seen += 1
+        each = [_device_memory(plan, model, cluster, software, position).total for position in range(p)]
+        assert stage_memory(plan, model, cluster, software).most == max(each), plan.label()
+    assert seen
+
+
+def test_a_plan_whose_last_device_but_one_is_over_the_limit_does_not_fit() -> None:
+    model, h100 = load.model("llama3-405b"), load.cluster("h100")
+    question = Question(model, h100, load.software(h100.software), 2048, 1024)
+    for one in search(question, {"schedule": "zb-h1", "recompute": "full"}, top=3, simulate=False).best:
+        positions = range(one.plan.pipeline)
+        each = [_device_memory(one.plan, model, h100, question.software, position).total for position in positions]
+        assert max(each) <= one.limit
