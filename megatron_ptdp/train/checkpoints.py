@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -147,7 +148,7 @@ class Checkpoints:
         )
         try:
             for later in [there for there in self.steps() if there >= step]:
-                self._manager.delete(later)  # passed over when this run began: they are damaged
+                self._manager.delete(later)  # passed over: they are damaged, or a loss before them was not seen
             self._manager.save(step, args=parts, force=True)
             self._manager.wait_until_finished()
         except Exception as error:  # what a full disk makes of Orbax and TensorStore
@@ -168,17 +169,18 @@ class Checkpoints:
         with contextlib.suppress(PathwaysError):
             self.wait()
 
-    def latest(self) -> Restored | None:
-        """The newest checkpoint that is whole; None without any.
+    def latest(self, after: int = -1, until: int = sys.maxsize) -> Restored | None:
+        """The newest checkpoint that is whole, of the steps after one and until another; None without any.
 
         Raises:
             CheckpointError: it is of another model; or there are some, and all are damaged.
         """
+        steps = [step for step in self.steps() if after < step <= until]
         damaged = [
             f"checkpoint {path.name.partition('.')[0]} in {self.folder} was not written to its end"
             for path in self._unfinished
         ]
-        for step in reversed(self.steps()):
+        for step in reversed(steps):
             try:
                 found = self.read(step)
             except CheckpointError as error:
@@ -189,12 +191,12 @@ class Checkpoints:
             if damaged:
                 self.warn(f"{'; '.join(damaged)}; going on from step {step}")
             return found
-        if self.steps():
+        if steps:
             raise CheckpointError(
                 f"no checkpoint in {self.folder} can be used: {'; '.join(damaged)}; "
                 "remove the folder to train from the beginning"
             )
-        if damaged:
+        if damaged and after < 0:
             self.warn(f"{'; '.join(damaged)}; there is no other, so training begins at step 0")
         return None
 

@@ -2,8 +2,8 @@
 
 A step that was lost ends the stretch of training that it belongs to; the next stretch begins from here. In this order:
 wait until the islands are back or known to be lost, choose sizes (`fitting`), and take the state from the newest
-snapshot (`kept`), else from the newest checkpoint, else from the beginning. Where sizes and islands are the same,
-slices and programs stay, and the state comes from device to device; otherwise it comes through this process.
+snapshot (`kept`) or checkpoint, whichever is of the later step, else from the beginning. Where sizes and islands are
+the same, slices and programs stay, and a snapshot comes from device to device; otherwise it comes through this process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pathways_ray as pw
-from megatron_ptdp.errors import TooManyRestarts, TrainingStopped
+from megatron_ptdp.errors import CheckpointError, TooManyRestarts, TrainingStopped
 from megatron_ptdp.parallel.replicas import for_all_groups, of_first_group
 from megatron_ptdp.train.checkpoints import Checkpoints, Restored
 from megatron_ptdp.train.config import Config
@@ -211,17 +211,29 @@ class Survivor:
     def _start(self, fit: Fit) -> tuple[Start, str]:
         """The next stretch with these sizes, and where its state is from."""
         taken = self.kept.newest()
-        if taken is None:
-            restored = self.checkpoints.latest()
-            self._rebuild(fit)
+        restored = self._restored(taken)
+        stays = taken is not None and fit is self.fit and not self.training.released
+        if stays:
+            self.training.step.renew()  # they were lost as well
+        if taken is None or restored is not None:
+            if not stays:
+                self._rebuild(fit)
             done, source = (restored.about.step, "checkpoint") if restored else (0, "beginning")
             return Start(done, self._placed(restored)), source
-        if fit is self.fit and taken.training is self.training and not self.training.released:
-            self.training.step.renew()  # they were lost as well
+        if stays and taken.training is self.training:
             return Start(taken.done, for_all_groups(self.training.step, taken.snapshot.restore())), "snapshot"
         whole = taken.training.step.gather(taken.snapshot.values())
         self._rebuild(fit)
         return Start(taken.done, self.training.step.place(whole)), "snapshot"
+
+    def _restored(self, taken: Taken | None) -> Restored | None:
+        """The newest checkpoint; beside a snapshot, only one of a later step, whose loss was seen."""
+        if taken is None:
+            return self.checkpoints.latest()
+        try:
+            return self.checkpoints.latest(taken.done, self.kept.landed)
+        except CheckpointError:  # those are damaged, and the snapshot is not
+            return None
 
     def _placed(self, restored: Restored | None) -> Any:
         """The state of a checkpoint, or that before the first step."""

@@ -125,6 +125,17 @@ def test_one_that_was_not_written_to_its_end_is_not_used(kept: Checkpoints, warn
     assert warned == [f"checkpoint 30 in {kept.folder} was not written to its end; going on from step 20"]
 
 
+def test_one_between_two_steps_may_be_asked_for(kept: Checkpoints, warned: Warnings) -> None:
+    found = kept.latest(10, 29)
+    assert found is not None
+    assert found.about.step == 20
+    assert (kept.latest(20, 29), kept.latest(30)) == (None, None)
+    os.truncate(files(kept, 20, "state")[0], 5)
+    with pytest.raises(CheckpointError, match="no checkpoint in"):
+        kept.latest(10, 29)
+    assert warned == []
+
+
 def test_training_goes_on_over_a_damaged_one(kept: Checkpoints, warned: Warnings) -> None:
     os.truncate(files(kept, 30, "state")[0], 5)
     with again(kept, warned) as checkpoints:

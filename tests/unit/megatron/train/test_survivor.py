@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pathways_ray as pw
-from megatron_ptdp.errors import TooManyRestarts, TrainingStopped
+from megatron_ptdp.errors import CheckpointError, TooManyRestarts, TrainingStopped
+from megatron_ptdp.models import preset
 from megatron_ptdp.parallel.step_state import State
 from megatron_ptdp.train import survivor
+from megatron_ptdp.train.checkpoints import About, Restored
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.survivor import MAX_IN_VAIN, Start, Survivor
 from pathways_ray.errors import BufferLost, HostLost, Unschedulable
@@ -31,7 +34,7 @@ class Step:
         return {"whole": state}
 
     def place(self, whole: Any) -> Any:
-        return ("placed", whole)
+        return ("placed", dict(whole))
 
 
 class Training:
@@ -69,11 +72,21 @@ class Snapshot:
 
 
 class Checkpoints:
-    """There is none."""
+    """Those of some steps; there is none to begin with. Some are damaged."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.damaged: list[int] = []
 
     def settle(self) -> None: ...
 
-    def latest(self) -> None: ...
+    def latest(self, after: int = -1, until: int = sys.maxsize) -> Restored | None:
+        able = [step for step in self.steps if after < step <= until]
+        whole = [step for step in able if step not in self.damaged]
+        if able and not whole:
+            raise CheckpointError("all are damaged")
+        about = About(step=whole[-1], model=preset("gpt-tiny"), data={}, crc32={}) if whole else None
+        return Restored(about, {"of": whole[-1]}) if about else None
 
 
 class Cluster:
@@ -96,7 +109,9 @@ class Story:
         self.said: list[str] = []
         self.cluster = Cluster()
         config, said = load(None, ["model=gpt-tiny", *given]), self.said.append
-        self.survivor = Survivor(config, self.cluster, Checkpoints(), directory, restarts, said)  # type: ignore[arg-type]
+        self.checkpoints = Checkpoints()
+        checkpoints: Any = self.checkpoints
+        self.survivor = Survivor(config, self.cluster, checkpoints, directory, restarts, said)
         self.records = directory / "recoveries.jsonl"
 
     def steps(self, first: int, last: int) -> None:
@@ -187,6 +202,30 @@ def test_without_a_whole_snapshot_training_goes_on_from_the_beginning(tmp_path: 
     start = story.lost()
     assert (start.done, start.state) == (0, "first")
     assert "(beginning)" in story.said[0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "damaged", "done", "source"),
+    [
+        ([60, 80], [], 80, "checkpoint"),
+        ([60, 80], [80], 60, "checkpoint"),
+        ([60, 80], [60, 80], 50, "snapshot"),
+        ([40, 50], [], 50, "snapshot"),
+        ([60, 95], [], 60, "checkpoint"),  # the losses of steps 91 to 95 are in no record
+    ],
+)
+def test_training_goes_on_from_the_later_of_snapshot_and_checkpoint(
+    tmp_path: Path, steps: list[int], damaged: list[int], done: int, source: str
+) -> None:
+    story = Story(tmp_path, "snapshot_every=50")
+    story.survivor.begin(None)
+    story.steps(0, 90)
+    story.checkpoints.steps, story.checkpoints.damaged = steps, damaged
+    training: Any = story.survivor.training
+    start = story.lost()
+    assert (story.survivor.training, training.released, training.step.renewed) == (training, False, 1)
+    assert (start.done, start.state) == (done, state_of(50) if source == "snapshot" else ("placed", {"of": done}))
+    assert f"({source})" in story.said[0]
 
 
 @pytest.mark.parametrize("lost_in", ["the slices", "the first state"])
