@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +15,17 @@ from jax.sharding import PartitionSpec as P
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.models import layers, moe, parameters
 from megatron_ptdp.models.config import Compute, ModelConfig, check_sizes
-from megatron_ptdp.models.interface import DATA, TENSOR, Fetch, Stage, Tree, Value
+from megatron_ptdp.models.interface import DATA, TENSOR, Fetch, Parameter, Stage, Tree, Value
 
 Layer = Callable[[jax.Array, Tree], tuple[jax.Array, jax.Array]]
 """Function from [B, S, H] and a layer's parameters to [B, S, H] and the balance of its experts [B]."""
+
+
+class Counted(NamedTuple):
+    """The parameters of a model, each once; and those that one token goes through: of experts the ones it chooses."""
+
+    parameters: int
+    for_a_token: int
 
 
 class Transformer:
@@ -70,6 +78,17 @@ class Transformer:
                 scale = c.hidden**-0.5 if t5 else 0.02
                 tree["head"] = {"tokens": parameters.table(c, self.compute.tensor, tied=False, scale=scale)}
         return tree
+
+    def counted(self) -> Counted:
+        """The numbers of the whole model's parameters; with a `tensor` of 1 there is no padding among them."""
+        c, every, idle = self.config, 0, 0
+        tree = self.parameters(Stage(0, self.layers, has_embedding=True, has_loss=True))
+        for path, one in jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: isinstance(leaf, Parameter)):
+            names, size = {key.key for key in path}, math.prod(one.shape)
+            every += size
+            if c.experts and "ffn" in names and "router" not in names:
+                idle += size // c.experts * (c.experts - c.top_k)
+        return Counted(every, every - idle)
 
     def batch(self, examples: int) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """As `Model.batch`: "tokens" [B, S+1], of which the first S are read and the last S predicted."""

@@ -281,10 +281,12 @@ class Run:
 
     def _describe(self, training: Training, peak: Peak, bubbles: Bubbles | None = None) -> None:
         """Writes `run.json`, the context of the metrics."""
+        parameters = build(self.config.model).counted()
         bubbles = bubbles or Bubbles(simulate(self.schedule).bubble.of_ideal)
         about = {
             "config": msgspec.to_builtins(msgspec.structs.replace(self.config, cluster=type(self.config.cluster)())),
-            "parameters": self.config.model.planned().parameters,
+            "parameters": parameters.parameters,
+            "parameters_for_a_token": parameters.for_a_token,
             "devices": training.sizes.devices,
             "examples_per_step": training.sizes.batch,
             "schedule": self.schedule.name,
@@ -298,9 +300,11 @@ class Run:
             (self.directory / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(about), indent=2) + b"\n")
         if bubbles.measured_at:
             return
+        chosen = f", {parameters.for_a_token:,} for a token," if self.config.model.experts else ""
         self.console.print(
-            f"{about['parameters']:,} parameters on {about['devices']} devices, {about['examples_per_step']} examples "
-            f"a step of {self.batches.there:,}; peak {peak.flops / 1e9:,.1f} GFLOP/s a device ({peak.source})",
+            f"{parameters.parameters:,} parameters{chosen} on {about['devices']} devices, "
+            f"{about['examples_per_step']} examples a step of {self.batches.there:,}; "
+            f"peak {peak.flops / 1e9:,.1f} GFLOP/s a device ({peak.source})",
             markup=False,
             soft_wrap=True,
         )

@@ -275,6 +275,9 @@ def test_the_configurations_of_the_page_train(trainer: Trainer, tmp_path: Path, 
     assert len(losses) == 6
     assert losses[-1] < losses[0] - 0.1
     assert (tmp_path / "run" / "checkpoints" / "6").is_dir()
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    some = any(setting.startswith("experts=") for setting in settings)
+    assert (about["parameters"] > about["parameters_for_a_token"]) == some
 
 
 @pytest.mark.long

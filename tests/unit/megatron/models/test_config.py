@@ -123,6 +123,16 @@ def test_flops_of_experts_count_those_that_a_token_goes_through() -> None:
     assert flops_per_token(experts).hardware == flops_per_token(experts).model
 
 
+def test_parameters_are_counted_all_and_those_for_a_token() -> None:
+    c = preset("gpt-tiny")
+    plain = build(c).counted()
+    expert, router = 2 * c.hidden * c.ffn + c.ffn + c.hidden, c.hidden * 8
+    assert plain.parameters == plain.for_a_token == c.planned().parameters + 2 * c.hidden  # and the last norm
+    mixture = build(preset("gpt-tiny", experts=8, top_k=2)).counted()
+    assert mixture.parameters == plain.parameters + c.layers * (7 * expert + router)
+    assert mixture.for_a_token == plain.parameters + c.layers * (expert + router)
+
+
 def test_batches_and_what_counts_in_them() -> None:
     model = build(CONFIGS["t5"], weighted=True)
     assert model.batch(3) == {
