@@ -379,6 +379,13 @@ def _check(config: Config) -> None:
     for name in ("beta1", "beta2"):
         if getattr(config.optimizer, name) >= 1:
             raise ConfigError(f"table optimizer: {name} is {getattr(config.optimizer, name)}, must be below 1")
+    optimizer = config.optimizer
+    if optimizer.decay != "constant" and optimizer.learning_rate < optimizer.final_learning_rate:
+        raise ConfigError(
+            f"table optimizer: learning_rate is {optimizer.learning_rate}, below final_learning_rate, which is "
+            f"{optimizer.final_learning_rate}: it would rise to that; set final_learning_rate to at most "
+            f"{optimizer.learning_rate}, or decay to constant"
+        )
     if bool(config.cluster.url) != bool(config.cluster.token):
         raise ConfigError(
             "table cluster: url and token belong together; set both, or neither; `pathways status` shows them"

@@ -71,6 +71,11 @@ def test_a_plan_of_the_planner_is_a_configuration(tmp_path: Path) -> None:
         (["clip=nan"], "table optimizer: clip is nan, must be 0 or more, and finite"),
         (["learning_rate=inf"], "table optimizer: learning_rate is inf, must be 0 or more, and finite"),
         (["beta2=1.0"], "table optimizer: beta2 is 1.0, must be below 1"),
+        (
+            ["learning_rate=1e-5"],
+            "table optimizer: learning_rate is 1e-05, below final_learning_rate, which is 3e-05: it would rise to "
+            "that; set final_learning_rate to at most 1e-05, or decay to constant",
+        ),
         (["zero=4"], "table parallel: zero is 4, must be one of 0, 1, 2, 3"),
         (["stage_layers=[1,x]"], "table parallel: stage_layers is '[1,x]'"),
         (["stage_layers=[1,-1]"], "stage_layers is (1, -1), each must be 0 or more"),
@@ -85,6 +90,11 @@ def test_a_plan_of_the_planner_is_a_configuration(tmp_path: Path) -> None:
 def test_what_cannot_be_is_refused_with_the_name_and_the_value(settings: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         of(TINY, *settings)
+
+
+def test_a_low_learning_rate_has_a_lower_end_or_none() -> None:
+    for more in (["final_learning_rate=1e-5"], ["final_learning_rate=0"], ["decay=constant"]):
+        assert of(TINY, "learning_rate=1e-5", *more).optimizer.learning_rate == 1e-5
 
 
 def test_a_model_must_be_named() -> None:
