@@ -9,6 +9,7 @@ an evaluation takes them in their order.
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from typing import Any
 import grain
 import numpy as np
 
-from megatron_ptdp.data.tokenfile import TokenFile
-from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.data.tokenfile import Header, TokenFile
+from megatron_ptdp.errors import ConfigError, TokenFileError
 
 Lengths = Mapping[str, int]
 """Tokens of one example, by the name of their array, in order."""
@@ -81,7 +82,7 @@ class Batches:
     def __init__(self, file: TokenFile, lengths: Lengths, examples: int, seed: int, held_out: float = 0.0) -> None:
         self._source = source = Examples(file, lengths, held_out)
         self.size, self.there = examples, len(source)
-        self._opened = str(Path(file.path).absolute()), dict(lengths), examples, seed, held_out
+        self._opened = str(Path(file.path).absolute()), file.header, dict(lengths), examples, seed, held_out
         self._rows: Any = grain.MapDataset.source(source).seed(seed).shuffle().repeat()
         self._batches: Any = self._rows.batch(examples, drop_remainder=True)
 
@@ -126,6 +127,17 @@ class Batches:
         return step * self.size / self.there
 
 
-def _opened(path: str, lengths: Lengths, examples: int, seed: int, held_out: float) -> Batches:
-    """Batches on a host that has the file. It was checked where training began."""
-    return Batches(TokenFile.open(path, check=False), lengths, examples, seed, held_out)
+def _opened(path: str, header: Header, lengths: Lengths, examples: int, seed: int, held_out: float) -> Batches:
+    """Batches on a host that has the file. Its tokens were checked where training began.
+
+    Raises:
+        TokenFileError: it cannot be read, or is another file.
+    """
+    file = TokenFile.open(path, check=False)
+    there, here = ((one.count, one.crc32) for one in (header, file.header))
+    if there != here:
+        raise TokenFileError(
+            f"token file {path} on host {platform.node()} is not that of the training: it has {here[0]:,} tokens with "
+            f"CRC-32 {here[1]:08x}, the training's {there[0]:,} with {there[1]:08x}; copy that one to all hosts"
+        )
+    return Batches(file, lengths, examples, seed, held_out)

@@ -11,7 +11,7 @@ import pytest
 
 from megatron_ptdp.data import Batches, HostRows, TokenFile, TokenWriter
 from megatron_ptdp.data.batches import lengths_of
-from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.errors import ConfigError, TokenFileError
 
 
 @pytest.fixture
@@ -122,3 +122,12 @@ def test_a_host_that_has_the_file_reads_its_rows_of_a_batch(file: TokenFile) -> 
             np.testing.assert_array_equal(found["tokens"], whole[places])
     assert found["tokens"].dtype == np.int32
     assert list(found) == ["tokens"]
+
+
+def test_a_host_that_has_another_file_at_the_path_reads_nothing(file: TokenFile) -> None:
+    sent = pickle.dumps(HostRows(Batches(file, {"tokens": 5}, 6, seed=1), ("tokens",)))
+    for tokens in (np.arange(81)[::-1], np.arange(90)):
+        with TokenWriter(file.path, 1000, "count") as writer:
+            writer.add(tokens)
+        with pytest.raises(TokenFileError, match=rf"is not that of the training: it has {len(tokens)} tokens .* 81 wi"):
+            pickle.loads(sent)
