@@ -68,6 +68,7 @@ def run_all(names: Sequence[str], smoke: bool, output: Path) -> int:
     for number, name in enumerate(names, 1):
         print(f"[{number}/{len(names)}] {name}", flush=True)
         start, target = time.monotonic(), output / f"{name}.json"
+        target.unlink(missing_ok=True)  # an older one is no result of this run, which may write none
         command = [sys.executable, "-m", "benchmarks", "run", name, "--json", str(target), *["--smoke"] * smoke]
         if run_one(command):
             failed.append(name)

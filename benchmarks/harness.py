@@ -51,13 +51,19 @@ class Progress:
         """Reports with a word before each line."""
         return lambda text: self.say(f"{what}: {text}")
 
-    def save(self, result: Result) -> None:
-        """Writes what is known so far, behind the head of the result."""
+    def save(self, result: Result, complete: bool = False) -> None:
+        """Writes what is known so far, behind the head of the result; a file that stays incomplete says so."""
         if self._target:
-            self._target.write_text(json.dumps({**self.head, **result}, indent=2) + "\n")
+            marked = {**self.head, **result, "complete": complete}
+            self._target.write_text(json.dumps(marked, indent=2) + "\n")
 
 
 QUIET = Progress(quiet=True)
+
+
+def has_rows(result: Result) -> bool:
+    """Whether anything was measured: no system may have started."""
+    return bool(result["rows"])
 
 
 def option(
@@ -185,7 +191,7 @@ class Benchmark(Generic[S]):
             if self.uses_peers:
                 stack.enter_context(import_module("benchmarks.peers.process").leaving_nothing())
             result = self.measured(settings, progress)
-        progress.save(result)
+        progress.save(result, complete=True)
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = PLAIN_WIDTH

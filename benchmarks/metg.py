@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from benchmarks import measure
-from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.harness import Benchmark, Progress, Result, has_rows, option
 from benchmarks.peers.process import PeerError
 from benchmarks.peers.rounds import Case, Session, session
 from benchmarks.peers.systems import SystemInfo
@@ -222,7 +222,7 @@ def run(settings: Settings, progress: Progress) -> Result:
 
 show = shows(Table("METG(50 %), us", "rows", "system", "mode", "pattern", "metg_us:,.0f"))
 
-BENCHMARK = Benchmark("metg", __doc__, Settings, SMOKE, run, show, uses_peers=True)
+BENCHMARK = Benchmark("metg", __doc__, Settings, SMOKE, run, show, succeeded=has_rows, uses_peers=True)
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

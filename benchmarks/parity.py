@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import measure
-from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.harness import Benchmark, Progress, Result, has_rows, option
 from benchmarks.peers.process import PeerError
 from benchmarks.peers.protocol import work
 from benchmarks.peers.systems import SYSTEMS, Running, start
@@ -202,7 +202,7 @@ def show(result: Result, console: Console) -> None:
         Table(where, "probes", "jax_ms:.3f", "ratio:.2f").show(row, console)
 
 
-BENCHMARK = Benchmark("parity", __doc__, Settings, SMOKE, run, show, uses_peers=True)
+BENCHMARK = Benchmark("parity", __doc__, Settings, SMOKE, run, show, succeeded=has_rows, uses_peers=True)
 
 if __name__ == "__main__":
     raise SystemExit(BENCHMARK.main())

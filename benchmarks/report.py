@@ -14,6 +14,7 @@ import argparse
 import base64
 import io
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,8 +96,14 @@ class Result:
 
     @property
     def when(self) -> str:
-        """The time of the measurement; that of the file if the result has none."""
-        return str(self.machine.get("when") or f"file of {self.written:%Y-%m-%d %H:%M} UTC")
+        """The time of the measurement, that of the file if the result has none; and whether it came to its end."""
+        when = str(self.machine.get("when") or f"file of {self.written:%Y-%m-%d %H:%M} UTC")
+        return when if self.is_complete else f"{when}, incomplete"
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the benchmark came to its end; files without a word about it are of one that did."""
+        return bool(self.data.get("complete", True))
 
     @property
     def where(self) -> str:
@@ -116,7 +123,8 @@ class Result:
         for name, one in ones:
             values = {key: one[key] for key in ("min", "median", "max") if isinstance(one.get(key), int | float)}
             if "median" in values:
-                found.append(Found(self.name, name, values, aim_of(self.benchmark, name)))
+                file = self.name if self.is_complete else f"{self.name}, incomplete"
+                found.append(Found(file, name, values, aim_of(self.benchmark, name)))
         return found
 
 
@@ -198,7 +206,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def tables(data: Mapping[str, Any]) -> str:
     """All lists of records of a result, also those that lie deeper; numbers and texts that stand alone first."""
-    known = {"benchmark", "machine", "measured", "settings", *FIGURES}
+    known = {"benchmark", "complete", "machine", "measured", "settings", *FIGURES}
     rest = {key: value for key, value in data.items() if key not in known}
     alone = {key: value for key, value in rest.items() if isinstance(value, str | int | float)}
     parts = [table([alone] if alone else [])]
@@ -293,6 +301,8 @@ def section(result: Result) -> str:
         "what": str(result.data.get("measured", "unknown")),
         "settings": json.dumps(result.data["settings"]) if "settings" in result.data else "unknown",
     }
+    if not result.is_complete:
+        head += f'<p class="missed">{escape(result.name)} is incomplete: its benchmark has not come to its end</p>'
     listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in facts.items())
     figures = table([{"figure": one.name, **one.values, "verdict": one.verdict} for one in result.figures()])
     return f"{head}<dl>{listed}</dl>{pictures(result)}{figures}{tables(result.data)}"
@@ -327,7 +337,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.html.parent.mkdir(parents=True, exist_ok=True)
     options.html.write_text(build(results, datetime.now(UTC)), encoding="utf-8")
     if options.readme is not None:
-        found = [(result.benchmark, result.figures()) for result in results]
+        for result in results:
+            if not result.is_complete:
+                print(f"{options.readme}: nothing of {result.name}, which is incomplete", file=sys.stderr)
+        found = [(result.benchmark, result.figures()) for result in results if result.is_complete]
         text, lines = readme_table.updated(options.readme.read_text(encoding="utf-8"), found)
         options.readme.write_text(text, encoding="utf-8")
         print(f"{options.readme}: {lines} lines of its table are of these results")

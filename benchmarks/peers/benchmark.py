@@ -18,7 +18,7 @@ from rich.console import Console
 
 from benchmarks import measure
 from benchmarks.cores import devices_apart
-from benchmarks.harness import Benchmark, Progress, Result, option
+from benchmarks.harness import Benchmark, Progress, Result, has_rows, option
 from benchmarks.peers import rounds
 from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP
 from benchmarks.peers.rounds import TARGET_S
@@ -165,4 +165,4 @@ def show(result: Result, console: Console) -> None:
     TABLES({**result, "errors": ChainMap(*(topology["errors"] for topology in result["topologies"]))}, console)
 
 
-BENCHMARK = Benchmark("peers", __doc__, Settings, SMOKE, run, show, uses_peers=True)
+BENCHMARK = Benchmark("peers", __doc__, Settings, SMOKE, run, show, succeeded=has_rows, uses_peers=True)

@@ -163,5 +163,12 @@ class Bench:
 
 
 BENCHMARK = Benchmark(
-    "training", __doc__, Settings, SMOKE, run, results.show, outputs=(Output("--figures", drawn_by("training")),)
+    "training",
+    __doc__,
+    Settings,
+    SMOKE,
+    run,
+    results.show,
+    outputs=(Output("--figures", drawn_by("training")),),
+    succeeded=lambda result: bool(result["rows"] or result["bytes"]),
 )

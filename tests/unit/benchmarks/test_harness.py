@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,25 @@ def test_a_run_writes_its_json_and_outputs(tmp_path: Path) -> None:
     assert (tmp_path / "one.png").read_text() == "7 rounds"
 
 
+def test_what_is_written_before_the_end_says_that_it_is_incomplete(tmp_path: Path) -> None:
+    seen: list[Result] = []
+
+    def run(settings: Settings, progress: Progress) -> Result:
+        progress.save({"rounds": 1})
+        seen.append(json.loads((tmp_path / "one.json").read_text()))
+        if settings.rounds == 2:
+            raise RuntimeError("the second topology died")
+        return {"rounds": settings.rounds}
+
+    made = replace(benchmark(), run=run)
+    assert made.main(["--json", str(tmp_path / "one.json")]) == 0
+    assert json.loads((tmp_path / "one.json").read_text())["complete"] is True
+    with pytest.raises(RuntimeError, match="the second topology died"):
+        made.main(["--json", str(tmp_path / "one.json"), "--rounds", "2"])
+    assert [one["complete"] for one in seen] == [False, False]
+    assert json.loads((tmp_path / "one.json").read_text()) == seen[1]
+
+
 # --- all benchmarks ---------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +187,19 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "old.json").write_text('{"benchmark": "old"}')
     return right
+
+
+@pytest.mark.parametrize("name", ["parity", "metg", "peers", "training"])
+def test_a_run_of_which_no_system_started_has_failed(name: str) -> None:
+    made = load(BENCHMARKS[name])
+    assert not made.succeeded({"rows": [], "bytes": [], "errors": {"jax": "did not start"}})
+    assert made.succeeded({"rows": [{}], "bytes": [], "errors": {"jax": "did not start"}})
+
+
+def test_an_older_result_is_none_of_a_run_that_wrote_none(ended: list[str], tmp_path: Path) -> None:
+    (tmp_path / "results" / "memory.json").write_text(json.dumps({"benchmark": "memory", "total": 7}))
+    assert command.run_all(["memory"], True, tmp_path / "results") == 1
+    assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["old.json", "report.html"]
 
 
 def test_a_folder_without_a_result_gets_no_page_of_others(ended: list[str], tmp_path: Path) -> None:

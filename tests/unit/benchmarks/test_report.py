@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import report
+from benchmarks import readme_table, report
 from benchmarks.aims import AIMS, Aim, aim_of
 from benchmarks.printing import text_of
 from benchmarks.report import Found, cell, points, table
@@ -122,6 +122,22 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     report.main([str(tmp_path / "one.json"), str(tmp_path / "gone.json"), "--html", str(target)])
     assert "2 results, 1 figures miss their aim" in capsys.readouterr().out
     assert "FileNotFoundError" in target.read_text()
+
+
+def test_a_result_that_is_incomplete_is_marked_and_not_in_the_readme(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results of before that mark, and those of a run that came to its end, are as they were."""
+    figures = [{"name": "computations that a second start compiles", "median": 3.0}]
+    line = "| computations that a second start compiles | **3** |"
+    for name, more, marked in (("old", {}, 0), ("whole", {"complete": True}, 0), ("part", {"complete": False}, 1)):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"benchmark": "compiling", "figures": figures, **more}))
+        readme, html = tmp_path / "README.md", tmp_path / "page.html"
+        readme.write_text(f"{readme_table.HEAD}\n|---|---|---|---|\n| other | 1 | 2 | |\n")
+        report.main([str(tmp_path / f"{name}.json"), "--html", str(html), "--readme", str(readme)])
+        assert html.read_text().count(f"{name}.json is incomplete") == marked
+        assert (line in readme.read_text()) == (not marked)
+        assert capsys.readouterr().err.count("nothing of part.json, which is incomplete") == marked
 
 
 # --- aims, tables, bars -----------------------------------------------------------------------------------------------
