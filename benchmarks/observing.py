@@ -131,9 +131,9 @@ def _note(result: Result, how: str, count: int, found: dict[str, list[tuple[floa
         us, cpu_us = (measure.spread([1e6 * s / count for s in values]) for values in (seconds, cpu))
         rows.append({"launches": how, "seen": seen, "us": us, "cpu_us": cpu_us})
         if seen != OFF:
-            for k, what in enumerate(("", "CPU time, ")):
+            for k, what in enumerate((f"{seen} / nothing", f"CPU time, nothing / {seen}")):
                 against = measure.paired_ratios([one[k] for one in found[OFF]], [one[k] for one in rounds])
-                ratios.append({"name": f"{what}{seen} / nothing, {how}", **against})
+                ratios.append({"name": f"{what}, {how}", **against})  # of rates, and of times: less than 1 costs
     result["rows"] = [row for row in result["rows"] if row["launches"] != how] + rows
     result["ratios"] = [one for one in result["ratios"] if not one["name"].endswith(how)] + ratios
 
