@@ -51,8 +51,8 @@ class PartNodes:
 
     @cached_property
     def total(self) -> Any:
-        """The sum of losses, on this part's slice."""
-        return self._compiled("total", lambda losses: sum(losses[1:], start=losses[0]), Signature(None, None))
+        """The sum of losses, or of other arrays of one shape, on this part's slice."""
+        return self._compiled("total", lambda arrays: sum(arrays[1:], start=arrays[0]), Signature(None, None))
 
     def _compiled(
         self, what: str, function: Callable[..., Any], signature: Signature, donate: tuple[int, ...] = ()

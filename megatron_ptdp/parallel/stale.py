@@ -79,9 +79,10 @@ class Versions:
         self.ended = [0] * len(nodes)
 
     def train(self, trace: StepTrace, actions: Sequence[Action], losses: Callable[[], list[Any]]) -> dict[str, Any]:
-        """Traces all actions, with the updates between them. The metrics of the step: norm, and what was not finite,
-        are those of the last update of each stage."""
-        final, found = len(self.nodes) - 1, {}
+        """Traces all actions, with the updates between them. Of the metrics of the step the norm is that of the last
+        update of each stage; what was not finite is counted over all of them."""
+        final = len(self.nodes) - 1
+        found: list[list[tuple[Any, Any]]] = [[] for _ in self.nodes]
         every = _every(self.schedule)
         for k in range(self.schedule.microbatches):
             # Of the mean of one update's microbatches; the scale is that of the mean of all.
@@ -94,10 +95,11 @@ class Versions:
             if kind in "BW":
                 self.ended[stage] += 1
                 if self.ended[stage] % every == 0:
-                    found[stage] = self._update(trace, stage)
-        squares, bad = zip(*(found[stage] for stage in range(final + 1)), strict=True)
-        decided = self.nodes[-1].decide(None)(losses(), list(squares), list(bad))
-        return {name: decided[name] for name in ("loss", "norm", "applied")} | {"bad": list(bad)}
+                    found[stage].append(self._update(trace, stage))
+        squares = [updates[-1][0] for updates in found]
+        bad = [here.total([one[1] for one in updates]) for here, updates in zip(self.nodes, found, strict=True)]
+        decided = self.nodes[-1].decide(None)(losses(), squares, bad)
+        return {name: decided[name] for name in ("loss", "norm", "applied")} | {"bad": bad}
 
     def _update(self, trace: StepTrace, stage: int) -> tuple[Any, Any]:
         here = self.nodes[stage]

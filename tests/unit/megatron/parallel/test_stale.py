@@ -25,11 +25,15 @@ def sgd(decay: Any) -> optax.GradientTransformation:
     return optax.sgd(RATE)
 
 
-def made(schedule: Schedule, config: ModelConfig = CONFIG, **options: Any) -> Step:
+def unchanged(decay: Any) -> optax.GradientTransformation:
+    return optax.set_to_zero()
+
+
+def made(schedule: Schedule, config: ModelConfig = CONFIG, rule: Any = sgd, **options: Any) -> Step:
     model = Gpt(config, Compute(dtype="float64"))
     sizes = Sizes(pipeline=schedule.devices, microbatches=schedule.microbatches, examples=EXAMPLES)
     layout = Layout.of(model, sizes, placement="together")
-    return build_step(model, sgd, layout, schedule, Options(master="float64", compute="float64", **options))
+    return build_step(model, rule, layout, schedule, Options(master="float64", compute="float64", **options))
 
 
 def stale(params: Any, batch: Any, stages: Sequence[Any], seen: Any, every: int) -> tuple[Any, float]:
@@ -85,6 +89,24 @@ def test_updates_on_the_way_are_those_of_the_rule(session: LocalSession, case: s
     flushed, _ = stale(params, batch, step.layout.stages, lambda s, k: 0, MICROBATCHES)
     apart = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(flushed), strict=True)]
     assert max(apart) > 1e-3, "the rule is another one than that of schedules with a flush"
+
+
+@pytest.mark.parametrize("case", ["pipedream", "2bw"])
+def test_what_is_not_finite_in_an_update_on_the_way_is_seen_at_the_end(session: LocalSession, case: str) -> None:
+    """One token, of the first microbatch alone, has infinite values; weights stay as they are."""
+    step = made(CASES[case][0], rule=unchanged)
+    params = initialise(step.model, whole(step.model), 1, "float64")
+    params["embedding"]["tokens"] = params["embedding"]["tokens"].copy()
+    params["embedding"]["tokens"][12] = np.inf
+    tokens = np.random.default_rng(0).integers(0, 12, (MICROBATCHES * EXAMPLES, 7)).astype(np.int32)
+    _, metrics = step(step.initial(params), {"tokens": tokens})
+    assert step.first_bad(metrics) is None
+    tokens[0, 0] = 12
+    _, metrics = step(step.initial(params), {"tokens": tokens})
+    found = step.first_bad(metrics)
+    assert found is not None
+    assert found[0] == 1
+    assert not metrics["applied"].item()
 
 
 def test_what_needs_all_gradients_at_once_is_refused(session: LocalSession) -> None:
