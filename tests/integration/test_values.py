@@ -226,6 +226,11 @@ def test_64_bits_stay_when_jax_has_them(session, python) -> None:
     assert "all equal" in python.run("values_x64", session.url, session.token, JAX_ENABLE_X64="1")
 
 
+def test_hosts_do_not_go_by_the_variables_with_which_their_starter_debugs(python) -> None:
+    given = {"JAX_DEBUG_NANS": "1", "JAX_DEBUG_INFS": "1", "JAX_TRANSFER_GUARD": "disallow_explicit"}
+    assert "made by log" in python.run("debugging_variables", **given)
+
+
 def test_small_functions_of_several_devices_waited_for_or_not(slices) -> None:
     """Hosts call them on each device by itself, or, in a loop that leaves as one launch, on all together; between both
     lie functions that only have one call for all, and such that take the memory of what they get."""

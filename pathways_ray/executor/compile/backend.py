@@ -88,14 +88,33 @@ class Backend(Protocol):
         """
 
 
+# The first is for all transfers, and sets the others.
+_GUARDS = (
+    "jax_transfer_guard",
+    "jax_transfer_guard_host_to_device",
+    "jax_transfer_guard_device_to_device",
+    "jax_transfer_guard_device_to_host",
+)
+
+_NOT_DEBUGGING: dict[str, bool | str] = {
+    "jax_disable_jit": False,
+    "jax_debug_nans": False,
+    "jax_debug_infs": False,
+    **dict.fromkeys(_GUARDS, "allow"),
+}
+
+
 def adopt_environment() -> None:
-    """Has JAX go by the variables of this moment. It reads them when it is imported, which the process that forked this
-    one has done."""
+    """Has JAX go by the variables of this moment, but for those by which who started the runtime debugs programs: a
+    host runs what clients have traced, with the checks that they asked for in it. JAX reads variables when it is
+    imported, which the process that forked this one has done."""
     import jax
 
     jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS"))
     jax.config.update("jax_num_cpu_devices", int(os.environ.get("JAX_NUM_CPU_DEVICES", -1)))
     jax.config.update("jax_enable_x64", os.environ.get("JAX_ENABLE_X64") == "1")
+    for name, value in _NOT_DEBUGGING.items():
+        jax.config.update(name, value)
 
 
 class AcceleratorBackend:
