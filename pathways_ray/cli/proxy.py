@@ -75,7 +75,8 @@ def command(
 
     It prints the variables to set, and serves until it is stopped; with --exec, until the command ends, whose exit
     status it has. Each program that attaches gets devices of its own. Without a cluster of this user on this machine,
-    and without --url, it starts one here, which ends with it: of GPUs if there are enough, else of CPU devices.
+    and without --url, it starts one here, for itself, which ends with it: of GPUs if there are enough, else of CPU
+    devices.
     """
     if bool(program) != executed:
         raise UsageError("--exec and the command to run come together: pathways proxy --exec -- python train.py")
@@ -147,12 +148,12 @@ def _serving(
     from pathways_ray.proxy.server import ProxyServer
     from pathways_ray.proxy.socket_folders import socket_path
 
-    found = not url and bool(registry.running())
+    found = not url and bool(registry.shared())
     with contextlib.ExitStack() as stack:
         if url or found:
             if launch_limit_s is not None:
                 raise UsageError("--launch-limit is for a cluster that this command starts; one that runs has its own")
-            url, token, ca = cluster_meant(url, token, ca)
+            url, token, ca = cluster_meant(url, token, ca, shared=True)
         else:
             url, token, ca = _embedded(stack, devices or DEFAULT_DEVICES, launch_limit_s or ALONE_LIMIT_S)
             _on_end(_interrupt)  # Ray has its own handlers
@@ -200,6 +201,7 @@ def _embedded(stack: contextlib.ExitStack, devices: int, launch_limit_s: float) 
     # Its hosts have as many devices as they are told, and 64-bit types where programs have them.
     started = pw.init(islands=1, devices_per_host=devices, launch_limit_s=launch_limit_s, compile_limit_s=ALONE_LIMIT_S)
     cluster: Any = stack.enter_context(started)
+    registry.write(cluster.url, cluster.token, private=True)
     return cluster.url, cluster.token, ""
 
 

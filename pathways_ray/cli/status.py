@@ -68,13 +68,18 @@ def command(
         show(found, console_beside(None, markup=False))
 
 
-def cluster_meant(url: str | None, token: str | None, ca: str | None, away: bool = False) -> tuple[str, str, str]:
+def cluster_meant(
+    url: str | None, token: str | None, ca: str | None, away: bool = False, shared: bool = False
+) -> tuple[str, str, str]:
     """Address, token and trusted certificates of the cluster that these options mean; see `choose`.
 
     Args:
         away: without a cluster that answers, the only one that was started to stay is meant.
+        shared: one that a command has for itself is meant only where it is named.
     """
     running, silent = registry.running(), registry.silent()
+    if shared and not url:
+        running = [record for record in running if not record.private]
     if away and not url and not running and len(silent) == 1:
         url = silent[0].url
     url, token = choose(url or "", token or "", running, silent)

@@ -27,7 +27,8 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """A running cluster: its address, what lets clients in, and the process that started it and has to live.
 
     A cluster that `pathways up` started has no such process (`pid` 0), but a name, and the address of its Ray cluster.
-    `ca` is the file with the certificates that vouch for a cluster with TLS.
+    `ca` is the file with the certificates that vouch for a cluster with TLS. One that a command started for itself, and
+    that ends with it, is `private`: status shows it, and programs work on it only where they name it.
     """
 
     url: str
@@ -36,6 +37,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     ray: str = ""
     ca: str = ""
+    private: bool = False
 
     @property
     def label(self) -> str:
@@ -46,9 +48,9 @@ folder = user_folder
 """The folder of this user's records."""
 
 
-def write(url: str, token: str, ca: str = "") -> None:
+def write(url: str, token: str, ca: str = "", private: bool = False) -> None:
     """Leaves the record of this process's cluster, in place of an earlier one."""
-    keep(Record(url, token, os.getpid(), ca=ca))
+    keep(Record(url, token, os.getpid(), ca=ca, private=private))
 
 
 def remove() -> None:
@@ -78,6 +80,11 @@ def forget(record: Record) -> None:
 def running() -> list[Record]:
     """The running clusters, in the order of their start: their process lives, or their address answers."""
     return [record for record in all_records() if record.pid or answers(record)]
+
+
+def shared() -> list[Record]:
+    """The running clusters that programs of this user may work on that name none."""
+    return [record for record in running() if not record.private]
 
 
 def silent() -> list[Record]:

@@ -50,6 +50,16 @@ def test_in_a_cluster_of_its_own_calls_may_take_a_day_or_as_long_as_it_is_told(
     assert json.loads(done.stdout)["launch_limit_s"] == limit_s
 
 
+@pytest.mark.timeout(240)
+def test_a_cluster_that_it_started_for_a_command_is_that_commands_alone(elsewhere: dict[str, str]) -> None:
+    """Else it would end under who joined it."""
+    command = [*CLI, "proxy", "--devices", "1", "--exec", "--"]
+    command += [*command, "sh", "-c", "ls $TMPDIR/pathways-*/*.json"]
+    done = subprocess.run(command, env=elsewhere, cwd=ROOT, capture_output=True, text=True, timeout=230)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2  # the records of both
+
+
 def test_the_limit_of_a_cluster_that_runs_is_that_clusters_own(session: ClusterSession) -> None:
     given = {"PATHWAYS_URL": session.url, "PATHWAYS_TOKEN": session.token}
     command = [*CLI, "proxy", "--launch-limit", "90"]

@@ -13,7 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pathways_ray.cli import status
 from pathways_ray.client import registry
+from pathways_ray.errors import UsageError
 
 URL, TOKEN = "grpc://127.0.0.1:4711", "s3cret"
 
@@ -51,6 +53,14 @@ def test_a_record_is_found_until_it_is_removed() -> None:
     registry.remove()
     assert registry.running() == []
     registry.remove()
+
+
+def test_a_private_cluster_is_shown_and_not_shared() -> None:
+    registry.write(URL, TOKEN, private=True)
+    assert ([record.url for record in registry.running()], registry.shared()) == ([URL], [])
+    assert status.cluster_meant(None, None, None)[:2] == status.cluster_meant(URL, None, None, shared=True)[:2]
+    with pytest.raises(UsageError, match="no cluster of yours"):
+        status.cluster_meant(None, None, None, shared=True)
 
 
 def test_nobody_else_can_read_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
