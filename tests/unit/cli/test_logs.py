@@ -197,6 +197,17 @@ def test_usage_is_what_accounts_grew_by_over_restarts() -> None:
     assert used([json.loads(line(0, "host lost"))], NOW) == {}
 
 
+def test_the_usage_of_now_grew_since_the_last_notes() -> None:
+    """Tenants were looked at two minutes ago. Alice computes all the time; Bob began since then, so he has no note."""
+    computing = [(0, "alice", 60.0), (10, "alice", 660.0), (10, "carol", 1.0)]
+    lines = [json.loads(line(minute, "usage", detail=who, cause=str(seconds))) for minute, who, seconds in computing]
+    now = [json.loads(line(12, "usage", detail=who, cause=cause)) for who, cause in (("alice", "780"), ("bob", "60"))]
+    began = [json.loads(line(-1, "controller starts"))]
+    for minutes, alice, bob in ((1, 60.0, 30.0), (2, 120.0, 60.0), (7, 420.0, 60.0)):
+        found = used([*began, *lines, *now], NOW + datetime.timedelta(minutes=12 - minutes))
+        assert (found["alice"], found["bob"]) == (pytest.approx(alice), pytest.approx(bob))
+
+
 def test_usage_of_a_successor_that_used_more_counts_whole_and_broken_lines_do_not() -> None:
     """The second life of the controller is another process."""
     lines = [json.loads(line(minute, "usage", detail="alice", cause=str(10.0 * minute))) for minute in (1, 2, 9)]
