@@ -74,8 +74,8 @@ class Decisions:
             sent, came = self._launch(session, launch, program, whole, part)
             commands += sent
             if isinstance(came, Failure):
-                whole.failure = came
-            elif not isinstance(came, InFlight):
+                return commands + self.abandon(session, launch, came)
+            if not isinstance(came, InFlight):
                 why = came if came is not None else LaunchEvent.UNDECIDED
                 return [*commands, *self._wait(session, backlog, launch, program, why)]
             commands += self._free(session, whole)
@@ -181,6 +181,8 @@ class Decisions:
         whole = launch.whole
         assert whole is not None
         program = whole.program
+        if whole.failure is None:  # else it was counted with the part that failed
+            self.tables.recorder.failed(failure.kind)
         launch.move(LaunchEvent.REFUSED)
         self.tables.ledger.leave(session.usage)
         whole.failure = failure

@@ -83,7 +83,9 @@ def _of_launches(status: Mapping[str, Any]) -> Iterator[Metric]:
     for tenant, found in status.get("latencies", {}).items():
         latency.add_metric((tenant,), [(bound, count) for bound, count in found["buckets"]], found["sum"])
     yield latency
-    failed = CounterMetricFamily("pathways_launches_failed", "Launches that ended in an error.", labels=("kind",))
+    failed = CounterMetricFamily(
+        "pathways_launches_failed", "Launches that ended in an error, also those never admitted.", labels=("kind",)
+    )
     for kind, count in status.get("failures", {}).items():
         failed.add_metric((kind,), count)
     yield failed

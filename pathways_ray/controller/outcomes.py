@@ -231,6 +231,7 @@ class Outcomes:
 
     def refuse(self, session: Session, launch: Launch, failure: Failure) -> list[Send]:
         """Ends a launch that gets no further; what would consume its results fails for the same reason."""
+        self.tables.recorder.failed(failure.kind)
         program = session.programs.get(launch.program)
         session.refuse(launch.results, program.result_count if program is not None else 0, failure)
         return [SendClient(session.id, LaunchFailed(launch.launch, failure)), *withdrawn(session, program, launch)]

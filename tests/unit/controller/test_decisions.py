@@ -267,6 +267,7 @@ def test_a_part_that_fails_is_the_outcome_once_all_have_ended() -> None:
     assert isinstance(report, LaunchFailed)
     assert (report.launch, report.failure) == (1, BOOM)
     assert front.buffers() == {11, 12}
+    assert front.launches.tables.recorder.failures == {BOOM.kind: 1}
     (next_one,) = to_client(front.launch(2, (20,), 30, program=1))
     assert isinstance(next_one, LaunchFailed)
 
@@ -331,6 +332,7 @@ def test_the_launch_limit_ends_a_loop_without_end() -> None:
     assert report.failure.kind == "LaunchTimeout"
     assert "after 1 rounds of its loops" in report.failure.message
     assert (report.failure.node, report.failure.where) == ("loop", "rl.py:7")
+    assert front.launches.tables.recorder.failures == {"LaunchTimeout": 1}
 
 
 def test_what_several_parts_took_at_once_counts_once_for_the_launch_limit() -> None:

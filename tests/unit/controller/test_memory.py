@@ -33,6 +33,15 @@ def started(commands: list[Send]) -> list[int]:
     return [message.results for message in to_island(commands, 0, IslandLaunch)]
 
 
+def test_a_refused_launch_counts_as_failed() -> None:
+    f = front(2)
+    f.put(1)
+    f.put(2)
+    kinds = {failure_of(f.launch(1, (1,), 10)).kind, failure_of(f.launch(2, (10,), 11)).kind}
+    assert kinds == {"OutOfMemory"}
+    assert f.launches.tables.recorder.failures == {"OutOfMemory": 2}
+
+
 def test_a_launch_waits_for_the_buffers_of_others() -> None:
     f = front(3)
     f.put(1, session=1)
