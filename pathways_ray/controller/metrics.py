@@ -15,21 +15,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.exposition import generate_latest
 
+from pathways_ray.scheduler.policies import account_name
+
 __all__ = ["CONTENT_TYPE", "families", "text"]
 
-_OF_TENANTS: tuple[tuple[str, str, type[CounterMetricFamily] | type[GaugeMetricFamily], str], ...] = (
-    (
-        "device_seconds",
-        "pathways_tenant_device_seconds",
-        CounterMetricFamily,
-        "Seconds in which launches were on devices, summed over devices.",
-    ),
-    ("share", "pathways_tenant_share", GaugeMetricFamily, "Part of all device time of the last 10 s, 0 to 1."),
-    ("weight", "pathways_tenant_weight", GaugeMetricFamily, "What the share is to be in proportion to."),
-    ("queued", "pathways_tenant_queue_length", GaugeMetricFamily, "Launches that no device queue has yet."),
-    ("in_flight", "pathways_tenant_launches_in_flight", GaugeMetricFamily, "Launches admitted and without an outcome."),
-    ("sessions", "pathways_tenant_sessions", GaugeMetricFamily, "Open sessions."),
-    ("device_bytes", "pathways_tenant_device_bytes", GaugeMetricFamily, "Bytes that buffers take on devices."),
+_OF_TENANTS: tuple[tuple[str, str, str], ...] = (
+    ("share", "pathways_tenant_share", "Part of all device time of the last 10 s, 0 to 1."),
+    ("weight", "pathways_tenant_weight", "What the share is to be in proportion to."),
+    ("queued", "pathways_tenant_queue_length", "Launches that no device queue has yet."),
+    ("in_flight", "pathways_tenant_launches_in_flight", "Launches admitted and without an outcome."),
+    ("sessions", "pathways_tenant_sessions", "Open sessions."),
+    ("device_bytes", "pathways_tenant_device_bytes", "Bytes that buffers take on devices."),
 )
 
 
@@ -68,10 +64,28 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
     )
     yield from _of_islands(status["islands"])
     yield from _of_launches(status)
-    for key, name, kind, help_text in _OF_TENANTS:
-        family = kind(name, help_text, labels=("tenant",))
-        for tenant in status.get("tenants", ()):
-            family.add_metric((tenant["tenant"],), tenant[key])
+    yield from _of_tenants(status)
+
+
+def _of_tenants(status: Mapping[str, Any]) -> Iterator[Metric]:
+    """What tenants have and use; each session of the runtime's own token is a tenant, and these are one here."""
+    sums: dict[str, dict[str, float]] = {}
+    for tenant in status.get("tenants", ()):
+        found = sums.setdefault(account_name(tenant["tenant"]), {})
+        for key, *_ in _OF_TENANTS:
+            found[key] = found.get(key, 0) + tenant[key]
+    seconds = CounterMetricFamily(
+        "pathways_tenant_device_seconds",
+        "Seconds in which launches were on devices, summed over devices.",
+        labels=("tenant",),
+    )
+    for name, used in status.get("device_seconds", {}).items():  # with those of sessions that are over
+        seconds.add_metric((name,), used)
+    yield seconds
+    for key, metric, help_text in _OF_TENANTS:
+        family = GaugeMetricFamily(metric, help_text, labels=("tenant",))
+        for name, found in sums.items():
+            family.add_metric((name,), found[key])
         yield family
 
 

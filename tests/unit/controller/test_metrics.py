@@ -7,6 +7,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from pathways_ray.controller import metrics
+from pathways_ray.scheduler.policies import OPERATOR, anonymous
 
 HOST = {"host": 0, "up": True, "devices": [{"device": "0.0", "slices": []}, {"device": "0.1", "slices": []}]}
 STATUS: dict[str, Any] = {
@@ -28,6 +29,7 @@ STATUS: dict[str, Any] = {
     "queued": {0: 7, 1: 0},
     "memory": [{"pool": "0.0", "bytes": 100, "held": 40, "tenants": {}}],
     "refusals": [{}],
+    "device_seconds": {'al"ice\n': 12.5},
     "tenants": [
         {
             "tenant": 'al"ice\n',
@@ -97,6 +99,18 @@ def test_a_scrape_says_what_the_status_says() -> None:
         ("pathways_tenant_sessions", alice): 1,
         ("pathways_tenant_device_bytes", alice): 4096,
     }
+
+
+def test_sessions_of_the_runtimes_own_token_are_one_tenant_also_those_that_are_over() -> None:
+    """Else each session would leave series behind, and its seconds be gone with it."""
+    (alice,) = STATUS["tenants"]
+    own = [{**alice, "tenant": anonymous(session), "share": 0.125, "device_seconds": 2.0} for session in (7, 9)]
+    found = samples({**STATUS, "tenants": [alice, *own], "device_seconds": {'al"ice\n': 12.5, OPERATOR: 24.0}})
+    assert found["pathways_tenant_device_seconds_total", OPERATOR] == 24.0
+    assert found["pathways_tenant_share", OPERATOR] == 0.25
+    assert found["pathways_tenant_weight", OPERATOR] == 4.0
+    assert found["pathways_tenant_sessions", OPERATOR] == 2
+    assert {name[1] for name in found if name[0].startswith("pathways_tenant_sessions")} == {alice["tenant"], OPERATOR}
 
 
 def test_a_tenants_file_that_cannot_be_used_is_seen() -> None:
