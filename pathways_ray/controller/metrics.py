@@ -15,6 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
 from prometheus_client.exposition import generate_latest
 
+from pathways_ray.observe.diagnosis import LOST
 from pathways_ray.scheduler.policies import account_name
 
 __all__ = ["CONTENT_TYPE", "families", "text"]
@@ -26,6 +27,27 @@ _OF_TENANTS: tuple[tuple[str, str, str], ...] = (
     ("in_flight", "pathways_tenant_launches_in_flight", "Launches admitted and without an outcome."),
     ("sessions", "pathways_tenant_sessions", "Open sessions."),
     ("device_bytes", "pathways_tenant_device_bytes", "Bytes that buffers take on devices."),
+)
+
+
+# Prometheus sees no increase in a series whose first value is not zero, so what alerts look at is there from the start.
+KNOWN_EVENTS = tuple(sorted(LOST))
+KNOWN_FAILURES = (
+    "BufferDeleted",
+    "BufferLost",
+    "Cancelled",
+    "CompileError",
+    "ExecutionError",
+    "HostFunctionError",
+    "HostFunctionTimeout",
+    "HostLost",
+    "LaunchTimeout",
+    "OutOfMemory",
+    "ProgramRefused",
+    "QuotaExceeded",
+    "SessionSuspended",
+    "UsageError",
+    "WireError",
 )
 
 
@@ -68,7 +90,7 @@ def families(status: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _of_tenants(status: Mapping[str, Any]) -> Iterator[Metric]:
-    """What tenants have and use; each session of the runtime's own token is a tenant, and these are one here."""
+    """The figures of tenants. Each session of the runtime's own token is a tenant; here these are one."""
     sums: dict[str, dict[str, float]] = {}
     for tenant in status.get("tenants", ()):
         found = sums.setdefault(account_name(tenant["tenant"]), {})
@@ -100,11 +122,11 @@ def _of_launches(status: Mapping[str, Any]) -> Iterator[Metric]:
     failed = CounterMetricFamily(
         "pathways_launches_failed", "Launches that ended in an error, also those never admitted.", labels=("kind",)
     )
-    for kind, count in status.get("failures", {}).items():
+    for kind, count in (dict.fromkeys(KNOWN_FAILURES, 0) | status.get("failures", {})).items():
         failed.add_metric((kind,), count)
     yield failed
     events = CounterMetricFamily("pathways_events", "Lifecycle events of the controller.", labels=("event",))
-    for event, count in status.get("events", {}).items():
+    for event, count in (dict.fromkeys(KNOWN_EVENTS, 0) | status.get("events", {})).items():
         events.add_metric((event,), count)
     yield events
     queue = GaugeMetricFamily("pathways_island_queue_length", "Launches that wait on an island.", labels=("island",))

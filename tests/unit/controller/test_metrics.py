@@ -6,6 +6,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from pathways_ray import errors
 from pathways_ray.controller import metrics
 from pathways_ray.scheduler.policies import OPERATOR, anonymous
 
@@ -58,7 +59,7 @@ def samples(status: dict[str, Any]) -> dict[tuple[str, ...], float]:
 
 def test_a_scrape_says_what_the_status_says() -> None:
     alice = 'al"ice\n'
-    assert samples(STATUS) == {
+    expected: dict[tuple[str, ...], float] = {
         ("pathways_launches_total",): 1234,
         ("pathways_calls_served_total",): 77,
         ("pathways_island_device_seconds_total", "0"): 3.5,
@@ -78,7 +79,9 @@ def test_a_scrape_says_what_the_status_says() -> None:
         ("pathways_launch_seconds_bucket", "+Inf", alice): 5,
         ("pathways_launch_seconds_count", alice): 5,
         ("pathways_launch_seconds_sum", alice): 1.5,
+        **{("pathways_launches_failed_total", kind): 0 for kind in metrics.KNOWN_FAILURES},
         ("pathways_launches_failed_total", "HostLost"): 2,
+        **{("pathways_events_total", event): 0 for event in metrics.KNOWN_EVENTS},
         ("pathways_events_total", "host lost"): 1,
         ("pathways_island_queue_length", "0"): 7,
         ("pathways_island_queue_length", "1"): 0,
@@ -99,6 +102,17 @@ def test_a_scrape_says_what_the_status_says() -> None:
         ("pathways_tenant_sessions", alice): 1,
         ("pathways_tenant_device_bytes", alice): 4096,
     }
+    assert samples(STATUS) == expected
+
+
+def test_what_alerts_look_at_is_there_before_it_happens() -> None:
+    """Prometheus has no increase for a series that begins at 4, as that of hosts lost at once would."""
+    found = samples({**STATUS, "failures": {}, "events": {}})
+    for event in ("host lost", "scheduler lost", "scheduler absent"):
+        assert found["pathways_events_total", event] == 0
+    for kind in ("HostLost", "OutOfMemory", "QuotaExceeded", "CompileError", "LaunchTimeout", "ExecutionError"):
+        assert found["pathways_launches_failed_total", kind] == 0
+    assert {kind for kind in metrics.KNOWN_FAILURES if not hasattr(errors, kind)} == set()
 
 
 def test_sessions_of_the_runtimes_own_token_are_one_tenant_also_those_that_are_over() -> None:
