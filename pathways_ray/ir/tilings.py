@@ -26,6 +26,22 @@ def refined(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(found) or (1,)
 
 
+MAX_AXES = 256
+"""Axes of a grid of tiles: those of an array, and those along which devices hold the same tile."""
+
+
+def fills(sizes: Sequence[int], count: int, order: Sequence[int] | None = None) -> bool:
+    """Whether a box of these sizes has `count` places, and an `order` each of its axes once. Cheap for any numbers."""
+    if len(sizes) > MAX_AXES or (order is not None and sorted(order) != list(range(len(sizes)))):
+        return False
+    found = 1
+    for size in sizes:
+        found *= size
+        if not 0 < found <= count:
+            return False
+    return found == count
+
+
 def axis_names(mesh: Sequence[int]) -> tuple[str, ...]:
     """The names of the axes of a refined mesh."""
     return tuple(f"f{k}" for k in range(len(mesh)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -222,8 +223,8 @@ class ArrayRequests:
         for mapping in body.plan.mappings:
             source = inputs[mapping.in_array]
             parts[mapping.out_array].append(source)
-            taken = _steps(mapping.from_start, mapping.from_end, mapping.from_step)
-            given = _steps(mapping.to_start, mapping.to_end, mapping.to_step)
+            taken = _steps(mapping.from_start, mapping.from_end, mapping.from_step, len(source.shards))
+            given = _steps(mapping.to_start, mapping.to_end, mapping.to_step, len(taken))
             for at, to in zip(taken, given, strict=True):
                 places[mapping.out_array][to] = source.shards[at]
         for handle, spec, found, used in zip(body.result_handles, body.plan.output_specs, places, parts, strict=True):
@@ -318,7 +319,7 @@ class ArrayRequests:
 
     def _default_assignment(self, body: Any, commands: list[Command]) -> Any:
         asked = body.num_replicas * body.num_partitions
-        if asked > len(self.islands):
+        if min(body.num_replicas, body.num_partitions) < 1 or asked > len(self.islands):
             raise Refused(Code.INVALID_ARGUMENT, f"{asked} devices are asked for; there are {len(self.islands)}")
         return {"replicas": body.num_replicas, "partitions": body.num_partitions, "devices": sorted(self.islands)}
 
@@ -327,8 +328,13 @@ DONATE = 3
 """ARRAY_COPY_SEMANTICS_DONATE_INPUT."""
 
 
-def _steps(starts: Sequence[int], ends: Sequence[int], steps: Sequence[int]) -> list[int]:
-    return [at for bounds in zip(starts, ends, steps, strict=True) for at in range(*bounds)]
+def _steps(starts: Sequence[int], ends: Sequence[int], steps: Sequence[int], most: int) -> list[int]:
+    """The places of some intervals. Raises `Refused` for more than there can be, before they are made."""
+    places = (at for bounds in zip(starts, ends, steps, strict=True) for at in range(*bounds))
+    found = list(itertools.islice(places, most + 1))
+    if len(found) > most:
+        raise Refused(Code.INVALID_ARGUMENT, f"the plan has more places than the {most} of an array")
+    return found
 
 
 _HANDLERS: dict[str, Callable[[ArrayRequests, Any, list[Command]], Any]] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pathways_ray.errors import GraphError
-from pathways_ray.ir.tilings import iota, refined, spec_of, tiles_of
+from pathways_ray.ir.tilings import fills, iota, refined, spec_of, tiles_of
 from pathways_ray.ir.types import MAX_ARRAY_DIMENSIONS, ArrayType, item_bytes
 from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.events import Reply, Signature
@@ -161,12 +161,12 @@ def laid_out(
     if op.type == _OTHER:
         tiles = list(op.tile_assignment_dimensions)
         sizes = list(op.iota_reshape_dims)
-        if sizes:
-            order = iota(tiles, sizes, list(op.iota_transpose_perm) or range(len(sizes)))
-        else:
-            order = tuple(op.tile_assignment_devices)
         if len(devices) == 1:
             return Sharding.on(devices[0], memory)
+        axes = list(op.iota_transpose_perm) or range(len(sizes))
+        if not fills(tiles, len(devices)) or (sizes and not fills(sizes, len(devices), axes)):
+            raise Refused(Code.INVALID_ARGUMENT, f"a sharding over {len(devices)} devices is of other tiles than these")
+        order = iota(tiles, sizes, axes) if sizes else tuple(op.tile_assignment_devices)
         # Tiles may be said over a box of other sizes, such as 3 x 2 over 6, whose finest mesh is 2 x 3.
         for over in (mesh,) if mesh else dict.fromkeys(map(refined, (sizes or (len(devices),), tiles))):
             spec = spec_of(tiles, order, dimensions, over) if math.prod(over) == len(devices) else None

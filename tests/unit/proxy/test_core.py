@@ -12,7 +12,7 @@ import pytest
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.proxy import events as do
-from pathways_ray.proxy.arrays import Code, Sharding, Status
+from pathways_ray.proxy.arrays import Code, Refused, Sharding, Status
 from pathways_ray.proxy.codec import Reader, Writer, laid_out
 from pathways_ray.proxy.core import FIRST_HANDLE, MAX_EARLY, ProxyCore
 from pathways_ray.proxy.descriptors import messages
@@ -455,3 +455,40 @@ def test_tiles_of_three_by_two_are_laid_out_though_they_are_said_over_six() -> N
     op = M.OpSharding(type="OTHER", tile_assignment_dimensions=(3, 2), iota_reshape_dims=(6,), iota_transpose_perm=[0])
     found = laid_out(op, tuple(range(6)), 2)
     assert (found.mesh, found.spec, found.shard_shape((6, 4))) == ((3, 2), (("f0",), ("f1",)), (2, 2))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tile_assignment_dimensions": [2**61 - 1], "tile_assignment_devices": [0, 1]},
+        {"tile_assignment_dimensions": [2**40], "iota_reshape_dims": [2**40], "iota_transpose_perm": [0]},
+        {"tile_assignment_dimensions": [2], "iota_reshape_dims": [2], "iota_transpose_perm": [0] * 60},
+        {"tile_assignment_dimensions": [2, *[1] * 10**6], "iota_reshape_dims": [2, *[1] * 10**6]},
+        {"tile_assignment_dimensions": [-1, -2], "tile_assignment_devices": [0, 1]},
+    ],
+)
+def test_tiles_without_end_are_refused_before_they_are_made(asked: dict[str, Any]) -> None:
+    with pytest.raises(Refused) as refused:
+        laid_out(M.OpSharding(type="OTHER", **asked), (0, 1), 1)
+    assert refused.value.status.code == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("step", [1, -1])
+def test_steps_without_end_are_refused_before_they_are_made(step: int) -> None:
+    client = Client()
+    client.put(1)
+    plan = M.RemapPlanProto()
+    plan.output_specs.add(dtype=F32, shape=M.ShapeProto(dims=[4]))
+    ends = {"from_start": [0], "from_end": [step * 2**62], "from_step": [step], "to_start": [0], "to_end": [1]}
+    plan.mappings.add(in_array=0, out_array=0, to_step=[1], **ends)
+    reply, _ = client.ask("remap_arrays_request", plan=plan, array_handles=[1], result_handles=[2])
+    assert reply.status is not None
+    assert reply.status.code == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize(("replicas", "partitions"), [(0, 2**60), (2**60, 0), (1, 5)])
+def test_an_assignment_of_no_devices_is_refused(replicas: int, partitions: int) -> None:
+    asked = {"num_replicas": replicas, "num_partitions": partitions}
+    reply, _ = Client().ask("get_default_device_assignment_request", **asked)
+    assert reply.status is not None
+    assert reply.status.code == Code.INVALID_ARGUMENT
