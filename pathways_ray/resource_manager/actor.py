@@ -342,12 +342,14 @@ class ResourceManager(Inspectable):
             remove_placement_group(get_placement_group(names.group(self.runtime, command.island)))
 
     def _keep(self, kept: KeptIslands) -> None:
-        """Has Ray keep the list of islands for the successor of this process."""
-        internal_kv._internal_kv_put(self._key, msgspec.msgpack.encode(kept), namespace=names.NAMESPACE.encode())
+        """Has Ray keep the list of islands for the successor of this process, which may be on another machine, whose
+        own clock is another one."""
+        found = msgspec.msgpack.encode(kept.by_clock(time.time() - time.monotonic()))
+        internal_kv._internal_kv_put(self._key, found, namespace=names.NAMESPACE.encode())
 
     def _kept(self) -> KeptIslands | None:
         found = internal_kv._internal_kv_get(self._key, namespace=names.NAMESPACE.encode())
-        return _KEPT.decode(found) if found else None
+        return _KEPT.decode(found).by_clock(time.monotonic() - time.time()) if found else None
 
     @property
     def _key(self) -> bytes:

@@ -22,13 +22,20 @@ MAX_ISLAND_HOSTS = 512
 
 class KeptIslands(msgspec.Struct, frozen=True):
     """The list of islands that a resource manager finds after its own restart: the hosts of those that all share, those
-    that are to be emptied, the numbers of the next island and host, and what islands are, to who starts them."""
+    that are to be emptied, the numbers of the next island and host, and what islands are, to who starts them. `drains`
+    says until when those may keep what they have, by this process's clock, and why; older lists have none."""
 
     members: dict[int, tuple[int, ...]]
     draining: tuple[int, ...] = ()
     next_island: int = 0
     next_host: int = 0
     specs: dict[int, bytes] = {}
+    drains: dict[int, tuple[float, str]] = {}
+
+    def by_clock(self, later_s: float) -> KeptIslands:
+        """The list by a clock that is so many seconds ahead."""
+        drains = {island: (until + later_s, reason) for island, (until, reason) in self.drains.items()}
+        return msgspec.structs.replace(self, drains=drains)
 
     @classmethod
     def first(cls, members: Mapping[int, Sequence[int]], specs: Mapping[int, bytes] | None = None) -> KeptIslands:
@@ -53,13 +60,15 @@ class SharedIslands:
         self.inventory = inventory
         self.next_island, self.next_host = kept.next_island, kept.next_host
         self.specs = dict(kept.specs)
-        inventory.draining.update(dict.fromkeys(kept.draining, math.inf))
+        for island in kept.draining:
+            inventory.draining[island], inventory.drained_for[island] = kept.drains.get(island, (math.inf, ""))
 
     def kept(self) -> KeptIslands:
         """The list for the successor of this resource manager."""
         members = {island: tuple(self.members[island]) for island in sorted(self.numbers)}
-        draining = tuple(sorted(self.inventory.draining))
-        return KeptIslands(members, draining, self.next_island, self.next_host, dict(self.specs))
+        draining = dict(sorted(self.inventory.draining.items()))
+        drains = {island: (until, self.inventory.drained_for.get(island, "")) for island, until in draining.items()}
+        return KeptIslands(members, tuple(draining), self.next_island, self.next_host, dict(self.specs), drains)
 
     def add(self, hosts: int, spec: bytes = b"") -> tuple[int, tuple[int, ...]]:
         """Another island; its number, and those of its hosts. A `spec` is kept for who starts islands.

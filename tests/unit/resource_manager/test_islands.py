@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 from pathways_ray import limits
@@ -116,10 +117,28 @@ def test_a_successor_knows_what_came_went_and_is_drained() -> None:
     core = running()
     core.handle(IslandAdded(1, 1), 1.0)
     (kept,) = [c.islands for c in core.handle(DrainRequested(2, 0, 5.0), 1.0) if isinstance(c, Keep)]
-    assert kept == KeptIslands({0: (0, 1), 1: (2,), 2: (3,)}, (0,), 3, 4)
+    assert kept == KeptIslands({0: (0, 1), 1: (2,), 2: (3,)}, (0,), 3, 4, drains={0: (6.0, "")})
     again = ManagerCore(kept, "secret")
-    assert again.inventory.draining == {0: math.inf}
+    assert again.inventory.draining == {0: 6.0}
     assert answer(again, IslandAdded(1, 1)) == (3, (4,))
+
+
+def test_a_successor_knows_until_when_an_island_is_drained_and_why() -> None:
+    """The list is kept by the clock of all machines, and read by the successor's own."""
+    core = running()
+    (kept,) = [c.islands for c in core.handle(DrainRequested(2, 1, 30.0, "repairs"), 1.0) if isinstance(c, Keep)]
+    written = msgspec.msgpack.encode(kept.by_clock(1000.0))
+    found = msgspec.msgpack.decode(written, type=KeptIslands).by_clock(-900.0)
+    again = ManagerCore(found, "secret")
+    assert (again.inventory.draining, again.inventory.drained_for) == ({1: 131.0}, {1: "repairs"})
+    again.handle(UndrainRequested(3, 1), 100.0)
+    assert again.shared.kept().drains == {}
+
+
+def test_a_list_of_islands_that_an_older_manager_kept_can_be_read() -> None:
+    old = msgspec.msgpack.encode({"members": {0: (0,), 1: (1,)}, "draining": (1,), "next_island": 2, "next_host": 2})
+    again = ManagerCore(msgspec.msgpack.decode(old, type=KeptIslands).by_clock(5.0), "secret")
+    assert (again.inventory.draining, again.inventory.drained_for) == ({1: math.inf}, {1: ""})
 
 
 def test_numbers_of_hosts_come_back_once_all_were_used() -> None:
