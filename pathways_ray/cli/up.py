@@ -121,7 +121,7 @@ def join_ray(address: str | None, name: str) -> None:
 )
 @click.option(
     "--token-file",
-    type=click.File(),
+    type=click.File(encoding="utf-8", errors="replace"),
     envvar="PATHWAYS_TOKEN_FILE",
     show_envvar=True,
     help="Its first line lets clients in; left out, a token is made and printed.",

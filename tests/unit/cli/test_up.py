@@ -76,6 +76,15 @@ def test_a_terminal_that_closes_may_say_so_twice(monkeypatch: pytest.MonkeyPatch
             signal.signal(number, handler)
 
 
+def test_a_token_file_of_other_bytes_than_text_is_refused_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(bytes(range(128, 256)))
+    found = CliRunner().invoke(commands, ["up", "--token-file", str(file)], prog_name="pathways")
+    assert found.exit_code == 2
+    assert f"{file} must begin with a line of at least" in found.stderr
+    assert "Traceback" not in found.stderr
+
+
 def test_an_interrupt_does_not_hide_a_runtime_that_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It comes while the command leaves Ray: the runtime stays, so its url and token are told, and kept."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
