@@ -238,8 +238,9 @@ class Admission:
             return [], room
         if not room:
             return [], LaunchEvent.MEMORY_FULL
-        if program.cross_island and not self.window.may_start(
-            session.id, session.usage, tuple(program.islands), self.tables.now
+        if program.cross_island and (
+            self.window.is_behind_calls(session.id, program.islands)
+            or not self.window.may_start(session.id, session.usage, tuple(program.islands), self.tables.now)
         ):
             return [], LaunchEvent.ISLANDS_FULL
         record, commands = self.dispatch.start(session, program, message, launch.state)
@@ -247,6 +248,8 @@ class Admission:
             launch.whole.begun(record)
         if program.cross_island:
             self.window.start(program.islands)
+        elif program.calls:
+            self.window.calls(session.id, program.islands)
         return (commands if record.pending else self.outcomes.settle([record])[0]), record
 
     def refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:

@@ -4,6 +4,10 @@ Islands keep cross-island launches in the controller's sequence, so the sequence
 them. A limited number of them is on an island at a time; the others wait here, one for each session, and go in the
 policy's order as those before them end. One that waits for room on an island holds back those behind it that want the
 same island, so that it gets its turn.
+
+An island's scheduler keeps launches that call host functions back behind others of their session that do, and what is
+behind them in that session with them. A cross-island launch would keep back there those of all tenants that come
+behind it in the sequence. So it gets no number before all calls of its session are with the hosts.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pathways_ray.scheduler.policies import Candidate, Policy, Usage, fifo
+from pathways_ray.scheduler.queues import MAX_CALLING
 
 CROSS_ISLAND_WINDOW = 64
 """Cross-island launches on one island without an outcome: half of what an island takes, so that others have room."""
@@ -19,12 +24,14 @@ CROSS_ISLAND_WINDOW = 64
 
 @dataclass
 class CrossIslandWindow:
-    """Cross-island launches under way, by island, and the sessions whose next one is `queued`."""
+    """Cross-island launches under way, by island, and the sessions whose next one is `queued`. `calling` has the other
+    launches under way that call host functions, by session and island."""
 
     policy: Policy = fifo
     window: int = CROSS_ISLAND_WINDOW
     under_way: dict[int, int] = field(default_factory=dict)
     queued: dict[int, tuple[Candidate, tuple[int, ...]]] = field(default_factory=dict)
+    calling: dict[tuple[int, int], int] = field(default_factory=dict)
     arrivals: int = 0
     chosen: int = 0
 
@@ -64,3 +71,19 @@ class CrossIslandWindow:
     def end(self, islands: Iterable[int]) -> None:
         for island in islands:
             self.under_way[island] -= 1
+
+    def calls(self, session: int, islands: Iterable[int]) -> None:
+        """A launch that calls host functions, on one island alone, has started."""
+        for island in islands:
+            self.calling[session, island] = self.calling.get((session, island), 0) + 1
+
+    def answered(self, session: int, islands: Iterable[int]) -> None:
+        """Such a launch has ended."""
+        for island in islands:
+            left = self.calling[session, island] = self.calling[session, island] - 1
+            if not left:
+                del self.calling[session, island]
+
+    def is_behind_calls(self, session: int, islands: Iterable[int]) -> bool:
+        """Whether some of a session's calls may wait at the scheduler of one of these islands."""
+        return bool(self.calling) and any(self.calling.get((session, one), 0) > MAX_CALLING for one in islands)

@@ -194,6 +194,8 @@ class Outcomes:
             self.tables.circuit_breaker.succeeded(program.culprit)
         if program.cross_island:
             self.window.end(program.islands)
+        elif program.calls:
+            self.window.answered(record.session, program.islands)
         ledger.settle(record.usage, record.estimate, actual)
         ledger.leave(record.usage)
         record.usage.parts -= record.is_part

@@ -144,6 +144,7 @@ class PlannedProgram:
         self.islands = tuple(self.messages)
         self.result_count = len(self.results) or self.promised
         self.charged_bytes = sum(kind.charged_bytes for kind in self.results)
+        self.calls = any(message.calls for message in self.messages.values())
 
     @classmethod
     def of(

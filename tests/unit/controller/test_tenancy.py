@@ -12,6 +12,7 @@ from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.limits import MIN_BUFFER_BYTES
 from pathways_ray.scheduler.policies import Policy, Usage, fifo, share
+from pathways_ray.scheduler.queues import MAX_CALLING
 from pathways_ray.transport.messages import (
     Account,
     BuffersLost,
@@ -207,6 +208,23 @@ def test_a_failed_launch_takes_no_bytes() -> None:
 
 
 # --- several islands --------------------------------------------------------------------------------------------------
+
+
+def test_a_cross_island_launch_behind_many_calls_of_its_session_holds_back_nobody() -> None:
+    """Its island keeps it behind calls that may take for ever, and cross-island launches have one order for all."""
+    f = front(Tenant("a"), Tenant("b"))
+    f.register(program_over(1, key=1), 1).calls = True
+    for session in (1, 2):
+        f.register(program_over(1, 2, key=10 + session, session=session), 2)
+        f.put(1, session=session)
+    calls = [f.launch(k, (1,), 10 + k) for k in range(1, MAX_CALLING + 2)]
+    assert all(to_island(commands, 0, IslandLaunch) for commands in calls)
+    assert not to_island(f.launch(20, (1,), 50, program=2), 0, IslandLaunch), "a call may wait on the island"
+    (other,) = to_island(f.launch(1, (1,), 50, program=2, session=2), 0, IslandLaunch)
+    (mine,) = to_island(f.done(0, 1), 0, IslandLaunch)
+    assert (other.session, mine.session, mine.results) == (2, 1, 50)
+    f.done(0, *range(2, MAX_CALLING + 2))
+    assert not f.launches.cross_island.calling
 
 
 def test_cross_island_launches_wait_for_room_and_take_turns() -> None:
