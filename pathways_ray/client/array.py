@@ -108,8 +108,8 @@ class Array(SliceArray):
 
             y.add_done_callback(lambda array: queue.put(array))
 
-        It is called in the thread that hears of it, so it must not wait for anything; what it raises is logged,
-        a `SystemExit` too.
+        A thread of the session calls one such function after the other, in the order in which arrays were done. It may
+        launch; while it waits, those behind it do, too. What it raises is logged, a `SystemExit` too.
 
         Raises:
             BufferDeleted: the array was deleted or donated.

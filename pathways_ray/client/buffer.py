@@ -142,6 +142,14 @@ class Guard(Protocol):
     def recover(self) -> None: ...
 
 
+class Caller(Protocol):
+    """Something that makes calls in a thread of its own, once that was started."""
+
+    def start(self) -> None: ...
+
+    def put(self, call: Callable[[], None]) -> None: ...
+
+
 class BufferOwner(Protocol):
     """The part of a session that buffers and arrays use."""
 
@@ -149,6 +157,9 @@ class BufferOwner(Protocol):
 
     watch: Callable[[Callable[[], None]], None]
     unwatch: Callable[[Callable[[], None]], None]
+
+    @property
+    def callbacks(self) -> Caller: ...
 
     @property
     def closed_because(self) -> str: ...

@@ -27,26 +27,41 @@ A = TypeVar("A", bound=Waited)
 
 
 def when_done(array: A, call: Callable[[A], Any]) -> None:
-    """Has `call` called once a `pw.Array` is computed or has failed; at once where it has."""
+    """Has the session's thread for that call `call` once a `pw.Array` is computed or has failed; calls it at once where
+    it has."""
+    if array._buffer.record.state is not PENDING:
+        return _call(array, call)
+    callbacks = array._buffer.session.callbacks
+    callbacks.start()
+    _watch(array, lambda: callbacks.put(lambda: _call(array, call)))
+
+
+def _watch(array: Waited, done: Callable[[], None]) -> None:
+    """Has `done` called once, in the thread that hears that an array is computed or has failed: it must not wait."""
     session = array._buffer.session
     once = threading.Lock()
 
     def look() -> None:
         if array._buffer.record.state is not PENDING and once.acquire(blocking=False):
             session.unwatch(look)
-            THREAD.callbacks += 1
-            try:
-                call(array)
-            except BaseException as error:  # SystemExit too: the thread that reads messages has to go on
-                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                    raise  # Ctrl-C, which comes to no other thread
-                _LOG.exception("a callback of %r failed", array)
-            finally:
-                THREAD.callbacks -= 1
+            done()
 
     session.watch(look)
     session.hurry()
     look()
+
+
+def _call(array: A, call: Callable[[A], Any]) -> None:
+    """Makes a call of the user, and logs what it raises."""
+    THREAD.callbacks += 1
+    try:
+        call(array)
+    except BaseException as error:  # SystemExit too: the thread has the callbacks behind it to call
+        if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+            raise  # Ctrl-C, which comes to no other thread
+        _LOG.exception("a callback of %r failed", array)
+    finally:
+        THREAD.callbacks -= 1
 
 
 def awaited(array: A) -> Generator[Any, None, A]:
@@ -58,11 +73,11 @@ def awaited(array: A) -> Generator[Any, None, A]:
         if not future.done():  # it may have been cancelled
             future.set_result(None)
 
-    def done(_: A) -> None:
+    def done() -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             loop.call_soon_threadsafe(set_result)
 
-    when_done(array, done)
+    _watch(array, done)
     yield from future
     array.block_until_ready()
     return array

@@ -32,7 +32,7 @@ DOOR_LIMIT_S = 2.0
 """A stream that was just opened waits this long for its host to say where its local socket is."""
 
 _thread = threading.local()
-"""`reads` is set in the threads that read streams. Callbacks of the user run there, too."""
+"""`reads` is set in the threads that read streams."""
 
 
 def may_wait() -> bool:

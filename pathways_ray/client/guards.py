@@ -9,7 +9,7 @@ from pathways_ray.client.weak import living
 
 
 class _Thread(threading.local):
-    """A thread, which runs `callbacks` now: others may wait for what it reads, so nothing is made again in it."""
+    """A thread, which runs `callbacks` now: other callbacks wait for it, so nothing is made again in it."""
 
     callbacks = 0
 

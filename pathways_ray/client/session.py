@@ -25,6 +25,7 @@ from pathways_ray.client import notebook
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord, Guard
+from pathways_ray.client.callback_thread import CallbackThread
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
@@ -95,7 +96,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         self.free, self.delete, self.cancel = self._driver.free, self._driver.delete, self._driver.cancel
         self.hurry = self._driver.hurry
         self.watch, self.unwatch = self._driver.watchers.append, self._driver.watchers.remove
-        self.debug_calls = DebugCalls()
+        self.debug_calls, self.callbacks = DebugCalls(), CallbackThread()
         self._mover = Mover(core, connection, self._driver)
         reach = (self._mover.slices_held, self._mover.place, self._connect)
         self._driver.resume = Resumption(core, connection, self._driver, name, *reach).begin
@@ -310,11 +311,13 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         if self.closed or os.getpid() != self._process:
             return  # a fork has the sockets of its parent, whose session goes on
         self.debug_calls.close()
+        self.callbacks.flush()
         self._driver.handle(Closing())
         with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
             if not self.closed_because and not self._core.away:
                 self._connection.call(wire.CloseSession(self.id), _CLOSE_LIMIT_S)
         self._driver.disconnected("it was shut down")
+        self.callbacks.close()
         self._mover.close()
         self._connection.close()
         self.forget_programs()

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import signal
+import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -114,6 +117,7 @@ def test_callbacks_are_called_once_with_the_array(offline: Offline, caplog: pyte
         assert called == []
         offline.say(Completed((1,)))
         offline.say(Completed(()))
+        offline.session.callbacks.flush()
     assert len(called) == 1
     assert called[0] is a
     assert "ZeroDivisionError" in caplog.text
@@ -128,7 +132,7 @@ def test_callbacks_are_called_once_with_the_array(offline: Offline, caplog: pyte
 def test_a_callback_raises_what_it_likes(
     offline: Offline, caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    """The thread that reads messages calls it, and those behind it."""
+    """The thread that calls it calls those behind it, too."""
     (a,) = launched(offline, 1)
     called: list[Any] = []
 
@@ -139,8 +143,108 @@ def test_a_callback_raises_what_it_likes(
     a.add_done_callback(called.append)
     with caplog.at_level(logging.ERROR):
         Background(lambda: offline.say(Completed((1,)))).end()
+        offline.session.callbacks.flush()
     assert called == [a]
     assert type(error).__name__ in caplog.text
+
+
+def test_a_callback_launches_where_the_session_is_full() -> None:
+    """Were it called by the thread that reads outcomes, it would wait for an outcome that nobody reads."""
+    offline = Offline(max_launches=2)
+    a, _ = launched(offline, 2)
+    made: list[Any] = []
+    a.add_done_callback(lambda _: made.extend(launched(offline, 2)))
+    Background(lambda: offline.say(Completed((1,)), Completed((2,)))).end()
+    eventually(lambda: len(made) == 2)
+
+
+def test_a_callback_launches_where_the_array_was_cancelled_behind_its_upload(offline: Offline) -> None:
+    """It ends in the thread that cancels, which has the lock of what is sent."""
+    given = offline.session.upload(np.ones(2, np.float32), offline.kind)
+    (a,) = offline.session.launch(3, [given._buffer.record], (offline.kind,))
+    made: list[Any] = []
+    a.add_done_callback(lambda _: made.extend(launched(offline, 1)))
+    assert a.cancel()
+    eventually(lambda: len(made) == 1)
+
+
+def test_callbacks_of_one_session_are_called_in_turn_by_one_thread(offline: Offline) -> None:
+    arrays = launched(offline, 16)
+    called: list[Any] = []
+    for k, array in enumerate(arrays):
+        array.add_done_callback(lambda _, k=k: called.append((k, threading.current_thread())))
+    threads = [Background(lambda k=k: offline.say(Completed((k,)))) for k in range(1, 9)]  # type: ignore[misc]
+    for one in threads:
+        one.end()
+    offline.say(Completed(tuple(range(9, 17))))
+    offline.session.callbacks.flush()
+    assert sorted(k for k, _ in called) == [*range(16)]
+    assert [k for k, _ in called[8:]] == [*range(8, 16)]
+    assert len({thread for _, thread in called}) == 1
+    assert called[0][1] is not threading.current_thread()
+
+
+def test_callbacks_are_called_at_the_end_of_the_session_and_their_thread_ends_with_it(offline: Offline) -> None:
+    a, b = launched(offline, 2)
+    called: list[Any] = []
+
+    def look(array: Any) -> None:
+        time.sleep(0.05)
+        called.append((array, offline.session.closed))
+
+    a.add_done_callback(look)
+    b.add_done_callback(look)
+    offline.say(Completed((1,)))
+    offline.session.close()
+    assert called == [(a, False), (b, True)]
+    thread = offline.session.callbacks._thread
+    assert thread is not None
+    thread.join(LIMIT_S)
+    assert not thread.is_alive()
+
+
+def test_a_callback_may_end_the_session(offline: Offline) -> None:
+    a, b = launched(offline, 2)
+    called: list[Any] = []
+    a.add_done_callback(lambda _: offline.session.close())
+    b.add_done_callback(called.append)
+    offline.say(Completed((1,)))
+    eventually(lambda: called == [b])
+
+
+def test_coroutines_do_not_wait_for_callbacks(offline: Offline) -> None:
+    """A value is handed on by the thread that hears of it."""
+    a, b = launched(offline, 2)
+    goes_on = threading.Event()
+    a.add_done_callback(lambda _: goes_on.wait(LIMIT_S))
+    offline.say(Completed((1,)))
+
+    async def waiting() -> Any:
+        task = asyncio.create_task(_await(b))
+        await asyncio.sleep(0)
+        offline.say(Completed((2,)))
+        return await task
+
+    assert asyncio.run(asyncio.wait_for(waiting(), LIMIT_S / 2)) is b
+    goes_on.set()
+
+
+def test_a_fork_calls_what_it_deletes_by_itself(offline: Offline) -> None:
+    """It has no thread for that."""
+    a, b = launched(offline, 2)
+    called: list[Any] = []
+    a.add_done_callback(called.append)
+    b.add_done_callback(called.append)
+    offline.say(Completed((1,)))
+    eventually(lambda: called == [a])
+    child = os.fork()
+    if not child:
+        try:
+            b.delete()
+            os._exit(0 if called == [a, b] else 1)
+        finally:
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_control_c_in_a_callback_ends_the_call_of_the_main_thread(offline: Offline) -> None:

@@ -227,7 +227,7 @@ def test_a_lost_result_is_made_again_where_another_call_takes_it(session: LocalS
 
 
 def test_a_callback_makes_nothing_again(session: LocalSession) -> None:
-    """It runs in the thread that others wait for."""
+    """Others wait for the thread that runs it."""
     loop = Loop()
     loop.go(2)
     lose(loop.state)
