@@ -1,4 +1,8 @@
-"""Indexing of arrays on slices: one launch, however many steps JAX would take."""
+"""Indexing of arrays on slices: one launch, however many steps JAX would take.
+
+What changes from one index to the next is an argument of the launch: numbers, arrays, and where a window begins, which
+is what a slice of step 1 takes of a dimension. So `x[i : i + 8]` is one program for each `i`.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +17,33 @@ import numpy as np
 _ENTRIES = 64
 """Entries that one launch of an iteration makes."""
 
+_MOST = np.iinfo(np.int32).max
+"""Entries of a dimension whose windows begin at a number of 32 bits."""
+
 _TAKEN = object()
 
 
 def take(array: Any, index: Any) -> Any:
-    """`array[index]` as one operation: numbers and arrays in an index are its arguments, the rest is part of it."""
+    """`array[index]` as one operation, whose arguments are numbers, arrays and starts of windows. The rest is part of
+    it."""
     if isinstance(index, list):
         raise TypeError(f"a list is no index of an array, in JAX as here; write x[np.array({index!r})]")
     parts = index if isinstance(index, tuple) else (index,)
     shape: list[Any] = []
     values: list[Any] = []
-    for part in parts:
+    starts: list[int] = []
+    dimensions = _dimensions(array, parts)
+    for number, part in enumerate(parts):
         if isinstance(part, list):
             part = np.asarray(part, None if part else np.int32)
         if isinstance(part, slice):
-            shape.append(("slice", *(_bound(k, index) for k in (part.start, part.stop, part.step))))
+            bounds = slice(*(_bound(k, index) for k in (part.start, part.stop, part.step)))
+            start, size = _window(array, bounds, dimensions[number] if dimensions else -1)
+            if size < 0:
+                shape.append(("slice", bounds.start, bounds.stop, bounds.step))
+            else:
+                shape.append(("window", dimensions[number], size))
+                starts.append(start)
         elif part is None or part is Ellipsis:
             shape.append(part)
         elif isinstance(part, bool | np.bool_) or str(getattr(part, "dtype", "")) == "bool":
@@ -37,7 +53,39 @@ def take(array: Any, index: Any) -> Any:
             _check(part, index)
             shape.append(_TAKEN)
             values.append(part)
-    return _taker(tuple(shape))(array, *values)
+    return _taker(tuple(shape))(array, *starts, *values)
+
+
+def _dimensions(array: Any, parts: tuple[Any, ...]) -> list[int]:
+    """The dimension that each part of an index of slices, numbers, None and `...` is for; none for another index."""
+    rest = [part for part in parts if part is not None and part is not Ellipsis]
+    is_plain = all(isinstance(part, slice) or _is_number(part) for part in rest)
+    if not is_plain or len(rest) > array.ndim or sum(part is Ellipsis for part in parts) > 1:
+        return []
+    found, dimension = [], 0
+    for part in parts:
+        found.append(dimension)
+        dimension += array.ndim - len(rest) if part is Ellipsis else part is not None
+    return found
+
+
+def _is_number(part: Any) -> bool:
+    kind = getattr(part, "dtype", None)
+    whole = kind is not None and jax.numpy.issubdtype(kind, np.integer)
+    return np.shape(part) == () if whole else isinstance(part, int) and not isinstance(part, bool)
+
+
+def _window(array: Any, bounds: slice, dimension: int) -> tuple[int, int]:
+    """The start of a slice of a dimension, and how many entries it takes; -1 where these are part of the program: it is
+    of other steps, has all or none of the entries, or is of a dimension whose shards would have to be put together."""
+    if dimension < 0 or bounds.step not in (None, 1):
+        return 0, -1
+    length, spec = array.shape[dimension], array._type.spec
+    start, stop, _ = bounds.indices(length)
+    is_partitioned = dimension < len(spec) and spec[dimension]
+    if is_partitioned or length > _MOST or not 0 < stop - start < length:
+        return 0, -1
+    return start, stop - start
 
 
 def _bound(bound: Any, index: Any) -> int | None:
@@ -60,8 +108,15 @@ def _check(part: Any, index: Any) -> None:
 
 @lru_cache(1024)
 def _taker(shape: tuple[Any, ...]) -> Any:
+    windows = [part[1:] for part in shape if isinstance(part, tuple) and part[0] == "window"]
+
     def getitem(array: Any, *values: Any) -> Any:
         rest = iter(values)
+        if windows:
+            starts, sizes = [0] * array.ndim, [*array.shape]
+            for (dimension, size), start in zip(windows, rest, strict=False):
+                starts[dimension], sizes[dimension] = start, size
+            array = jax.lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
         return array[tuple(next(rest) if part is _TAKEN else _part(part) for part in shape)]
 
     return jax.jit(getitem)
@@ -70,6 +125,8 @@ def _taker(shape: tuple[Any, ...]) -> Any:
 def _part(part: Any) -> Any:
     if not isinstance(part, tuple):
         return part
+    if part[0] == "window":
+        return slice(None)
     if part[0] == "slice":
         return slice(*part[1:])
     return np.frombuffer(part[1], bool).reshape(part[2])

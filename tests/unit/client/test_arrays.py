@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 import jax
@@ -112,6 +113,53 @@ def test_an_index_is_one_launch_whatever_the_number(session, a4) -> None:
     assert len(session._programs) == graphs, "another number is no other program"
     np.testing.assert_array_equal(np.asarray(x[x > 5]), M[M > 5])
     np.testing.assert_array_equal(np.asarray(x[True]), M[True])
+
+
+def test_a_window_is_one_program_wherever_it_begins(session, a4) -> None:
+    for spec, rows in ((P(), lambda k: np.s_[k : k + 2]), (P("x"), lambda k: np.s_[:, k : k + 2])):
+        x = pw.put(np.arange(64 * 64, dtype=np.float32).reshape(64, 64), a4, spec)
+        values = np.asarray(x)
+        assert x[rows(0)].sharding.spec == spec
+        graphs = len(session._programs)
+        for k in range(50):
+            np.testing.assert_array_equal(np.asarray(x[rows(k)]), values[rows(k)])
+        np.testing.assert_array_equal(np.asarray(x[rows(-9)]), values[rows(-9)])
+        assert len(session._programs) == graphs
+
+
+@pytest.mark.parametrize("spec", [P(), P("x"), P(None, "y"), P(None, None, ("x", "y"))])
+@pytest.mark.parametrize(
+    "index",
+    [
+        np.s_[1:3],
+        np.s_[-3:-1, 1:2],
+        np.s_[2:100],
+        np.s_[..., 1:3],
+        np.s_[1:7:2, 1:3],
+        np.s_[None, 2:4, -1, 1:5],
+        np.s_[1:3, None, ..., np.int32(2)],
+        np.s_[:2, np.array([0, 3]), 1:3],
+        np.s_[True, 2:4],
+    ],
+    ids=str,
+)
+def test_windows_are_those_of_jax_and_lie_as_its_results_do(session, b22, spec, index) -> None:
+    values = np.arange(8 * 4 * 8, dtype=np.float32).reshape(8, 4, 8)
+    x = pw.put(values, b22, spec)
+    found, plain = x[index], jnp.asarray(values)[index]
+    np.testing.assert_array_equal(np.asarray(found), plain)
+    assert found.weak_type == plain.weak_type
+    whole = jax.jit(lambda v: v[index])(x)  # with the bounds in the program
+    assert found.sharding.spec == whole.sharding.spec
+
+
+def test_indices_that_are_too_many_raise_what_jax_raises(session, a4) -> None:
+    x = pw.put(M, a4)
+    for index in (np.s_[1:3, 1:2, 0:1], np.s_[..., 1:2, ...]):
+        with pytest.raises(IndexError) as plain:
+            jnp.asarray(M)[index]
+        with pytest.raises(IndexError, match=re.escape(str(plain.value))):
+            x[index]
 
 
 def test_an_operation_is_built_once(session, a4) -> None:
