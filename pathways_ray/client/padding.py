@@ -27,6 +27,9 @@ from pathways_ray.client.program import Program
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.errors import UsageError
 
+_KEPT_TIMES = 4
+"""Rows of a batch that keep more memory than so many times their own are copied out of it."""
+
 _flatten: Callable[[Any], tuple[list[Any], Any]] = tree_flatten  # without `jax.tree.flatten` around it
 
 
@@ -51,7 +54,7 @@ class Padded:
         if any(isinstance(leaf, SliceArray) or extended_dtype(leaf) is not None for leaf in batches):
             return self._alone(args)  # to be joined, it would have to be fetched, or is no NumPy array
         kinds = [
-            id(leaf) if axis is None else (np.asarray(leaf).dtype, _rest(leaf, axis))
+            id(leaf) if axis is None else (np.asarray(leaf).dtype, _is_weak(leaf), _rest(leaf, axis))
             for leaf, axis in zip(leaves, axes, strict=True)
         ]
         # The thread of another call may have other settings of JAX, or another priority.
@@ -62,7 +65,7 @@ class Padded:
         (tree, *_), first = cast(tuple[Any, ...], calls[0].kind), calls[0].arguments
         axes = self._axes_of("in_axes", tree, first)
         joined = [
-            first[k] if axis is None else np.concatenate([call.arguments[k] for call in calls], axis)
+            first[k] if axis is None else _concatenated([call.arguments[k] for call in calls], axis)
             for k, axis in enumerate(axes)
         ]
         out = self._alone(jax.tree.unflatten(tree, joined))
@@ -70,7 +73,7 @@ class Padded:
         out_axes = self._axes_of("out_axes", made, leaves)
         ends = list(itertools.accumulate(call.rows for call in calls))
         parts = [
-            [_own(leaf) for _ in calls] if axis is None else np.split(leaf, ends[:-1], axis)
+            _each(leaf, len(calls)) if axis is None else list(map(_lean, np.split(leaf, ends[:-1], axis)))
             for leaf, axis in zip(leaves, out_axes, strict=True)
         ]
         return [made.unflatten([part[k] for part in parts]) for k in range(len(calls))]
@@ -154,6 +157,10 @@ class Padded:
             )
         if type(leaf) is not np.ndarray and extended_dtype(leaf) is not None:
             return prng.from_data(self._pad(prng.to_data(leaf), axis % leaf.ndim, missing), leaf)
+        if _is_weak(leaf):
+            shape = list(leaf.shape)
+            shape[axis] = missing
+            return _concatenated([leaf, jax.lax.full_like(leaf, 0, shape=tuple(shape))], axis)
         value = np.asarray(leaf)
         shape = list(value.shape)
         shape[axis] += missing
@@ -220,9 +227,32 @@ def padded(
     return Padded(fun, given, in_axes, out_axes, join_calls)
 
 
-def _own(leaf: Any) -> Any:
-    """A result that is not of a batch, for one of several callers."""
-    return leaf._alias() if isinstance(leaf, Array) else copy.copy(leaf)
+def _each(leaf: Any, count: int) -> list[Any]:
+    """A result that is not of a batch, for each of several callers: who deletes or donates it has it for himself."""
+    return [leaf, *(copy.copy(leaf) for _ in range(count - 1))]
+
+
+def _is_weak(leaf: Any) -> bool:
+    return type(leaf) is not np.ndarray and bool(getattr(leaf, "weak_type", False))
+
+
+def _concatenated(leaves: Sequence[Any], axis: int) -> Any:
+    """Batches as one, of a weak type if they have one, which NumPy's have not."""
+    if _is_weak(leaves[0]):
+        return jax.lax.concatenate(leaves, axis % leaves[0].ndim)
+    return np.concatenate(leaves, axis)
+
+
+def _lean(rows: Any) -> Any:
+    """Rows of a batch, as a copy where they would keep much more than themselves in memory."""
+    kept, base = 0, getattr(rows, "base", None)  # keys have none
+    while isinstance(base, np.ndarray):
+        kept, base = base.nbytes, base.base
+    if kept <= _KEPT_TIMES * rows.nbytes:
+        return rows
+    made = rows.copy()
+    made.flags.writeable = rows.flags.writeable
+    return made
 
 
 def _axes(axes: Any, tree: Any, what: str) -> list[int | None]:
@@ -270,7 +300,7 @@ def _cut(value: np.ndarray[Any, Any], axis: int, size: int, count: int) -> np.nd
             f"a result of shape {value.shape} has no batch of {size} along axis {axis}; say which have one with "
             "out_axes="
         )
-    return value[_first(axis, count)]
+    return _lean(value[_first(axis, count)])
 
 
 def _first(axis: int, count: int) -> tuple[slice | EllipsisType, ...]:
@@ -286,4 +316,4 @@ def _sized(leaf: Any, axis: int, size: int) -> jax.ShapeDtypeStruct:
     dtype = leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
     if extended_dtype(leaf) is None:
         dtype = jax.dtypes.canonicalize_dtype(dtype)
-    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+    return jax.ShapeDtypeStruct(tuple(shape), dtype, weak_type=_is_weak(leaf))

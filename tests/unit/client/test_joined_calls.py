@@ -340,6 +340,23 @@ def test_a_server_joins_the_calls_of_its_threads(session) -> None:
         f(w, {"rows": np.ones((17, 3), np.float32)})
 
 
+def test_callers_that_were_joined_have_results_of_their_own(session) -> None:
+    """What one of them deletes or donates is still there for the others."""
+    a = session.virtual_slice((1,), ("x",))
+    both = pw.compiled(lambda v: (v * 2, v.sum() * 0 + 1), slice=a)
+    f = pw.padded(both, sizes=(4,), out_axes=(0, None), join_calls=True)
+    kind = (jax.tree.structure((0,)),)
+    calls = [Call(kind, 1, [np.full((1, 2), k, np.float32)]) for k in range(3)]
+    found = f._together(calls)
+    taken = pw.compiled(lambda v: v + 1, slice=a, donate_argnums=0)
+    assert float(taken(found[0][1])) == 2.0
+    found[1][1].delete()
+    assert found[0][1].is_deleted()
+    assert float(found[2][1]) == 1.0
+    for k, (rows, _) in enumerate(found):
+        np.testing.assert_array_equal(rows, np.full((1, 2), 2 * k, np.float32))
+
+
 def held_up(serve: Callable[[Any], Any]) -> tuple[Any, threading.Event]:
     """`serve` with joined calls, of which two wait until the event."""
     go, calls = threading.Event(), list[int]()

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -57,6 +58,38 @@ def test_a_batch_of_typed_keys_is_filled_up_with_others(session, join_calls: boo
     found = same(keys)
     assert (found.dtype, session.compiled) == (keys.dtype, compiled)
     np.testing.assert_array_equal(jax.random.key_data(found), jax.random.key_data(keys))
+
+
+@pytest.mark.parametrize("join_calls", [False, True])
+def test_the_type_of_a_result_does_not_depend_on_the_size_of_the_batch(session, join_calls: bool) -> None:
+    """A weak type stays one when a batch is filled up."""
+    where = session.virtual_slice((1,), ("x",))
+    w = pw.put(jnp.ones(2, jnp.bfloat16), where)
+    scaled = pw.compiled(lambda v, w: v * w, slice=where)
+    f = pw.padded(scaled, sizes=(4,), in_axes=(-2, None), join_calls=join_calls)
+    weak = jnp.broadcast_to(2.5, (4, 2))
+    assert weak.weak_type
+    pw.warmup(f, (weak, w))
+    compiled = session.compiled
+    for count in (1, 3, 4):
+        found = f(weak[:count], w)
+        assert found.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(found, np.full((count, 2), 2.5))
+    assert session.compiled == compiled
+    assert f(np.asarray(weak), w).dtype == np.float32
+
+
+@pytest.mark.parametrize("join_calls", [False, True])
+def test_rows_do_not_keep_a_batch_that_is_much_larger(session, join_calls: bool) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    f = pw.padded(pw.compiled(lambda v: v * 2, slice=where), sizes=(64,), join_calls=join_calls)
+    for count in (2, 60):
+        rows = base = f(np.ones((count, 64), np.float32))
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        assert base.nbytes <= 4 * rows.nbytes
+        np.testing.assert_array_equal(rows, np.full((count, 64), 2, np.float32))
+        assert rows.flags.writeable
 
 
 def test_batches_that_do_not_fit(session) -> None:
