@@ -6,11 +6,13 @@ where it is of `__main__` or of a module that is not installed, and is read only
 
 from __future__ import annotations
 
+import contextlib
 import os
 import site
 import sys
 import sysconfig
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -30,6 +32,9 @@ from pathways_ray.ir.types import ArrayType, check_layout
 from pathways_ray.transport.host_calls import filled
 
 LIMIT_S = 60.0
+
+_PICKLING = threading.RLock()
+"""Held by the thread that has changed what cloudpickle pickles by value in this process."""
 
 
 class HostFunction(CompiledFunction):
@@ -121,16 +126,11 @@ class HostFunction(CompiledFunction):
                     f"{what} of {self.__name__} are arrays in tuples, lists and dicts: {error}. Take it apart before"
                 ) from None
         module = sys.modules.get(getattr(self.fun, "__module__", ""))
-        by_value = module is not None and _is_users(module)
         try:
-            if by_value:
-                cloudpickle.register_pickle_by_value(module)
-            blob = pickled(self.fun, arguments, results)
+            with _by_value(module) if module is not None and _is_users(module) else contextlib.nullcontext():
+                blob = pickled(self.fun, arguments, results)
         except Exception as error:
             raise UsageError(f"{self.__name__} cannot be sent to hosts: {type(error).__name__}: {error}") from error
-        finally:
-            if by_value:
-                cloudpickle.unregister_pickle_by_value(module)
         if len(blob) > limits.MAX_HOST_FUNCTION_BYTES:
             raise TooLarge(
                 f"{self.__name__} has {len(blob)} bytes with what it uses; the limit of a host function is "
@@ -148,6 +148,19 @@ class HostFunction(CompiledFunction):
 
     def __repr__(self) -> str:
         return f"pw.host({self.__name__}, slice={self.slice})"
+
+
+@contextlib.contextmanager
+def _by_value(module: Any) -> Iterator[None]:
+    """Has what is of a module be pickled by value; behind that, as before: the user may have asked for it."""
+    with _PICKLING:
+        was_asked = module.__name__ in cloudpickle.list_registry_pickle_by_value()
+        cloudpickle.register_pickle_by_value(module)
+        try:
+            yield
+        finally:
+            if not was_asked and module.__name__ in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def pickled(fun: Callable[..., Any], arguments: Any, results: Any) -> bytes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
+import cloudpickle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +16,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import context
+from pathways_ray.client import context, host_functions
 from pathways_ray.ir.graph import Compute, host_part
 from pathways_ray.transport.host_calls import filled, taken_apart
-from tests.unit.client.offline import Offline
+from tests.unit.client.offline import LIMIT_S, Background, Offline
 
 V = np.arange(8, dtype=np.float32)
 LIKE = jax.ShapeDtypeStruct((8,), np.float32)
@@ -62,6 +64,49 @@ def test_a_call_is_a_node_with_the_pickled_function(offline: Offline) -> None:
     given = taken_apart(results, function(*positional, **named))
     np.testing.assert_array_equal(given[0], 2 * V * V)
     np.testing.assert_array_equal(given[1], -V)
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_what_the_user_has_pickled_by_value_stays_as_it_was(offline: Offline, asked: bool) -> None:
+    module = sys.modules[__name__]
+    if asked:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        pw.program(pw.host(double, slice=offline.where, result=LIKE)).prepared((V,))
+        assert (__name__ in cloudpickle.list_registry_pickle_by_value()) == asked
+    finally:
+        if asked:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def test_threads_that_pickle_at_once_do_not_undo_what_another_needs(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first is amid its function when the second comes, which would be through before it goes on."""
+    found: list[bool] = []
+    begun, second_is_through = Event(), Event()
+    plain = host_functions.pickled
+
+    def slow(*arguments: Any) -> bytes:
+        if not begun.is_set():
+            begun.set()
+            second_is_through.wait(0.5)
+        found.append(__name__ in cloudpickle.list_registry_pickle_by_value())
+        return plain(*arguments)
+
+    monkeypatch.setattr(host_functions, "pickled", slow)
+    functions = [pw.host(double, slice=offline.where, result=LIKE) for _ in range(2)]
+
+    def pickles(function: Any) -> None:
+        function._pickled(((0,), {}), 0, 1, 1)
+
+    first = Background(lambda: pickles(functions[0]))
+    assert begun.wait(LIMIT_S)
+    second = Background(lambda: [pickles(functions[1]), second_is_through.set()])
+    first.end()
+    second.end()
+    assert found == [True, True]
+    assert __name__ not in cloudpickle.list_registry_pickle_by_value()
 
 
 def test_the_types_of_results_may_follow_from_those_of_arguments(offline: Offline) -> None:
