@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
@@ -51,6 +52,7 @@ class CompiledFunction:
         self.donate_argnums = donate_argnums
         self.static_argnums = static_argnums
         self.on_retrace = on_retrace
+        self._parameters = _positional(fun) if static_argnums else ()
         Traces("", on_retrace)  # checks it now
         self._exported: dict[Any, Exported] = {}
         self._alone: dict[Any, Any] = {}
@@ -74,6 +76,7 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tracing.session is not None or not is_outside():
             return self._bind(args, kwargs)
+        args, kwargs = self._placed(args, kwargs)
         return self._program(args)(*self._dynamic(args), **kwargs)
 
     def ask(self, *args: Any) -> Any:
@@ -85,6 +88,7 @@ class CompiledFunction:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds a call to the program that is being traced on this thread."""
         where = self.where()
+        args, kwargs = self._placed(args, kwargs)
         static = self.static_values(args)
         leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
         values = [operand(leaf, self.__name__, k) for k, leaf in enumerate(leaves)]
@@ -98,19 +102,44 @@ class CompiledFunction:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program of one node, as `Program.lower` does."""
+        args, kwargs = self._placed(args, kwargs)
         return self._program(args).lower(*self._dynamic(args), **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Traced` of a program that calls it."""
+        args, kwargs = self._placed(args, kwargs)
         return self._program(args).trace(*self._dynamic(args), **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, in their tree, with their shardings."""
+        args, kwargs = self._placed(args, kwargs)
         return self._program(args).eval_shape(*self._dynamic(args), **kwargs)
 
     def alone(self, args: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The program that a call outside of programs launches, and the arguments that it takes."""
         return self._program(args), self._dynamic(args)
+
+    def _placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with static ones at their positions that are given by their names, as `jax.jit` takes them, and
+        the defaults of static ones before these."""
+        if not kwargs or not self.static_argnums:
+            return args, kwargs
+        named = [k for k in self.static_argnums if len(args) <= k < len(self._parameters)]
+        named = [k for k in named if self._parameters[k].name in kwargs]
+        placed, rest = [*args], {**kwargs}
+        for k in range(len(args), max(named, default=-1) + 1):
+            one = self._parameters[k]
+            if k not in self.static_argnums or (one.name not in rest and one.default is one.empty):
+                names = [self._parameters[k].name for k in named]
+                raise UsageError(
+                    f"{self.__name__} is given static arguments {names} by name, but {one.name!r}, which comes before, "
+                    "is not given by its position"
+                )
+            placed.append(rest.pop(one.name, one.default))
+        return tuple(placed), rest
+
+    def _has_default(self, k: int) -> bool:
+        return 0 <= k < len(self._parameters) and self._parameters[k].default is not inspect.Parameter.empty
 
     def _dynamic(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if not self.static_argnums:
@@ -153,6 +182,8 @@ class CompiledFunction:
         found = []
         for k in self._static_positions(len(args)):
             if not 0 <= k < len(args):
+                if self._has_default(k):
+                    continue
                 raise UsageError(f"{self.__name__} has static argument {k}, but was called with {len(args)} arguments")
             try:
                 hash(args[k])
@@ -256,6 +287,15 @@ class CompiledFunction:
         return f"pw.compiled({self.__name__}, slice={self.slice})"
 
 
+def _positional(fun: Any) -> tuple[inspect.Parameter, ...]:
+    """The parameters of a function that may be given by position and by name; none where Python does not know them."""
+    try:
+        found = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(itertools.takewhile(lambda one: one.kind is one.POSITIONAL_OR_KEYWORD, found))
+
+
 def _positions(value: int | Sequence[int] | None, what: str) -> tuple[int, ...]:
     if value is None:
         return ()
@@ -304,7 +344,8 @@ def compiled(
         out_specs: the same for the results.
         donate_argnums: arguments whose memory may be reused; their arrays are deleted by the call. What a program
             returns of its arguments and constants is no copy: it is deleted with them.
-        static_argnums: arguments that are part of the trace; hashable.
+        static_argnums: arguments that are part of the trace; hashable. They may be given by name where all between are
+            static, too, and left to their defaults.
         on_retrace: as in `pw.program`, for calls outside of programs.
 
     Raises:

@@ -40,6 +40,27 @@ def test_where_it_runs_and_how_results_lie(session, a4, b22) -> None:
     assert pw.jit(double)(V).slice is session.default_slice()
 
 
+def test_static_arguments_of_compiled_functions_by_name_and_by_default(session, a4) -> None:
+    def parts(x: Any, n: int = 2, times: int = 1) -> Any:
+        return times * x.reshape(n, -1)
+
+    options: dict[str, Any] = {"static_argnums": (1, 2)}
+    f, plain = pw.compiled(parts, slice=a4, in_specs=(P("x"),), **options), jax.jit(parts, **options)
+    x = np.arange(24, dtype=np.float32)
+    calls: list[tuple[Any, Any]] = [((x,), {}), ((x,), {"n": 3}), ((x, 4), {}), ((x, 4), {"times": 5})]
+    for args, named in [*calls, ((x,), {"times": 5}), ((x,), {"n": 3, "times": 5})]:
+        expected = plain(*args, **named)
+        np.testing.assert_array_equal(np.asarray(f(*args, **named)), expected)
+        np.testing.assert_array_equal(np.asarray(pw.program(lambda a=args, n=named: f(*a, **n))()), expected)
+        assert f.eval_shape(*args, **named).shape == expected.shape
+        assert f.lower(*args, **named).as_text()
+    g = pw.compiled(lambda x, y, n: x * n + y, slice=a4, static_argnums=2)
+    with pytest.raises(pw.errors.UsageError, match=r"\['n'\] by name, but 'y', which comes before, is not given by"):
+        g(x, y=x, n=2)
+    with pytest.raises(pw.errors.UsageError, match="has static argument 2, but was called with 2 arguments"):
+        g(x, x)
+
+
 def test_static_and_donated_arguments_by_name_and_number(session, a4) -> None:
     def f(state: Any, mode: str, times: int = 2) -> Any:
         return state * times if mode == "times" else state
