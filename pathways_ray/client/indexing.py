@@ -135,11 +135,18 @@ def _part(part: Any) -> Any:
 def entries(array: Any) -> Iterator[Any]:
     """The entries of the first dimension."""
     for start in range(0, len(array), _ENTRIES):
-        yield from _split(array, start, min(start + _ENTRIES, len(array)))
+        count = min(_ENTRIES, len(array) - start)
+        _, size = _window(array, slice(start, start + count), 0)
+        yield from _split(array, start, count) if size < 0 else _split_window(array, start, count)
 
 
-def _unstacked(array: Any, start: int, stop: int) -> list[Any]:
-    return [array[k] for k in range(start, stop)]
+def _unstacked(array: Any, start: int, count: int) -> list[Any]:
+    return [array[k] for k in range(start, start + count)]
+
+
+def _unstacked_window(array: Any, start: Any, count: int) -> list[Any]:
+    return _unstacked(jax.lax.dynamic_slice_in_dim(array, start, count, allow_negative_indices=False), 0, count)
 
 
 _split = jax.jit(_unstacked, static_argnums=(1, 2))
+_split_window = jax.jit(_unstacked_window, static_argnums=2)
