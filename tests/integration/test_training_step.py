@@ -286,17 +286,19 @@ def test_every_planted_bug_shows(session, reference, bug) -> None:
 
 @pytest.mark.long
 def test_schedules_that_keep_the_order_of_accumulation_give_the_same_bits(session, reference) -> None:
-    """GPipe, 1F1B and interleaved all run backwards in the order of the microbatches; and a second run is the same."""
+    """GPipe, 1F1B and interleaved all run backwards in the order of the microbatches; and a second run is the same.
+    Those that are compared have the same stages: XLA may round a layer otherwise that it compiles with another one."""
     params = jax.tree.map(lambda a: a.astype("float32"), reference.params)
-    found = []
-    for name in ("gpipe", "1f1b", "1f1b", "interleaved"):
-        step = make(name, dtype="float32", pipeline=2)
-        found.append(step.gradients(step.initial(params), reference.batch))
-        release(step)
-    for other in found[1:]:
-        assert other[0] == found[0][0]
-        for one, two in zip(jax.tree.leaves(found[0][1]), jax.tree.leaves(other[1]), strict=True):
-            assert one.tobytes() == two.tobytes()
+    for alike in ((("gpipe", 2), ("1f1b", 2), ("1f1b", 2)), (("gpipe", 4), ("1f1b", 4), ("interleaved", 2))):
+        found = []
+        for name, pipeline in alike:
+            step = make(name, dtype="float32", pipeline=pipeline)
+            found.append(step.gradients(step.initial(params), reference.batch))
+            release(step)
+        for other in found[1:]:
+            assert other[0] == found[0][0]
+            for one, two in zip(jax.tree.leaves(found[0][1]), jax.tree.leaves(other[1]), strict=True):
+                assert one.tobytes() == two.tobytes()
 
 
 @pytest.mark.long
