@@ -52,7 +52,9 @@ def take(array: Any, index: Any) -> Any:
         else:
             _check(part, index)
             shape.append(_TAKEN)
-            values.append(part)
+            # Compiled, JAX counts from the end in the type of the index: sizes may not fit into 8 or 16 bits.
+            is_narrow = isinstance(part, np.generic) and part.dtype.itemsize < 4
+            values.append(int(part) if is_narrow else part)
     return _taker(tuple(shape))(array, *starts, *values)
 
 

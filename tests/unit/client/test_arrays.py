@@ -167,6 +167,15 @@ def test_windows_are_those_of_jax_and_lie_as_its_results_do(session, b22, spec, 
     assert found.sharding.spec == whole.sharding.spec
 
 
+@pytest.mark.parametrize("size", [100, 200, 40000])
+def test_numbers_of_few_bits_are_indices(session, a4, size) -> None:
+    values = np.arange(size, dtype=np.float32)
+    x, plain = pw.put(values, a4), jnp.asarray(values)
+    for index in (np.int8(-1), np.int8(-100), np.int8(5), np.uint8(250), np.int16(-1), np.int64(-1), np.int64(1 << 40)):
+        assert x[index] == plain[index], (size, index)
+        assert x[None, index] == plain[None, index], (size, index)
+
+
 def test_indices_that_are_too_many_raise_what_jax_raises(session, a4) -> None:
     x = pw.put(M, a4)
     for index in (np.s_[1:3, 1:2, 0:1], np.s_[..., 1:2, ...]):
