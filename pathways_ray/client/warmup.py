@@ -94,7 +94,12 @@ def like(tree: Any, slice: Any = None, spec: Any = None) -> Any:
     else:
         shardings = [NamedSharding(s.mesh, partition_spec(p)) for s, p in targets(tree, leaves, slice, spec)]
     types = [
-        jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding if isinstance(sharding, NamedSharding) else None)
+        jax.ShapeDtypeStruct(
+            leaf.shape,
+            leaf.dtype,
+            sharding=sharding if isinstance(sharding, NamedSharding) else None,
+            weak_type=bool(getattr(leaf, "weak_type", False)),
+        )
         for leaf, sharding in zip(leaves, shardings, strict=True)
     ]
     return jax.tree.unflatten(treedef, types)

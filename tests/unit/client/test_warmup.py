@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
@@ -36,6 +37,27 @@ def test_the_first_call_finds_what_was_compiled(session) -> None:
     np.testing.assert_array_equal(np.asarray(f(params, V, 4)), V * V * 4)
     np.testing.assert_array_equal(np.asarray(g(params, V)), V * V * 2)
     assert len(traced) == before
+
+
+def test_numbers_of_python_stay_weakly_typed(session) -> None:
+    a = session.virtual_slice((4,), ("x",))
+    traced = []
+
+    def step(state):
+        traced.append(1)
+        return jax.tree.map(lambda leaf: leaf + 1, state)
+
+    state = pw.put({"step": 0, "w": V}, a)
+    kinds = pw.like(state)
+    assert (kinds["step"].weak_type, kinds["w"].weak_type) == (True, False)
+    program = pw.program(step)
+    pw.warmup(program, (kinds,))
+    before = len(traced), len(session._programs)
+    program(state)
+    assert (len(traced), len(session._programs)) == before
+    there = pw.like({"here": jnp.asarray(2.5), "there": state["step"]}, a)
+    assert there["here"].weak_type
+    assert there["there"].weak_type
 
 
 def test_jitted_functions_too(session, monkeypatch) -> None:
