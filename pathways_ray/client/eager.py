@@ -7,6 +7,7 @@ one, and is launched. What is done again, with arguments of the same types and l
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
@@ -108,8 +109,11 @@ def _session(leaves: Sequence[Any], closed: Any, params: Any) -> Session:
 
 
 def _leaf(value: Any, aval: Any) -> Any:
-    """An argument as `Session.put` takes it, of the type that it was traced with."""
+    """An argument as `Session.put` takes it, of the type that it was traced with. A weak type is kept: the argument may
+    be a result."""
     if type(value) is Array or extended_dtype(value) is not None:
+        return value
+    if aval.weak_type and isinstance(value, jax.Array | int | float | complex):
         return value
     return np.asarray(value, aval.dtype)
 
@@ -193,15 +197,17 @@ def refuse(value: Any) -> NoReturn:
 
 def full_like(value: Any, fill: Any, dtype: Any) -> Any:
     """An array of one value that lies as another one does."""
-    return _filled(value, np.asarray(fill, dtype if dtype is not None else value.dtype))
+    if type(fill) is int:  # as JAX does: it may be one that 32 bits do not hold, or that wraps
+        fill = np.asarray(fill).astype(dtype if dtype is not None else value.dtype)
+    return _filled(value, fill, dtype)
 
 
-@jax.jit
-def _filled(value: Any, fill: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=2)
+def _filled(value: Any, fill: Any, dtype: Any) -> Any:
+    filled = jax.lax.full_like(value, fill, dtype)
     # It has to depend on the array to lie as it does; XLA sees that its values are not used.
-    return jax.lax.select(
-        jax.numpy.ones(value.shape, bool), jax.numpy.full(value.shape, fill), value.astype(fill.dtype)
-    )
+    lying = value if dtype is None else value.astype(dtype)
+    return jax.lax.select(jax.numpy.ones(value.shape, bool), filled, lying)
 
 
 def fetch(value: Array) -> Any:

@@ -185,6 +185,41 @@ def test_indices_that_are_too_many_raise_what_jax_raises(session, a4) -> None:
             x[index]
 
 
+def test_arguments_that_a_jitted_function_hands_through_keep_their_weak_type(session, a4) -> None:
+    x, double = pw.put(M, a4, P("x")), pw.compiled(lambda v: v * 2, slice=a4)
+    for number in (3, 2.5, 1j, True, jnp.asarray(3), jnp.asarray(True), np.float32(2)):
+        plain = jax.jit(lambda v, s: (v * 2, s))(M, number)[1]
+        found = jax.jit(lambda v, s: (double(v), s))(x, number)[1]
+        assert (found.dtype, found.weak_type) == (plain.dtype, plain.weak_type), number
+        assert found == plain
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: jnp.full_like(x, -1, dtype=np.uint8),
+        lambda x: jnp.full_like(x, 2**32 - 1, dtype=np.uint32),
+        lambda x: jnp.full_like(x.astype(np.uint8), 300),
+        lambda x: jnp.full_like(x.astype(np.int32), 2.7),
+        lambda x: jnp.full_like(x, x[0, 1]),
+        lambda x: jnp.zeros_like(jnp.where(x > 0, 1.0, 0.0)),
+        lambda x: jnp.zeros_like(jnp.where(x > 0, 1.0, 0.0)) + x.astype(jnp.bfloat16),
+        lambda x: jnp.zeros_like(jnp.where(x > 0, 1.0, 0.0), dtype=np.float32),
+        lambda x: jax.jit(lambda s: jnp.full_like(x, s))(2.0),
+        lambda x: jax.grad(lambda s: jnp.full_like(x, s).sum())(2.0),
+        lambda x: jax.vmap(lambda s: jnp.full_like(x, s))(x[0]),
+        lambda x: jax.lax.scan(lambda c, s: (c, jnp.full_like(x, s)), 0, x[0])[1],
+    ],
+)
+def test_arrays_of_one_value_are_those_of_jax(session, a4, make) -> None:
+    x = pw.put(M, a4, P("x"))
+    found, plain = make(x), make(jnp.asarray(M))
+    np.testing.assert_array_equal(np.asarray(found), plain)
+    assert (found.dtype, found.weak_type) == (plain.dtype, plain.weak_type)
+    if found.shape == M.shape:
+        assert found.sharding.spec == P("x")
+
+
 def test_an_operation_is_built_once(session, a4) -> None:
     x = pw.put(V, a4, P("x"))
     y = x + 1
