@@ -118,7 +118,7 @@ def _compile_shard_map(kind: type[jax.Array]) -> None:
 
 def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     """Leaves to `rules` the functions of JAX that evaluate no jaxpr."""
-    from jax._src import api, debugging, dispatch, dtypes, stages
+    from jax._src import api, debugging, dispatch, dtypes, pjit, stages
     from jax._src.lax import lax
 
     modules: tuple[Any, ...] = dispatch, lax, api, stages
@@ -132,6 +132,15 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     def device_put(value: Any, *, device: Any, **params: Any) -> Any:
         placed = rules.place(value, device)
         return put_by_jax(value, device=device, **params) if placed is NotImplemented else placed
+
+    constrained_by_jax = pjit.sharding_constraint_p.impl
+
+    def constrained(value: Any, *, sharding: Any, unconstrained_dims: Any, **params: Any) -> Any:
+        # Outside of traces it places, as jax.device_put does.
+        placed = NotImplemented if unconstrained_dims else rules.place(value, sharding)
+        if placed is not NotImplemented:
+            return placed
+        return constrained_by_jax(value, sharding=sharding, unconstrained_dims=unconstrained_dims, **params)
 
     def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Any = None, sharding: Any = None) -> Any:
         if type(x) is kind and shape is None and sharding is None and not is_key(x):
@@ -151,6 +160,7 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
 
     jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get = device_put, full_like, device_get
     jax_stages.Traced.lower = lower
+    pjit.sharding_constraint_p.def_impl(constrained)
     for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
         primitive.def_impl(fetched_for(primitive))
 

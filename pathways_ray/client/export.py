@@ -22,6 +22,7 @@ from pathways_ray.client import debugging, estimates, prng, source_info
 from pathways_ray.client.codes import Code, Evaluated, Pending, jax_settings, jitted, tracing_for
 from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
+from pathways_ray.client.puts import check_stays
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.compat import module_of
@@ -164,6 +165,7 @@ def export_function(
     else:
         effects, pending = _traced(name, run, shardings, data, where, platforms, reports)
     traced = pending.traced
+    check_stays(name, traced.jaxpr.jaxpr, where)
     specs = (*given.specs, *((),) * (len(traced.jaxpr.out_avals) - len(given.specs)))
     outputs = tuple(map(_array_type, traced.jaxpr.out_avals))
     _check_layouts(outputs, specs, where, f"{name}, output")

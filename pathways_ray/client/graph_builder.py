@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray import limits
-from pathways_ray.client import prng, source_info
+from pathways_ray.client import prng, puts, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
@@ -191,9 +191,8 @@ class GraphBuilder:
 
     def _kind(self, graph: Graph, ref: Ref, aval: Any) -> ArgumentType:
         layout = graph.layout_of(ref)
-        weak, extended = bool(getattr(aval, "weak_type", False)), None
-        if aval is not None and prng.is_key(aval):
-            extended = aval.dtype
+        weak = bool(getattr(aval, "weak_type", False))
+        extended = aval.dtype if aval is not None and prng.is_key(aval) else None
         return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec, extended)
 
     def _output(self, value: Value, refs: list[Ref], aval: Any) -> Output:
@@ -226,9 +225,8 @@ class GraphBuilder:
 
         for equation in used_equations(jaxpr):
             if equation.primitive is capture_p:
-                array = equation.params["captured"].array
-                self._check_mine(array._type)
-                outputs = [Value(array=array, kind=array._type)]
+                outputs = [constant(equation.params["captured"].array)]
+                self._check_mine(outputs[0].kind)
             elif equation.primitive is call_p:
                 outputs = self._call(equation.params["site"], [read(atom) for atom in equation.invars])
             elif is_call(equation):
@@ -238,6 +236,8 @@ class GraphBuilder:
                 outputs = self._operation(operation, [*captured, *(read(atom) for atom in equation.invars)])
             elif holds_calls(equation):
                 outputs = self._inner(equation, [read(atom) for atom in equation.invars])
+            elif (moved := puts.moved(self, equation, read)) is not None:
+                outputs = moved
             else:
                 atoms = list(dict.fromkeys(a for a in equation.invars if not isinstance(a, jex_core.Literal)))
                 operation = Operation.of_equation(equation, atoms, jaxpr.debug_info)
@@ -332,8 +332,8 @@ class GraphBuilder:
         self.sources.append(Source(value.leaf, held, where, spec))
         return value.ref
 
-    def _check_mine(self, kind: ArgumentType) -> None:
-        if kind.slice is not None and kind.slice.session is not self.session:
+    def _check_mine(self, kind: ArgumentType | None) -> None:
+        if kind is not None and kind.slice is not None and kind.slice.session is not self.session:
             whose = array_belongs(kind.slice.session.closed_because)
             raise ForeignArray(f"program {self.name!r} is given {kind.array} on {kind.slice}, which {whose}")
 

@@ -15,7 +15,7 @@ import jax
 from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways_ray.client import prng, propagation, source_info
+from pathways_ray.client import prng, propagation, puts, source_info
 from pathways_ray.client.array import Array
 from pathways_ray.client.export import WIDE, Exported
 from pathways_ray.client.slices import VirtualSlice, slice_of
@@ -123,7 +123,9 @@ class Operation:
         """
         key = (id(self.equation), tuple(inputs), where.shape, where.axes)
         found = before.get(key)
-        if found is None:
+        if found is not None:
+            puts.check_stays(self.name, self.closed.jaxpr, where)  # it was exported for another slice perhaps
+        else:
             found = before[key] = self.export(export, where, inputs, platforms).without_function()
         return found
 

@@ -1,0 +1,68 @@
+"""Values that traced functions put on slices by JAX's words: `jax.device_put` and `jax.lax.with_sharding_constraint`.
+
+On its own in a program, each moves its values, as `pw.reshard` does. A computation runs on one slice: inside of one,
+neither takes a value to another slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pathways_ray.client.jaxprs import equations_of
+from pathways_ray.client.slices import VirtualSlice, slice_of
+from pathways_ray.client.specs import spec_from_user
+from pathways_ray.errors import UsageError
+from pathways_ray.ir.types import check_layout
+
+_WORDS = {"device_put": "jax.device_put", "sharding_constraint": "jax.lax.with_sharding_constraint"}
+"""The primitives, and how users write them."""
+
+
+def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] | None:
+    """The values that a `GraphBuilder` makes of an equation that puts what it takes on slices; None of other ones.
+
+    A constraint to the slice where its value lies is an operation like others: it may become part of one.
+    """
+    slices = _slices(equation)
+    if not slices or None in slices:
+        return None
+    values, made = [read(atom) for atom in equation.invars], []
+    if equation.primitive.name == "sharding_constraint":
+        lying = builder.layout_of(values[0])
+        if lying is not None and lying[0] is slices[0]:
+            return None
+    for value, where, sharding in zip(values, slices, _shardings(equation), strict=True):
+        assert where is not None
+        kind = builder.type_of(value)
+        # JAX leaves open how a dimension lies that it added for jax.vmap.
+        asked = PartitionSpec(*(None if one is PartitionSpec.UNCONSTRAINED else one for one in sharding.spec))
+        spec = spec_from_user(asked, where.axes, len(kind.shape))
+        check_layout(kind, spec, where.type, _WORDS[equation.primitive.name])
+        made.append(builder._move(value, where, spec))
+    return made
+
+
+def check_stays(name: str, jaxpr: Any, where: VirtualSlice) -> None:
+    """Raises `UsageError` where a computation on a slice puts a value on another one."""
+    for equation in equations_of(jaxpr):
+        for found in _slices(equation):
+            if found is not None and found is not where:
+                raise UsageError(
+                    f"{name} runs on {where}, and {_WORDS[equation.primitive.name]} inside of it names {found}: a "
+                    "computation runs on one slice. Use it outside, or pw.reshard"
+                )
+
+
+def _shardings(equation: Any) -> tuple[Any, ...]:
+    name, params = equation.primitive.name, equation.params
+    if name == "device_put":
+        return tuple(params["devices"])
+    return (params["sharding"],) if name == "sharding_constraint" else ()
+
+
+def _slices(equation: Any) -> list[VirtualSlice | None]:
+    """The slices that an equation puts values on; None for each that it puts elsewhere."""
+    return [slice_of(one.mesh) if isinstance(one, NamedSharding) else None for one in _shardings(equation)]

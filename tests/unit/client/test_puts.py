@@ -1,0 +1,83 @@
+"""`jax.device_put` and `jax.lax.with_sharding_constraint` to a slice: moves in programs, refused in computations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import pathways_ray as pw
+from pathways_ray.errors import UsageError
+from pathways_ray.ir.graph import Transfer
+
+V = np.arange(8, dtype=np.float32).reshape(4, 2)
+
+WORDS: list[Any] = [jax.device_put, jax.lax.with_sharding_constraint]
+
+
+@pytest.mark.parametrize("put", WORDS)
+def test_a_program_moves_what_is_put_on_another_slice(session, a4, b22, put) -> None:
+    x, there = pw.put(V, a4, P("x")), NamedSharding(b22.mesh, P("x", "y"))
+    doubled = pw.program(lambda v: put(v, there) * 2)
+    moved = pw.program(lambda v: put(v, there))
+    for found, expected in ((doubled(x), V * 2), (moved(x), V), (moved(V), V), (put(x, there), V)):
+        assert (found.slice, found.sharding.spec) == (b22, P("x", "y"))
+        np.testing.assert_array_equal(np.asarray(found), expected)
+    assert [node.layout.slice for node in moved.lower(x).graph.nodes if isinstance(node, Transfer)] == [b22.id]
+    captured = pw.program(lambda v: put(x, there) + put(v + 1, there))(x)
+    assert captured.slice is b22
+    np.testing.assert_array_equal(np.asarray(captured), V * 2 + 1)
+
+
+@pytest.mark.parametrize("put", WORDS)
+def test_rows_of_a_batch_are_put_together(session, b22, put) -> None:
+    there = NamedSharding(b22.mesh, P("y"))
+    found = pw.program(jax.vmap(lambda v: put(v, there) * 2))(V)
+    assert found.slice is b22
+    np.testing.assert_array_equal(np.asarray(found), V * 2)
+
+
+def test_trees_derivatives_and_other_layouts(session, a4, b22) -> None:
+    x, there = pw.put(V, a4, P("x")), NamedSharding(b22.mesh, P(None, "y"))
+    found = pw.program(lambda v: jax.device_put({"w": v, "b": v + 1}, there))(x)
+    assert [leaf.slice for leaf in found.values()] == [b22, b22]
+    np.testing.assert_array_equal(np.asarray(found["b"]), V + 1)
+    gradient = pw.program(jax.grad(lambda v: (jax.device_put(v, there) ** 2).sum()))(x)
+    np.testing.assert_array_equal(np.asarray(gradient), V * 2)
+    whole = pw.program(lambda v: jax.device_put(v, NamedSharding(a4.mesh, P())))(x)
+    assert (whole.slice, whole.sharding.spec) == (a4, P())
+
+
+@pytest.mark.parametrize("put", WORDS)
+def test_a_computation_stays_on_its_slice(session, a4, b22, put) -> None:
+    x, there, own = pw.put(V, a4), NamedSharding(b22.mesh, P()), NamedSharding(a4.mesh, P("x"))
+    jitted = jax.jit(lambda v: put(v, there) * 2)
+    assert jitted(pw.put(V, b22)).slice is b22
+    refused = r"runs on slice a4 .*, and jax.(device_put|lax.with_sharding_constraint) inside of it names slice b22"
+    for call in (
+        jitted,
+        pw.compiled(lambda v: put(v, there), slice=a4),
+        pw.program(lambda v: jax.jit(lambda u: put(u, there) * 2)(v)),
+        pw.program(lambda v: pw.cond(v.sum() > 0, lambda u: put(u, there), lambda u: u + 1, v)),
+    ):
+        with pytest.raises(UsageError, match=refused):
+            call(x)
+    for call in (jax.jit(lambda v: put(v, own) * 2), pw.compiled(lambda v: put(v, own) * 2, slice=a4)):
+        assert call(x).slice is a4
+
+
+def test_bodies_over_several_slices_move_too(session, a4, b22) -> None:
+    f = pw.compiled(lambda v: v + 1, slice=a4)
+    g = pw.compiled(lambda v: v + 2, slice=b22)
+    here, there = NamedSharding(a4.mesh, P()), NamedSharding(b22.mesh, P())
+
+    def body(_: Any, v: Any) -> Any:
+        return jax.device_put(g(jax.device_put(f(v), there)), here)
+
+    found = pw.program(lambda v: pw.fori_loop(0, 2, body, v))(pw.put(V, a4))
+    assert found.slice is a4
+    np.testing.assert_array_equal(np.asarray(found), V + 6)
