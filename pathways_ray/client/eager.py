@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from pathways_ray import jax_hooks
-from pathways_ray.client import prng, source_info
+from pathways_ray.client import prng, puts, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
@@ -50,6 +50,7 @@ def concerns(arguments: Sequence[Any], closed: Any, params: Any) -> bool:
         or any(type(constant) is Array for constant in closed.consts)
         or is_pinned(params)
         or any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns)
+        or puts.is_program(closed.jaxpr.eqns)
     )
 
 
@@ -85,7 +86,10 @@ def _program(
         session.known_by(known)
         made: dict[Any, Exported] = known.traced.setdefault(settings, {})
         builder = ProgramBuilder(session, str(params["name"]), kinds, control_node, operations=made)
-        if any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns):
+        lying = {kind.slice for kind in kinds if kind.slice is not None}
+        equations = closed.jaxpr.eqns
+        moves = not is_pinned(params) and puts.is_program(equations, lying)
+        if moves or any(is_call(equation) or holds_calls(equation) for equation in equations):
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:
             built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))
@@ -101,6 +105,7 @@ def _session(leaves: Sequence[Any], closed: Any, params: Any) -> Session:
     for equation in equations_of(closed.jaxpr) if not owners else ():
         if is_call(equation):
             owners += [where.session for where in slices_of_call(equation)]
+        owners += [where.session for where in puts.targets(equation)]
     if not owners:
         raise UsageError(
             f"{params['name']} uses a pw.Array that a jax.jit inside of it captured; pass it as an argument there"

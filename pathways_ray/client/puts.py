@@ -6,7 +6,7 @@ neither takes a value to another slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -26,8 +26,8 @@ def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] 
 
     A constraint to the slice where its value lies is an operation like others: it may become part of one.
     """
-    slices = _slices(equation)
-    if not slices or None in slices:
+    slices = targets(equation)
+    if not slices:
         return None
     values, made = [read(atom) for atom in equation.invars], []
     if equation.primitive.name == "sharding_constraint":
@@ -35,7 +35,6 @@ def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] 
         if lying is not None and lying[0] is slices[0]:
             return None
     for value, where, sharding in zip(values, slices, _shardings(equation), strict=True):
-        assert where is not None
         kind = builder.type_of(value)
         # JAX leaves open how a dimension lies that it added for jax.vmap.
         asked = PartitionSpec(*(None if one is PartitionSpec.UNCONSTRAINED else one for one in sharding.spec))
@@ -43,6 +42,22 @@ def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] 
         check_layout(kind, spec, where.type, _WORDS[equation.primitive.name])
         made.append(builder._move(value, where, spec))
     return made
+
+
+def targets(equation: Any) -> list[VirtualSlice]:
+    """The slices that an equation puts its values on; none where it puts one elsewhere."""
+    found = [where for where in _slices(equation) if where is not None]
+    return found if len(found) == len(equation.invars) else []
+
+
+def is_program(equations: Sequence[Any], lying: Collection[VirtualSlice] = ()) -> bool:
+    """Whether a function for `jax.jit` is a program, since it takes values to a slice on which none of its arguments
+    is `lying`; a constraint does so where none is on any."""
+    return any(
+        not set(targets(equation)).issubset(lying)
+        for equation in equations
+        if equation.primitive.name in _WORDS and (equation.primitive.name == "device_put" or not lying)
+    )
 
 
 def check_stays(name: str, jaxpr: Any, where: VirtualSlice) -> None:

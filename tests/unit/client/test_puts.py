@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -57,9 +58,11 @@ def test_a_computation_stays_on_its_slice(session, a4, b22, put) -> None:
     x, there, own = pw.put(V, a4), NamedSharding(b22.mesh, P()), NamedSharding(a4.mesh, P("x"))
     jitted = jax.jit(lambda v: put(v, there) * 2)
     assert jitted(pw.put(V, b22)).slice is b22
+    if put is jax.device_put:  # on its own it is a program, which moves
+        assert jitted(x).slice is b22
     refused = r"runs on slice a4 .*, and jax.(device_put|lax.with_sharding_constraint) inside of it names slice b22"
     for call in (
-        jitted,
+        *[jitted] * (put is not jax.device_put),
         pw.compiled(lambda v: put(v, there), slice=a4),
         pw.program(lambda v: jax.jit(lambda u: put(u, there) * 2)(v)),
         pw.program(lambda v: pw.cond(v.sum() > 0, lambda u: put(u, there), lambda u: u + 1, v)),
@@ -81,3 +84,55 @@ def test_bodies_over_several_slices_move_too(session, a4, b22) -> None:
     found = pw.program(lambda v: pw.fori_loop(0, 2, body, v))(pw.put(V, a4))
     assert found.slice is a4
     np.testing.assert_array_equal(np.asarray(found), V + 6)
+
+
+CONSTRUCTORS: dict[str, Any] = {
+    "zeros": lambda device: jnp.zeros((4, 2), device=device),
+    "ones": lambda device: jnp.ones((4, 2), jnp.int8, device=device),
+    "empty": lambda device: jnp.empty((4, 2), device=device),
+    "full": lambda device: jnp.full((4, 2), 7, device=device),
+    "zeros_like": lambda device: jnp.zeros_like(V, device=device),
+    "full_like": lambda device: jnp.full_like(jnp.asarray(V), 3, device=device),
+    "asarray": lambda device: jnp.asarray(V, device=device),
+    "array": lambda device: jnp.array([[1, 2], [3, 4], [5, 6], [7, 8]], device=device),
+    "arange": lambda device: jnp.arange(8, device=device),
+    "arange from": lambda device: jnp.arange(3, 19, 2, device=device),
+    "linspace": lambda device: jnp.linspace(0, 1, 8, device=device),
+    "astype": lambda device: jnp.astype(V, jnp.int32, device=device),
+}
+
+
+@pytest.mark.parametrize("make", CONSTRUCTORS.values(), ids=CONSTRUCTORS)
+def test_constructors_take_a_layout_of_a_slice_as_their_device(session, a4, make) -> None:
+    plain, found = make(None), make(NamedSharding(a4.mesh, P("x")))
+    assert type(found) is pw.Array
+    assert (found.slice, found.sharding.spec) == (a4, P("x"))
+    assert (found.dtype, found.weak_type) == (plain.dtype, plain.weak_type)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(plain))
+    inside = pw.program(lambda v: (v, make(NamedSharding(a4.mesh, P("x")))))(V)[1]
+    assert (inside.slice, inside.sharding.spec) == (a4, P("x"))
+
+
+def test_constructors_move_what_lies_elsewhere(session, a4, b22) -> None:
+    there = NamedSharding(b22.mesh, P("y"))
+    x = pw.put(V, a4, P("x"))
+    moved: list[Any] = [jnp.asarray(x, device=there), jnp.astype(x, jnp.int32, device=there)]
+    for found in moved:
+        np.testing.assert_array_equal(np.asarray(found), V)
+        assert found.slice is b22
+
+
+@pytest.mark.parametrize("put", WORDS)
+def test_a_jitted_function_of_values_of_this_process_puts_them_on_a_slice(session, a4, put) -> None:
+    there = NamedSharding(a4.mesh, P("x"))
+    found = jax.jit(lambda v: put(v, there) * 2)(V)
+    assert type(found) is pw.Array
+    assert found.slice is a4
+    np.testing.assert_array_equal(np.asarray(found), V * 2)
+
+
+def test_a_jitted_function_moves_what_it_puts_on_another_slice(session, a4, b22) -> None:
+    x, there = pw.put(V, a4, P("x")), NamedSharding(b22.mesh, P("x", "y"))
+    found = jax.jit(lambda v: jax.device_put(v, there) * 2)(x)
+    assert (found.slice, found.sharding.spec) == (b22, P("x", "y"))
+    np.testing.assert_array_equal(np.asarray(found), V * 2)
