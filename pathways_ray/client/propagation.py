@@ -14,7 +14,7 @@ from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, AxisType, NamedSharding
 
 from pathways_ray.client import prng
-from pathways_ray.client.jaxprs import inner_jaxprs
+from pathways_ray.client.jaxprs import equations_of, inner_jaxprs
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import SpecError
 from pathways_ray.ir.types import ArrayType, SliceType, Spec, canonical_spec, check_layout
@@ -29,12 +29,17 @@ _ROUNDS = 3
 """Times that the body of a loop is walked until its carry lies as it did."""
 
 
+_SAYS = ("sharding_constraint", "shard_map")
+"""The primitives that say how their results lie, however their operands do."""
+
+
 def output_specs(closed: jex_core.ClosedJaxpr, specs: Sequence[Spec], mesh: SliceType) -> list[Spec]:
     """The spec of each result of a traced function whose arguments lie as `specs` say.
 
     A result whose dimensions would not divide is replicated.
     """
-    if mesh.size == 1 or not any(specs):
+    says = any(equation.primitive.name in _SAYS for equation in equations_of(closed.jaxpr))
+    if mesh.size == 1 or not (says or any(specs)):
         return [()] * len(closed.jaxpr.outvars)
     explicit = AbstractMesh(mesh.shape, mesh.axes, axis_types=(AxisType.Explicit,) * len(mesh.axes))
     with jax.sharding.use_abstract_mesh(explicit):
@@ -74,6 +79,8 @@ class _Walk:
         name = equation.primitive.name
         if name == "sharding_constraint" and isinstance(equation.params["sharding"], NamedSharding):
             return [_spec(equation.params["sharding"].spec, self.mesh)]
+        if name == "shard_map":
+            return [_spec(spec, self.mesh) for spec in equation.params["out_specs"]]
         if not any(inputs):
             return [()] * len(equation.outvars)
         inner = equation.params.get(_CALLS.get(name, ""))

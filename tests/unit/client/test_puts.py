@@ -136,3 +136,26 @@ def test_a_jitted_function_moves_what_it_puts_on_another_slice(session, a4, b22)
     found = jax.jit(lambda v: jax.device_put(v, there) * 2)(x)
     assert (found.slice, found.sharding.spec) == (b22, P("x", "y"))
     np.testing.assert_array_equal(np.asarray(found), V * 2)
+
+
+def test_shard_map_runs_on_the_slice_of_its_mesh(session, a4, b22) -> None:
+    """Whether its arguments lie there, on another slice or in this process."""
+    there = session.virtual_slice((4,), ("x",), name="c4")
+    mapped = jax.shard_map(lambda v: v * 2, mesh=there.mesh, in_specs=P("x"), out_specs=P("x"))
+    for given in (V, pw.put(V, a4, P("x")), pw.put(V, there), pw.put(V, b22, P("x", "y"))):
+        for call in (mapped, jax.jit(mapped), jax.jit(lambda v: mapped(v) + 0), pw.program(mapped)):
+            found = call(given)
+            assert (found.slice, found.sharding.spec) == (there, P("x"))
+            np.testing.assert_array_equal(np.asarray(found), V * 2)
+    pinned = jax.jit(mapped, in_shardings=NamedSharding(a4.mesh, P("x")))
+    with pytest.raises(
+        UsageError, match=r"has shardings on slice a4 .* and on slice c4 .*; a function runs on one slice"
+    ):
+        pinned(V)
+
+
+def test_a_constraint_says_how_a_replicated_value_lies(session, a4) -> None:
+    own = NamedSharding(a4.mesh, P("x"))
+    found = jax.jit(lambda v: jax.lax.with_sharding_constraint(v * 2, own))(pw.put(V, a4))
+    assert found.sharding.spec == P("x")
+    np.testing.assert_array_equal(np.asarray(found), V * 2)
