@@ -147,16 +147,6 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
             return rules.full_like(x, fill_value, dtype)
         return full_by_jax(x, fill_value, dtype, shape, sharding)
 
-    def placing(by_jax: Callable[..., Any], keyword: str = "sharding") -> Callable[..., Any]:
-        @functools.wraps(by_jax)
-        def made(*arguments: Any, **params: Any) -> Any:
-            where = params.get(keyword)
-            if where is None or not isinstance(getattr(where, "mesh", None), _own_meshes()):
-                return by_jax(*arguments, **params)
-            return jax_api.device_put(by_jax(*arguments, **{**params, keyword: None}), where)
-
-        return made
-
     def device_get(x: Any) -> Any:
         return rules.fetch(x) if type(x) is kind and is_key(x) else get_by_jax(x)
 
@@ -168,14 +158,28 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
         by_jax = primitive.impl
         return lambda *values, **params: by_jax(*map(device_get, values), **params)
 
-    jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get = device_put, placing(full_like), device_get
+    jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get = device_put, _placing(full_like), device_get
     # With these, jnp.zeros, jnp.asarray, jnp.arange and others take `device=`.
-    jax_lax.full, jax_lax._convert_element_type = placing(jax_lax.full), placing(jax_lax._convert_element_type)
-    jax_lax.broadcasted_iota = placing(jax_lax.broadcasted_iota, "out_sharding")
+    jax_lax.full, jax_lax._convert_element_type = _placing(jax_lax.full), _placing(jax_lax._convert_element_type)
+    jax_lax.broadcasted_iota = _placing(jax_lax.broadcasted_iota, "out_sharding")
     jax_stages.Traced.lower = lower
     pjit.sharding_constraint_p.def_impl(constrained)
     for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
         primitive.def_impl(fetched_for(primitive))
+
+
+def _placing(by_jax: Callable[..., Any], keyword: str = "sharding") -> Callable[..., Any]:
+    """A function of JAX that makes an array. What is to lie on a slice is made in this process, and put there then."""
+    import jax
+
+    @functools.wraps(by_jax)
+    def made(*arguments: Any, **params: Any) -> Any:
+        where = params.get(keyword)
+        if where is None or not isinstance(getattr(where, "mesh", None), _own_meshes()):
+            return by_jax(*arguments, **params)
+        return jax.device_put(by_jax(*arguments, **{**params, keyword: None}), where)
+
+    return made
 
 
 def outside_of_traces() -> Callable[[], bool]:

@@ -142,8 +142,8 @@ class Guard(Protocol):
     def recover(self) -> None: ...
 
 
-class Caller(Protocol):
-    """Something that makes calls in a thread of its own, once that was started."""
+class Callbacks(Protocol):
+    """The part of a session that makes calls in a thread of its own, once that was started."""
 
     def start(self) -> None: ...
 
@@ -159,7 +159,7 @@ class BufferOwner(Protocol):
     unwatch: Callable[[Callable[[], None]], None]
 
     @property
-    def callbacks(self) -> Caller: ...
+    def callbacks(self) -> Callbacks: ...
 
     @property
     def closed_because(self) -> str: ...

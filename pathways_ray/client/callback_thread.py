@@ -29,7 +29,7 @@ class CallbackThread:
         self._ended = False
 
     def start(self) -> None:
-        """Has a thread be there, for who has something called later."""
+        """Starts the thread, unless it runs."""
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pathways-callbacks", daemon=True)

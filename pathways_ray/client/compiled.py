@@ -76,7 +76,7 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tracing.session is not None or not is_outside():
             return self._bind(args, kwargs)
-        args, kwargs = self._placed(args, kwargs)
+        args, kwargs = self._at_positions(args, kwargs)
         return self._program(args)(*self._dynamic(args), **kwargs)
 
     def ask(self, *args: Any) -> Any:
@@ -88,7 +88,7 @@ class CompiledFunction:
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Adds a call to the program that is being traced on this thread."""
         where = self.where()
-        args, kwargs = self._placed(args, kwargs)
+        args, kwargs = self._at_positions(args, kwargs)
         static = self.static_values(args)
         leaves, tree = jax.tree.flatten((self._dynamic(args), kwargs))
         values = [operand(leaf, self.__name__, k) for k, leaf in enumerate(leaves)]
@@ -102,31 +102,31 @@ class CompiledFunction:
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program of one node, as `Program.lower` does."""
-        args, kwargs = self._placed(args, kwargs)
+        args, kwargs = self._at_positions(args, kwargs)
         return self._program(args).lower(*self._dynamic(args), **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Traced` of a program that calls it."""
-        args, kwargs = self._placed(args, kwargs)
+        args, kwargs = self._at_positions(args, kwargs)
         return self._program(args).trace(*self._dynamic(args), **kwargs)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, in their tree, with their shardings."""
-        args, kwargs = self._placed(args, kwargs)
+        args, kwargs = self._at_positions(args, kwargs)
         return self._program(args).eval_shape(*self._dynamic(args), **kwargs)
 
     def alone(self, args: tuple[Any, ...]) -> tuple[Program, tuple[Any, ...]]:
         """The program that a call outside of programs launches, and the arguments that it takes."""
         return self._program(args), self._dynamic(args)
 
-    def _placed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _at_positions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with static ones at their positions that are given by their names, as `jax.jit` takes them, and
         the defaults of static ones before these."""
         if not kwargs or not self.static_argnums:
             return args, kwargs
         named = [k for k in self.static_argnums if len(args) <= k < len(self._parameters)]
         named = [k for k in named if self._parameters[k].name in kwargs]
-        placed, rest = [*args], {**kwargs}
+        found, rest = [*args], {**kwargs}
         for k in range(len(args), max(named, default=-1) + 1):
             one = self._parameters[k]
             if k not in self.static_argnums or (one.name not in rest and one.default is one.empty):
@@ -135,8 +135,8 @@ class CompiledFunction:
                     f"{self.__name__} is given static arguments {names} by name, but {one.name!r}, which comes before, "
                     "is not given by its position"
                 )
-            placed.append(rest.pop(one.name, one.default))
-        return tuple(placed), rest
+            found.append(rest.pop(one.name, one.default))
+        return tuple(found), rest
 
     def _has_default(self, k: int) -> bool:
         return 0 <= k < len(self._parameters) and self._parameters[k].default is not inspect.Parameter.empty

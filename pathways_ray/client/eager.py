@@ -26,7 +26,7 @@ from pathways_ray.client.debugging import checks_asked
 from pathways_ray.client.export import Exported
 from pathways_ray.client.jaxprs import equations_of
 from pathways_ray.client.known_programs import KnownPrograms
-from pathways_ray.client.operation import Operation, is_pinned, mapped_over, slices_of
+from pathways_ray.client.operation import Operation, is_pinned, slices_of
 from pathways_ray.client.outlines import ProgramBuilder
 from pathways_ray.client.placement import put_at
 from pathways_ray.client.program import LoweredProgram
@@ -45,13 +45,11 @@ traced for them, the operations of it that were exported (`GraphBuilder.operatio
 def concerns(arguments: Sequence[Any], closed: Any, params: Any) -> bool:
     """Whether a jaxpr is to run on a slice: since arrays of slices are among its arguments or constants, or since the
     function was written so."""
-    return bool(
+    return (
         any(type(argument) is Array for argument in arguments)
         or any(type(constant) is Array for constant in closed.consts)
         or is_pinned(params)
-        or any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns)
-        or puts.is_program(closed.jaxpr.eqns)
-        or mapped_over(closed.jaxpr.eqns)
+        or any(is_call(one) or holds_calls(one) or bool(puts.named(one)) for one in closed.jaxpr.eqns)
     )
 
 
@@ -103,11 +101,10 @@ def _session(leaves: Sequence[Any], closed: Any, params: Any) -> Session:
     owners: list[Any] = [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
     if is_pinned(params):
         owners = [*(where.session for where in slices_of(params)), *owners, None]
-    owners = owners or [where.session for where in mapped_over(equations_of(closed.jaxpr))]
     for equation in equations_of(closed.jaxpr) if not owners else ():
         if is_call(equation):
             owners += [where.session for where in slices_of_call(equation)]
-        owners += [where.session for where in puts.targets(equation)]
+        owners += [where.session for where in puts.named(equation)]
     if not owners:
         raise UsageError(
             f"{params['name']} uses a pw.Array that a jax.jit inside of it captured; pass it as an argument there"

@@ -1,7 +1,7 @@
 """Indexing of arrays on slices: one launch, however many steps JAX would take.
 
 What changes from one index to the next is an argument of the launch: numbers, arrays, and where a window begins, which
-is what a slice of step 1 takes of a dimension. So `x[i : i + 8]` is one program for each `i`.
+is what a slice of step 1 takes of a dimension. So `x[i : i + 8]` is one program, whatever `i` is.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,8 +72,7 @@ class Operation:
         where = source_info.of_equation(equation)
         jaxpr = jex_core.Jaxpr([], list(atoms), equation.outvars, [equation], equation.effects, debug_info)
         name = str(equation.params.get("name", equation.primitive.name))
-        mapped = next(iter(mapped_over([equation])), None)
-        return cls(name, jex_core.ClosedJaxpr(jaxpr, []), where, mapped, equation=equation)
+        return cls(name, jex_core.ClosedJaxpr(jaxpr, []), where, puts.mapped_over(equation), equation=equation)
 
     @classmethod
     def of_jit(cls, closed: Any, params: Any, where: str, equation: Any = None) -> Operation:
@@ -81,7 +80,7 @@ class Operation:
         name, given, made = params["name"], params["in_shardings"], params["out_shardings"]
         pinned = name.slice if isinstance(name, PinnedName) else None
         named = [slice_of(one.mesh) for one in (*given, *made) if isinstance(one, NamedSharding)]
-        for found in (*named, *mapped_over(equations_of(closed.jaxpr))):
+        for found in (*named, *map(puts.mapped_over, equations_of(closed.jaxpr))):
             if found is not None and pinned is not None and found is not pinned:
                 raise UsageError(f"{name} has shardings on {pinned} and on {found}; a function runs on one slice")
             pinned = found if found is not None else pinned
@@ -155,12 +154,6 @@ def _keeping_width(closed: Any) -> contextlib.AbstractContextManager[Any]:
     """Has JAX keep the types of 64 bits that a jaxpr takes, where it is traced again outside of `jax.enable_x64`."""
     is_wide = any(aval.dtype.name in WIDE for aval in closed.in_avals)
     return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
-
-
-def mapped_over(equations: Iterable[Any]) -> list[VirtualSlice]:
-    """The slices over whose meshes `jax.shard_map` is among some equations."""
-    meshes = [equation.params["mesh"] for equation in equations if equation.primitive.name == "shard_map"]
-    return [found for mesh in meshes if (found := slice_of(mesh)) is not None]
 
 
 def is_pinned(params: Any) -> bool:

@@ -73,7 +73,7 @@ class Padded:
         out_axes = self._axes_of("out_axes", made, leaves)
         ends = list(itertools.accumulate(call.rows for call in calls))
         parts = [
-            _each(leaf, len(calls)) if axis is None else list(map(_lean, np.split(leaf, ends[:-1], axis)))
+            _copies(leaf, len(calls)) if axis is None else list(map(_detached, np.split(leaf, ends[:-1], axis)))
             for leaf, axis in zip(leaves, out_axes, strict=True)
         ]
         return [made.unflatten([part[k] for part in parts]) for k in range(len(calls))]
@@ -227,7 +227,7 @@ def padded(
     return Padded(fun, given, in_axes, out_axes, join_calls)
 
 
-def _each(leaf: Any, count: int) -> list[Any]:
+def _copies(leaf: Any, count: int) -> list[Any]:
     """A result that is not of a batch, for each of several callers: who deletes or donates it has it for himself."""
     return [leaf, *(copy.copy(leaf) for _ in range(count - 1))]
 
@@ -243,7 +243,7 @@ def _concatenated(leaves: Sequence[Any], axis: int) -> Any:
     return np.concatenate(leaves, axis)
 
 
-def _lean(rows: Any) -> Any:
+def _detached(rows: Any) -> Any:
     """Rows of a batch, as a copy where they would keep much more than themselves in memory."""
     kept, base = 0, getattr(rows, "base", None)  # keys have none
     while isinstance(base, np.ndarray):
@@ -300,7 +300,7 @@ def _cut(value: np.ndarray[Any, Any], axis: int, size: int, count: int) -> np.nd
             f"a result of shape {value.shape} has no batch of {size} along axis {axis}; say which have one with "
             "out_axes="
         )
-    return _lean(value[_first(axis, count)])
+    return _detached(value[_first(axis, count)])
 
 
 def _first(axis: int, count: int) -> tuple[slice | EllipsisType, ...]:

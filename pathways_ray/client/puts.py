@@ -1,7 +1,7 @@
-"""Values that traced functions put on slices by JAX's words: `jax.device_put` and `jax.lax.with_sharding_constraint`.
+"""Slices that traced functions name by the words of JAX: `device_put`, `with_sharding_constraint` and `shard_map`.
 
-On its own in a program, each moves its values, as `pw.reshard` does. A computation runs on one slice: inside of one,
-neither takes a value to another slice.
+On its own in a program, each of the first two moves its values, as `pw.reshard` does. A computation runs on one slice:
+inside of one, neither takes a value to another slice. What is mapped over the mesh of a slice runs there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,18 @@ def targets(equation: Any) -> list[VirtualSlice]:
     return found if len(found) == len(equation.invars) else []
 
 
-def is_program(equations: Sequence[Any], lying: Collection[VirtualSlice] = ()) -> bool:
+def mapped_over(equation: Any) -> VirtualSlice | None:
+    """The slice over whose mesh an equation is a `jax.shard_map`."""
+    return slice_of(equation.params["mesh"]) if equation.primitive.name == "shard_map" else None
+
+
+def named(equation: Any) -> list[VirtualSlice]:
+    """The slices that an equation puts its values on, or the one that it is mapped over."""
+    mapped = mapped_over(equation)
+    return [mapped] if mapped is not None else targets(equation)
+
+
+def is_program(equations: Sequence[Any], lying: Collection[VirtualSlice]) -> bool:
     """Whether a function for `jax.jit` is a program, since it takes values to a slice on which none of its arguments
     is `lying`; a constraint does so where none is on any."""
     return any(

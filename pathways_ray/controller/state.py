@@ -292,7 +292,7 @@ class InFlight(msgspec.Struct, eq=False):
     is over. `producers` are launches it consumes from that had no outcome at admission, `consumers` those that consume
     from it in turn, `dependents` those of them that failed and wait for its outcome; `root` is the failure of the first
     producer that failed. `at` is when it was admitted. `device_seconds` is its device time so far, `estimate` what its
-    tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch. `whole` is what it is of.
+    tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch. It may be a part of `whole`.
     """
 
     sequence: int

@@ -33,7 +33,7 @@ class Loaded:
         return programs.call_graph(self.program, self.where.id, donated)
 
 
-class Registers(Protocol):
+class ProgramRegistry(Protocol):
     """The part of a session that has programs."""
 
     def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int: ...
@@ -45,7 +45,7 @@ class MovingGraphs:
     """Graphs without functions, registered with the runtime as they are first needed. The oldest goes for a further
     one."""
 
-    def __init__(self, session: Registers) -> None:
+    def __init__(self, session: ProgramRegistry) -> None:
         self.session = session
         self.numbers: dict[Hashable, int] = {}
 

@@ -27,9 +27,9 @@ class Usage:
     """A tenant's account.
 
     `virtual` is its device seconds divided by its weight, raised to those of the others whenever it has launches again
-    after it had none: unused time cannot be saved up. `busy` counts its launches that are not over, and
-    `parts` those of them that others are made of, as rounds of a loop are. `launch_limit_s` is the limit of each launch
-    on its devices, 0 where that of the runtime holds.
+    after it had none: unused time cannot be saved up. `busy` counts its launches that are not over, and `parts`
+    those of them that others are made of, as rounds of a loop are. `launch_limit_s` is the limit of each launch on its
+    devices, 0 where that of the runtime holds.
     """
 
     tenant: str

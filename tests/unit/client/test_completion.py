@@ -156,6 +156,7 @@ def test_a_callback_launches_where_the_session_is_full() -> None:
     a.add_done_callback(lambda _: made.extend(launched(offline, 2)))
     Background(lambda: offline.say(Completed((1,)), Completed((2,)))).end()
     eventually(lambda: len(made) == 2)
+    assert {array._buffer.record.state.value for array in made} == {"pending"}
 
 
 def test_a_callback_launches_where_the_array_was_cancelled_behind_its_upload(offline: Offline) -> None:
@@ -210,6 +211,7 @@ def test_a_callback_may_end_the_session(offline: Offline) -> None:
     b.add_done_callback(called.append)
     offline.say(Completed((1,)))
     eventually(lambda: called == [b])
+    assert offline.session.closed
 
 
 def test_coroutines_do_not_wait_for_callbacks(offline: Offline) -> None:
