@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import jax
@@ -41,6 +42,8 @@ _known: weakref.WeakKeyDictionary[Any, KnownPrograms] = weakref.WeakKeyDictionar
 """For each jaxpr that JAX keeps in its caches, the programs made of it, by session and argument types; and, as what was
 traced for them, the operations of it that were exported (`GraphBuilder.operations`)."""
 
+_naming: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
 
 def concerns(arguments: Sequence[Any], closed: Any, params: Any) -> bool:
     """Whether a jaxpr is to run on a slice: since arrays of slices are among its arguments or constants, or since the
@@ -49,8 +52,17 @@ def concerns(arguments: Sequence[Any], closed: Any, params: Any) -> bool:
         any(type(argument) is Array for argument in arguments)
         or any(type(constant) is Array for constant in closed.consts)
         or is_pinned(params)
-        or any(is_call(one) or holds_calls(one) or bool(puts.named(one)) for one in closed.jaxpr.eqns)
+        or _names_slices(closed)
     )
+
+
+def _names_slices(closed: Any) -> bool:
+    """Whether a jaxpr calls functions that run on slices, or puts values on some. JAX asks at each call."""
+    found = _naming.get(closed)
+    if found is None:
+        calls = any(is_call(one) or holds_calls(one) for one in closed.jaxpr.eqns)
+        found = _naming[closed] = calls or any(map(puts.named, equations_of(closed.jaxpr)))
+    return found
 
 
 def evaluate(arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
@@ -91,7 +103,11 @@ def _program(
         if moves or any(is_call(equation) or holds_calls(equation) for equation in equations):
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:
-            built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))
+            operation = Operation.of_jit(closed, params, source_info.here())
+            there = set() if lying else {where for one in equations_of(closed.jaxpr) for where in puts.named(one)}
+            if operation.slice is None and len(there) == 1:
+                operation = replace(operation, slice=there.pop())
+            built = builder.build_operation(operation)
         found = known.lowered[key] = LoweredProgram(session, built, jax.tree.structure([0] * len(closed.out_avals)))
     return found
 

@@ -56,9 +56,8 @@ def mapped_over(equation: Any) -> VirtualSlice | None:
 
 
 def named(equation: Any) -> list[VirtualSlice]:
-    """The slices that an equation puts its values on, or the one that it is mapped over."""
-    mapped = mapped_over(equation)
-    return [mapped] if mapped is not None else targets(equation)
+    """The slices that an equation puts values on, or the one that it is mapped over."""
+    return [where for where in (mapped_over(equation), *_slices(equation)) if where is not None]
 
 
 def is_program(equations: Sequence[Any], lying: Collection[VirtualSlice]) -> bool:

@@ -131,6 +131,23 @@ def test_a_jitted_function_of_values_of_this_process_puts_them_on_a_slice(sessio
     np.testing.assert_array_equal(np.asarray(found), V * 2)
 
 
+@pytest.mark.parametrize("put", WORDS)
+def test_so_does_one_that_puts_them_there_deeper_inside(session, a4, b22, put) -> None:
+    own, there = NamedSharding(a4.mesh, P("x")), NamedSharding(b22.mesh, P())
+    step = jax.jit(lambda v: put(v, own) + 1)
+    for call in (
+        jax.jit(lambda v: step(v)),
+        jax.jit(lambda v: jax.lax.scan(lambda c, _: (step(c), None), v, None, 1)[0]),
+        jax.jit(lambda v: jax.lax.cond(v.sum() > 0, step, lambda u: u, v)),
+    ):
+        found = call(V)
+        assert type(found) is pw.Array
+        assert found.slice is a4
+        np.testing.assert_array_equal(np.asarray(found), V + 1)
+    with pytest.raises(UsageError, match=r"runs on slice .*, and jax.* inside of it names slice (a4|b22)"):
+        jax.jit(lambda v: step(v) + jax.jit(lambda u: put(u, there))(v))(V)
+
+
 def test_a_jitted_function_moves_what_it_puts_on_another_slice(session, a4, b22) -> None:
     x, there = pw.put(V, a4, P("x")), NamedSharding(b22.mesh, P("x", "y"))
     found = jax.jit(lambda v: jax.device_put(v, there) * 2)(x)
