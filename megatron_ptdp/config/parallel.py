@@ -103,7 +103,7 @@ def split_fault(layers: int, stages: int, end_stage_layer_deficit: int = 0, coun
     """
     if counts:
         if len(counts) == stages and sum(counts) == layers and min(counts) >= 0:
-            return None
+            return _empty_fault(counts)
         return (
             f"layers per stage are {list(counts)}: {len(counts)} stages with {sum(counts)} layers, but {stages} stages "
             f"with {layers} layers together are needed"
@@ -117,4 +117,15 @@ def split_fault(layers: int, stages: int, end_stage_layer_deficit: int = 0, coun
     return (
         f"{layers} layers do not divide into {stages} stages{ends}; choose other sizes, or give the layers of each of "
         f"the {stages} stages (stage_layers)"
+    )
+
+
+def _empty_fault(counts: Sequence[int]) -> str | None:
+    """The reason why stages without layers have nothing to train: only the ends have embedding and logits beside."""
+    if 0 not in counts[1:-1]:
+        return None
+    return (
+        f"layers per stage are {list(counts)}: stage {counts.index(0, 1)} has none, and so nothing to train; only the "
+        "first and the last, which have the embedding and the logits, may be without layers: give every other at least "
+        "one, or choose fewer stages (pipeline × chunks)"
     )

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from megatron_ptdp.data import TokenWriter
 from megatron_ptdp.errors import BadSizes, ConfigError
+from megatron_ptdp.models import build
+from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.run import require_fitting
 from megatron_ptdp.train.setup import batches_of, optimizer_of, own_cluster, schedule_of, sizes_of
@@ -41,6 +44,11 @@ def check(*settings: str) -> tuple[int, int]:
         (["pipeline=8"], "4 layers cannot fill 8 stages"),
         (["pipeline=2", "lighter=1", "layers=5"], "5 layers do not divide into 2 stages where"),
         (["pipeline=2", "stage_layers=[1,2]"], "layers per stage are [1, 2]: 2 stages with 3 layers"),
+        (["pipeline=4", "stage_layers=[2,1,0,1]"], "[2, 1, 0, 1]: stage 2 has none, and so nothing to train"),
+        (
+            ["pipeline=2", "chunks=2", "schedule=interleaved", "microbatches=2", "stage_layers=[0,0,2,2]"],
+            "stage 1 has none, and so nothing to train",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_the_values(settings: list[str], message: str) -> None:
@@ -97,6 +105,16 @@ def test_what_experts_on_slices_of_their_own_cannot_have() -> None:
 def test_uneven_stages_fit() -> None:
     assert check("pipeline=2", "stage_layers=[1,3]") == (2, 1)
     assert check("pipeline=4", "layers=6", "lighter=1") == (4, 1)
+
+
+@pytest.mark.parametrize("model", ["gpt-tiny", "t5-tiny"])
+@pytest.mark.parametrize("more", [[], ["experts=2"], ["tied=false"]])
+def test_ends_without_layers_fit_and_have_parameters(model: str, more: list[str]) -> None:
+    config = load(None, [f"model={model}", *more])
+    built = build(config.model)
+    counts = [0, built.layers, 0]
+    assert check(f"model={model}", *more, "pipeline=3", f"stage_layers={counts}") == (3, 1)
+    assert all(jax.tree.leaves(built.parameters(stage)) for stage in cut(built.layers, 3, counts=counts))
 
 
 def test_a_cluster_is_as_large_as_the_sizes_need() -> None:
