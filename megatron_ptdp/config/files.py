@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,8 @@ def toml_value(value: Any) -> str:
     """A number, a boolean or a text as TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    # TOML takes JSON's escapes: the path of a file may have quotes.
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -42,6 +42,16 @@ def names(kind: str) -> list[str]:
     return sorted(path.stem for path in (PRESETS / kind).glob("*.toml"))
 
 
+def is_file(kind: str, name: str) -> bool:
+    """Whether this is the path of a file, and not a name: shipped names go first."""
+    return name not in names(kind) and (Path(name).suffix == ".toml" or Path(name).parent != Path())
+
+
+def lasting(kind: str, name: str) -> str:
+    """A shipped name, or a path that holds in every folder: what a file that is read later says."""
+    return str(Path(name).absolute()) if is_file(kind, name) else name
+
+
 def model(name: str) -> Model:
     """A model by its shipped name or the path of its file."""
     where, stem, table = _read("model", "models", name)
@@ -157,7 +167,7 @@ def _read(kind: str, folder: str, name: str) -> tuple[str, str, dict[str, Any]]:
     shipped = PRESETS / folder / f"{name}.toml"
     path = shipped if name in names(folder) else Path(name)
     if path.suffix != ".toml" or not path.is_file():
-        if path.suffix == ".toml" or path.parent != Path():
+        if is_file(folder, name):
             raise PlanningError(f"there is no {kind} file {name}; shipped: {', '.join(names(folder))}")
         raise UnknownName.of(kind, name, names(folder))
     return path.name, path.stem, dict(_parsed(path, path.stat().st_mtime))

@@ -142,12 +142,13 @@ def presets() -> list[str]:
 
 
 def preset(name: str, **changes: Any) -> ModelConfig:
-    """The sizes of that name, with some changed.
+    """The sizes of that name, or of a planner's file at that path, with some changed.
 
     Raises:
-        ConfigError: there is no such name or field; the message has the nearest.
+        ConfigError: there is no such name or field; the message has the nearest. Or the model cannot be trained.
+        PlanningError: the file is missing, or no model's.
     """
-    if name not in load.names("models"):
+    if name not in load.names("models") and not load.is_file("models", name):
         raise ConfigError.unknown("model", name, presets())
     planned = load.model(name)
     if missing := _missing(planned):
@@ -182,8 +183,12 @@ def _missing(planned: Planned) -> str:
         return "a gated feed-forward part"
     if planned.key_heads != planned.heads:
         return "fewer heads of keys than of queries"
+    if planned.parallel:
+        return "attention and feed-forward part side by side"
     if not planned.positions and not planned.encoder_layers:
         return "positions that are not learned"
+    if planned.positions and planned.encoder_layers:
+        return "learned positions beside an encoder"
     return ""
 
 

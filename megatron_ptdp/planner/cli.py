@@ -103,7 +103,7 @@ def commands(
     question = ask(model, cluster, software, devices, batch, tokens)
     found = search(question, settings(fixes), top)
     if config_out:
-        write_text(config_out, config_text(question.model.name, found.best[0].plan))
+        write_text(config_out, config_text(load.lasting("models", model), found.best[0].plan))
     if as_json:
         click.echo(json.dumps(found_record(question, found), indent=2))
     else:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.errors import ConfigError, PlanningError
 from megatron_ptdp.models import DATA, TENSOR, Compute, Value, build, cut, flops_per_token, preset, presets, whole
 from tests.unit.megatron.models.members import CONFIGS, leaves
 
@@ -41,6 +42,27 @@ def test_unknown_names_are_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="can be planned, not trained: it has a gated feed-forward part"):
         preset("llama3-8b")
     assert not {"llama3-8b", "bloom-176b"} & set(presets())
+
+
+@pytest.mark.parametrize(
+    "more, message",
+    [
+        ("parallel = true", "it has attention and feed-forward part side by side"),
+        ("encoder_layers = 2", "it has learned positions beside an encoder"),
+        ("key_heads = 1", "it has fewer heads of keys than of queries"),
+    ],
+)
+def test_a_file_of_the_planner_is_trained_or_refused_with_the_reason(tmp_path: Path, more: str, message: str) -> None:
+    sizes = {"layers": 2, "hidden": 32, "heads": 4, "sequence": 16, "vocabulary": 64}
+    path = tmp_path / "gpt-tiny.toml"
+    path.write_text("".join(f"{name} = {size}\n" for name, size in sizes.items()))
+    found = preset(str(path), heads=2)
+    assert {**sizes, "heads": 2}.items() <= found.common().items()
+    path.write_text(f"{path.read_text()}{more}\n")
+    with pytest.raises(ConfigError, match=message):
+        preset(str(path))
+    with pytest.raises(PlanningError, match=r"there is no model file .*missing\.toml"):
+        preset(str(tmp_path / "missing.toml"))
 
 
 def test_changes_of_a_named_size() -> None:

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from megatron_ptdp.planner.cli import commands, spread_fixes
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.settings import parse_setting
+from megatron_ptdp.train.config import load as load_training
 
 SMALL = ("--model", "gpt-1.7b", "--devices", "16", "--batch", "64")
 
@@ -79,6 +80,23 @@ def test_the_configuration_is_what_training_takes_and_compare_reads(tmp_path: Pa
     done = invoke("compare", str(path), "data=16,batch=64,microbatch=4", "--model", "gpt-1.7b")
     assert done.exit_code == 0, done.output
     assert "is faster; the other:" in done.output
+
+
+def test_a_model_of_a_file_is_found_again_from_anywhere_and_is_no_shipped_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, plan = tmp_path / 'a "model"', tmp_path / "plan.toml"
+    there.mkdir()
+    (there / "gpt-39b.toml").write_text("layers = 4\nhidden = 64\nheads = 4\nsequence = 64\nvocabulary = 256\n")
+    monkeypatch.chdir(there)
+    assert invoke("--model", "gpt-39b.toml", *SMALL[2:], "--config-out", str(plan)).exit_code == 0
+    monkeypatch.chdir(tmp_path)
+    assert tomllib.loads(plan.read_text())["model"] == str(there / "gpt-39b.toml")
+    for command in (("simulate", str(plan)), ("compare", str(plan), str(plan))):
+        done = invoke(*command)
+        assert done.exit_code == 0, done.output
+        assert "0.0B parameters" in done.output
+    assert load_training(plan).model.layers == 4
 
 
 def test_what_is_written_of_a_schedule_that_updates_on_the_way_is_read_again(tmp_path: Path) -> None:
