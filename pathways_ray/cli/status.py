@@ -86,6 +86,16 @@ def cluster_meant(
     return url, token, ca or next((record.ca for record in (*running, *silent) if record.url == url), "")
 
 
+def cluster_changed(url: str | None, token: str | None, ca: str | None) -> tuple[str, str, str]:
+    """`cluster_meant` by a command that takes something from it: one that was found, and not named, is named on stderr
+    first, as it may be another one than the user thinks of."""
+    found = cluster_meant(url, token, ca)
+    if not url:
+        label = next((record.label for record in registry.running() if record.url == found[0]), "")
+        click.echo(f"pathways: acting on the cluster at {found[0]} ({label}), which runs on this machine", err=True)
+    return found
+
+
 def choose(
     url: str, token: str, running: Sequence[registry.Record], silent: Sequence[registry.Record] = ()
 ) -> tuple[str, str]:

@@ -370,6 +370,8 @@ def test_islands_are_changed_by_the_command_and_a_control_plane_that_restarts_kn
     assert run("island", "remove", "0")[:2] == (0, "island 0 is gone\n")
     code, out, err = run("island", "drain", "1")
     assert (code, out) == (2, "")
+    which, _, err = err.partition("\n")
+    assert which.startswith("pathways: acting on the cluster at grpc://")
     assert err.startswith("pathways: island 1 is the last one that takes slices")
     code, _, err = run("island", "add", "--name", "nobody")
     assert (code, err[:50]) == (2, "pathways: no runtime named 'nobody' is on this Ray")

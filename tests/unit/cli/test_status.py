@@ -13,9 +13,10 @@ from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 from rich.console import Console
 
-from pathways_ray.cli import status
+from pathways_ray.cli import commands, drill, island, status
 from pathways_ray.client import registry
 from pathways_ray.client.asking import hint
 from pathways_ray.client.registry import Record
@@ -243,6 +244,41 @@ def test_a_cluster_that_is_away_is_meant_by_those_who_ask_for_that(monkeypatch: 
     assert status.cluster_meant(None, None, None, away=True) == ("grpc://here:1", "t", "")
     with pytest.raises(UsageError, match="does not answer"):
         status.cluster_meant(None, None, None)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["island", "drain", "0"],
+        ["island", "undrain", "0"],
+        ["island", "remove", "0"],
+        ["drill", "--kill", "host:0", "--times", "1", "--every", "0"],
+    ],
+)
+def test_a_cluster_that_a_command_takes_from_is_named_unless_the_user_did(
+    command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever thinks of one of their own hears in time that another one was found."""
+    record = registry.Record("grpc://here:1", "t", name="production")
+    monkeypatch.setattr(registry, "running", lambda: [record])
+    monkeypatch.setattr(registry, "silent", list)
+    acted: list[str] = []
+
+    def act(url: str, *rest: object) -> list[object]:
+        acted.append(url)
+        return []
+
+    for name in ("drain", "undrain", "remove"):
+        monkeypatch.setattr(island, name, act)
+    monkeypatch.setattr(drill, "ask", lambda url, token, ca: {})
+    monkeypatch.setattr(drill, "_victims", lambda *_: [])
+    monkeypatch.setattr(drill, "drill", lambda *_: act(record.url) or "host 0 killed")
+    found = CliRunner().invoke(commands, command, env={"PATHWAYS_URL": ""})
+    named = CliRunner().invoke(commands, [*command, "--url", record.url])
+    assert (found.exit_code, named.exit_code, acted) == (0, 0, [record.url] * 2), found.output
+    which = "pathways: acting on the cluster at grpc://here:1 (runtime 'production'), which runs on this machine\n"
+    assert (found.stderr, named.stderr) == (which, "")
+    assert found.stdout == named.stdout != ""
 
 
 def test_the_names_of_axes_steer_no_terminal() -> None:
