@@ -127,11 +127,17 @@ def split_of(plan: Plan) -> Split:
     return Split(plan.tensor, plan.microbatch, plan.sequence_parallel, plan.recompute, later)
 
 
+def message_bytes(question: Question, plan: Plan) -> float:
+    """Bytes of one microbatch between two stages: with an encoder, its tokens and the decoder's cross all boundaries,
+    as in the trainer (`models.t5`)."""
+    model = question.model
+    return float(question.software.element_bytes * plan.microbatch * model.tokens_per_example * model.hidden)
+
+
 def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]]:
     """Seconds of one activation across each boundary between stages (b s h elements, or 1/t of it per device); and
     seconds in which its stages stand still although it is overlapped."""
-    model, cluster = question.model, question.cluster
-    size = float(question.software.element_bytes * plan.microbatch * model.sequence * model.hidden) / plan.token_slices
+    cluster, size = question.cluster, message_bytes(question, plan) / plan.token_slices
     levels = crossed(cluster, plan.tensor * plan.data, plan.pipeline)
     if plan.sequence_parallel:  # each device holds 1/t anyway, and nothing is gathered
         seconds = {level: message(cluster, level, size / plan.tensor) for level in set(levels)}

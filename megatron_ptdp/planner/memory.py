@@ -234,7 +234,7 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
         logits = b * model.sequence * (loss_bytes * padded_vocabulary(model, t) / t + 2 * edge / model.sequence)
         working = max(working, logits)
     if plan.pipeline > 1:
-        working += 4 * b * element * model.sequence * model.hidden / rep
+        working += 4 * b * element * model.tokens_per_example * model.hidden / rep
     if plan.zero == 3:  # the largest matrix gathered, the next one on its way, and one whole gradient
         matrix = model.hidden * max(largest.ffn, largest.attention_width + 2 * largest.key_width) / t
         working += matrix * (2 * software.weight_bytes + software.gradient_bytes)

@@ -6,7 +6,7 @@ the devices behind the link.
 
 from __future__ import annotations
 
-from megatron_ptdp.planner.estimate import Estimate, Question, boundary_seconds
+from megatron_ptdp.planner.estimate import Estimate, Question, boundary_seconds, message_bytes
 from megatron_ptdp.planner.memory import device_parameters, stage_layers, stages_of
 from megatron_ptdp.planner.network import Group, Traffic, crossed, spread
 from megatron_ptdp.planner.plan import Plan
@@ -44,7 +44,7 @@ def _pipeline(question: Question, plan: Plan) -> dict[str, float]:
     """One activation forward and one gradient backward per chunk and microbatch, as an average over the boundaries."""
     if plan.pipeline == 1:
         return {}
-    size = float(question.software.element_bytes * plan.microbatch * question.model.sequence * question.model.hidden)
+    size = message_bytes(question, plan)
     cut = plan.tensor if plan.sequence_parallel or plan.scatter_gather else 1
     levels = crossed(question.cluster, plan.tensor * plan.data, plan.pipeline)
     assert len(levels) == len(boundary_seconds(question, plan))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
+import jax
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -12,12 +15,14 @@ from hypothesis import strategies as st
 from megatron_ptdp.config import load
 from megatron_ptdp.config.model import COMMON
 from megatron_ptdp.config.parallel import split_layers
-from megatron_ptdp.models import build, preset, presets
+from megatron_ptdp.models import Value, build, preset, presets
 from megatron_ptdp.parallel import cut
-from megatron_ptdp.planner.memory import stage_layers
+from megatron_ptdp.planner.estimate import Question, estimate, message_bytes
+from megatron_ptdp.planner.memory import stage_layers, stage_memory
 from megatron_ptdp.planner.pipeline import placement
 from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.settings import config_text
+from megatron_ptdp.planner.traffic import traffic
 from megatron_ptdp.schedules import rules_of, schedule_names
 from megatron_ptdp.train.config import Config, Parallel
 from megatron_ptdp.train.config import load as load_training
@@ -115,3 +120,19 @@ def test_a_named_model_is_trained_with_the_sizes_that_are_planned(name: str) -> 
     for size in COMMON:
         assert getattr(planned, size) == getattr(trained, size), size
     assert planned.parameters == trained.parameters
+
+
+@pytest.mark.parametrize(("name", "sequences"), [("gpt-tiny", {}), ("t5-tiny", {}), ("t5-tiny", {"sequence": 48})])
+def test_messages_between_stages_are_planned_as_they_are_sent(name: str, sequences: dict[str, int]) -> None:
+    """A T5 sends the encoder's tokens and the decoder's over every boundary."""
+    config, plan = preset(name, **sequences), Plan(pipeline=4, microbatch=2, batch=6, recompute="none")
+    cluster, software = load.cluster("this-machine"), load.software("xla-f32")
+    question = Question(config.planned(), cluster, software, plan.devices, plan.batch)
+    model = build(config)
+    for stage in cut(model.layers, plan.pipeline)[1:]:
+        values = jax.tree.leaves(model.values(stage, plan.microbatch), is_leaf=lambda leaf: isinstance(leaf, Value))
+        sent = sum(math.prod(value.shape) * np.dtype(value.dtype).itemsize for value in values)
+        assert message_bytes(question, plan) == sent
+        there_and_back = sum(level.pipeline for level in traffic(question, estimate(question, plan)))
+        assert there_and_back == pytest.approx(2 * plan.microbatches * sent)
+        assert stage_memory(plan, question.model, cluster, software).first.working == 4 * sent
