@@ -62,6 +62,14 @@ class Layer:
     def key_width(self) -> int:
         return self.key_heads * self.head_size
 
+    def key_copies(self, tensor: int) -> int:
+        """Members of the tensor axis that each key head lies on: with fewer heads than members, on several."""
+        return max(1, tensor // self.key_heads)
+
+    def member_key_width(self, tensor: int) -> float:
+        """`key_width` on each member of the tensor axis: one head at least."""
+        return self.key_width * self.key_copies(tensor) / tensor
+
     @property
     def matrix_parameters(self) -> int:
         """Weights in matrices: 12 h² for GPT."""
@@ -222,6 +230,11 @@ class Model(Dimensions):
             attention = layer.attention_width + 2 * layer.key_width + layer.hidden
             biases = attention * (2 if layer.cross else 1) + layer.ffn * (2 if layer.gated else 1) + layer.hidden
         return layer.matrix_parameters + norms + biases
+
+    def member_parameters(self, layer: Layer, tensor: int) -> float:
+        """Parameters of one layer on each member of the tensor axis, with the copies of key heads that there are."""
+        keys = 2 * layer.key_width * (layer.hidden + self.bias) * (2 if layer.cross else 1)
+        return (self.layer_parameters(layer) + (layer.key_copies(tensor) - 1) * keys) / tensor
 
     @cached_property
     def embedding_parameters(self) -> int:

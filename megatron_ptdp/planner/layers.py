@@ -97,7 +97,7 @@ def score_products(layer: Layer, split: Split, software: Software) -> list[Produ
 def weight_products(layer: Layer, split: Split, element: int = 2) -> list[Product]:
     """The products with weights, forward."""
     t, tokens, h = split.tensor, split.microbatch * layer.sequence, layer.hidden
-    width, keys = layer.attention_width // t, max(1, layer.key_heads // t) * layer.head_size
+    width, keys = layer.attention_width // t, round(layer.member_key_width(t))
     sizes = [(tokens, width + 2 * keys, h), (tokens, h, width)]
     if layer.cross:
         sizes += [(tokens, width, h), (split.microbatch * layer.cross, 2 * keys, h), (tokens, h, width)]
@@ -128,7 +128,7 @@ def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -
     mask = 1 / element if model.dropout else 0.0
     rep = float(element * tokens * layer.hidden) / (t if split.sequence_parallel else 1)
     cut = float(element * tokens) / t
-    width, keys = layer.attention_width * cut, layer.key_width * cut
+    width, keys = layer.attention_width * cut, layer.member_key_width(t) * element * tokens
     ffn, up = layer.ffn * cut, layer.ffn * cut * (2 if layer.gated else 1)
     norms, residuals = [2 * rep] * layer.blocks, [(3 + mask) * rep] * layer.blocks
     scores: list[float] = []
@@ -140,7 +140,7 @@ def kernel_bytes(model: Model, layer: Layer, split: Split, software: Software) -
     forward = [*norms, *residuals, 2 * width, up + ffn, *scores]
     inputs = [3 * rep] * layer.blocks + [(5 + mask) * rep] * layer.blocks
     inputs += [2 * width, 2 * (width + 2 * keys), ffn + 2 * up, *scores_back]
-    own = model.layer_parameters(layer) / t
+    own = model.member_parameters(layer, t)
     if software.fused_accumulation:
         weights = [(2 * software.gradient_bytes - element) * own]
     else:

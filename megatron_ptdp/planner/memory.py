@@ -79,7 +79,7 @@ def layer_activations(
     whole = (
         tokens * layer.hidden * layer.blocks * (element + element + mask)
     )  # into and out of the norms, masks: 10 s h
-    width, keys = layer.attention_width, layer.key_width
+    width, keys = layer.attention_width, layer.member_key_width(t) * t
     attention = element * tokens * (2 * width + 2 * keys)  # queries, keys, values, into the projection: 8 s h
     if layer.cross:
         attention += element * (2 * tokens * width + 2 * layer.cross * keys)
@@ -194,7 +194,7 @@ def _share(model: Model, pipeline: int, chunks: int, v_placement: bool, position
     for stage in stages:
         for layer in stage_layers(plan, model, stage):
             counts[layer] = counts.get(layer, 0) + 1
-    owned = sum(model.layer_parameters(layer) * count for layer, count in counts.items()) / tensor
+    owned = sum(model.member_parameters(layer, tensor) * count for layer, count in counts.items())
     has_first, has_last = 0 in stages, plan.stages - 1 in stages
     embedding = padded_vocabulary(model, tensor) * model.hidden / tensor
     if has_first:
@@ -236,7 +236,8 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
     if plan.pipeline > 1:
         working += 4 * b * element * model.tokens_per_example * model.hidden / rep
     if plan.zero == 3:  # the largest matrix gathered, the next one on its way, and one whole gradient
-        matrix = model.hidden * max(largest.ffn, largest.attention_width + 2 * largest.key_width) / t
+        attention = largest.attention_width / t + 2 * largest.member_key_width(t)
+        matrix = model.hidden * max(largest.ffn / t, attention)
         working += matrix * (2 * software.weight_bytes + software.gradient_bytes)
     lost = device.reserved_bytes + device.fragmentation * (activations + working)
     return Memory(weights, gradients, optimizer, activations, working, lost)

@@ -124,8 +124,14 @@ def _slices_fault(plan: Plan, model: Model) -> str | None:
 def tensor_fault(model: Model, tensor: int) -> str | None:
     """The size of a layer that members of the tensor axis cannot share; None where they can share all."""
     shared = {"heads": model.heads, "ffn": model.ffn, "hidden": model.hidden}
-    name = indivisible(shared, tensor)
-    return f"{name} {shared[name]} is no multiple of tensor {tensor}; choose one that divides it" if name else None
+    if name := indivisible(shared, tensor):
+        return f"{name} {shared[name]} is no multiple of tensor {tensor}; choose one that divides it"
+    if model.key_heads % tensor and tensor % model.key_heads:
+        return (
+            f"key_heads {model.key_heads} is neither a multiple nor a divisor of tensor {tensor}; choose a tensor that "
+            "members can share them with, or hold one each"
+        )
+    return None
 
 
 def _own_fault(schedule: str, pipeline: int, microbatches: int, chunks: int) -> str | None:

@@ -13,7 +13,15 @@ from megatron_ptdp.planner.estimate import Question
 
 def gpt(layers: int = 8, hidden: int = 1024, heads: int = 16, **more: Any) -> Model:
     return Model(
-        "small", **{"layers": layers, "hidden": hidden, "heads": heads, "sequence": 512, "vocabulary": 1024, **more}
+        **{
+            "name": "small",
+            "layers": layers,
+            "hidden": hidden,
+            "heads": heads,
+            "sequence": 512,
+            "vocabulary": 1024,
+            **more,
+        }
     )
 
 

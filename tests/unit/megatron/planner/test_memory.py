@@ -9,12 +9,12 @@ import pytest
 
 from megatron_ptdp.config import load
 from megatron_ptdp.config.parallel import RECOMPUTE
-from megatron_ptdp.planner.estimate import Question
+from megatron_ptdp.planner.estimate import Question, time_split
 from megatron_ptdp.planner.memory import _device_memory, in_flight, layer_activations, stage_memory, waiting
 from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import search
 from megatron_ptdp.schedules import build, peak_memory, rules_of, schedule_names
-from tests.unit.megatron.planner.helpers import gpt, selene
+from tests.unit.megatron.planner.helpers import asked, gpt, selene
 
 FORMULAS = [  # Korthikanti et al. 2022, table 2: bytes over s b h, of a, s, h, t
     ("none", False, lambda a, s, h, t: 10 + 24 / t + 5 * a * s / (h * t)),
@@ -105,6 +105,28 @@ def test_a_plan_needs_what_its_fullest_device_needs(name: str, schedule: str) ->
         each = [_device_memory(plan, model, cluster, software, position).total for position in range(p)]
         assert stage_memory(plan, model, cluster, software).most == max(each), plan.label()
     assert seen
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+@pytest.mark.parametrize("encoder_layers", [0, 4])
+def test_members_hold_one_head_of_keys_at_least(recompute: str, encoder_layers: int) -> None:
+    """Two heads over eight members are as many on each as eight over eight, in memory as in time."""
+    plan = Plan(tensor=8, pipeline=2, data=2, batch=8, recompute=recompute)
+    two, eight = (
+        gpt(name=f"{heads} heads of keys", key_heads=heads, encoder_layers=encoder_layers) for heads in (2, 8)
+    )
+    assert two.parameters < eight.parameters
+    shares = [stage_memory(plan, model, selene(), load.software("ptdp")) for model in (two, eight)]
+    assert shares[0] == shares[1]
+    times = [time_split(asked(model, plan.devices, plan.batch), plan) for model in (two, eight)]
+    assert times[0] == times[1]
+
+
+def test_heads_of_keys_that_members_can_neither_share_nor_hold_are_refused() -> None:
+    model = gpt(heads=24, hidden=24 * 64, key_heads=6)
+    faults = {t: illegal(Plan(tensor=t, batch=1), model) for t in (1, 2, 3, 4, 6, 8, 12)}
+    assert [t for t, fault in faults.items() if fault] == [4, 8]
+    assert (faults[4] or "").startswith("key_heads 6 is neither a multiple nor a divisor of tensor 4")
 
 
 def test_a_plan_whose_last_device_but_one_is_over_the_limit_does_not_fit() -> None:
