@@ -198,11 +198,13 @@ def read(path: Path, missing_ok: bool) -> TenantBook:
 def changing(path: Path) -> Iterator[list[TenantBook]]:
     """The table of a file, in a list of one; what stands there afterwards is written. One process at a time.
 
-    A new file can be read by its owner alone; one that is there keeps its mode and owner.
+    A new file can be read by its owner alone; one that is there keeps its mode and owner. A link stays one: the file
+    that it leads to changes.
 
     Raises:
         UsageError: the file cannot be read or written, or holds no table.
     """
+    path = Path(os.path.realpath(path))
     folder = path.parent
     try:
         lock = os.open(folder, os.O_RDONLY)

@@ -53,6 +53,27 @@ def test_a_tenant_is_added_with_a_token_that_only_it_has(file: Path) -> None:
     assert [entry.name for entry in file.parent.iterdir()] == ["tenants.json"]
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_stays_one_and_its_file_changes(file: Path, there: bool) -> None:
+    """The controller may read the file by its own name, as where it is mounted."""
+    (file.parent / "mounted").mkdir()
+    real = file.parent / "mounted" / "book.json"
+    file.symlink_to(Path("mounted", "book.json"))
+    if there:
+        tenants("add", "alice", "--file", str(real))
+    assert tenants("add", "bob", "--file", str(file)).exit_code == 0
+    assert file.is_symlink()
+    assert [tenant.name for tenant, _ in decode(real.read_bytes()).entries] == ["alice", "bob"][not there :]
+    assert [entry.name for entry in real.parent.iterdir()] == ["book.json"]
+
+
+def test_a_link_in_a_circle_is_refused_and_stays(file: Path) -> None:
+    file.symlink_to(file)
+    done = tenants("add", "alice", "--file", str(file))
+    assert (done.exit_code, file.is_symlink()) == (2, True)
+    assert "Too many levels of symbolic links" in done.output
+
+
 def test_list_shows_everything_but_tokens(file: Path) -> None:
     token = tenants("add", "alice", "--file", str(file), "--max-bytes", "1500000").stdout.strip()
     shown = tenants("list", "--file", str(file), env={"COLUMNS": "200"}).stdout
