@@ -196,9 +196,10 @@ def simulate(
     """Run a plan's action lists through the event simulator; draw its timeline."""
     question, one = question_of(plan, model, cluster, software, 300e9)
     estimate = estimate_exactly(question, one)
-    actions = 2 * one.stages * (microbatches or one.microbatches)
+    each = 2 * one.stages * one.token_slices
+    actions = each * (microbatches or one.microbatches)
     if actions > MAX_DRAWN:
-        most = max(1, MAX_DRAWN // (2 * one.stages))
+        most = max(1, MAX_DRAWN // each)
         raise BadFigure(f"a timeline of {actions:,} actions cannot be read; draw fewer: --microbatches {most} at most")
     try:
         steps = timeline(one, pipeline_work(question, one)[0], microbatches)

@@ -187,6 +187,11 @@ def test_list_names_what_is_shipped() -> None:
             "a timeline of 400,000,000 actions cannot be read; draw fewer: --microbatches 50000 at most",
         ),
         (
+            ("simulate", "pipeline=2,batch=500,schedule=terapipe,token_slices=256", "--model", "{untied}"),
+            2,
+            "a timeline of 512,000 actions cannot be read; draw fewer: --microbatches 195 at most",
+        ),
+        (
             (
                 *("simulate", "pipeline=2,batch=4,schedule=dualpipe-v,chunks=2", "--model", "gpt-1.7b"),
                 *("--microbatches", "1"),
@@ -197,8 +202,12 @@ def test_list_names_what_is_shipped() -> None:
         (("simulate", "tensor=5,batch=2", "--model", "gpt-1.7b"), 2, "heads 24 is no multiple of tensor 5"),
     ],
 )
-def test_what_cannot_be_asked_ends_with_one_line(arguments: tuple[str, ...], status: int, text: str) -> None:
-    done = invoke(*arguments)
+def test_what_cannot_be_asked_ends_with_one_line(
+    arguments: tuple[str, ...], status: int, text: str, tmp_path: Path
+) -> None:
+    untied = tmp_path / "untied.toml"
+    untied.write_text("layers = 4\nhidden = 64\nheads = 4\nsequence = 256\nvocabulary = 256\ntied = false\n")
+    done = invoke(*(argument.replace("{untied}", str(untied)) for argument in arguments))
     assert done.exit_code == status
     assert text in done.output
     assert done.output.count("\n") == 1
