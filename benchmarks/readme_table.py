@@ -291,7 +291,7 @@ def updated(text: str, results: Sequence[tuple[str, Sequence[Figure]]]) -> tuple
         ValueError: it has no table of figures.
     """
     before, head, after = text.partition(HEAD)
-    if not head:
+    if not after.lstrip("\n"):
         raise ValueError(f"there is no table that begins with {HEAD!r}")
     rule, *rest = after.lstrip("\n").splitlines(keepends=True)
     end = next((number for number, line in enumerate(rest) if not line.startswith("|")), len(rest))

@@ -334,14 +334,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not files:
         parser.error("no results: give JSON files, or run benchmarks with --json results/NAME.json")
     results = [read(path) for path in files]
+    found = [(result.benchmark, result.figures()) for result in results if result.is_complete]
+    if options.readme is not None:  # known before the page is written, not behind it
+        try:
+            text, lines = readme_table.updated(options.readme.read_text(encoding="utf-8"), found)
+        except OSError as error:
+            parser.error(f"--readme: {options.readme} cannot be read: {error.strerror}")
+        except ValueError as error:
+            parser.error(f"--readme: {options.readme}: {error}")
     options.html.parent.mkdir(parents=True, exist_ok=True)
     options.html.write_text(build(results, datetime.now(UTC)), encoding="utf-8")
     if options.readme is not None:
         for result in results:
             if not result.is_complete:
                 print(f"{options.readme}: nothing of {result.name}, which is incomplete", file=sys.stderr)
-        found = [(result.benchmark, result.figures()) for result in results if result.is_complete]
-        text, lines = readme_table.updated(options.readme.read_text(encoding="utf-8"), found)
         options.readme.write_text(text, encoding="utf-8")
         print(f"{options.readme}: {lines} lines of its table are of these results")
     missed = sum(one.verdict == "missed" for result in results for one in result.figures())

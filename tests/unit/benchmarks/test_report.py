@@ -124,6 +124,24 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "FileNotFoundError" in target.read_text()
 
 
+@pytest.mark.parametrize(
+    ("content", "trouble"),
+    [(None, "cannot be read: No such file"), ("# Project\n", "no table that"), (readme_table.HEAD, "no table that")],
+)
+def test_a_readme_without_the_table_is_refused_before_the_page_is_written(
+    content: str | None, trouble: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(DISPATCH))
+    readme, html = tmp_path / "README.md", tmp_path / "new" / "page.html"
+    if content is not None:
+        readme.write_text(content)
+    with pytest.raises(SystemExit) as ended:
+        report.main([str(tmp_path / "one.json"), "--html", str(html), "--readme", str(readme)])
+    assert (ended.value.code, html.parent.exists()) == (2, False)
+    assert f"--readme: {readme}" in (said := capsys.readouterr().err)
+    assert trouble in said
+
+
 def test_a_result_that_is_incomplete_is_marked_and_not_in_the_readme(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
