@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, is_dataclass, replace
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -159,13 +160,14 @@ class Benchmark(Generic[S]):
         """The usual settings, or the smallest ones, with what the options change.
 
         Raises:
-            ValueError: they are refused, or a number is not above 0, as the usual ones are.
+            ValueError: they are refused, or a number is not above 0 and finite, as the usual ones are.
         """
         made = _changed(self.smoke if options.smoke else self.settings(), vars(options))
         for (one, value), (_, usual) in zip(_options(made), _options(self.settings()), strict=True):
             for number in _numbers(value):
-                if not number > 0 and number not in _numbers(usual):
-                    raise ValueError(f"{_flags(one)[0]}: {number:g} is not above 0")
+                if not 0 < number < inf and number not in _numbers(usual):
+                    wanted = "finite" if number == inf else "above 0"
+                    raise ValueError(f"{_flags(one)[0]}: {number:g} is not {wanted}")
         return made
 
     def measured(self, settings: Any, progress: Progress = QUIET) -> Result:

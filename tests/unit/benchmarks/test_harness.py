@@ -82,6 +82,13 @@ def test_numbers_that_mean_nothing_are_refused_before_anything_is_measured(words
     assert settings_of("--large", "0") == Settings(), "as it is by default"
 
 
+def test_a_duration_without_an_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        benchmark().main(["--wait", "inf"])
+    assert ended.value.code == 2
+    assert "--wait: inf is not finite" in capsys.readouterr().err
+
+
 def test_the_folder_of_the_json_is_there_before_the_measurement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
