@@ -1,8 +1,9 @@
 """Seconds of one iteration's microbatches in the pipeline, by closed forms.
 
-Two ways. `bounded` is a closed form, exact for 1F1B and GPipe when messages are hidden or blocking, and near for the
-others; a search over thousands of plans uses it. `megatron_ptdp.planner.simulated` runs the schedule's real action
-lists through the event simulator; it is used for the few plans that are shown.
+Two ways. `bounded` is a closed form, exact for 1F1B and GPipe with even stages and messages that block them, and near
+for the others where messages are short beside the work (docs/planner.md says how near); a search over thousands of
+plans uses it. `megatron_ptdp.planner.simulated` runs the schedule's real action lists through the event simulator; it
+is used for the few plans that are shown.
 
 Closed forms, w work of the busiest device per microbatch, f i w' forward, inputs, weights of one chunk of a device:
 
