@@ -36,6 +36,9 @@ CHEAP_REFERENCES = 250
 looks at each of them up to 100 times. What else it has is bounded alike: 700 arguments take 60 ms. The worst graph
 found took 6 ms."""
 
+MAX_RESULT_BYTES = 32 * limits.MAX_RESULTS
+"""The node that names the results of a graph: one that is longer names more than there may be."""
+
 
 class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
     """A graph to lower and plan, as it came from a client; the slices that it names, as far as the session has them.
@@ -61,22 +64,21 @@ class PlanReply(msgspec.Struct, frozen=True, array_like=True):
     checked: bool = True
 
 
-class _Named(msgspec.Struct):
-    """The head of a graph: the rest is only looked at by `answer`."""
+class _Graph(msgspec.Struct):
+    """The fields that are looked at before `answer` does. Each is decoded by itself, so only once where a message has
+    it again and again."""
 
-    slices: tuple[_Slice, ...]
+    slices: msgspec.Raw
+    nodes: msgspec.Raw
 
 
 class _Slice(msgspec.Struct, array_like=True):
     id: int
 
 
-class _Nodes(msgspec.Struct):
-    nodes: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=limits.MAX_NODES)]
-
-
-_NAMED = msgspec.msgpack.Decoder(_Named)
-_NODES = msgspec.msgpack.Decoder(_Nodes)
+_GRAPH = msgspec.msgpack.Decoder(_Graph)
+_SLICES = msgspec.msgpack.Decoder(Annotated[list[_Slice], msgspec.Meta(max_length=limits.MAX_SLICES)])
+_NODES = msgspec.msgpack.Decoder(Annotated[list[msgspec.Raw], msgspec.Meta(max_length=limits.MAX_NODES)])
 _RESULT = msgspec.msgpack.Decoder(Result)
 
 
@@ -85,7 +87,7 @@ def request_of(
 ) -> PlanRequest:
     """A request with the slices that the graph names. One that is no graph names none, and `answer` says so."""
     try:
-        named = [mesh.id for mesh in _NAMED.decode(graph).slices]
+        named = [mesh.id for mesh in _SLICES.decode(_GRAPH.decode(graph).slices)]
     except (msgspec.MsgspecError, ValueError, RecursionError):
         named = []
     slices = tuple(places[number] for number in dict.fromkeys(named) if number in places)
@@ -93,11 +95,13 @@ def request_of(
 
 
 def result_count(graph: bytes) -> int:
-    """The results of a graph that could not be planned: launches of it name them all the same. 0 for bytes that are no
-    graph."""
+    """The results of a graph that could not be planned, at most `MAX_RESULTS`: launches of it name them all the same. 0
+    for bytes that are no graph."""
     try:
-        nodes = _NODES.decode(graph).nodes
-        return min(len(_RESULT.decode(nodes[-1]).inputs), limits.MAX_RESULTS)
+        last = _NODES.decode(_GRAPH.decode(graph).nodes)[-1]
+        if memoryview(last).nbytes > MAX_RESULT_BYTES:
+            return limits.MAX_RESULTS
+        return min(len(_RESULT.decode(last).inputs), limits.MAX_RESULTS)
     except (msgspec.MsgspecError, ValueError, RecursionError, IndexError):
         return 0
 

@@ -11,9 +11,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pathways_ray import limits
 from pathways_ray.controller.planner import Planner
-from pathways_ray.controller.planning import PlanReply, PlanRequest, answer, plan_if_cheap, request_of, result_count
+from pathways_ray.controller.planning import (
+    MAX_RESULT_BYTES,
+    PlanReply,
+    PlanRequest,
+    answer,
+    plan_if_cheap,
+    request_of,
+    result_count,
+)
 from pathways_ray.controller.tenants import Quota, Tenant
+from pathways_ray.ir.graph import Graph, Ref, Result
 from pathways_ray.transport.messages import encode
 from pathways_ray.worker import Worker, WorkerEnded
 from tests.unit.helpers import Sketch
@@ -158,6 +168,21 @@ def test_a_small_program_is_planned_at_once_and_a_big_one_is_not() -> None:
     assert reply.failure is not None
     assert reply.failure.kind == "WireError"
     assert (result_count(chain(3).graph), result_count(b"\xc1")) == (1, 0)
+
+
+def test_of_a_graph_that_names_more_than_it_may_nothing_is_decoded_but_by_the_planner() -> None:
+    """To make an object of each of millions of slices, or of results, takes the controller seconds."""
+    sketch = Sketch("many")
+    value = sketch.argument(sketch.slice("0.0"))
+    for number in range(limits.MAX_SLICES):
+        sketch.slice(f"0.{number}")
+    request = request_of(encode(sketch.graph(value)), sketch.placement, True, Tenant("alice"))
+    assert request.slices == ()
+    assert answer(request).failure is not None
+    few = encode(Graph("many", (), (), (Result((Ref(0),)),)))
+    many = encode((None,) * MAX_RESULT_BYTES)  # which are no results, as decoding them would show
+    assert result_count(few.replace(encode((Ref(0),)), many)) == limits.MAX_RESULTS
+    assert result_count(few.replace(encode((Ref(0),)), many[:1])) == 0
 
 
 def test_without_a_planner_big_programs_are_refused() -> None:
