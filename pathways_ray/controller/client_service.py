@@ -22,6 +22,8 @@ from pathways_ray.controller import events
 from pathways_ray.controller.channel import Carrier, ChannelEvent
 from pathways_ray.controller.clients import STREAM_LIMIT_S, Client
 from pathways_ray.controller.core import ControllerCore
+from pathways_ray.controller.requests import MAX_CALL_BYTES
+from pathways_ray.controller.takeover import MAX_RESUME_BYTES
 from pathways_ray.controller.tenants_file import TenantsFile
 from pathways_ray.errors import PathwaysError, TooLarge, WireError, to_failure
 from pathways_ray.transport import grpc_streams, links, outboxes, streams
@@ -35,6 +37,12 @@ HANG_UP_LIMIT_S = 5.0
 
 CLOSE_LIMIT_S = 1.0
 """The end of a connection waits this long for the messages that were sent before, such as the close reason."""
+
+LONG_CALLS: dict[type[wire.Request], int] = {
+    wire.Explain: limits.MAX_GRAPH_BYTES + MAX_CALL_BYTES,
+    wire.ResumeSession: MAX_RESUME_BYTES,
+}
+"""Calls that may have more than `MAX_CALL_BYTES`, and how many each may have."""
 
 UNKNOWN_SESSION = "unknown session or wrong secret"
 SECOND_CONNECTION = "the session has its stream already"
@@ -229,6 +237,7 @@ class ClientService:
             name = self.core.requests.enter(caller)
             try:
                 data = await grpc_streams.reading(context) or b""
+                check_call(data)
                 reply = await self.request(caller, wire.REQUEST.decode(data), len(data))
             finally:
                 self.core.requests.leave(name)
@@ -245,6 +254,14 @@ class ClientService:
             return await self.replies[call]
         finally:
             del self.replies[call]
+
+
+def check_call(data: bytes) -> None:
+    """Looks at a call before it is decoded, which would keep the controller: gRPC takes much longer ones. Raises
+    `TooLarge`."""
+    most = next((size for kind, size in LONG_CALLS.items() if wire.is_tagged(data, kind)), MAX_CALL_BYTES)
+    if len(data) > most:
+        raise TooLarge(f"a call of {len(data)} bytes; the limit is {most}")
 
 
 def _link_tag(client: Client) -> str:

@@ -235,7 +235,7 @@ class ListHeld(Message, tag=198):
     """Asks which arrays lie on some slices, or, where none is named, on any; answered with `Held`."""
 
     session: int
-    slices: tuple[int, ...]
+    slices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
 
 
 class HeldBuffer(msgspec.Struct, frozen=True, array_like=True):

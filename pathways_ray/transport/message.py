@@ -29,6 +29,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 encode = _ENCODER.encode
 
+
+def is_tagged(data: bytes, kind: type[Message]) -> bool:
+    """Whether bytes begin as a message of this class does, as it is encoded here. Nothing of it is decoded."""
+    return data[:1] >= b"\x90" and data[:1] < b"\xa0" and data.startswith(encode(kind.__struct_config__.tag), 1)
+
+
 M = TypeVar("M")
 
 

@@ -40,7 +40,7 @@ class Unanswered(msgspec.Struct, frozen=True, array_like=True):
 
     launch: Counted
     numbers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)]
-    results: tuple[KeptBuffers, ...] = ()
+    results: Annotated[tuple[KeptBuffers, ...], msgspec.Meta(max_length=limits.MAX_SESSION_BUFFERS)] = ()
 
 
 class ResumeSession(Message, frozen=True, tag=213):

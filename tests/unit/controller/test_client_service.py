@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from pathways_ray import limits
 from pathways_ray.controller import client_service
 from pathways_ray.controller.channel import ChannelState
 from pathways_ray.controller.client_service import ClientService
@@ -31,8 +32,10 @@ from pathways_ray.controller.events import (
     Turn,
 )
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.requests import MAX_CALL_BYTES
 from pathways_ray.controller.state import SendClient
-from pathways_ray.errors import from_failure
+from pathways_ray.controller.takeover import MAX_RESUME_BYTES
+from pathways_ray.errors import TooLarge, from_failure
 from pathways_ray.transport import frames, grpc_streams, links, streams, thread_links
 from pathways_ray.transport.capabilities import link_tags
 from pathways_ray.transport.endpoints import ListenConfig, Tls
@@ -42,10 +45,14 @@ from pathways_ray.transport.messages import (
     VERSION,
     CloseSession,
     Completed,
+    Explain,
+    KeptBuffers,
     Launch,
     LaunchFailed,
+    ListHeld,
     OpenSession,
     Refused,
+    ResumeSession,
     SessionEnded,
     SessionOpened,
     ToClient,
@@ -54,6 +61,7 @@ from pathways_ray.transport.messages import (
     encode,
 )
 from pathways_ray.transport.tls import trust_of
+from tests.unit.helpers import VECTOR
 
 TOKEN = "the token of the operator"
 LIMIT_S = 20.0
@@ -413,6 +421,33 @@ def test_a_client_that_closes_its_session_has_time_to_hang_up(peer: Peer, monkey
     refused = peer.request(CloseSession(peer.session), peer.shown)
     assert isinstance(refused, Refused)
     assert "is not open" in str(from_failure(refused.failure))
+
+
+def test_a_long_call_is_refused_before_it_is_decoded(peer: Peer) -> None:
+    """
+    1. What is no message at all, and longer than a call may be: its length is what is said of it.
+    2. Questions about graphs, and requests to resume, have limits of their own: what they begin with says which
+       they are.
+    """
+    peer.open_stream()
+    peer.assert_answers(peer.outbox, peer.by_stream)
+    unary = peer.channel.unary_unary(streams.CALL)
+    for size, kind in ((MAX_CALL_BYTES, "WireError"), (MAX_CALL_BYTES + 1, "TooLarge")):
+        reply = REPLY.decode(unary(bytes(size), timeout=LIMIT_S, metadata=tuple(peer.shown.items())))
+        assert isinstance(reply, Refused)
+        assert reply.failure.kind == kind
+    explain = encode(Explain(1, -1, bytes(limits.MAX_GRAPH_BYTES)))
+    resume = encode(ResumeSession(VERSION, 1, "tag", "", (), (KeptBuffers(1, VECTOR, (), (1,) * 65_536),) * 16, 1))
+    for good in (explain, resume):
+        assert len(good) > MAX_CALL_BYTES
+        client_service.check_call(good)
+    for bad, most in (
+        (explain + bytes(MAX_CALL_BYTES), limits.MAX_GRAPH_BYTES + MAX_CALL_BYTES),
+        (resume + bytes(MAX_RESUME_BYTES), MAX_RESUME_BYTES),
+        (encode(ListHeld(1, (0,) * MAX_CALL_BYTES)), MAX_CALL_BYTES),
+    ):
+        with pytest.raises(TooLarge, match=f"a call of {len(bad)} bytes; the limit is {most}"):
+            client_service.check_call(bad)
 
 
 def test_the_link_of_a_session_whose_stream_does_not_come_is_closed(

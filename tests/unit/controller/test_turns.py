@@ -28,13 +28,15 @@ from pathways_ray.controller.registrar import CHEAP_FUNCTION_BYTES
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.controller.turns import TURN_WORK
-from pathways_ray.errors import Failure, TooLarge
+from pathways_ray.errors import Failure, TooLarge, WireError
 from pathways_ray.ir.graph import Compute, Graph, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout, SliceType
 from pathways_ray.ir.verify import verify
 from pathways_ray.transport.batcher import MAX_BATCH_BYTES, MAX_MESSAGES, batches, check_batch
 from pathways_ray.transport.messages import (
+    REQUEST,
     TO_CONTROLLER,
+    VERSION,
     Cancel,
     Done,
     Drop,
@@ -44,14 +46,18 @@ from pathways_ray.transport.messages import (
     HostUp,
     InlineLaunch,
     IslandLaunch,
+    KeptBuffers,
     Launch,
     LaunchFailed,
+    ListHeld,
     Peers,
     Program,
     Put,
     Ready,
     Register,
+    ResumeSession,
     Stored,
+    Unanswered,
     Unregister,
     encode,
 )
@@ -266,6 +272,21 @@ def test_batches_of_clients_are_taken_and_others_are_not_decoded() -> None:
 def test_messages_with_too_much_in_them_are_no_messages(bad: Any) -> None:
     with pytest.raises(Exception, match="length"):
         TO_CONTROLLER.decode_batch(encode([bad]))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ListHeld(1, (1,) * (limits.MAX_PLACES + 1)),
+        ResumeSession(
+            VERSION, 1, "", "", (), (), 1, unanswered=(Unanswered(1, (), (KeptBuffers(1, VECTOR, (), ()),) * 65_537),)
+        ),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_calls_with_too_much_in_them_are_no_messages(bad: Any) -> None:
+    with pytest.raises(WireError, match="length"):
+        REQUEST.decode(encode(bad))
 
 
 def test_a_refused_launch_leaves_one_entry_however_many_results_it_has() -> None:
