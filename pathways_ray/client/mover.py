@@ -68,8 +68,7 @@ class Mover:
     def __init__(self, core: ClientCore, connection: Connection, driver: Driver) -> None:
         self._core, self._connection, self._driver = core, connection, driver
         self._slices: weakref.WeakValueDictionary[int, VirtualSlice] = weakref.WeakValueDictionary()
-        self._turn = threading.Lock()
-        self._vacating = threading.Lock()
+        self._turn, self._vacating = threading.Lock(), threading.Lock()
         self._has_to_move = False
         self._left = threading.Event()
         """Set once the caller of what is carried out was interrupted."""
@@ -343,6 +342,7 @@ class Mover:
             self._driver.handle(Cancelling(step.results[0]))
             raise ControllerLost(self._core.away)
         self._await_copies(step.results)
+        self._connection.outbox.send(wire.Unregister(step.program.program))  # it names slices, which else are kept
         for record in step.results:
             try:
                 self._driver.wait(record)

@@ -15,18 +15,22 @@ from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
 from pathways_ray.client.moving import Ask, Copy, Drop, Exchanged, Hold, Release, Step
 from pathways_ray.client.reading import Reading
-from pathways_ray.errors import ControllerLost, Unschedulable, UsageError, WaitTimeout
+from pathways_ray.errors import ControllerLost, Failure, Unschedulable, UsageError, WaitTimeout
 from pathways_ray.transport.messages import (
+    Completed,
     CreateSlice,
     ExchangeSlices,
     Held,
     HeldBuffer,
+    Launch,
+    LaunchFailed,
     ListHeld,
     Put,
     Register,
     ReleaseSlice,
     SliceCreated,
     SlicesExchanged,
+    Unregister,
     Vacate,
 )
 from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline, eventually
@@ -116,6 +120,26 @@ def test_a_copy_does_not_wait_in_the_queue_of_a_session_that_is_held(offline: Of
     assert not core.pending
     assert driver.sending.acquire(timeout=1)
     driver.sending.release()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_the_program_of_a_copy_is_dropped_whatever_comes_of_it(offline: Offline, succeeds: bool) -> None:
+    """It names the slice that was made for the move, which the controller keeps a place for as long."""
+    core, copy = offline.session._core, Register(1, b"", {})
+    made = core.new_buffers(1)
+
+    def steps() -> Generator[Step, Any, None]:
+        yield Hold()
+        yield Copy(copy, [], made)
+        yield Release()
+
+    mover = Background(lambda: carry_out(offline, steps()))
+    eventually(lambda: core.pending)
+    launch = Launch(1, 1, (), made[0].id)
+    assert offline.controller.sent == [copy, launch]
+    offline.say(Completed((1,)) if succeeds else LaunchFailed(1, Failure("HostLost", "host 5 is gone")))
+    mover.end()
+    assert offline.controller.sent == [copy, launch, Unregister(1)]
 
 
 def test_a_copy_that_has_left_is_not_waited_for_without_a_controller(offline: Offline) -> None:
