@@ -136,6 +136,7 @@ class Launches:
         self.outcomes.donations.session_closed(session)
         commands += self.admission.close(state)
         self.ledger.close(session)
+        self.tables.recorder.closed(session)
         self.story.note(Entry(self.tables.now, "session closed", session=session))
         return commands
 

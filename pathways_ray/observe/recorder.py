@@ -6,7 +6,7 @@ since: of a burst that is longer than the ring between two looks, the first are 
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Callable
 
 from pathways_ray.observe.ring import Histogram, Ring
@@ -15,7 +15,7 @@ MAX_TENANTS = 1024
 """Tenants with a histogram of their own; what ends for further ones counts under `OTHERS`."""
 
 MAX_SESSIONS = 8192
-"""Sessions whose tenants are remembered."""
+"""Sessions that are over whose tenants are remembered."""
 
 OTHERS = "others"
 
@@ -34,22 +34,27 @@ class Recorder:
         """Calls that hosts have served, which were no launches."""
         self.busy: dict[int, float] = {}
         """Device seconds of each island: its busy share is what they grow by, by its devices."""
-        self._tenants: OrderedDict[int, str] = OrderedDict()
+        self._tenants: dict[int, str] = {}
+        self._over: deque[int] = deque()
         self._latencies: dict[str, Histogram] = {}
         self._counted = 0
 
     def opened(self, session: int, tenant: str) -> None:
         """A session of a tenant has opened."""
         self._tenants[session] = tenant
-        if len(self._tenants) > MAX_SESSIONS:
-            self._tenants.popitem(last=False)
+
+    def closed(self, session: int) -> None:
+        """A session is over; its tenant is remembered for a while."""
+        self._over.append(session)
+        if len(self._over) > MAX_SESSIONS:
+            self._tenants.pop(self._over.popleft(), None)
 
     def tenant_of(self, session: int) -> str:
         """The tenant of a session, also of one that is over."""
         return self._tenants.get(session, OTHERS)
 
     def tenants(self) -> dict[int, str]:
-        """The tenants of the last sessions, also of those that are over. May be called from another thread."""
+        """The tenants of the open sessions, and of the last that are over. May be called from another thread."""
         return self._tenants.copy()
 
     def failed(self, kind: str) -> None:

@@ -7,8 +7,10 @@ import pytest
 from pathways_ray.controller.backlog import MAX_DEFERRED_CALLS
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.status import of_launches
+from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.types import ArrayType
+from pathways_ray.observe import recorder
 from pathways_ray.scheduler.policies import OPERATOR
 from pathways_ray.transport.messages import (
     Completed,
@@ -341,6 +343,19 @@ def test_calls_that_a_host_has_served_are_in_the_accounts_and_are_no_launches() 
     front.launches.open_session(late)
     tables.ledger.enter(tables.ledger.of(late))
     assert tables.ledger.of(first).virtual - tables.ledger.of(late).virtual == pytest.approx(2.0)
+
+
+def test_the_served_calls_of_a_session_are_its_tenants_however_many_others_have_come_and_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorder, "MAX_SESSIONS", 2)
+    front = Harness(sessions=())
+    front.launches.open_session(1, Tenant("alice"))
+    for session in range(2, 6):
+        front.launches.open_session(session, Tenant("bob"))
+        front.launches.close_session(session)
+    front.launches.outcomes.served(0, ServedCalls(0, (Served(1, 99, 1, 250),)))
+    assert front.launches.tables.ledger.device_seconds()["alice"] == pytest.approx(250e-6)
 
 
 def test_a_client_hears_whether_others_have_launches_under_way() -> None:

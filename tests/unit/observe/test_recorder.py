@@ -63,10 +63,14 @@ def test_of_a_long_burst_the_last_are_counted() -> None:
 
 
 def test_sessions_of_which_nothing_is_known_any_more_count_under_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An open one is known however many have come and gone since it opened."""
     monkeypatch.setattr(recorder, "MAX_SESSIONS", 1)
     made = Recorder()
-    made.opened(1, "alice")
-    made.opened(2, "bob")
+    for session, tenant in enumerate(("carol", "alice", "bob")):
+        made.opened(session, tenant)
     for session in (1, 2):
+        made.closed(session)
+    for session in (0, 1, 2):
         made.ring.add(1, session, 1, 0.0, 1.0, 1)
-    assert set(made.latencies()) == {OTHERS, "bob"}
+    assert set(made.latencies()) == {OTHERS, "bob", "carol"}
+    assert made.tenants() == {0: "carol", 2: "bob"}
