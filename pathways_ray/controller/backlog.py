@@ -18,6 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from pathways_ray import limits
+from pathways_ray.controller import quotas
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session, Whole
@@ -106,9 +107,10 @@ class Backlog:
         return {call.buffer for call in self.waiting if isinstance(call, Put)}
 
     def coming(self, programs: Mapping[int, PlannedProgram]) -> int | None:
-        """The bytes that deferred launches will make, as they count against a quota; None without such."""
-        found = [programs.get(call.message.program) for call in self.deferred if isinstance(call, WaitingLaunch)]
-        return sum(program.charged_bytes for program in found if program is not None) if found else None
+        """The bytes that deferred launches will take, as they count against a quota; None without such."""
+        messages = [call.message for call in self.deferred if isinstance(call, WaitingLaunch)]
+        found = [(programs.get(message.program), message) for message in messages]
+        return sum(quotas.taken_bytes(program, message) for program, message in found if program) if found else None
 
     def first(self) -> WaitingLaunch | None:
         """The launch that was called first."""

@@ -90,6 +90,13 @@ def carried_bytes(program: PlannedProgram, launch: Launch) -> int:
     return sum(program.arguments[place].charged_bytes for place, _ in inline_of(launch))
 
 
+def taken_bytes(program: PlannedProgram, launch: Launch) -> int:
+    """Bytes on devices that a launch takes once it is admitted: those of its results without those of the arguments
+    that it gives up, each once, which count no more from then on; at least 0. It may not have been looked at yet."""
+    given = {launch.arguments[k]: k for k in program.donated if k < len(launch.arguments)}
+    return max(program.charged_bytes - sum(program.arguments[k].charged_bytes for k in given.values()), 0)
+
+
 def carry(session: Session, program: PlannedProgram, launch: Launch) -> int:
     """Counts them, as long as the launch is on its islands, and returns them."""
     carried = carried_bytes(program, launch)

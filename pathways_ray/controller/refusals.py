@@ -115,12 +115,13 @@ def over_buffers(tables: Tables, session: Session, program: PlannedProgram, laun
 
 
 def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """The results do not fit into the tenant's quota of memory on devices."""
+    """The results do not fit into the tenant's quota of memory on devices, beside what the launch does not give up."""
     if session.tenant.quota.device_bytes is None:
         return None
     carried = quotas.carried_bytes(program, launch)
     purpose = f"the results of program {program.name!r}" + (" and arguments of its launch" if carried else "")
-    return quotas.device_bytes(session, tables.sessions.values(), program.charged_bytes + carried, purpose)
+    asked = quotas.taken_bytes(program, launch) + carried
+    return quotas.device_bytes(session, tables.sessions.values(), asked, purpose)
 
 
 def session_suspended(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:

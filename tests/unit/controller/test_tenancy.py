@@ -26,7 +26,15 @@ from pathways_ray.transport.messages import (
     LaunchFailed,
     Load,
 )
-from tests.unit.controller.harness import SLICES, Harness, failure_of, program_over, to_client, to_island
+from tests.unit.controller.harness import (
+    SLICES,
+    Harness,
+    failure_of,
+    program_over,
+    sketch_with_slices,
+    to_client,
+    to_island,
+)
 from tests.unit.helpers import VECTOR
 
 ALICE = Tenant("alice", weight=2.0, priority=1)
@@ -179,6 +187,50 @@ def test_a_put_does_not_overtake_what_is_freed_behind_a_launch_that_waits() -> N
     assert to_client(commands, kind=BuffersLost) == []
     assert f.buffers() == {2, 10}
     assert len(to_client(f.put(3), kind=BuffersLost)) == 1
+
+
+def donating(each: int, results: int = 1) -> Harness:
+    """A quota of `each` vectors; program 1 takes over its argument, and gives so many results."""
+    f = front(Tenant("alice", quota=Quota(device_bytes=each * MIN_BUFFER_BYTES)))
+    sketch = sketch_with_slices("taking")
+    argument = sketch.argument(1)
+    made = [sketch.call(f"f{k}", argument, slice=1, donated=() if k else (0,)) for k in reversed(range(results))]
+    f.register(sketch.planned(*made), 1)
+    return f
+
+
+def test_a_result_may_take_the_room_of_an_argument_that_is_donated() -> None:
+    """
+    1. The quota is full: a step takes its state over, and the next one that, before the first is done.
+    2. A launch with more results than it gives up is refused.
+    3. One that fails gives the room back with the state, and there is none for others.
+    """
+    f = donating(1)
+    f.put(1)
+    for k in (1, 2, 3):
+        assert len(to_island(f.launch(k, (k,), k + 1), 0, IslandLaunch)) == 1
+        assert f.tenants()[0]["device_bytes"] == 2 * VECTOR.nbytes
+    assert "asks for 4096 more" in to_client(f.put(9), kind=BuffersLost)[0].failure.message
+    for k in (1, 2):
+        f.done(0, k)
+    f.failed(0, 3)
+    assert f.buffers() >= {3}
+    assert f.launches.sessions[1].charged_bytes == MIN_BUFFER_BYTES
+    more = donating(1, results=2)
+    more.put(1)
+    assert "it holds 4096 and asks for 4096 more" in failure_of(more.launch(1, (1,), 10)).message
+
+
+def test_what_waits_to_take_the_room_of_its_argument_keeps_no_put_waiting() -> None:
+    f = donating(2)
+    f.put(1, arrives=False)
+    f.launch(1, (1,), 10)
+    f.launch(2, (10,), 20)
+    f.put(2)
+    assert f.buffers() == {1, 2}
+    assert [run.results for run in to_island(f.stored(0, 1), 0, IslandLaunch)] == [10, 20]
+    f.done(0, 1, 2)
+    assert f.buffers() == {2, 20}
 
 
 def test_a_number_stands_for_one_buffer() -> None:
