@@ -154,10 +154,11 @@ def _beside(core: ClientCore, record: BufferRecord) -> Sequence[BufferRecord]:
 
 def hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
     """The hosts of a result, where all of them can be asked; else none."""
-    if record.kind is None or record.kind.slice is None or record.upload is not None:
-        return (record.host,) if record.early else ()
-    if record.early and record.kind.slice.placed.hosts == (record.host,):
-        return (record.host,)
+    unplaced = record.kind is None or record.kind.slice is None or record.upload is not None
+    if record.early and (unplaced or record.kind.slice.placed.hosts == (record.host,)):
+        return (record.host,) if data.link_of(record.host) is not None else ()  # it has died: the outcome says so
+    if unplaced:
+        return ()
     hosts: set[int] = set()
     for device in record.kind.slice.placed.devices:  # of a slice of many hosts a few are looked at
         if device.host not in hosts:

@@ -293,6 +293,9 @@ def test_a_wait_has_no_value_where_the_array_is_lost_while_it_ends(how: str) -> 
             raise from_failure(record.failure)
 
     class Answers:
+        def link_of(self, host: int) -> object:
+            return self
+
         def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
             assert not is_over()
             if how == "it fails":
@@ -367,6 +370,20 @@ def test_the_outcome_is_waited_for_where_hosts_are_not_asked(why: str) -> None:
         made.upload = Upload({0})
     assert not await_there(cast(DataLinks, data), core, made, lambda record: None)
     assert not data.asked
+
+
+@pytest.mark.parametrize("lies", ["where it was handed to", "nobody says where"])
+def test_a_host_that_has_died_is_not_asked_for_what_was_handed_to_it(lies: str) -> None:
+    """It might come back, and be waited for, while the outcome is there."""
+    core, data = core_of_one(), Asked()
+    _, made = call(core)
+    if lies == "where it was handed to":
+        made.kind = SimpleNamespace(slice=SimpleNamespace(placed=SimpleNamespace(hosts=(HOST,))))
+    assert not await_there(cast(DataLinks, data), core, made, lambda record: None)
+    assert not data.asked
+    data.known = (HOST,)
+    assert await_there(cast(DataLinks, data), core, made, lambda record: None)
+    assert data.asked == [([made.id], {HOST})]
 
 
 def test_a_value_that_has_come_is_named_with_its_launch_where_the_controller_died() -> None:
