@@ -97,14 +97,10 @@ def cancel(queues: Queues, message: wire.CancelLaunch, now: float) -> list[Comma
                 place = queue.items.index(item)
                 queue.items[place] = msgspec.structs.replace(item, cancelled=message.failure)
             return []
-        for item in found:
-            queue.items.remove(item)
-        queue.ranks.pop(sequence, None)
-        queues.ledger.leave(queue.usage)
         commands: list[Command] = [ToController(wire.IslandLaunchFailed(sequence, message.failure))]
         if covers := found[0].covers:  # hosts have begun these, and hear nothing of this one
             commands.append(ToHosts(wire.Drop(found[0].session, covers)))
-        queues.flush(queue, commands, now)
+        _take_out(queues, queue, sequence, commands, now)
         return commands
     return []
 

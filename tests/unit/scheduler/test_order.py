@@ -671,6 +671,20 @@ def test_a_launch_in_the_middle_or_alone_is_taken_out_too() -> None:
     assert island.order.ledger.active == 0
 
 
+def test_a_session_that_cancels_a_later_launch_has_waited_as_long_as_before() -> None:
+    """What comes to the head counts from then on; what stays there from when it came."""
+    island = serving(0, window=1)
+    island.now = 1.0
+    for k in (1, 2, 3, 4):
+        island.from_controller(run(k))
+    island.now = 50.0
+    candidate = island.order.waiting[1].candidate
+    island.from_controller(CancelLaunch(4, CANCELLED))
+    assert (candidate.arrival, candidate.since) == (2, 1.0)
+    island.from_controller(CancelLaunch(2, CANCELLED))
+    assert (candidate.arrival, candidate.since) == (3, 50.0)
+
+
 def test_a_launch_with_the_hosts_has_begun_and_one_that_is_over_is_nobody_s() -> None:
     island = serving(0)
     island.from_controller(run(1))
