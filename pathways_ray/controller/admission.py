@@ -176,7 +176,7 @@ class Admission:
             return self.refuse(session, launch, Failure("WireError", text))
         if program is None:
             text = f"launch {message.launch} names program {message.program}, never registered"
-            return self.refuse(session, launch, Failure("WireError", text))
+            return self.refuse(session, launch, quotas.programs(session) or Failure("WireError", text))
         # Before it may have to wait for others, so that hosts compile meanwhile.
         asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
         if backlog.deferred and backlog.blocks(session, launch, program):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pathways_ray import limits
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Tenant
@@ -47,6 +48,17 @@ def buffers(session: Session, held: int, asked: int, purpose: str) -> Failure | 
         "TooLarge",
         f"the session has {mine} buffers and asks for {asked} more for {purpose}; {MAX_SESSION_BUFFERS} are the limit, "
         f"and {MAX_BUFFERS} for all sessions, which have {held}. Drop some",
+    )
+
+
+def programs(session: Session) -> Failure | None:
+    """One more program of a session. What is refused is not noted: its launches ask this again."""
+    if len(session.programs) < limits.MAX_PROGRAMS:
+        return None
+    return Failure(
+        "TooLarge",
+        f"the session has {len(session.programs)} programs; {limits.MAX_PROGRAMS} are the limit. Drop the functions of "
+        "some, or open a new session",
     )
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from pathways_ray import limits
-from pathways_ray.controller import events
+from pathways_ray.controller import events, quotas
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.plan_queue import PlanQueue
 from pathways_ray.controller.planning import PlanReply, PlanRequest, plan_if_cheap, request_of
@@ -66,7 +65,8 @@ class Registrar:
         """Plans a program, or has it planned elsewhere; then the session's other messages have to wait."""
         self.programs_made += 1
         key = self.programs_made
-        if len(session.programs) >= limits.MAX_PROGRAMS:
+        if message.program not in session.programs and (full := quotas.programs(session)) is not None:
+            registration.withhold(message, full)
             return [], None
         refused = registration.refusal(session, message)
         if refused is not None:

@@ -322,6 +322,32 @@ def test_buffers_of_a_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> No
     assert failed.failure.kind == "TooLarge"
 
 
+def test_programs_of_a_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    1. The third of two programs is too many: its launches say so, and nothing is kept of it.
+    2. Those that are there may be registered again.
+    3. Once one is dropped, there is room; but the functions of the refused one were not taken, which its client
+       believes, and programs that name them say why.
+    """
+    monkeypatch.setattr(limits, "MAX_PROGRAMS", 2)
+    core = with_sessions(1)
+    session, registration = core.core.launches.sessions[1], core.core.clients.known[1].registration
+    say(core, 1, Register(2, graph_of(2), {}), Register(3, graph_of(2), dict.fromkeys(("g", "h"), b"")))
+    (failed,) = sent(say(core, 1, Launch(1, 3, (1,), 10)))
+    assert isinstance(failed, LaunchFailed)
+    assert "the session has 2 programs; 2 are the limit" in failed.failure.message
+    assert session.programs.keys() == {1, 2}
+
+    before = session.programs[1].key
+    say(core, 1, Register(1, graph_of(2), {}))
+    assert session.programs[1].key > before
+
+    say(core, 1, Unregister(1), Register(3, graph_of(2), {}))
+    assert session.programs.keys() == {2, 3}
+    assert registration.functions.keys() == FUNCTIONS.keys()
+    assert registration.withheld == {"g": failed.failure, "h": failed.failure}
+
+
 def test_a_program_that_is_dropped_behind_launches_that_wait_keeps_its_functions_and_no_names() -> None:
     """
     1. A launch waits for an upload, and its client drops the program: what waits is short, however many names came.
