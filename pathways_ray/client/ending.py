@@ -120,10 +120,11 @@ class Ending:
         return *WAKE_ALL, events.Resume()
 
     def _note_sent(self, now: float) -> None:
-        """Notes the launches that have left. Of donations that are undecided nobody will tell."""
+        """Notes the launches that have left, with those that arrays were donated to and that were cancelled too late.
+        Of donations that are undecided nobody will tell."""
         messages = [queued.message for queued in list(self.queue)]
         waiting = {message.launch for message in messages if isinstance(message, wire.Launch)}
-        self.unanswered = {launch for launch in list(self.pending) if launch not in waiting}
+        self.unanswered = {*list(self.pending), *list(self.donations.by_launch)} - waiting
         undecided = tuple(number for number, buffer in list(self.buffers.items()) if buffer.undecided)
         if undecided:
             self._donations_decided(wire.DonationsDecided(undecided, undecided), now)
@@ -211,7 +212,7 @@ class Ending:
         text = f"{self.away}; whether the launch ran is not known. The session goes on with its arrays: call again"
         unknown = Failure("ControllerLost", text, story=self.story.lines(now, session=self.session))
         for launch in sorted(self.unanswered - running - self.coalescer.covered()):
-            if launch in self.pending:
+            if launch in self.pending or launch in self.donations.by_launch:
                 self._fail(launch, failures.get(launch, unknown), now, self._donated_to(launch))
         self.unanswered &= running
 

@@ -19,12 +19,14 @@ from pathways_ray.client.events import (
     ResumeFailed,
     Wake,
 )
+from pathways_ray.client.moving import is_quiet
 from pathways_ray.client.suspension import Kept, Part, Suspension
 from pathways_ray.errors import ControllerLost, Failure, from_failure
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
 from pathways_ray.transport.messages import (
     VERSION,
+    CancelRefused,
     Completed,
     DonationsDecided,
     Free,
@@ -167,6 +169,37 @@ def test_donations_to_a_launch_that_fails_after_the_loss_are_gone() -> None:
     s.handle(LaunchFailed(6, GONE))
     assert [one.state for one in (a, b, c)] == [DELETED] * 3
     assert not s.core.donations.by_launch
+
+
+@pytest.mark.parametrize("known", ["done", "failed", "running", "nothing"])
+def test_donations_to_a_launch_that_was_cancelled_too_late_are_gone_after_the_loss(known: str) -> None:
+    """Its results have failed already; of what was donated to it, its end decides, or the successor."""
+    s = Session()
+    a = s.call()
+    s.handle(Completed((1,)))
+    made = s.call(a, donated=(a,))
+    s.handle(Cancelling(made))
+    s.handle(CancelRefused(2, Failure("Cancelled", "it has begun")))
+    s.lose()
+    assert s.request().kept == ()
+    assert s.request().unanswered == (sent(2),)
+    match known:
+        case "done":
+            s.resume(done=(2,))
+        case "failed":
+            s.resume(failed=((2, GONE),))
+        case "running":
+            s.resume(running=(2,))
+            assert not is_quiet(s.core)
+            s.handle(LaunchFailed(2, GONE))
+        case _:
+            s.resume()
+    assert (a.state, a.donated) == (DELETED, None)
+    assert made.failure is not None
+    assert made.failure.kind == "Cancelled"
+    assert not s.core.donations.by_launch
+    s.take()
+    assert is_quiet(s.core)
 
 
 def test_a_launch_that_was_sent_cannot_be_taken_back_any_more() -> None:
