@@ -222,10 +222,13 @@ def burn(session: Session, number: int) -> None:
 
 
 def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]:
-    """Forgets buffers; their islands drop them after the launches before."""
+    """Forgets buffers; their islands drop them after the launches before. Those that were donated to a launch under way
+    are dropped once that ends."""
     dropped: dict[int, list[int]] = {}
     for number in numbers:
         buffer = session.forget(number)
+        if buffer is None and (donated := session.donated.get(number)) is not None:
+            donated.freed = True
         told = session.early.pop(number, {})  # by hosts, of an upload whose client was cut off before it could
         if session.arriving.pop(number, None) is not None or told:
             burn(session, number)

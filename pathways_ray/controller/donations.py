@@ -47,6 +47,7 @@ class Donations:
         client hears of both."""
         consumed: list[int] = []
         undecided: dict[int, int] = {}
+        back: list[Send] = []
         for number in record.donated:
             buffer = session.donated.get(number)
             if buffer is None:
@@ -57,11 +58,11 @@ class Donations:
             elif island not in record.pending and (island not in record.failed_on or number in record.consumed):
                 consumed.append(number)
             else:
-                self._give_back(session, number)
+                back += self._give_back(session, number)
         if undecided:
             self.undecided[record.sequence] = session.id, undecided
         report = LaunchFailed(record.launch, failure, tuple(consumed), tuple(undecided))
-        return [SendClient(session.id, report), *self.consumed(session, consumed)]
+        return [SendClient(session.id, report), *self.consumed(session, consumed), *back]
 
     def reported(self, island: int, sequence: int, consumed: Collection[int] | None) -> list[Send]:
         """An island has ended its part of a launch that had failed before.
@@ -82,11 +83,9 @@ class Donations:
         if session is None or not numbers:
             return []
         gone = tuple(number for number in numbers if consumed is None or number in consumed)
-        for number in numbers:
-            if number not in gone:
-                self._give_back(session, number)
+        back = [send for number in numbers if number not in gone for send in self._give_back(session, number)]
         report = SendClient(session.id, DonationsDecided(tuple(numbers), gone))
-        return [report, *self.consumed(session, gone)]
+        return [report, *self.consumed(session, gone), *back]
 
     def island_lost(self, island: int) -> list[Send]:
         """An island reports no more. What is undecided there comes back, to be lost with the rest."""
@@ -96,11 +95,15 @@ class Donations:
         """Forgets the launches of a session."""
         self.undecided = {s: entry for s, entry in self.undecided.items() if entry[0] != session}
 
-    def _give_back(self, session: Session, number: int) -> None:
+    def _give_back(self, session: Session, number: int) -> list[Send]:
+        """Enters a buffer again, unless its client, whose call was interrupted, has freed it meanwhile."""
+        if session.donated[number].freed:
+            return self.consumed(session, (number,))
         buffer = session.donated.pop(number)
         if buffer.producer not in self.tables.in_flight:
             buffer.producer = 0
         session.keep(number, buffer)
+        return []
 
     def _is_away(self, session: Session, buffer: Buffer) -> bool:
         return not self.tables.away.isdisjoint(session.places[buffer.type.slice].hosts)

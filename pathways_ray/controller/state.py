@@ -46,11 +46,12 @@ Send = SendIsland | SendClient
 
 
 class Buffer(msgspec.Struct, eq=False, gc=False):
-    """One logical array: its type, the launch that makes it (0: it is there), why it failed."""
+    """One logical array: its type, the launch that makes it (0: it is there), why it failed; `freed` while donated."""
 
     type: BufferType
     producer: int
     failure: Failure | None = None
+    freed: bool = False
 
 
 class RefusedResults(NamedTuple):
@@ -63,7 +64,6 @@ class RefusedResults(NamedTuple):
 
 MAX_REFUSED = limits.MAX_LAUNCHES_IN_FLIGHT
 """Refused launches that a session remembers: a client has no more under way when it hears that one was refused."""
-
 
 MAX_NAMED = 16384
 """Uploads of a session that are remembered as named. An older one that its client has yet to name counts as named too:

@@ -72,6 +72,30 @@ def test_what_a_failed_launch_did_not_take_is_back() -> None:
     assert to_client(front.done(0, 2))[0].launches == (2,)
 
 
+def test_what_was_freed_while_a_launch_had_it_is_dropped_when_that_fails() -> None:
+    """The call was interrupted: nobody has a handle to what was donated to it, and frees it later."""
+    front = donating()
+    front.launch(1, (1,), 5)
+    assert to_island(front.free(1), 0, Drop) == []
+    commands = failed(front, 0, ())
+    assert outcome(commands).consumed == ()
+    assert Drop(1, (1,)) in to_island(commands, 0, Drop)
+    assert 1 not in known(front)
+    assert not front.launches.sessions[1].donated
+
+
+def test_what_was_freed_while_it_was_undecided_is_dropped_when_that_is_known() -> None:
+    front = donating(2)
+    front.launch(1, (1, 2), 5)
+    assert outcome(front.down(0)).undecided == (2,)
+    front.free(2)
+    commands = failed(front, 1, ())
+    assert to_client(commands) == [DonationsDecided((2,), ())]
+    assert Drop(1, (2,)) in to_island(commands, 1, Drop)
+    assert 2 not in known(front)
+    assert not front.launches.sessions[1].donated
+
+
 def test_what_a_failed_launch_took_is_gone() -> None:
     front = donating()
     front.launch(1, (1,), 5)
