@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pathways_ray.client import prng, propagation, puts, source_info
 from pathways_ray.client.array import Array
 from pathways_ray.client.export import WIDE, Exported
-from pathways_ray.client.jaxprs import equations_of
+from pathways_ray.client.jaxprs import equations_of, inner_equations
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import SpecError, UsageError
@@ -72,18 +72,14 @@ class Operation:
         where = source_info.of_equation(equation)
         jaxpr = jex_core.Jaxpr([], list(atoms), equation.outvars, [equation], equation.effects, debug_info)
         name = str(equation.params.get("name", equation.primitive.name))
-        return cls(name, jex_core.ClosedJaxpr(jaxpr, []), where, puts.mapped_over(equation), equation=equation)
+        pinned = _one_slice(name, map(puts.mapped_over, (equation, *inner_equations(equation))))
+        return cls(name, jex_core.ClosedJaxpr(jaxpr, []), where, pinned, equation=equation)
 
     @classmethod
     def of_jit(cls, closed: Any, params: Any, where: str, equation: Any = None) -> Operation:
         """The operation of a call of a function that is `jax.jit`-ed, by the parameters of that call."""
         name, given, made = params["name"], params["in_shardings"], params["out_shardings"]
-        pinned = name.slice if isinstance(name, PinnedName) else None
-        named = [slice_of(one.mesh) for one in (*given, *made) if isinstance(one, NamedSharding)]
-        for found in (*named, *map(puts.mapped_over, equations_of(closed.jaxpr))):
-            if found is not None and pinned is not None and found is not pinned:
-                raise UsageError(f"{name} has shardings on {pinned} and on {found}; a function runs on one slice")
-            pinned = found if found is not None else pinned
+        pinned = _one_slice(name, (*slices_of(params), *map(puts.mapped_over, equations_of(closed.jaxpr))))
         captured = tuple(constant for constant in closed.consts if type(constant) is Array)
         first = len(captured)
         return cls(
@@ -167,9 +163,17 @@ def is_pinned(params: Any) -> bool:
 def slices_of(params: Any) -> list[VirtualSlice]:
     """The slices that the name and the shardings of a call of a jitted function say."""
     shardings = (*params["in_shardings"], *params["out_shardings"])
-    found = [slice_of(sharding.mesh) for sharding in shardings if isinstance(sharding, NamedSharding)]
-    found.append(params["name"].slice if isinstance(params["name"], PinnedName) else None)
+    found = [params["name"].slice if isinstance(params["name"], PinnedName) else None]
+    found += [slice_of(sharding.mesh) for sharding in shardings if isinstance(sharding, NamedSharding)]
     return [where for where in found if where is not None]
+
+
+def _one_slice(name: str, slices: Iterable[VirtualSlice | None]) -> VirtualSlice | None:
+    """The slice that a function says it runs on, however often. Raises `UsageError` where it says several."""
+    found = list(dict.fromkeys(where for where in slices if where is not None))
+    if len(found) > 1:
+        raise UsageError(f"{name} has shardings on {found[0]} and on {found[1]}; a function runs on one slice")
+    return found[0] if found else None
 
 
 def _specs(

@@ -176,3 +176,24 @@ def test_a_constraint_says_how_a_replicated_value_lies(session, a4) -> None:
     found = jax.jit(lambda v: jax.lax.with_sharding_constraint(v * 2, own))(pw.put(V, a4))
     assert found.sharding.spec == P("x")
     np.testing.assert_array_equal(np.asarray(found), V * 2)
+
+
+def test_a_nested_shard_map_runs_on_the_slice_of_its_mesh(session, a4) -> None:
+    elsewhere = session.virtual_slice((4,), ("x",), name="c4")
+
+    def summed(where: pw.VirtualSlice) -> Any:
+        return jax.shard_map(lambda u: jax.lax.psum(u, "x"), mesh=where.mesh, in_specs=P("x"), out_specs=P())
+
+    mapped, expected = summed(a4), V.sum(0, keepdims=True)
+    for body in (
+        lambda v: jax.jit(lambda u: mapped(u) + 0)(v),
+        lambda v: jax.checkpoint(mapped)(v),
+        lambda v: jax.lax.scan(lambda c, _: (c, mapped(c)), v, None, 1)[1][0],
+    ):
+        for given in (V, pw.put(V, elsewhere), pw.put(V, a4)):
+            found = pw.program(body)(given)
+            assert found.slice is a4
+            np.testing.assert_array_equal(np.asarray(found), expected)
+    both = pw.program(lambda v: jax.jit(lambda u: mapped(u) + summed(elsewhere)(u))(v))
+    with pytest.raises(UsageError, match=r"on slice a4 .* and on slice c4 .*; a function runs on one slice"):
+        both(V)
