@@ -81,8 +81,6 @@ class _Walk:
             return [_spec(equation.params["sharding"].spec, self.mesh)]
         if name == "shard_map":
             return [_spec(spec, self.mesh) for spec in equation.params["out_specs"]]
-        if not any(inputs):
-            return [()] * len(equation.outvars)
         inner = equation.params.get(_CALLS.get(name, ""))
         if inner is not None:
             jaxpr = getattr(inner, "jaxpr", inner)
@@ -90,6 +88,12 @@ class _Walk:
                 return self.run(jaxpr, inputs)
         if name == "scan":
             return self._scan(equation.params, inputs)
+        if name == "cond":
+            return self._cond(equation, inputs)
+        if name == "while":
+            return self._while(equation.params, inputs)
+        if not any(inputs):
+            return [()] * len(equation.outvars)
         if any(inner_jaxprs(equation)):
             return _like_operands(equation, inputs)
         if name == "dot_general":
@@ -101,15 +105,33 @@ class _Walk:
         """The specs of the last carry and of what each round gives, stacked along a dimension that is whole."""
         consts, carries, body = params["num_consts"], params["num_carry"], params["jaxpr"].jaxpr
         carry, rows = inputs[consts : consts + carries], [spec[1:] for spec in inputs[consts + carries :]]
+        carry, made = self._carried(body, inputs[:consts], carry, rows)
+        stacked = [((), *spec) if spec else () for spec in made]
+        return [*carry, *stacked]
+
+    def _while(self, params: Any, inputs: list[Spec]) -> list[Spec]:
+        """The specs of the last carry."""
+        tests, before = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
+        return self._carried(params["body_jaxpr"].jaxpr, inputs[tests:before], inputs[before:], [])[0]
+
+    def _carried(
+        self, body: Any, consts: list[Spec], carry: list[Spec], rows: list[Spec]
+    ) -> tuple[list[Spec], list[Spec]]:
+        """The specs of what a loop carries, and of what its body gives beside that."""
         made = [*carry]
         for _ in range(_ROUNDS):
-            made = self.run(body, [*inputs[:consts], *carry, *rows])
+            made = self.run(body, [*consts, *carry, *rows])
             joined = [_joined(before, after) for before, after in zip(carry, made, strict=False)]
             if joined == carry:
                 break
             carry = joined
-        stacked = [((), *spec) if spec else () for spec in made[carries:]]
-        return [*carry, *stacked]
+        return carry, made[len(carry) :]
+
+    def _cond(self, equation: Any, inputs: list[Spec]) -> list[Spec]:
+        """The specs in which all branches leave a result; where they differ, as an operand of its shape."""
+        made = [self.run(branch.jaxpr, inputs[1:]) for branch in equation.params["branches"]]
+        alike = _like_operands(equation, inputs)
+        return [spec[0] if len(set(spec)) == 1 else other for *spec, other in zip(*made, alike, strict=True)]
 
     def _by_rule(self, equation: Any, inputs: list[Spec]) -> list[Spec] | None:
         """The specs by the rule that JAX has for the operation; None where it refuses."""

@@ -197,3 +197,38 @@ def test_a_nested_shard_map_runs_on_the_slice_of_its_mesh(session, a4) -> None:
     both = pw.program(lambda v: jax.jit(lambda u: mapped(u) + summed(elsewhere)(u))(v))
     with pytest.raises(UsageError, match=r"on slice a4 .* and on slice c4 .*; a function runs on one slice"):
         both(V)
+
+
+BODIES: dict[str, Any] = {
+    "jit": lambda put, v: jax.jit(put)(v),
+    "checkpoint": lambda put, v: jax.checkpoint(put)(v),
+    "carry": lambda put, v: jax.lax.scan(lambda c, _: (put(c), None), v, None, 2)[0],
+    "rows": lambda put, v: jax.lax.scan(lambda c, _: (c, put(c)), v, None, 1)[1][0],
+    "cond": lambda put, v: jax.lax.cond(v[0, 1] > 0, put, lambda u: put(u + 1), v),
+    "while": lambda put, v: jax.lax.while_loop(lambda c: c.sum() < 100, put, v),
+}
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_what_says_inside_of_bodies_how_values_lie_is_heard(session, a4, body) -> None:
+    own = NamedSharding(a4.mesh, P("x"))
+    puts: list[Any] = [
+        lambda v: jax.lax.with_sharding_constraint(v * 2, own),
+        jax.shard_map(lambda u: u * 2, mesh=a4.mesh, in_specs=P("x"), out_specs=P("x")),
+    ]
+    expected = np.asarray(body(lambda v: v * 2, jnp.asarray(V)))
+    for put in puts:
+        for call in (jax.jit(lambda v, put=put: body(put, v)), pw.program(lambda v, put=put: body(put, v))):
+            found = call(pw.put(V, a4))
+            assert (found.slice, found.sharding.spec) == (a4, P("x"))
+            np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def test_branches_that_leave_a_value_in_several_layouts_leave_it_like_an_operand(session, a4) -> None:
+    own = NamedSharding(a4.mesh, P("x"))
+    for given in (P(), P("x")):
+        found = jax.jit(
+            lambda v: jax.lax.cond(v[0, 1] > 0, lambda u: jax.lax.with_sharding_constraint(u, own), jnp.zeros_like, v)
+        )(pw.put(V, a4, given))
+        assert found.sharding.spec == given
+        np.testing.assert_array_equal(np.asarray(found), V)
