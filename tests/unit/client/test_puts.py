@@ -232,3 +232,18 @@ def test_branches_that_leave_a_value_in_several_layouts_leave_it_like_an_operand
         )(pw.put(V, a4, given))
         assert found.sharding.spec == given
         np.testing.assert_array_equal(np.asarray(found), V)
+
+
+def test_to_put_a_value_on_its_own_slice_lays_it_out(session, a4) -> None:
+    own, spread = NamedSharding(a4.mesh, P("x")), P("x")
+    for f, given, expected in (
+        (lambda v: jax.device_put(v, own), P(), spread),
+        (lambda v: jax.device_put(v, own) * 2, spread, spread),
+        (lambda v: jax.jit(lambda u: jax.device_put(u, own))(v) * 2, P(), spread),
+        (lambda v: jax.device_put(v, NamedSharding(a4.mesh, P())), spread, P()),
+        (lambda v: jax.device_put(v * 2), spread, spread),
+        (lambda v: v + jax.device_put(jnp.zeros(3), NamedSharding(a4.mesh, P())).sum(), spread, spread),
+    ):
+        found = jax.jit(f)(pw.put(V, a4, given))
+        assert found.sharding.spec == expected
+        np.testing.assert_array_equal(np.asarray(found), jax.jit(f)(pw.put(V, a4)))
