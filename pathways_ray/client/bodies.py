@@ -17,8 +17,8 @@ from pathways_ray.client import inlining, prng, source_info
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
-from pathways_ray.client.graph_builder import CONTROL, GraphBuilder, Value
-from pathways_ray.client.jaxprs import equations_of, inner_constants, inner_equations
+from pathways_ray.client.graph_builder import GraphBuilder, Value
+from pathways_ray.client.jaxprs import CONTROL, equations_of, inner_constants, inner_equations
 from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_layout, without_code
 from pathways_ray.client.rounds import nothing_yet, unrolled, while_of
 from pathways_ray.client.routed_rows import RowCheck

@@ -18,7 +18,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from pathways_ray.client import prng, source_info
-from pathways_ray.client.jaxprs import body_of, equations_of, inner_equations
+from pathways_ray.client.jaxprs import INLINED, body_of, equations_of, inner_equations
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import TraceError
@@ -29,8 +29,6 @@ CALLS = ("debug_print", "debug_callback")
 
 ROUNDS = 32
 """The last rounds of a `while_loop` whose debug calls are made: it has no bound, and its results have."""
-
-_INLINED = ("pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call")
 
 _NANS, _INFS = setting("jax_debug_nans"), setting("jax_debug_infs")
 
@@ -211,7 +209,7 @@ class _Rewriting:
             call = DebugCall(equation.primitive, equation.params, kinds, source_info.of_equation(equation))
             return [], [_Carried(call, [prng.to_data(value) for value in values], jnp.int32(1))]
         calls = any(one.primitive.name in CALLS for one in inner_equations(equation))
-        if name in _INLINED and (calls or self.checks is not None):
+        if name in INLINED and (calls or self.checks is not None):
             return self._closed(body_of(equation), values)
         if not calls:
             made = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))

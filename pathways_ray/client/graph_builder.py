@@ -20,7 +20,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
 from pathways_ray.client.estimates import NO_WORK, Work
 from pathways_ray.client.export import Exported, export_function
-from pathways_ray.client.jaxprs import body_of, constant_bytes, used_equations
+from pathways_ray.client.jaxprs import CONTROL, INLINED, body_of, constant_bytes, used_equations
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice, array_belongs, slice_belongs
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, first_slice, holds_calls, is_call
@@ -31,12 +31,6 @@ from pathways_ray.ir.verify import verify
 
 if TYPE_CHECKING:
     from pathways_ray.client.session import Session
-
-INLINED = ("pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call")
-"""Operations that stand for the body that they hold."""
-
-CONTROL = ("cond", "while", "scan")
-"""Operations that choose or repeat bodies: `control` of a `GraphBuilder` takes those that call compiled functions."""
 
 
 @dataclass
@@ -135,6 +129,7 @@ class GraphBuilder:
     def build_hoisted(self, closed: Any, captured: Sequence[Array]) -> BuiltProgram:
         """The program of a jaxpr whose captured arrays are the first arguments."""
         self._check_constants(closed)
+        self.first = first_slice(self.kinds, closed)
         leaves = self._leaves()
         first = iter(leaves[: len(captured)])
         constants = [next(first) if isinstance(c, Array) else constant(c) for c in closed.consts]

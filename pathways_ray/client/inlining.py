@@ -13,8 +13,7 @@ import jax
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
-from pathways_ray.client.graph_builder import INLINED
-from pathways_ray.client.jaxprs import body_of
+from pathways_ray.client.jaxprs import INLINED, body_of
 from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call
 
 Held = Mapping[int, Any]

@@ -7,6 +7,12 @@ from typing import Any
 
 from jax.extend import core as jex_core
 
+INLINED = ("pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call")
+"""Operations that stand for the body that they hold."""
+
+CONTROL = ("cond", "while", "scan")
+"""Operations that choose or repeat bodies: `control` of a `GraphBuilder` takes those that call compiled functions."""
+
 
 def inner_jaxprs(equation: Any) -> Iterator[Any]:
     """The jaxprs among the parameters of an equation, closed or open."""

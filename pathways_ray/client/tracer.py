@@ -19,7 +19,7 @@ import jax
 from jax.extend import core as jex_core
 
 from pathways_ray import jax_hooks
-from pathways_ray.client import source_info
+from pathways_ray.client import puts, source_info
 from pathways_ray.client.argument_types import ArgumentType, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
@@ -99,14 +99,15 @@ def is_call(equation: Any) -> bool:
 
 
 def first_slice(kinds: Sequence[ArgumentType], closed: Any) -> VirtualSlice | None:
-    """The first slice that a traced program uses: that of an argument, a captured array, a compiled function."""
+    """The first slice that a traced program uses: that of an argument, a captured array, a compiled function, or one
+    that it puts values on."""
     kinds = [*kinds, *(constant._type for constant in constants_of(closed) if isinstance(constant, Array))]
     found = next((kind.slice for kind in kinds if kind.slice is not None), None)
     for equation in equations_of(closed.jaxpr) if found is None else ():
         if equation.primitive is capture_p:
             return equation.params["captured"].array.slice
-        if is_call(equation):
-            return next(iter(slices_of_call(equation)), None)
+        if named := slices_named(equation):
+            return named[0]
     return found
 
 
@@ -114,6 +115,11 @@ def slices_of_call(equation: Any) -> list[VirtualSlice]:
     """The slices that a call of a function that is pinned to one says."""
     site = equation.params.get("site")
     return [site.slice] if site is not None else slices_of(equation.params)
+
+
+def slices_named(equation: Any) -> list[VirtualSlice]:
+    """The slices that an equation says, as a call or by the words of JAX (`puts`)."""
+    return [*(slices_of_call(equation) if is_call(equation) else ()), *puts.named(equation)]
 
 
 def operand(leaf: Any, name: str, number: int) -> Any:

@@ -247,3 +247,14 @@ def test_to_put_a_value_on_its_own_slice_lays_it_out(session, a4) -> None:
         found = jax.jit(f)(pw.put(V, a4, given))
         assert found.sharding.spec == expected
         np.testing.assert_array_equal(np.asarray(found), jax.jit(f)(pw.put(V, a4)))
+
+
+@pytest.mark.parametrize("call", [jax.jit, pw.program])
+def test_what_names_a_slice_claims_no_other_one(session, a4, b22, call) -> None:
+    there = NamedSharding(b22.mesh, P())
+    first = call(lambda v: jax.device_put(v * 2, there) + 1)(V)
+    gradient = call(jax.grad(lambda v: (jax.device_put(v * 2, there) ** 2).sum()))
+    assert (first.slice, gradient(V).slice, gradient(pw.put(V, a4)).slice) == (b22, b22, a4)
+    np.testing.assert_array_equal(np.asarray(first), V * 2 + 1)
+    np.testing.assert_array_equal(np.asarray(gradient(pw.put(V, a4))), V * 8)
+    assert session._default_slice is None
