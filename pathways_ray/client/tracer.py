@@ -159,11 +159,10 @@ class Trace:
 
     @property
     def is_current(self) -> bool:
-        """Whether the arrays that it captured, and the slices of what it calls, are still there. Where they are not,
-        the function may have others now."""
+        """Whether the arrays that it captured, and the slices of what it calls and that it puts values on, are still
+        there. Where they are not, the function may have others now."""
         arrays = (*self.captured, *(one for one in constants_of(self.closed) if isinstance(one, Array)))
-        calls = (one for one in equations_of(self.closed.jaxpr) if is_call(one))
-        slices = (where for call in calls for where in slices_of_call(call))
+        slices = (where for one in equations_of(self.closed.jaxpr) for where in slices_named(one))
         return not any(array.is_deleted() for array in arrays) and not any(where.released for where in slices)
 
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
@@ -100,6 +101,26 @@ def test_a_function_whose_slices_and_arrays_are_gone_is_traced_again(session) ->
             used["w"].delete()
         else:
             where.released = True
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda v, there: jax.device_put(v, there) + 1,
+        lambda v, there: jax.lax.with_sharding_constraint(v, there) + 1,
+        lambda v, there: jax.shard_map(lambda u: u + 1, mesh=there.mesh, in_specs=P("x"), out_specs=P("x"))(v),
+    ],
+)
+def test_a_function_that_puts_values_on_a_slice_that_is_gone_is_traced_again(session, use) -> None:
+    slices = [session.virtual_slice((2,), ("x",)) for _ in range(2)]
+    there: list[Any] = []
+    f = pw.program(lambda v: use(v, NamedSharding(there[-1].mesh, P("x"))))
+    for where in slices:
+        there.append(where)
+        found = f(pw.put(V, session.virtual_slice((1,), ("y",))))
+        assert found.slice is where
+        np.testing.assert_array_equal(np.asarray(found), V + 1)
+        where.released = True
 
 
 def test_settings_that_change_random_numbers_are_not_those_of_an_earlier_trace(session) -> None:
