@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, NoReturn, cast
 
 import jax
@@ -103,11 +102,7 @@ def _program(
         if moves or any(is_call(equation) or holds_calls(equation) for equation in equations):
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:
-            operation = Operation.of_jit(closed, params, source_info.here())
-            there = set() if lying else {where for one in equations_of(closed.jaxpr) for where in puts.named(one)}
-            if operation.slice is None and len(there) == 1:
-                operation = replace(operation, slice=there.pop())
-            built = builder.build_operation(operation)
+            built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))
         found = known.lowered[key] = LoweredProgram(session, built, jax.tree.structure([0] * len(closed.out_avals)))
     return found
 

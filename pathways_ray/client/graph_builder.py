@@ -341,21 +341,21 @@ class GraphBuilder:
         self.slices.setdefault(where.id, where)
 
     def _operation(self, operation: Operation, inputs: list[Value]) -> list[Value]:
-        """An operation on arrays, as a node: on the slice of its first placed operand, else on the default slice. The
-        results lie as JAX has them lie for such operands."""
-        where, specs = self._place_operation(inputs, operation.slice)
+        """An operation on arrays, as a node: on the slice of its first placed operand, else on the one that it names or
+        the default slice. The results lie as JAX has them lie for such operands."""
+        where, specs = self._place_operation(inputs, operation)
         if operation.inputs:
             specs = [s if s is not None else lying for s, lying in zip(operation.inputs, specs, strict=True)]
         exported = operation.exported(self.operations, self.export, where, specs, self.session.platforms)
         return self.node(exported, where, inputs, operation.where)
 
-    def _place_operation(self, inputs: list[Value], pinned: VirtualSlice | None) -> tuple[VirtualSlice, list[Spec]]:
+    def _place_operation(self, inputs: list[Value], operation: Operation) -> tuple[VirtualSlice, list[Spec]]:
         """The slice, and each operand's spec: as it lies when it lies there, else like the first of equal shape."""
         layouts = [self.layout_of(value) for value in inputs]
         shapes = [self.type_of(value).shape for value in inputs]
-        here = [k for k, layout in enumerate(layouts) if layout is not None and pinned in (None, layout[0])]
+        here = [k for k, layout in enumerate(layouts) if layout is not None and operation.slice in (None, layout[0])]
         if not here:
-            return pinned if pinned is not None else self._default_slice(), [()] * len(inputs)
+            return operation.alone or self._default_slice(), [()] * len(inputs)
         first = here[0]
         lead = layouts[first]
         assert lead is not None

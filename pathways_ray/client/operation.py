@@ -95,6 +95,13 @@ class Operation:
         )
 
     @property
+    def alone(self) -> VirtualSlice | None:
+        """The slice where it runs if none of its arguments lies on one: that which it is pinned to, else the only one
+        on which it puts values. None leaves it to the program."""
+        named = {where for one in equations_of(self.closed.jaxpr) for where in puts.named(one)}
+        return self.slice if self.slice is not None or len(named) != 1 else named.pop()
+
+    @property
     def is_small(self) -> bool:
         """Whether an operation without arguments makes so little that its value may be uploaded with the program:
         where it lies is then what its consumer says."""

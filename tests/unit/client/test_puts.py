@@ -140,10 +140,13 @@ def test_so_does_one_that_puts_them_there_deeper_inside(session, a4, b22, put) -
         jax.jit(lambda v: jax.lax.scan(lambda c, _: (step(c), None), v, None, 1)[0]),
         jax.jit(lambda v: jax.lax.cond(v.sum() > 0, step, lambda u: u, v)),
     ):
-        found = call(V)
-        assert type(found) is pw.Array
-        assert found.slice is a4
-        np.testing.assert_array_equal(np.asarray(found), V + 1)
+        for found in (call(V), pw.program(lambda v, call=call: call(v))(V)):
+            assert type(found) is pw.Array
+            assert found.slice is a4
+            np.testing.assert_array_equal(np.asarray(found), V + 1)
+    other = jax.jit(lambda v: put(v, there) + 1)
+    both = pw.program(lambda v, w: (step(v), other(w)))(V, V)
+    assert [one.slice for one in both] == [a4, b22]
     with pytest.raises(UsageError, match=r"runs on slice .*, and jax.* inside of it names slice (a4|b22)"):
         jax.jit(lambda v: step(v) + jax.jit(lambda u: put(u, there))(v))(V)
 
