@@ -96,7 +96,7 @@ def _program(
         session.known_by(known)
         made: dict[Any, Exported] = known.traced.setdefault(settings, {})
         builder = ProgramBuilder(session, str(params["name"]), kinds, control_node, operations=made)
-        lying = {kind.slice for kind in kinds if kind.slice is not None}
+        lying = next((kind.slice for kind in kinds if kind.slice is not None), None)
         equations = closed.jaxpr.eqns
         moves = not is_pinned(params) and puts.is_program(equations, lying)
         if moves or any(is_call(equation) or holds_calls(equation) for equation in equations):

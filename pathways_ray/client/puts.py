@@ -6,7 +6,7 @@ inside of one, neither takes a value to another slice. What is mapped over the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
@@ -60,13 +60,14 @@ def named(equation: Any) -> list[VirtualSlice]:
     return [where for where in (mapped_over(equation), *_slices(equation)) if where is not None]
 
 
-def is_program(equations: Sequence[Any], lying: Collection[VirtualSlice]) -> bool:
-    """Whether a function for `jax.jit` is a program, since it takes values to a slice on which none of its arguments
-    is `lying`; a constraint does so where none is on any."""
+def is_program(equations: Sequence[Any], lying: VirtualSlice | None) -> bool:
+    """Whether a function for `jax.jit` is a program, since it takes values off the slice on which the first of its
+    arguments is `lying`, and so it would run; a constraint does so where none lies on any."""
     return any(
-        not set(targets(equation)).issubset(lying)
+        where is not lying
         for equation in equations
-        if equation.primitive.name in _WORDS and (equation.primitive.name == "device_put" or not lying)
+        if equation.primitive.name in _WORDS and (equation.primitive.name == "device_put" or lying is None)
+        for where in targets(equation)
     )
 
 

@@ -261,3 +261,14 @@ def test_what_names_a_slice_claims_no_other_one(session, a4, b22, call) -> None:
     np.testing.assert_array_equal(np.asarray(first), V * 2 + 1)
     np.testing.assert_array_equal(np.asarray(gradient(pw.put(V, a4))), V * 8)
     assert session._default_slice is None
+
+
+def test_arguments_on_several_slices_come_in_any_order(session, a4, b22) -> None:
+    there = NamedSharding(b22.mesh, P())
+    x, y = pw.put(V, a4, P("x")), pw.put(V.T, b22)
+    for found in (
+        jax.jit(lambda p, q: jax.device_put(p, there) @ q)(x, y),
+        jax.jit(lambda q, p: jax.device_put(p, there) @ q)(y, x),
+    ):
+        assert found.slice is b22
+        np.testing.assert_array_equal(np.asarray(found), V @ V.T)
