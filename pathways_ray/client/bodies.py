@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jax.extend import core as jex_core
 
-from pathways_ray.client import inlining, prng, source_info
+from pathways_ray.client import inlining, prng, puts, source_info
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
@@ -23,7 +23,7 @@ from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_
 from pathways_ray.client.rounds import nothing_yet, unrolled, while_of
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call, slices_of_call
+from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call, slices_named
 from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Body, Branch, Ref, Repeat
 from pathways_ray.ir.types import Layout, Spec
@@ -36,8 +36,9 @@ _ROUNDS = 4
 
 
 def has_control(closed: Any) -> bool:
-    """Whether a program has branches or loops that call compiled functions."""
-    return any(one.primitive.name in CONTROL and holds_calls(one) for one in equations_of(closed.jaxpr))
+    """Whether a program has branches or loops that call compiled functions, or put values on slices."""
+    loops = [one for one in equations_of(closed.jaxpr) if one.primitive.name in CONTROL]
+    return any(holds_calls(one) or any(map(puts.named, inner_equations(one))) for one in loops)
 
 
 def control_node(builder: GraphBuilder, equation: Any, inputs: list[Value]) -> list[Value]:
@@ -50,7 +51,7 @@ def control_node(builder: GraphBuilder, equation: Any, inputs: list[Value]) -> l
 
 
 class _Control:
-    """One operation whose bodies call compiled functions."""
+    """One operation whose bodies call compiled functions, or put values on slices."""
 
     def __init__(self, builder: GraphBuilder, equation: Any, inputs: list[Value]) -> None:
         self.builder = builder
@@ -60,7 +61,7 @@ class _Control:
         self.where = source_info.of_equation(equation)
         calls = [one for one in inner_equations(equation) if is_call(one)]
         sites = [one.params["site"] for one in calls if one.primitive is call_p]
-        self.slices = list(dict.fromkeys(where for one in calls for where in slices_of_call(one)))
+        self.slices = list(dict.fromkeys(where for one in inner_equations(equation) for where in slices_named(one)))
         self.home: VirtualSlice = self.slices[0] if self.slices else builder._default_slice()
         # A host function is no part of a computation: the controller has to decide around it.
         self.single = len(self.slices) < 2 and not any(site.exported.host_limit_ms for site in sites)
@@ -235,7 +236,7 @@ class _Control:
 
     @property
     def _title(self) -> str:
-        return f"{self.name}({', '.join(self.names)})"[:MAX_TITLE]
+        return f"{self.name}({', '.join(self.names)})"[:MAX_TITLE] if self.names else self.name
 
     @property
     def _alone(self) -> Layout:

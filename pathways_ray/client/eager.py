@@ -97,9 +97,8 @@ def _program(
         made: dict[Any, Exported] = known.traced.setdefault(settings, {})
         builder = ProgramBuilder(session, str(params["name"]), kinds, control_node, operations=made)
         lying = next((kind.slice for kind in kinds if kind.slice is not None), None)
-        equations = closed.jaxpr.eqns
-        moves = not is_pinned(params) and puts.is_program(equations, lying)
-        if moves or any(is_call(equation) or holds_calls(equation) for equation in equations):
+        moves = not is_pinned(params) and puts.is_program(closed.jaxpr, lying)
+        if moves or any(is_call(equation) or holds_calls(equation) for equation in closed.jaxpr.eqns):
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:
             built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))

@@ -94,7 +94,7 @@ class GraphBuilder:
     """Builds the graph of one trace.
 
     Args:
-        control: makes the values of an operation of `CONTROL` whose bodies call compiled functions.
+        control: makes the values of an operation of `CONTROL` whose bodies name slices.
         export: exports ordinary operations.
         operations: those of the same trace that were exported (`Operation.exported`).
         later: takes functions without code, whose nodes have no function; left out, it is made.
@@ -229,7 +229,7 @@ class GraphBuilder:
                 operation = Operation.of_jit(equation.params["jaxpr"], equation.params, where, equation)
                 captured = [constant(array) for array in operation.captured]
                 outputs = self._operation(operation, [*captured, *(read(atom) for atom in equation.invars)])
-            elif holds_calls(equation):
+            elif holds_calls(equation) or puts.moves_inside(self, equation, read):
                 outputs = self._inner(equation, [read(atom) for atom in equation.invars])
             elif (moved := puts.moved(self, equation, read)) is not None:
                 outputs = moved
@@ -244,7 +244,7 @@ class GraphBuilder:
         return [read(atom) for atom in jaxpr.outvars]
 
     def _inner(self, equation: Any, inputs: list[Value]) -> list[Value]:
-        """An operation whose bodies call compiled functions, or capture arrays."""
+        """An operation whose bodies call compiled functions, capture arrays, or put values on other slices."""
         if equation.primitive.name in CONTROL:
             return self.control(self, equation, inputs)
         if equation.primitive.name not in INLINED:

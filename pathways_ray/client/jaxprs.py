@@ -11,7 +11,7 @@ INLINED = ("pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "c
 """Operations that stand for the body that they hold."""
 
 CONTROL = ("cond", "while", "scan")
-"""Operations that choose or repeat bodies: `control` of a `GraphBuilder` takes those that call compiled functions."""
+"""Operations that choose or repeat bodies: `control` of a `GraphBuilder` takes those whose bodies name slices."""
 
 
 def inner_jaxprs(equation: Any) -> Iterator[Any]:

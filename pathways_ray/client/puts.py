@@ -1,17 +1,18 @@
 """Slices that traced functions name by the words of JAX: `device_put`, `with_sharding_constraint` and `shard_map`.
 
 On its own in a program, each of the first two moves its values, as `pw.reshard` does. A computation runs on one slice:
-inside of one, neither takes a value to another slice. What is mapped over the mesh of a slice runs there.
+inside of one, neither takes a value to another slice. So nested functions, branches and loops in which a `device_put`
+does so are no computations, but parts of the program. What is mapped over the mesh of a slice runs there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pathways_ray.client.jaxprs import equations_of
+from pathways_ray.client.jaxprs import CONTROL, INLINED, equations_of, inner_equations
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import UsageError
@@ -44,6 +45,15 @@ def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] 
     return made
 
 
+def moves_inside(builder: Any, equation: Any, read: Callable[[Any], Any]) -> bool:
+    """Whether bodies of an operation, which may be parts of a program, take values off the slice where it would run."""
+    if equation.primitive.name not in (*INLINED, *CONTROL):
+        return False
+    layouts = (builder.layout_of(read(atom)) for atom in equation.invars)
+    lying = next((layout[0] for layout in layouts if layout is not None), None)
+    return lying is not None and leave(inner_equations(equation), lying)
+
+
 def targets(equation: Any) -> list[VirtualSlice]:
     """The slices that an equation puts its values on; none where it puts one elsewhere."""
     found = [where for where in _slices(equation) if where is not None]
@@ -60,15 +70,16 @@ def named(equation: Any) -> list[VirtualSlice]:
     return [where for where in (mapped_over(equation), *_slices(equation)) if where is not None]
 
 
-def is_program(equations: Sequence[Any], lying: VirtualSlice | None) -> bool:
-    """Whether a function for `jax.jit` is a program, since it takes values off the slice on which the first of its
-    arguments is `lying`, and so it would run; a constraint does so where none lies on any."""
-    return any(
-        where is not lying
-        for equation in equations
-        if equation.primitive.name in _WORDS and (equation.primitive.name == "device_put" or lying is None)
-        for where in targets(equation)
-    )
+def is_program(jaxpr: Any, lying: VirtualSlice | None) -> bool:
+    """Whether a function for `jax.jit` is a program: since it takes values off the slice on which the first of its
+    arguments is `lying`, and so it would run, or puts them on slices by itself where none lies on any."""
+    return any(map(targets, jaxpr.eqns)) if lying is None else leave(equations_of(jaxpr), lying)
+
+
+def leave(equations: Iterable[Any], lying: VirtualSlice) -> bool:
+    """Whether any equation takes values off a slice by `jax.device_put`; a constraint does not."""
+    puts = (equation for equation in equations if equation.primitive.name == "device_put")
+    return any(where is not lying for equation in puts for where in targets(equation))
 
 
 def check_stays(name: str, jaxpr: Any, where: VirtualSlice) -> None:

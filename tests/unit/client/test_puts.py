@@ -61,12 +61,13 @@ def test_a_computation_stays_on_its_slice(session, a4, b22, put) -> None:
     if put is jax.device_put:  # on its own it is a program, which moves
         assert jitted(x).slice is b22
     refused = r"runs on slice a4 .*, and jax.(device_put|lax.with_sharding_constraint) inside of it names slice b22"
-    for call in (
-        *[jitted] * (put is not jax.device_put),
-        pw.compiled(lambda v: put(v, there), slice=a4),
-        pw.program(lambda v: jax.jit(lambda u: put(u, there) * 2)(v)),
-        pw.program(lambda v: pw.cond(v.sum() > 0, lambda u: put(u, there), lambda u: u + 1, v)),
-    ):
+    compiled = pw.compiled(lambda v: put(v, there), slice=a4)
+    nested = pw.program(lambda v: jax.jit(lambda u: put(u, there) * 2)(v))
+    branched = pw.program(lambda v: pw.cond(v.sum() > 0, lambda u: put(u, there), lambda u: u + 1, v))
+    moving = [nested, branched] if put is jax.device_put else []  # these move in a program
+    for call in moving:
+        assert call(x).slice is b22
+    for call in (compiled, *([jitted, nested, branched] if not moving else [])):
         with pytest.raises(UsageError, match=refused):
             call(x)
     for call in (jax.jit(lambda v: put(v, own) * 2), pw.compiled(lambda v: put(v, own) * 2, slice=a4)):
@@ -272,3 +273,31 @@ def test_arguments_on_several_slices_come_in_any_order(session, a4, b22) -> None
     ):
         assert found.slice is b22
         np.testing.assert_array_equal(np.asarray(found), V @ V.T)
+
+
+INSIDE: dict[str, Any] = {
+    "checkpoint": lambda put, v: jax.checkpoint(put)(v),
+    "jit": lambda put, v: jax.jit(jax.checkpoint(put))(v),
+    "gradient": lambda put, v: put(v) + jax.grad(jax.checkpoint(lambda u: (put(u) ** 2).sum()))(v),
+    "scan": lambda put, v: jax.lax.scan(lambda c, _: (c, put(v)), 0, None, 2)[1],
+    "cond": lambda put, v: jax.lax.cond(v[0, 1] > 0, put, lambda u: u * 1, v),
+    "while": lambda put, v: jax.lax.while_loop(lambda c: c.sum() < 100, put, v),
+    "loop of several slices": lambda put, v: put(jax.lax.fori_loop(0, 2, lambda _, c: put(c) + v, v)),
+}
+
+
+@pytest.mark.parametrize("call", [jax.jit, pw.program])
+@pytest.mark.parametrize("inside", INSIDE.values(), ids=INSIDE)
+def test_parts_of_a_program_put_values_on_another_slice(session, a4, b22, inside, call) -> None:
+    x, own, there = pw.put(V, a4), NamedSharding(a4.mesh, P()), NamedSharding(b22.mesh, P("x"))
+    expected = np.asarray(inside(lambda v: v * 2, jnp.asarray(V)))
+    for to in ((there,), (there, own)):
+
+        def put(v: Any, to: Any = to) -> Any:
+            for layout in to:
+                v = jax.device_put(v, layout)
+            return v * 2
+
+        found = call(lambda v, put=put: inside(put, v))(x)
+        assert found.slice is (b22 if len(to) == 1 else a4)
+        np.testing.assert_array_equal(np.asarray(found), expected)
