@@ -80,11 +80,12 @@ def to_numpy(value: Any, what: str = "the value") -> tuple[np.ndarray[Any, Any],
     Raises:
         InvalidArray: not an array or number, or of a dtype JAX does not have.
     """
-    weak = isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
+    is_number = isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
+    weak = is_number and not isinstance(value, bool)  # JAX has no weak type of truth values
     if isinstance(value, jax.Array):
         value = prng.to_data(value)
         weak = bool(getattr(value, "weak_type", False))
-    elif not weak and not hasattr(value, "__array__"):
+    elif not is_number and not hasattr(value, "__array__"):
         raise InvalidArray(f"{what} is a {type(value).__name__}; pass numbers, NumPy arrays, jax.Arrays or pw.Arrays")
     try:
         if isinstance(value, np.ma.MaskedArray):
@@ -97,7 +98,7 @@ def to_numpy(value: Any, what: str = "the value") -> tuple[np.ndarray[Any, Any],
         if array.dtype.itemsize > (16 if array.dtype.kind == "c" else 8):
             raise TypeError(f"dtype {array.dtype}")
         target = jax.dtypes.canonicalize_dtype(array.dtype.newbyteorder("="))
-        if weak and isinstance(value, int) and not isinstance(value, bool):
+        if weak and isinstance(value, int):
             _check_fits(value, target)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArray(f"{what} cannot be a JAX array: {error}") from None

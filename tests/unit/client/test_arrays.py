@@ -185,6 +185,12 @@ def test_indices_that_are_too_many_raise_what_jax_raises(session, a4) -> None:
             x[index]
 
 
+@pytest.mark.parametrize("value", [True, 1, 2.0, 3j], ids=str)
+def test_numbers_have_the_weak_type_that_jax_gives_them(session, a4, value) -> None:
+    expected = jnp.asarray(value).weak_type
+    assert pw.put(value, a4).weak_type == expected == pw.program(lambda v: v)(value).weak_type
+
+
 def test_arguments_that_a_jitted_function_hands_through_keep_their_weak_type(session, a4) -> None:
     x, double = pw.put(M, a4, P("x")), pw.compiled(lambda v: v * 2, slice=a4)
     for number in (3, 2.5, 1j, True, jnp.asarray(3), jnp.asarray(True), np.float32(2)):
