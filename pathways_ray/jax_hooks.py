@@ -118,6 +118,7 @@ def _compile_shard_map(kind: type[jax.Array]) -> None:
 
 def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     """Leaves to `rules` the functions of JAX that evaluate no jaxpr."""
+    import jax
     from jax._src import api, debugging, dispatch, dtypes, pjit, stages
     from jax._src.lax import lax
 
@@ -162,6 +163,8 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     # With these, jnp.zeros, jnp.asarray, jnp.arange and others take `device=`.
     jax_lax.full, jax_lax._convert_element_type = _placing(jax_lax.full), _placing(jax_lax._convert_element_type)
     jax_lax.broadcasted_iota = _placing(jax_lax.broadcasted_iota, "out_sharding")
+    for name in ("full", "full_like", "broadcasted_iota"):  # the names that users have of them
+        setattr(jax.lax, name, getattr(jax_lax, name))
     jax_stages.Traced.lower = lower
     pjit.sharding_constraint_p.def_impl(constrained)
     for primitive in (debugging.debug_print_p, debugging.debug_callback_p):

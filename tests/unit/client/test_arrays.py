@@ -204,6 +204,7 @@ def test_arguments_that_a_jitted_function_hands_through_keep_their_weak_type(ses
     "make",
     [
         lambda x: jnp.full_like(x, -1, dtype=np.uint8),
+        lambda x: jax.lax.full_like(x, 3),
         lambda x: jnp.full_like(x, 2**32 - 1, dtype=np.uint32),
         lambda x: jnp.full_like(x.astype(np.uint8), 300),
         lambda x: jnp.full_like(x.astype(np.int32), 2.7),

@@ -100,6 +100,9 @@ CONSTRUCTORS: dict[str, Any] = {
     "arange from": lambda device: jnp.arange(3, 19, 2, device=device),
     "linspace": lambda device: jnp.linspace(0, 1, 8, device=device),
     "astype": lambda device: jnp.astype(V, jnp.int32, device=device),
+    "lax.full": lambda device: jax.lax.full((4, 2), 7.0, sharding=device),
+    "lax.full_like": lambda device: jax.lax.full_like(V, 3, sharding=device),
+    "lax.broadcasted_iota": lambda device: jax.lax.broadcasted_iota(jnp.int32, (4, 2), 1, out_sharding=device),
 }
 
 
