@@ -24,7 +24,7 @@ from pathways_ray.client.bodies import control_node
 from pathways_ray.client.context import current_session
 from pathways_ray.client.debugging import checks_asked
 from pathways_ray.client.export import Exported
-from pathways_ray.client.jaxprs import equations_of
+from pathways_ray.client.jaxprs import constants_of, equations_of
 from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.operation import Operation, is_pinned, slices_of
 from pathways_ray.client.outlines import ProgramBuilder
@@ -34,7 +34,7 @@ from pathways_ray.client.session import Session
 from pathways_ray.client.slices import slice_of
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.stages import Lowered
-from pathways_ray.client.tracer import holds_calls, is_call, slices_of_call
+from pathways_ray.client.tracer import holds_calls, is_call, slices_named
 from pathways_ray.errors import UsageError
 
 _known: weakref.WeakKeyDictionary[Any, KnownPrograms] = weakref.WeakKeyDictionary()
@@ -111,15 +111,11 @@ def _session(leaves: Sequence[Any], closed: Any, params: Any) -> Session:
     owners: list[Any] = [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
     if is_pinned(params):
         owners = [*(where.session for where in slices_of(params)), *owners, None]
-    for equation in equations_of(closed.jaxpr) if not owners else ():
-        if is_call(equation):
-            owners += [where.session for where in slices_of_call(equation)]
-        owners += [where.session for where in puts.named(equation)]
-    if not owners:
-        raise UsageError(
-            f"{params['name']} uses a pw.Array that a jax.jit inside of it captured; pass it as an argument there"
-        )
-    return cast(Session, owners[0]) if owners[0] is not None else current_session()
+    if not owners:  # jitted functions inside of it have captured arrays, or say where they run
+        owners = [one._buffer.session for one in constants_of(closed) if type(one) is Array]
+        owners += [where.session for one in equations_of(closed.jaxpr) for where in slices_named(one)]
+    found = owners[0] if owners else None
+    return cast(Session, found) if found is not None else current_session()
 
 
 def _leaf(value: Any, aval: Any) -> Any:
