@@ -83,19 +83,9 @@ class Exported:
     """Of a host function, whose `blob` is pickled."""
 
     def check_width(self, given: Iterable[ArrayType]) -> None:
-        """Checks that arguments have as many bits as the function takes.
-
-        Raises:
-            UsageError: one has 64, and JAX, which has no such types here, has traced it with 32.
-        """
+        """Checks that arguments have as many bits as the function takes (`check_width`)."""
         for number, (kind, aval) in enumerate(zip(given, self.arguments, strict=True)):
-            taken = prng.data_type(aval).dtype
-            if kind.dtype in WIDE and kind.dtype != taken.name:
-                raise UsageError(
-                    f"argument {number} of {self.name} is a {kind}, which it takes as {taken.name}: arrays of 64 bits "
-                    "need jax_enable_x64 where they are used as well. Call it under `with jax.enable_x64(True):`, or "
-                    "cast the array there"
-                )
+            check_width(self.name, number, kind, aval)
 
     def without_function(self) -> Exported:
         """The export alone, which holds no more of the function than its code."""
@@ -121,6 +111,20 @@ class Exported:
         )
         functions[part.digest] = made.blob
         return part
+
+
+def check_width(name: str, number: int, given: ArrayType, taken: Any) -> None:
+    """Checks that an argument has as many bits as a function takes it with.
+
+    Raises:
+        UsageError: it has 64, and JAX, which has no such types here, has traced it with 32.
+    """
+    if given.dtype in WIDE and given.dtype != (dtype := prng.data_type(taken).dtype.name):
+        raise UsageError(
+            f"argument {number} of {name} is a {given}, which it takes as {dtype}: arrays of 64 bits need "
+            "jax_enable_x64 where they are used as well. Call it under `with jax.enable_x64(True):`, or cast the array "
+            "there"
+        )
 
 
 def _not_kept(*_: Any) -> Any:

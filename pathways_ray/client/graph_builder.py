@@ -19,7 +19,7 @@ from pathways_ray.client.argument_types import ArgumentType, array_type, extende
 from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
 from pathways_ray.client.estimates import NO_WORK, Work
-from pathways_ray.client.export import Exported, export_function
+from pathways_ray.client.export import Exported, check_width, export_function
 from pathways_ray.client.jaxprs import CONTROL, INLINED, body_of, constant_bytes, used_equations
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice, array_belongs, slice_belongs
@@ -198,6 +198,7 @@ class GraphBuilder:
                     f"program {self.name!r} donates argument {value.leaf} and returns it as well; drop donate_argnums "
                     "or return a computed value"
                 )
+            check_width(self.name, value.leaf, self.type_of(value), aval)
             return Output(leaf=value.leaf)
         if value.array is not None:
             return Output(held=value.array)

@@ -324,6 +324,11 @@ def test_programs_for_arrays_of_64_bits_name_the_setting_that_they_need(session,
             use(wide)
         with jax.enable_x64(True):
             assert use(wide).dtype == np.float64
+    handed = pw.program(lambda v: v.astype(np.float32))
+    with pytest.raises(UsageError, match=r"argument 0 of <lambda> is a float64\[4\], which it takes as float32"):
+        handed(wide)
+    with jax.enable_x64(True):
+        assert handed(wide).dtype == np.float32
 
 
 def test_typed_keys_are_arrays(session, a4) -> None:
