@@ -22,7 +22,8 @@ from pathways_ray.client.checkpoint_leaves import Leaf, looker, reader, writer
 from pathways_ray.client.host_functions import host
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import HostFunctionError
-from pathways_ray.ir.types import Spec
+from pathways_ray.ir.regions import Box, block_of, shard_boxes
+from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_types import partition_spec
 
 LIMIT_S = 1800.0
@@ -43,6 +44,15 @@ def leaf_of(
     """A leaf that lies on a slice in the layout `spec`."""
     sizes = [math.prod(where.type.axis_size(axis) for axis in axes) for axes in spec]
     return Leaf(store, context, shape, (*sizes, *(1,) * (len(shape) - len(sizes))))
+
+
+def in_blocks(where: VirtualSlice, spec: Spec) -> bool:
+    """Whether each host of a slice has one block of what lies there in this layout: a host function takes no other."""
+    counts = ArrayType(leaf_of({}, {}, (), where, spec).blocks, "int32")
+    boxes: dict[int, list[Box]] = {}
+    for box, device in zip(shard_boxes(counts, spec, where.type), where.placed.devices, strict=True):
+        boxes.setdefault(device.host, []).append(box)
+    return all(block_of(mine) is not None for mine in boxes.values())
 
 
 def all_see(folder: str, where: VirtualSlice) -> bool:

@@ -1,7 +1,7 @@
 """Orbax's handler of arrays, and what it does with those on slices. Loaded where a program has loaded Orbax.
 
-Hosts write and read what they have, where the operator trusts the tenant and they see the checkpoint's folder. Else
-values go through the client.
+Hosts write and read what they have, where the operator trusts the tenant, they see the checkpoint's folder, and what
+each of them has is one block. Else values go through the client.
 
 Typed keys are written as Orbax writes those of plain JAX: their data, and in its metadata of arrays what makes keys of
 it.
@@ -50,7 +50,7 @@ class Handler(type_handlers.ArrayHandler):
         futures: list[Any] = []
         if others:
             futures += await super().serialize(*_at(others, values, infos, args))
-        on_hosts = await self._seen_by_hosts({k: array.slice for k, array in arrays.items()}, infos)
+        on_hosts = await self._seen_by_hosts({k: (array.slice, array._type.spec) for k, array in arrays.items()}, infos)
         by_client = [k for k in arrays if not any(k in numbers for numbers in on_hosts.values())]
         work = Work("hosts write a checkpoint", sum(arrays[k].nbytes for k in arrays if k not in by_client))
         for where, numbers in on_hosts.items():
@@ -77,7 +77,7 @@ class Handler(type_handlers.ArrayHandler):
         found: dict[int, Any] = {}
         if others:
             found.update(zip(others, await super().deserialize(*_at(others, infos, args)), strict=True))
-        on_hosts = await self._seen_by_hosts({k: where for k, (where, _) in mine.items()}, infos)
+        on_hosts = await self._seen_by_hosts(mine, infos)
         for where, numbers in on_hosts.items():
             specs = [mine[k][1] for k in numbers]
             stores = [await self._read(infos[k], args[k]) for k in numbers]
@@ -126,10 +126,10 @@ class Handler(type_handlers.ArrayHandler):
         return {name: str(how) for name, how in said.items() if how}
 
     async def _seen_by_hosts(self, places: dict[int, Any], infos: Sequence[Any]) -> dict[Any, list[int]]:
-        """The leaves that hosts may write and read, by slice."""
+        """The leaves that hosts may write and read, by slice: `places` has the slice and the spec of each."""
         found: dict[Any, list[int]] = {}
-        for k, where in places.items():
-            if where.session.trusted:
+        for k, (where, spec) in places.items():
+            if where.session.trusted and checkpoints_on_hosts.in_blocks(where, spec):
                 await infos[k].await_path_creation()
                 found.setdefault(where, []).append(k)
         for where, numbers in list(found.items()):

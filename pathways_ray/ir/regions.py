@@ -46,6 +46,12 @@ def intersect(a: Box, b: Box) -> Box | None:
     return None if any(start >= stop for start, stop in common) else common
 
 
+def block_of(boxes: Sequence[Box]) -> Box | None:
+    """The box that these boxes of one layout make together; None where others are between them."""
+    box = tuple((min(start for start, _ in cuts), max(stop for _, stop in cuts)) for cuts in zip(*boxes, strict=True))
+    return box if sum(math.prod(box_shape(one)) for one in set(boxes)) == math.prod(box_shape(box)) else None
+
+
 def relative(inner: Box, outer: Box) -> Box:
     """`inner` in coordinates that count from the start of `outer`."""
     return tuple((p[0] - q[0], p[1] - q[0]) for p, q in zip(inner, outer, strict=True))

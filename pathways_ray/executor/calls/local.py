@@ -6,7 +6,6 @@ that is the whole array.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ from jax.sharding import NamedSharding
 
 from pathways_ray.errors import CompileError
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape, relative, shard_boxes
+from pathways_ray.ir.regions import Box, block_of, box_shape, relative, shard_boxes
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_arrays import array_of, shards_of
 
@@ -32,16 +31,14 @@ class LocalPart:
         self.type = array
         self.boxes = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
         """The box of each shard here, in the order of the slice's devices."""
-        self.box: Box = tuple(
-            (min(box[d][0] for box in self.boxes), max(box[d][1] for box in self.boxes))
-            for d in range(len(array.shape))
-        )
-        self.shape = box_shape(self.box)
-        if sum(math.prod(box_shape(box)) for box in set(self.boxes)) != math.prod(self.shape):
+        box = block_of(self.boxes)
+        if box is None:
             raise CompileError(
                 f"host {host} has parts of {what} that are no block ({spec} over {placed.mesh}); choose another spec, "
                 "or order the axes of the slice so that its hosts are along the first one"
             )
+        self.box: Box = box
+        self.shape = box_shape(box)
 
     def gather(self, array: jax.Array) -> np.ndarray[Any, Any]:
         """The part as one array; waits for the devices. It may share their memory."""

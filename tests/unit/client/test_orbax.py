@@ -16,7 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client import checkpoints_on_hosts, orbax_arrays, shown
+from pathways_ray.client.specs import spec_from_user
 from tests.unit.client.local import LocalSession, opened
+from tests.unit.helpers import placed
 
 
 @pytest.fixture
@@ -92,6 +94,30 @@ def test_a_state_is_saved_and_restored_onto_slices(session, tmp_path: Path, trus
     save_alone(checkpoints, tmp_path / "w", {"w": state["w"]})
     with pytest.raises(ValueError, match=r"w has shape \(8,\) in the checkpoint, and is to be restored as \(4,\)"):
         checkpoints.restore(tmp_path / "w", pw.like({"w": w[:4]}, b))
+
+
+def test_what_lies_in_no_blocks_on_hosts_goes_through_the_client(session, tmp_path: Path) -> None:
+    """On two hosts of two devices: a host function takes one block of an array, and other layouts have several."""
+    where = session.virtual_slice((2, 2), ("x", "y"))
+    where.placed = placed(where.id, ("0.0", "0.1", "1.0", "1.1"), (2, 2))
+    specs = {"w": P(("y", "x")), "columns": P(None, ("y", "x")), "v": P("x", "y")}
+    assert [checkpoints_on_hosts.in_blocks(where, spec_from_user(one, where.axes)) for one in specs.values()] == [
+        False,
+        False,
+        True,
+    ]
+    w = np.arange(32, dtype=np.float32).reshape(8, 4)
+    state = {name: pw.put(w, where, one) for name, one in specs.items()}
+    checkpoints = ocp.StandardCheckpointer()
+    checkpoints.save(tmp_path / "state", state)
+    checkpoints.wait_until_finished()
+    assert session.fetched == 2
+    launched = len(session.launched)
+    found = checkpoints.restore(tmp_path / "state", state)
+    assert len(session.launched[launched:][-1].nodes[-1].inputs) == 1  # hosts read what is in blocks
+    for name, one in specs.items():
+        assert found[name].sharding.spec == one
+        np.testing.assert_array_equal(np.asarray(found[name]), w)
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.ir.regions import (
     Holders,
+    block_of,
     box_shape,
     intersect,
     place_of,
@@ -47,6 +48,12 @@ def test_the_first_axis_of_a_dimension_is_the_slower_one() -> None:
     array = ArrayType((8,), "uint8")
     assert shard_boxes(array, spec("x+y"), MESH) == [((0, 2),), ((2, 4),), ((4, 6),), ((6, 8),)]
     assert shard_boxes(array, spec("y+x"), MESH) == [((0, 2),), ((4, 6),), ((2, 4),), ((6, 8),)]
+
+
+def test_boxes_make_a_block_where_none_is_between_them() -> None:
+    assert block_of([((0, 2), (0, 2)), ((2, 4), (0, 2)), ((0, 2), (0, 2))]) == ((0, 4), (0, 2))
+    assert block_of([((0, 2),), ((4, 6),)]) is None
+    assert block_of([(), ()]) == ()
 
 
 def test_an_axis_that_cuts_nothing_makes_replicas() -> None:
