@@ -140,6 +140,7 @@ class Layout:
         """
         stages = cut(model.layers, sizes.stages, lighter, counts)
         there = {island["island"]: sum(len(host["devices"]) for host in island["hosts"]) for island in pw.islands()}
+        there = {island: devices for island, devices in there.items() if devices}  # of others nothing is known yet
         places = places_on(there, sizes, placement, islands)
         own = [(sizes.members, sizes.tensor)] * sizes.pipeline
         shapes = [*own, *[(1, sizes.expert_members)] * sizes.expert_slices]

@@ -185,7 +185,8 @@ def devices_table(islands: Iterable[dict[str, Any]]) -> Table:
         for host in island["hosts"]:
             where = (named, island["platform"], str(host["host"]), host["node"][:8])
             process = str(host["pid"] or "up") if host["up"] else "lost" if island.get("state") == "lost" else "down"
-            for names, holders in grouped(host["devices"]):
+            devices = [{"device": "-", "slices": []}] if host.get("epoch") == 0 else host["devices"]  # it never joined
+            for names, holders in grouped(devices):
                 table.add_row(*where, process, names, "\n".join(holders) or "nobody")
     return table
 

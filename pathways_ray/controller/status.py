@@ -173,7 +173,7 @@ def logs(islands: Iterable[Mapping[str, Any]], folder: str, node: str) -> list[d
     places = {"controller": node, "resource manager": node}
     for island in islands:
         places[f"scheduler {island['island']}"] = node
-        places |= {f"host {host['host']}": host["node"] for host in island["hosts"]}
+        places |= {f"host {host['host']}": host["node"] for host in island["hosts"] if host["node"]}
     return [
         {"process": process, "node": where, "path": f"{folder}/{log_name(process)}"}
         for process, where in sorted(places.items())

@@ -290,7 +290,7 @@ class ResourceManager(Inspectable):
         """JSON: islands with their states, hosts and devices, and the slices on each device."""
         await self._answer(events.Inquired)
         with self.lock:
-            found = status(self.core.inventory)
+            found = status(self.core.inventory, self.core.shared.numbers)
         return json.dumps(found)
 
     # --- driver -------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pathways_ray.ir.plan import Device
@@ -11,14 +11,19 @@ from pathways_ray.resource_manager.allocation import Inventory, SliceRecord
 from pathways_ray.resource_manager.choosing import HostRecord, links_of, places_of
 
 
-def status(inventory: Inventory) -> dict[str, Any]:
-    """Islands with their hosts and devices, the slices on each device, and all slices."""
+def status(inventory: Inventory, shared: Collection[int] = ()) -> dict[str, Any]:
+    """Islands with their hosts and devices, the slices on each device, and all slices. Of the islands that all share,
+    `shared`, those are there too whose hosts have never joined together."""
     holders: dict[Device, list[str]] = {}
     for record in inventory.slices.values():
         for device in record.placed.devices:
             holders.setdefault(device, []).append(_label(record))
+    joined = inventory.islands()
     return {
-        "islands": [_island(inventory, island, hosts, holders) for island, hosts in inventory.islands().items()],
+        "islands": [
+            *(_island(inventory, island, hosts, holders) for island, hosts in joined.items()),
+            *(_unformed(inventory, island) for island in sorted(set(shared) - joined.keys())),
+        ],
         "slices": [_slice(record) for record in inventory.slices.values()],
     }
 
@@ -31,15 +36,12 @@ def _island(
     seconds that a drain has left; null without a drain, or where its deadline is not known."""
     links = links_of(hosts)
     places = places_of(hosts, links)
-    left_s = inventory.draining.get(island, math.inf) - inventory.now
     return {
         "island": island,
         "platform": hosts[0].platform,
         "tenant": hosts[0].tenant,
         "shares": hosts[0].base if hosts[0].tenant else None,
-        "state": inventory.state_of(island),
-        "reason": inventory.drained_for.get(island, ""),
-        "drain_left_s": left_s if math.isfinite(left_s) else None,
+        **_state(inventory, island),
         "generation": hosts[0].hardware.generation,
         "memory": min(host.hardware.memory for host in hosts),
         "links": [(link.size, link.kind, link.hops) for link in links],
@@ -62,6 +64,33 @@ def _island(
             }
             for host in hosts
         ],
+    }
+
+
+def _unformed(inventory: Inventory, island: int) -> dict[str, Any]:
+    """An island that lacked a host from its start on: nothing is known of its devices."""
+    return {
+        "island": island,
+        "platform": "",
+        "tenant": "",
+        "shares": None,
+        **_state(inventory, island),
+        "generation": "",
+        "memory": 0,
+        "links": [],
+        "hosts": [
+            {"host": host, "node": "", "pid": 0, "epoch": 0, "up": False, "devices": []}
+            for host in sorted(inventory.members[island])
+        ],
+    }
+
+
+def _state(inventory: Inventory, island: int) -> dict[str, Any]:
+    left_s = inventory.draining.get(island, math.inf) - inventory.now
+    return {
+        "state": inventory.state_of(island),
+        "reason": inventory.drained_for.get(island, ""),
+        "drain_left_s": left_s if math.isfinite(left_s) else None,
     }
 
 

@@ -121,6 +121,12 @@ def test_a_host_that_is_down_is_shown_as_down() -> None:
     assert rows(printed({"url": "u", **found})) == [["1", "gpu", "3", "n", "down", "3.0", "nobody"]]
 
 
+def test_a_host_of_an_island_that_never_formed_is_shown_as_down() -> None:
+    host = {"host": 7, "node": "", "pid": 0, "epoch": 0, "up": False, "devices": []}
+    text = printed(STATUS | {"url": "u", "islands": [{"island": 1, "platform": "", "state": "away", "hosts": [host]}]})
+    assert ["1 (away)", "", "7", "", "down", "-", "nobody"] in rows(text)
+
+
 def test_an_island_that_is_not_up_says_its_state() -> None:
     drained = {**STATUS, "islands": [{**STATUS["islands"][0], "state": "draining"}]}
     assert "0 (draining)" in printed({"url": "u", **drained})

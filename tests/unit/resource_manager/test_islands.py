@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -9,7 +10,12 @@ import msgspec
 import pytest
 
 from pathways_ray import limits
+from pathways_ray.client.notebook import cluster_html
+from pathways_ray.controller.status import logs
+from pathways_ray.dashboard.sections import sections
 from pathways_ray.errors import TooLarge, UsageError
+from pathways_ray.observe.diagnosis import findings
+from pathways_ray.observe.tables import tables
 from pathways_ray.resource_manager.allocation import IslandState
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.events import (
@@ -24,6 +30,7 @@ from pathways_ray.resource_manager.events import (
     UndrainRequested,
 )
 from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.messages import Accepted, HostInfo, JoinReply, Refused, SliceCreated
 from tests.unit.resource_manager.test_core import request, running
 
@@ -45,6 +52,33 @@ def test_an_added_island_takes_the_next_slice_when_its_hosts_have_joined() -> No
     found = answer(core, request(5, size=4))
     assert isinstance(found, SliceCreated)
     assert found.placed.island == 2
+
+
+def test_an_island_that_never_formed_is_in_the_status_with_its_hosts() -> None:
+    """It would be missing from diagnosis and metrics else, as one that nobody has asked for."""
+    core = running()
+    core.handle(IslandAdded(4, 2), 1.0)
+    *formed, found = status(core.inventory, core.shared.numbers)["islands"]
+    assert [one["island"] for one in formed] == [0, 1]
+    assert (found["island"], found["state"], found["tenant"], found["platform"]) == (2, "away", "", "")
+    assert [(host["host"], host["up"], host["devices"]) for host in found["hosts"]] == [(3, False, []), (4, False, [])]
+    core.handle(DrainRequested(5, 2, 60.0, "moved"), 1.0)
+    found = status(core.inventory, core.shared.numbers)["islands"][-1]
+    assert (found["state"], found["reason"], found["drain_left_s"]) == ("draining", "moved", 60.0)
+    assert found.keys() == formed[0].keys()
+    looked = {
+        "status": {"islands": json.loads(json.dumps([*formed, found])), "slices": []},
+        "islands": {"0": {}, "1": {}},
+    }
+    assert "island 2 is draining: host 3, 4 of 2 is down" in [one.what for one in findings(looked)]
+    assert sections(looked)["devices"][2]["hosts"] == [{"host": host, "up": False, "devices": []} for host in (3, 4)]
+    assert [row[:4] for row in tables(looked)["devices"].rows][-2:] == [
+        ("2 draining: moved", host, "-", "down") for host in ("3", "4")
+    ]
+    assert "host 4 down" in cluster_html("", 1, looked["status"])
+    (away,) = [one for one in logs(looked["status"]["islands"], "logs", "n") if one["process"] == "scheduler 2"]
+    assert away["node"] == "n"
+    assert all(one["node"] for one in logs(looked["status"]["islands"], "logs", "n"))
 
 
 def test_a_drained_island_gets_no_slice_and_keeps_those_that_it_has() -> None:
