@@ -146,7 +146,8 @@ class VirtualSlice:
         apart = {other.island for other in living(self._apart) if not other.released}
         if not apart:
             return []
-        up = [one for one in self.session.status()["islands"] if one["state"] == "up"]
+        islands = of_its_tenant(self.session.status()["islands"], self.island)
+        up = [one for one in islands if one["state"] == "up"]
         return chosen(up, self.island, {self.island} | apart)
 
     def __deepcopy__(self, memo: Any) -> VirtualSlice:
@@ -187,6 +188,18 @@ def chosen(islands: Sequence[dict[str, Any]], own: int, taken: set[int]) -> list
     platform = next((one["platform"] for one in islands if one["island"] == own), "")
     ranked = sorted((one["platform"] != platform, one["island"] < own, one["island"]) for one in islands)
     return [island for _, _, island in ranked if island not in taken]
+
+
+def of_its_tenant(islands: Sequence[dict[str, Any]], own: int = -1) -> list[dict[str, Any]]:
+    """The islands where a session gets slices, of those that it sees. The operator's see also those that tenants have
+    for themselves.
+
+    Args:
+        own: one where it has a slice, if there is any.
+    """
+    tenants = {one["island"]: one.get("tenant", "") for one in islands}
+    tenant = tenants.get(own, min(tenants.values(), default=""))
+    return [one for one in islands if tenants[one["island"]] == tenant]
 
 
 def slice_of(mesh: Any) -> VirtualSlice | None:

@@ -28,7 +28,7 @@ from pathways_ray.client.moving import COPIES, copies_graph
 from pathways_ray.client.program import Program
 from pathways_ray.client.returned import owned
 from pathways_ray.client.session import Session
-from pathways_ray.client.slices import VirtualSlice, chosen
+from pathways_ray.client.slices import VirtualSlice, chosen, of_its_tenant
 from pathways_ray.errors import BufferLost, ForeignArray, PathwaysError, Unschedulable, UsageError
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport.messages import encode
@@ -231,7 +231,8 @@ class Shadows:
         return shadow in self.last and self.last[shadow].failure is not None
 
     def _renewed(self, where: VirtualSlice, known: Sequence[VirtualSlice], copies: int) -> list[VirtualSlice]:
-        up = {one["island"]: one for one in self.session.status()["islands"] if one["state"] == "up"}
+        islands = of_its_tenant(self.session.status()["islands"], where.island)
+        up = {one["island"]: one for one in islands if one["state"] == "up"}
         taken = {where.island}
         found: list[VirtualSlice] = []
         for shadow in known:

@@ -6,7 +6,7 @@ import contextlib
 import math
 
 from pathways_ray.client.session import Session, exported_for
-from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.slices import VirtualSlice, of_its_tenant
 from pathways_ray.errors import Unschedulable
 
 BEST_FIRST = ("tpu", "gpu", "cpu")
@@ -36,7 +36,7 @@ def open_session(url: str, token: str, ca: str, devices: int, name: str) -> tupl
 
 def _on_best(session: Session, devices: int) -> tuple[str, list[VirtualSlice]]:
     """The best platform that has as many devices, "" where there is no island yet, and slices on it."""
-    there = {island["platform"] for island in session.status()["islands"]}
+    there = {island["platform"] for island in of_its_tenant(session.status()["islands"])}
     *better, last = [platform for platform in BEST_FIRST if platform in there] or [""]
     for platform in better:
         with contextlib.suppress(Unschedulable):
@@ -52,7 +52,7 @@ def _slices(session: Session, devices: int, platform: str | None) -> list[Virtua
     except Unschedulable:
         islands = {
             island["island"]: sum(len(host["devices"]) for host in island["hosts"] if host["up"])
-            for island in session.status()["islands"]
+            for island in of_its_tenant(session.status()["islands"])
             if platform in (None, island["platform"])
         }
         if sum(islands.values()) < devices:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client.buffer import PENDING
-from pathways_ray.client.slices import chosen
+from pathways_ray.client.slices import chosen, of_its_tenant
 from pathways_ray.client.snapshots import spread
 from pathways_ray.errors import BufferLost, Failure, ForeignArray, Unschedulable, UsageError
 from pathways_ray.ir.types import ArrayType
@@ -156,6 +156,25 @@ def test_the_next_snapshot_uses_the_same_slices_until_one_is_lost_or_in_the_wron
     a.placed = pw.virtual_slice((4,), ("x",), island=2).placed  # it has moved to where its copies are
     monkeypatch.setattr(session, "status", lambda: islands("up", "up", "up"))
     assert shadow().slice.island == 0
+
+
+def test_islands_that_tenants_have_for_themselves_take_no_copies_of_others(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operator's sessions see them, and get no slices there."""
+    seen = islands("up", "up", "up")
+    for one, tenant in zip(seen["islands"], ("", "bob", ""), strict=True):
+        one["tenant"] = tenant
+    monkeypatch.setattr(session, "status", lambda: seen)
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    safe = pw.snapshot(pw.put(np.arange(8.0), a, P("x")))
+    assert safe._copies[0][0].slice.island == 2
+    assert a.refuges() == []
+    seen["islands"].append({**seen["islands"][2], "island": 3})
+    assert a.refuges() == [3]
+    assert [one["island"] for one in of_its_tenant(seen["islands"], 1)] == [1]
+    assert [one["island"] for one in of_its_tenant(seen["islands"])] == [0, 2, 3]
+    assert of_its_tenant([]) == []
 
 
 def test_programs_of_copies_go_with_the_slices_that_they_name(

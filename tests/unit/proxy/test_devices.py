@@ -68,6 +68,18 @@ def test_slices_are_of_the_best_platform_that_has_as_many(
     assert cluster.platforms == platforms
 
 
+def test_an_island_that_a_tenant_has_for_itself_is_not_for_the_operators_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(CPU, CPU, CPU)
+    seen = cluster.status()
+    seen["islands"][1]["tenant"] = "bob"
+    monkeypatch.setattr(cluster, "status", lambda: seen)
+    monkeypatch.setattr(Session, "connect", lambda *_, **__: cluster)
+    _, slices = open_session("", "", "", 6, "")
+    assert [one.island for one in slices] == [0, 2]
+
+
 @pytest.mark.parametrize("islands", [[], [CPU], [CPU, GPU]], ids=str)
 def test_a_session_without_as_many_devices_is_closed(islands: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(*islands)
