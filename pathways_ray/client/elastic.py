@@ -27,7 +27,15 @@ from pathways_ray.client.interrupted import is_mine, new_lock
 from pathways_ray.client.returned import Returned, owned
 from pathways_ray.client.snapshots import Snapshot, snapshot
 from pathways_ray.client.weak import living
-from pathways_ray.errors import BufferDeleted, BufferLost, Failure, PathwaysError, Unschedulable, UsageError
+from pathways_ray.errors import (
+    BufferDeleted,
+    BufferLost,
+    Failure,
+    PathwaysError,
+    QuotaExceeded,
+    Unschedulable,
+    UsageError,
+)
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,7 +142,7 @@ class Elastic:
             return
         try:
             self._take(state)
-        except (*LOSSES, Unschedulable):
+        except (*LOSSES, Unschedulable, QuotaExceeded):
             exposed = True
         if exposed:
             self._not_before = time.monotonic() + EXPOSED_PAUSE_S

@@ -235,6 +235,7 @@ class Shadows:
         up = {one["island"]: one for one in islands if one["state"] == "up"}
         taken = {where.island}
         found: list[VirtualSlice] = []
+        self._of[where] = found  # filled on the way: a slice that is refused leaves none behind that nobody knows
         for shadow in known:
             if shadow.island in up and shadow.island not in taken:
                 taken.add(shadow.island)
@@ -246,7 +247,6 @@ class Shadows:
             size = min(where.size, sum(len(host["devices"]) for host in up[island]["hosts"]))
             name = f"copies of {where.name or where.id}"
             found.append(self.session.virtual_slice((size,), (AXIS,), island=island, name=name))
-        self._of[where] = found
         for one in found:
             one.stay_apart([where, *found])
             where.stay_apart([one])

@@ -20,6 +20,7 @@ from pathways_ray.errors import (
     ControllerLost,
     ExecutionError,
     Failure,
+    QuotaExceeded,
     SessionClosed,
     Unschedulable,
     UsageError,
@@ -517,6 +518,28 @@ def test_a_lost_snapshot_is_taken_again_and_later_where_there_is_no_island(
     lose(loop.state)
     loop.check()
     assert loop.made == [0, 1, 2, 3, 3]
+
+
+def test_a_snapshot_over_a_quota_is_taken_later(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on meanwhile. At its beginning, the user hears of it."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise QuotaExceeded("over the quota of device bytes")
+
+    monkeypatch.setattr(elastic, "EXPOSED_PAUSE_S", 0.0)
+    loop = Loop(every=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(elastic, "snapshot", refused)
+        with pytest.raises(QuotaExceeded):
+            loop.go(1)
+    loop.go(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(elastic, "snapshot", refused)
+        loop.go(3)
+        assert sorted(loop.step._snapshots) == [0]
+    loop.go(1)
+    assert sorted(loop.step._snapshots)[-1] == 4
+    loop.check()
 
 
 def lose_island(loop: Loop, island: int) -> None:

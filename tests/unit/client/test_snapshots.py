@@ -14,7 +14,7 @@ import pathways_ray as pw
 from pathways_ray.client.buffer import PENDING
 from pathways_ray.client.slices import chosen, of_its_tenant
 from pathways_ray.client.snapshots import spread
-from pathways_ray.errors import BufferLost, Failure, ForeignArray, Unschedulable, UsageError
+from pathways_ray.errors import BufferLost, Failure, ForeignArray, QuotaExceeded, Unschedulable, UsageError
 from pathways_ray.ir.types import ArrayType
 from tests.unit.client.local import LocalSession, opened
 
@@ -227,6 +227,38 @@ def test_shadows_go_with_slices_that_were_released_before_or_while_the_session_i
     with pytest.raises(Unschedulable):
         pw.snapshot(value, copies=3)
     assert [one.released for one in made] == [True, True]
+
+
+def test_shadows_that_are_there_are_known_where_another_one_is_refused(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. The first of two is made, the second refused: the next snapshot takes the first.
+    2. It fails, and the next one is refused: it was released, and is not handed out again.
+    """
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    value = pw.put(np.arange(8.0), a, P("x"))
+    made: list[pw.VirtualSlice] = []
+    room = 1
+
+    def make(*args: Any, **options: Any) -> pw.VirtualSlice:
+        if len(made) == room:
+            raise QuotaExceeded("no more slices")
+        made.append(LocalSession.virtual_slice(session, *args, **options))
+        return made[-1]
+
+    monkeypatch.setattr(session, "virtual_slice", make)
+    with pytest.raises(QuotaExceeded):
+        pw.snapshot(value, copies=2)
+    safe = pw.snapshot(value)
+    assert safe._copies[0][0].slice is made[0]
+    lose(safe._copies[0][0])
+    monkeypatch.setattr(session, "status", lambda: islands("up", "lost", "up"))
+    with pytest.raises(QuotaExceeded):
+        pw.snapshot(value)
+    assert made[0].released
+    room = 2
+    assert pw.snapshot(value)._copies[0][0].slice is made[1]
 
 
 def test_what_no_snapshot_can_be_taken_of_is_refused(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
