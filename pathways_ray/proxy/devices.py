@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import math
 
 from pathways_ray.client.session import Session, exported_for
 from pathways_ray.client.slices import VirtualSlice, of_its_tenant
 from pathways_ray.errors import Unschedulable
 
 BEST_FIRST = ("tpu", "gpu", "cpu")
+
+STATES = ("up", "away")
+"""States of islands that take slices, best first."""
 
 
 def open_session(url: str, token: str, ca: str, devices: int, name: str) -> tuple[Session, list[VirtualSlice]]:
@@ -50,16 +52,30 @@ def _slices(session: Session, devices: int, platform: str | None) -> list[Virtua
     try:
         return [session.virtual_slice((devices,), ("x",), platform=platform, name="proxy")]
     except Unschedulable:
-        islands = {
-            island["island"]: sum(len(host["devices"]) for host in island["hosts"] if host["up"])
-            for island in of_its_tenant(session.status()["islands"])
-            if platform in (None, island["platform"])
-        }
-        if sum(islands.values()) < devices:
+        if not (found := _on_several(session, devices, platform)):
             raise
+        return found
+
+
+def _on_several(session: Session, devices: int, platform: str | None) -> list[VirtualSlice]:
+    """Slices on several islands, on those that are up first; none where these have not as many devices. One that
+    refuses is left out: it may have begun to drain since the look."""
+    islands = [
+        (STATES.index(state), island["island"], sum(len(host["devices"]) for host in island["hosts"] if host["up"]))
+        for island in of_its_tenant(session.status()["islands"])
+        if platform in (None, island["platform"]) and (state := island.get("state", STATES[0])) in STATES
+    ]
+    if sum(size for _, _, size in islands) < devices:
+        return []
     found: list[VirtualSlice] = []
-    for island, size in sorted(islands.items()):
-        taken = min(size, devices - sum(math.prod(part.shape) for part in found))
-        if taken:
-            found.append(session.virtual_slice((taken,), ("x",), island=island, name="proxy"))
+    left = devices
+    for _, island, size in sorted(islands):
+        if taken := min(size, left):
+            with contextlib.suppress(Unschedulable):
+                found.append(session.virtual_slice((taken,), ("x",), island=island, name="proxy"))
+                left -= taken
+    if left:
+        for one in found:
+            one.release()
+        return []
     return found

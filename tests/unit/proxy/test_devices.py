@@ -68,6 +68,50 @@ def test_slices_are_of_the_best_platform_that_has_as_many(
     assert cluster.platforms == platforms
 
 
+@pytest.mark.parametrize(
+    ("states", "refusing", "devices", "found"),
+    [
+        ({0: "draining"}, (), 6, [1, 2]),
+        ({0: "lost", 1: "away"}, (), 6, [2, 1]),  # what is up comes first
+        ({}, (1,), 6, [0, 2]),
+        ({}, (1,), 10, None),
+        ({0: "draining", 1: "lost"}, (), 6, None),
+    ],
+)
+def test_islands_that_take_no_slices_are_left_out(
+    states: dict[int, str],
+    refusing: tuple[int, ...],
+    devices: int,
+    found: list[int] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was made on others is released where these are too few."""
+    cluster = Cluster(CPU, CPU, CPU)
+    seen = cluster.status()
+    for island in seen["islands"]:
+        island["state"] = states.get(island["island"], "up")
+    made: list[Any] = []
+    released: list[int] = []
+
+    def virtual_slice(shape: Any, axes: Any, island: int = -1, **options: Any) -> Any:
+        if island in refusing or (island >= 0 and seen["islands"][island]["state"] not in ("up", "away")):
+            raise Unschedulable(f"island {island} is draining")
+        made.append(Cluster.virtual_slice(cluster, shape, axes, island if island >= 0 else None, **options))
+        made[-1].release = lambda: released.append(island)
+        return made[-1]
+
+    monkeypatch.setattr(cluster, "status", lambda: seen)
+    monkeypatch.setattr(cluster, "virtual_slice", virtual_slice)
+    monkeypatch.setattr(Session, "connect", lambda *_, **__: cluster)
+    if found is None:
+        with pytest.raises(Unschedulable, match="no island has"):
+            open_session("", "", "", devices, "")
+        assert released == [one.island for one in made]
+    else:
+        _, slices = open_session("", "", "", devices, "")
+        assert ([one.island for one in slices], sum(one.shape[0] for one in slices)) == (found, devices)
+
+
 def test_an_island_that_a_tenant_has_for_itself_is_not_for_the_operators_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
