@@ -5,8 +5,8 @@ The functions that are made here run in a host's process for Python, which loads
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,13 +31,22 @@ class Leaf(NamedTuple):
         return tuple(found)
 
 
-def looker(folder: str) -> Callable[[Any], Any]:
-    """A function that raises where a folder is not seen."""
+def digest_of(path: str) -> str:
+    """The digest of a file."""
+    with open(path, "rb") as file:
+        return hashlib.sha256(file.read()).hexdigest()
 
-    def see_folder(_: Any) -> Any:
-        return np.int32(bool(os.listdir(folder)))
 
-    return see_folder
+def looker(digests: Mapping[str, str]) -> Callable[[Any], Any]:
+    """A function that raises where files with these digests, by path, are not seen."""
+
+    def see_files(_: Any) -> Any:
+        for path, digest in digests.items():
+            if digest_of(path) != digest:
+                raise FileNotFoundError(f"another {path} is here")
+        return np.int32(len(digests))
+
+    return see_files
 
 
 def writer(leaves: Sequence[Leaf]) -> Callable[..., Any]:

@@ -7,7 +7,9 @@ asks of programs on several machines.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,7 +20,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from pathways_ray.client.array import Array
-from pathways_ray.client.checkpoint_leaves import Leaf, looker, reader, writer
+from pathways_ray.client.checkpoint_leaves import Leaf, digest_of, looker, reader, writer
 from pathways_ray.client.host_functions import host
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import HostFunctionError
@@ -34,6 +36,9 @@ FOLDER_LIMIT_S = 30.0
 
 PART_BYTES = 1 << 26
 """Bytes of the arrays that one call writes, as far as they are cut: by these calls is known how much is written."""
+
+TELLING = ("_METADATA", "manifest.ocdbt", "_CHECKPOINT_METADATA", "../_CHECKPOINT_METADATA")
+"""Files by which checkpoints differ, as far as one has them: its tree, its values, and when it was written."""
 
 _COUNT = jax.ShapeDtypeStruct((), np.int32)
 
@@ -55,13 +60,34 @@ def in_blocks(where: VirtualSlice, spec: Spec) -> bool:
     return all(block_of(mine) is not None for mine in boxes.values())
 
 
-def all_see(folder: str, where: VirtualSlice) -> bool:
-    """Whether all hosts of a slice see a folder, once it is there: a thread of Orbax makes it."""
+def all_see_new(folder: str, where: VirtualSlice) -> bool:
+    """Whether all hosts of a slice see the folder of a save, once it is there: a thread of Orbax makes it. A folder of
+    that name may be a host's own: a file goes there for a moment that no other has."""
     deadline = time.monotonic() + FOLDER_LIMIT_S
     while not Path(folder).is_dir() and time.monotonic() < deadline:
         time.sleep(0.005)
+    mark = Path(folder, f".seen-{secrets.token_hex(16)}")
     try:
-        host(looker(folder), slice=where, result=_COUNT)(np.int32(0)).block_until_ready()
+        mark.write_text(mark.name)
+        return _all_have([mark], where)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            mark.unlink()
+
+
+def all_see_old(folder: str, where: VirtualSlice) -> bool:
+    """Whether all hosts of a slice see the folder of a restore, and no older one of that name: with the same files in
+    `TELLING`."""
+    files = [path for name in TELLING if (path := Path(folder, name)).is_file()]
+    return bool(files) and _all_have(files, where)
+
+
+def _all_have(files: Sequence[Path], where: VirtualSlice) -> bool:
+    digests = {path.as_posix(): digest_of(path.as_posix()) for path in files}
+    try:
+        host(looker(digests), slice=where, result=_COUNT)(np.int32(0)).block_until_ready()
     except HostFunctionError:
         return False
     return True

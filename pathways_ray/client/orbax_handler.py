@@ -13,7 +13,7 @@ import asyncio
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,9 @@ class Handler(type_handlers.ArrayHandler):
         futures: list[Any] = []
         if others:
             futures += await super().serialize(*_at(others, values, infos, args))
-        on_hosts = await self._seen_by_hosts({k: (array.slice, array._type.spec) for k, array in arrays.items()}, infos)
+        on_hosts = await self._seen_by_hosts(
+            {k: (array.slice, array._type.spec) for k, array in arrays.items()}, infos, checkpoints_on_hosts.all_see_new
+        )
         by_client = [k for k in arrays if not any(k in numbers for numbers in on_hosts.values())]
         work = Work("hosts write a checkpoint", sum(arrays[k].nbytes for k in arrays if k not in by_client))
         for where, numbers in on_hosts.items():
@@ -77,7 +79,7 @@ class Handler(type_handlers.ArrayHandler):
         found: dict[int, Any] = {}
         if others:
             found.update(zip(others, await super().deserialize(*_at(others, infos, args)), strict=True))
-        on_hosts = await self._seen_by_hosts(mine, infos)
+        on_hosts = await self._seen_by_hosts(mine, infos, checkpoints_on_hosts.all_see_old)
         for where, numbers in on_hosts.items():
             specs = [mine[k][1] for k in numbers]
             stores = [await self._read(infos[k], args[k]) for k in numbers]
@@ -125,7 +127,9 @@ class Handler(type_handlers.ArrayHandler):
         said = {leaf.param_name: (leaf.ext_metadata or {}).get(RANDOM_KEY_IMPL) for leaf in leaves}
         return {name: str(how) for name, how in said.items() if how}
 
-    async def _seen_by_hosts(self, places: dict[int, Any], infos: Sequence[Any]) -> dict[Any, list[int]]:
+    async def _seen_by_hosts(
+        self, places: dict[int, Any], infos: Sequence[Any], all_see: Callable[[str, Any], bool]
+    ) -> dict[Any, list[int]]:
         """The leaves that hosts may write and read, by slice: `places` has the slice and the spec of each."""
         found: dict[Any, list[int]] = {}
         for k, (where, spec) in places.items():
@@ -134,7 +138,7 @@ class Handler(type_handlers.ArrayHandler):
                 found.setdefault(where, []).append(k)
         for where, numbers in list(found.items()):
             folder = infos[numbers[0]].parent_dir.as_posix()
-            if not await asyncio.to_thread(checkpoints_on_hosts.all_see, folder, where):
+            if not await asyncio.to_thread(all_see, folder, where):
                 del found[where]
         return found
 

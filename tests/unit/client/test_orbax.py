@@ -15,8 +15,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.client import checkpoints_on_hosts, orbax_arrays, shown
+from pathways_ray.client import checkpoint_leaves, checkpoints_on_hosts, orbax_arrays, shown
 from pathways_ray.client.specs import spec_from_user
+from pathways_ray.errors import HostFunctionError
 from tests.unit.client.local import LocalSession, opened
 from tests.unit.helpers import placed
 
@@ -94,6 +95,49 @@ def test_a_state_is_saved_and_restored_onto_slices(session, tmp_path: Path, trus
     save_alone(checkpoints, tmp_path / "w", {"w": state["w"]})
     with pytest.raises(ValueError, match=r"w has shape \(8,\) in the checkpoint, and is to be restored as \(4,\)"):
         checkpoints.restore(tmp_path / "w", pw.like({"w": w[:4]}, b))
+
+
+def test_a_folder_of_a_hosts_own_is_not_the_checkpoints(
+    session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a shared file system a host may have an older one of that name: values go through the client then."""
+    mine, own = tmp_path / "client", tmp_path / "host"
+
+    def looker(digests: dict[str, str]) -> Any:
+        looks = checkpoint_leaves.looker(
+            {path.replace(mine.as_posix(), own.as_posix()): digest for path, digest in digests.items()}
+        )
+
+        def look(given: Any) -> Any:
+            try:
+                return looks(given)
+            except FileNotFoundError as error:
+                raise HostFunctionError(str(error)) from None
+
+        return look
+
+    where = session.virtual_slice((4,), ("x",))
+    w = np.arange(8, dtype=np.float32)
+    checkpoints = ocp.StandardCheckpointer()
+    for folder in (own, mine):  # that of the host is of an earlier run, of the same tree
+        checkpoints.save(folder / "state", {"w": pw.put(w + (folder is mine), where, P("x"))})
+        checkpoints.wait_until_finished()
+    assert session.fetched == 0
+    state = {"w": pw.put(w, where, P("x"))}
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoints_on_hosts, "looker", looker)
+        found = checkpoints.restore(mine / "state", state)
+        assert "read_checkpoint" not in [graph.name for graph in session.launched]
+        np.testing.assert_array_equal(np.asarray(found["w"]), w + 1)
+        fetched = session.fetched
+        checkpoints.save(mine / "next", state)
+        checkpoints.wait_until_finished()
+        assert session.fetched == fetched + 1
+    assert not list(tmp_path.rglob(".seen*"))
+    found = checkpoints.restore(mine / "state", state)
+    assert session.launched[-1].name == "read_checkpoint"
+    np.testing.assert_array_equal(np.asarray(found["w"]), w + 1)
+    assert not checkpoints_on_hosts.all_see_old((tmp_path / "nowhere").as_posix(), where)
 
 
 def test_what_lies_in_no_blocks_on_hosts_goes_through_the_client(session, tmp_path: Path) -> None:
