@@ -96,7 +96,7 @@ class ResourceManager(Inspectable):
         self.incarnation = secrets.token_hex(8)
         self.link_secret = link_secret
         self.tokens = itertools.count()
-        self.lock = threading.Lock()
+        self.lock, self.keeping = threading.Lock(), threading.Lock()
         self.calls: dict[int, asyncio.Future[Any]] = {}
         self.kills: dict[tuple[str, int], asyncio.Task[None]] = {}
         self.ticking: asyncio.Task[None] | None = None
@@ -341,11 +341,14 @@ class ResourceManager(Inspectable):
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             remove_placement_group(get_placement_group(names.group(self.runtime, command.island)))
 
-    def _keep(self, kept: KeptIslands) -> None:
-        """Has Ray keep the list of islands for the successor of this process, which may be on another machine, whose
-        own clock is another one."""
-        found = msgspec.msgpack.encode(kept.by_clock(time.time() - time.monotonic()))
-        internal_kv._internal_kv_put(self._key, found, namespace=names.NAMESPACE.encode())
+    def _keep(self) -> None:
+        """Has Ray keep the list of islands, as it is now, for the successor of this process, which may be on another
+        machine, whose own clock is another one."""
+        with self.keeping:  # two threads may have changed it, of which one has an older list to be kept
+            with self.lock:
+                kept = self.core.shared.kept()
+            found = msgspec.msgpack.encode(kept.by_clock(time.time() - time.monotonic()))
+            internal_kv._internal_kv_put(self._key, found, namespace=names.NAMESPACE.encode())
 
     def _kept(self) -> KeptIslands | None:
         found = internal_kv._internal_kv_get(self._key, namespace=names.NAMESPACE.encode())
@@ -382,8 +385,8 @@ class ResourceManager(Inspectable):
                     self._kill_actor(host)
                 case events.EndIsland():
                     threading.Thread(target=self._end_island, args=(command,), daemon=True).start()
-                case events.Keep(islands):
-                    self._keep(islands)
+                case events.Keep():
+                    self._keep()
                 case events.KillController(pid=pid, started=started) if pid:
                     os_process.kill(pid, started)  # it is on this node
                 case events.KillController(actor):
