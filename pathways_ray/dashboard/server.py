@@ -166,13 +166,16 @@ class Dashboard:
             began = loop.time()
             try:
                 found = await asyncio.to_thread(self.looking)
-            except PathwaysError as error:
-                pause = self.pace.away_s
-                changed, self.away = self.away != str(error), str(error)
-            else:
-                changed = self.page.update(sections(found)) or bool(self.away)
-                self.away = ""
                 self.logs = {one["process"]: one["node"] for one in (found.get("status") or {}).get("logs", [])}
+                changed = self.page.update(sections(found)) or bool(self.away)
+            except Exception as error:  # whatever it is: pages would never hear of the cluster again
+                pause = self.pace.away_s
+                text = str(error) or type(error).__name__
+                changed, self.away = self.away != text, text
+                if changed and not isinstance(error, PathwaysError):
+                    logging.getLogger(__name__).exception("a look at the cluster has failed")
+            else:
+                self.away = ""
                 took, every = loop.time() - began, self.pace.look_s
                 pause = max(every - took, self.pace.share * took - every)
             if changed:

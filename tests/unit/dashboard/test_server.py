@@ -271,6 +271,26 @@ def test_a_controller_that_is_away_is_told_and_found_again() -> None:
     run(test, looking)
 
 
+def test_a_look_that_fails_is_told_and_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+    """Be it by an error of this project, such as of what another version of the runtime says, or of a library."""
+    answers: list[Any] = [snapshot(), KeyError(), snapshot(islands=[{}]), TypeError("no such type"), snapshot()]
+
+    def looking() -> Any:
+        found = answers.pop(0) if len(answers) > 1 else answers[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    async def test(served: Served) -> None:
+        async with served.stream() as stream:
+            told = [(await events(stream, "away"))["away"] for _ in range(4)]
+            assert told == ["KeyError", "'hosts'", "no such type", ""]
+
+    run(test, looking, pace=PACE._replace(look_s=0.2, away_s=0.2))
+    logged = [record.exc_info[0] for record in caplog.records if record.name == server.__name__ and record.exc_info]
+    assert logged == [KeyError, KeyError, TypeError]
+
+
 def test_a_browser_that_does_not_read_is_let_go() -> None:
     """It opens the stream and reads nothing; what it is sent fills every buffer on the way."""
     count = [0]
