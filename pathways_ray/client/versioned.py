@@ -23,6 +23,10 @@ _NESTED = (
 )
 
 
+GONE = {DELETED, FAILED}
+"""States of arrays that nobody can take any more: they were deleted, donated or lost."""
+
+
 class Version(NamedTuple):
     """A version of a tree, on the slice to which it was copied."""
 
@@ -96,8 +100,8 @@ class Versioned:
             answers = sample(weights.latest().tree, prompts)
 
         Raises:
-            BufferLost: no version is left, since the slice has lost its hosts (`restore` copies the last one again), or
-                since what was pushed has failed as well.
+            BufferLost: no version is left, since the slice has lost its hosts, or a launch was given its arrays to keep
+                (`restore` copies the last one again), or since what was pushed has failed as well.
             SessionClosed: no version is left, since the session has ended.
         """
         with self._lock:
@@ -113,8 +117,8 @@ class Versioned:
                         f"another one. {why.kind}: {why.message}"
                     )
                 raise BufferLost(
-                    f"the version on {self.slice} was lost with its hosts, and no other is under way: call restore(), "
-                    "or push another one"
+                    f"the version on {self.slice} was lost with its hosts, or deleted or donated, and no other is "
+                    "under way: call restore(), or push another one"
                 )
             if found == versions.waits:
                 copies[versions.release()] = self._moved(kept)
@@ -178,7 +182,7 @@ class Versioned:
         )
 
     def _copied_again(self, source: Any) -> Any:
-        if {DELETED, FAILED} & _states(source):
+        if GONE & _states(source):
             why = _failure_of(source)
             cause = f"have failed ({why.kind}: {why.message})" if why is not None else "are gone"
             raise BufferDeleted(
@@ -217,16 +221,16 @@ class Versioned:
         return jax.tree.unflatten(structure, made)
 
     def _settle(self) -> None:
-        """Notes what has arrived or failed since the last look."""
+        """Notes what has arrived or failed, or was donated, since the last look."""
         versions, copies, kept, source = self._begun()
-        if versions.there >= 0 and FAILED in _states(copies[versions.there]):
+        if versions.there >= 0 and GONE & _states(copies[versions.there]):
             versions.lost()
         for version in list(versions.under_way):
             states = _states(copies[version])
-            if PENDING in states and FAILED not in states:
+            if PENDING in states and not GONE & states:
                 continue
             made = self._moved(kept) if versions.waits >= 0 and len(versions.under_way) == 1 else None
-            released = versions.failed(version) if FAILED in states else versions.arrived(version)
+            released = versions.failed(version) if GONE & states else versions.arrived(version)
             if released >= 0:
                 copies[released], kept = made, None
         self._held = _held(versions, copies, kept, source)

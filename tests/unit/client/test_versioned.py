@@ -199,6 +199,24 @@ def test_a_version_that_was_lost_is_copied_again(session: LocalSession) -> None:
         weights.restore()
 
 
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_version_that_was_itself_donated_is_copied_again(session: LocalSession, arrived: bool) -> None:
+    """A launch that took it, there or under way, has its memory; what was pushed is as it was."""
+    a, b = session.virtual_slice((1,), ("x",)), session.virtual_slice((2,), ("x",))
+    weights = pw.versioned(pw.put(np.arange(2.0), a), slice=b)
+    states(weights._held.copies[0], READY if arrived else PENDING)
+    found = weights.latest().tree
+    assert weights.version == (0 if arrived else -1)
+    pw.compiled(lambda v: v + 1, slice=b, donate_argnums=0)(found)
+    assert found.is_deleted()
+    assert weights.version == -1
+    with pytest.raises(pw.errors.BufferLost, match=r"or deleted or donated, .*call restore\(\)"):
+        weights.latest()
+    again = weights.restore()
+    assert again.version == weights.version == 0
+    np.testing.assert_array_equal(np.asarray(again.tree), np.arange(2.0))
+
+
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_version_that_was_donated_to_a_failed_launch_is_copied_once_that_is_decided(
     session: LocalSession, taken: bool
