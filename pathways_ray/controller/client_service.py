@@ -14,6 +14,7 @@ import secrets
 import traceback
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import get_args
 
 import grpc
 
@@ -258,10 +259,12 @@ class ClientService:
 
 def check_call(data: bytes) -> None:
     """Looks at a call before it is decoded, which would keep the controller: gRPC takes much longer ones. Raises
-    `TooLarge`."""
+    `TooLarge`, or `WireError` for bytes that begin as none does."""
     most = next((size for kind, size in LONG_CALLS.items() if wire.is_tagged(data, kind)), MAX_CALL_BYTES)
     if len(data) > most:
-        raise TooLarge(f"a call of {len(data)} bytes; the limit is {most}")
+        is_call = any(wire.is_tagged(data, kind) for kind in get_args(wire.Request))
+        what = f"a call of {len(data)} bytes; the limit is {most}"
+        raise TooLarge(what) if is_call else WireError(f"{what}. It begins as no request does")
 
 
 def _link_tag(client: Client) -> str:

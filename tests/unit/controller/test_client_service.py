@@ -425,17 +425,22 @@ def test_a_client_that_closes_its_session_has_time_to_hang_up(peer: Peer, monkey
 
 def test_a_long_call_is_refused_before_it_is_decoded(peer: Peer) -> None:
     """
-    1. What is no message at all, and longer than a call may be: its length is what is said of it.
+    1. What is no message at all is none at any length; of one that is longer than a call may be that is said as well.
     2. Questions about graphs, and requests to resume, have limits of their own: what they begin with says which
        they are.
     """
     peer.open_stream()
     peer.assert_answers(peer.outbox, peer.by_stream)
     unary = peer.channel.unary_unary(streams.CALL)
-    for size, kind in ((MAX_CALL_BYTES, "WireError"), (MAX_CALL_BYTES + 1, "TooLarge")):
+    for size, said in ((MAX_CALL_BYTES, ""), (MAX_CALL_BYTES + 1, f"the limit is {MAX_CALL_BYTES}. It begins as no")):
         reply = REPLY.decode(unary(bytes(size), timeout=LIMIT_S, metadata=tuple(peer.shown.items())))
         assert isinstance(reply, Refused)
-        assert reply.failure.kind == kind
+        assert reply.failure.kind == "WireError"
+        assert said in reply.failure.message
+    long = encode(ListHeld(1, (0,) * MAX_CALL_BYTES))
+    reply = REPLY.decode(unary(long, timeout=LIMIT_S, metadata=tuple(peer.shown.items())))
+    assert isinstance(reply, Refused)
+    assert reply.failure.kind == "TooLarge"
     explain = encode(Explain(1, -1, bytes(limits.MAX_GRAPH_BYTES)))
     resume = encode(ResumeSession(VERSION, 1, "tag", "", (), (KeptBuffers(1, VECTOR, (), (1,) * 65_536),) * 16, 1))
     for good in (explain, resume):
