@@ -14,7 +14,7 @@ import click
 from pathways_ray import os_process
 from pathways_ray.cli.log_reading import runtimes_at
 from pathways_ray.cli.output import CommandFailed, NumberRange
-from pathways_ray.cli.status import ask, cluster_changed, of_cluster
+from pathways_ray.cli.status import ask, cluster_to_change, of_cluster
 from pathways_ray.errors import ControllerLost, UsageError
 from pathways_ray.process_log import note_operator
 
@@ -64,7 +64,7 @@ def command(target: str, every: float, times: int, url: str | None, token: str |
     process must be one of this machine. Ends with 1 when it does not come back.
     """
     kind, number = parsed(target)
-    url, token, ca = cluster_changed(url, token, ca)
+    url, token, ca = cluster_to_change(url, token, ca)
     _victims(ask(url, token, ca=ca), kind, number)  # what cannot be killed is said now, and not after a wait
     kills = 0
     try:

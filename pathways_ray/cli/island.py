@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from pathways_ray.cli.output import CommandFailed, NumberRange
-from pathways_ray.cli.status import cluster_changed, of_cluster
+from pathways_ray.cli.status import cluster_to_change, of_cluster
 from pathways_ray.cli.up import end_on_signals, name_option
 from pathways_ray.client.islands import DRAIN_LIMIT_S, drain, remove, undrain
 from pathways_ray.errors import UsageError
@@ -107,7 +107,7 @@ def drain_command(island: int, deadline: float, url: str | None, token: str | No
 
     Ends with 1 if slices are left when the deadline is over; from then on the island can be removed all the same.
     """
-    url, token, ca = cluster_changed(url, token, ca)
+    url, token, ca = cluster_to_change(url, token, ca)
     left = drain(url, token, island, deadline, ca)
     if left:
         names = ", ".join(f"{one['name'] or one['slice']} of session {one['session']}" for one in left)
@@ -120,7 +120,7 @@ def drain_command(island: int, deadline: float, url: str | None, token: str | No
 @of_cluster
 def undrain_command(island: int, url: str | None, token: str | None, ca: str | None) -> None:
     """Take a drain back: the island gets slices again. Those that have left it stay where they are."""
-    url, token, ca = cluster_changed(url, token, ca)
+    url, token, ca = cluster_to_change(url, token, ca)
     undrain(url, token, island, ca)
     click.echo(f"island {island} takes slices again")
 
@@ -130,6 +130,6 @@ def undrain_command(island: int, url: str | None, token: str | None, ca: str | N
 @of_cluster
 def remove_command(island: int, url: str | None, token: str | None, ca: str | None) -> None:
     """End an island for good: one without slices, or whose drain is over its deadline."""
-    url, token, ca = cluster_changed(url, token, ca)
+    url, token, ca = cluster_to_change(url, token, ca)
     remove(url, token, island, ca)
     click.echo(f"island {island} is gone")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pathways_ray.cli.output import NumberRange
-from pathways_ray.cli.status import ask, cluster_meant, of_cluster
+from pathways_ray.cli.status import ask, cluster_meant, found_here, of_cluster
 from pathways_ray.client import registry
 from pathways_ray.errors import Unschedulable, UsageError
 
@@ -180,8 +180,7 @@ def _sessions(url: str, token: str, ca: str, devices: int, name: str, found: boo
 
     if not found:
         return SpareSession(url, token, ca, devices, name)
-    label = next((record.label for record in registry.running() if record.url == url), "")
-    which = f"the cluster at {url} ({label}), which runs on this machine"
+    which = found_here(url)
     try:
         sessions = SpareSession(url, token, ca, devices, name)
     except Unschedulable as error:

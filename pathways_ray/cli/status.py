@@ -86,14 +86,19 @@ def cluster_meant(
     return url, token, ca or next((record.ca for record in (*running, *silent) if record.url == url), "")
 
 
-def cluster_changed(url: str | None, token: str | None, ca: str | None) -> tuple[str, str, str]:
-    """`cluster_meant` by a command that takes something from it: one that was found, and not named, is named on stderr
-    first, as it may be another one than the user thinks of."""
+def cluster_to_change(url: str | None, token: str | None, ca: str | None) -> tuple[str, str, str]:
+    """The cluster that a command is about to change, as `cluster_meant` finds it. One that the user has not named is
+    named on stderr first: it may be another one than he thinks of."""
     found = cluster_meant(url, token, ca)
     if not url:
-        label = next((record.label for record in registry.running() if record.url == found[0]), "")
-        click.echo(f"pathways: acting on the cluster at {found[0]} ({label}), which runs on this machine", err=True)
+        click.echo(f"pathways: acting on {found_here(found[0])}", err=True)
     return found
+
+
+def found_here(url: str) -> str:
+    """A cluster that was found on this machine, in words, with the label in its record."""
+    label = next((record.label for record in registry.running() if record.url == url), "")
+    return f"the cluster at {url} ({label}), which runs on this machine"
 
 
 def choose(

@@ -34,7 +34,7 @@ class Leaf(NamedTuple):
 def digest_of(path: str) -> str:
     """The digest of a file."""
     with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def looker(digests: Mapping[str, str]) -> Callable[[Any], Any]:

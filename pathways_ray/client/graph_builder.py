@@ -356,7 +356,7 @@ class GraphBuilder:
         shapes = [self.type_of(value).shape for value in inputs]
         here = [k for k, layout in enumerate(layouts) if layout is not None and operation.slice in (None, layout[0])]
         if not here:
-            return operation.alone or self._default_slice(), [()] * len(inputs)
+            return operation.own_slice or self._default_slice(), [()] * len(inputs)
         first = here[0]
         lead = layouts[first]
         assert lead is not None

@@ -95,7 +95,7 @@ class Operation:
         )
 
     @property
-    def alone(self) -> VirtualSlice | None:
+    def own_slice(self) -> VirtualSlice | None:
         """The slice where it runs if none of its arguments lies on one: that which it is pinned to, else the only one
         on which it puts values. None leaves it to the program."""
         named = {where for one in equations_of(self.closed.jaxpr) for where in puts.named(one)}

@@ -70,7 +70,7 @@ class ProgramBuilder(GraphBuilder):
     free: set[Ref] = field(default_factory=set)
 
     def _operation(self, operation: Operation, inputs: list[Value]) -> list[Value]:
-        is_bound = any(own_layout(self, value) is not None for value in inputs) or operation.alone is not None
+        is_bound = any(own_layout(self, value) is not None for value in inputs) or operation.own_slice is not None
         made = super()._operation(operation, inputs)
         if not is_bound:
             self.free.update(value.ref for value in made if value.ref is not None)

@@ -51,7 +51,7 @@ def moves_inside(builder: Any, equation: Any, read: Callable[[Any], Any]) -> boo
         return False
     layouts = (builder.layout_of(read(atom)) for atom in equation.invars)
     lying = next((layout[0] for layout in layouts if layout is not None), None)
-    return lying is not None and leave(inner_equations(equation), lying)
+    return lying is not None and moves_off(inner_equations(equation), lying)
 
 
 def targets(equation: Any) -> list[VirtualSlice]:
@@ -73,10 +73,10 @@ def named(equation: Any) -> list[VirtualSlice]:
 def is_program(jaxpr: Any, lying: VirtualSlice | None) -> bool:
     """Whether a function for `jax.jit` is a program: since it takes values off the slice on which the first of its
     arguments is `lying`, and so it would run, or puts them on slices by itself where none lies on any."""
-    return any(map(targets, jaxpr.eqns)) if lying is None else leave(equations_of(jaxpr), lying)
+    return any(map(targets, jaxpr.eqns)) if lying is None else moves_off(equations_of(jaxpr), lying)
 
 
-def leave(equations: Iterable[Any], lying: VirtualSlice) -> bool:
+def moves_off(equations: Iterable[Any], lying: VirtualSlice) -> bool:
     """Whether any equation takes values off a slice by `jax.device_put`; a constraint does not."""
     puts = (equation for equation in equations if equation.primitive.name == "device_put")
     return any(where is not lying for equation in puts for where in targets(equation))

@@ -63,7 +63,7 @@ def _on_several(session: Session, devices: int, platform: str | None) -> list[Vi
     islands = [
         (STATES.index(state), island["island"], sum(len(host["devices"]) for host in island["hosts"] if host["up"]))
         for island in of_its_tenant(session.status()["islands"])
-        if platform in (None, island["platform"]) and (state := island.get("state", STATES[0])) in STATES
+        if platform in (None, island["platform"]) and (state := island["state"]) in STATES
     ]
     if sum(size for _, _, size in islands) < devices:
         return []

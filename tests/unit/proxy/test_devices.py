@@ -30,7 +30,8 @@ class Cluster:
     def status(self) -> dict[str, Any]:
         hosts = [[{"up": True, "devices": [None] * size}] for _, size in self.islands]
         named = enumerate(zip(self.islands, hosts, strict=True))
-        return {"islands": [{"island": k, "platform": one[0], "hosts": there} for k, (one, there) in named]}
+        islands = [{"island": k, "platform": one[0], "state": "up", "hosts": there} for k, (one, there) in named]
+        return {"islands": islands}
 
     def virtual_slice(
         self, shape: Any, axes: Any, island: int | None = None, platform: str | None = None, name: str = ""
