@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pathways_ray as pw
 from megatron_ptdp.errors import BadSizes
@@ -41,6 +41,28 @@ def islands_of(sizes: Sizes, islands: Sequence[int], placement: Placement) -> li
         if placement == "together":
             mine = mine[:1]
         found.append([mine[device * len(mine) // sizes.pipeline] for device in range(sizes.pipeline)])
+    return found
+
+
+def of_one_tenant(islands: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The islands, as `pw.islands()` gives them, where a session gets slices: the operator's sees those that tenants
+    have for themselves as well."""
+    mine = min((one.get("tenant", "") for one in islands), default="")
+    return [one for one in islands if one.get("tenant", "") == mine]
+
+
+def devices_there(islands: Sequence[Mapping[str, Any]], asked: Sequence[int] | None = None) -> dict[int, int]:
+    """How many devices each island has that takes slices of this session, and of which they are known.
+
+    Args:
+        islands: as `pw.islands()` gives them
+        asked: islands that are to be used in any case, by number
+    """
+    found = {}
+    for one in of_one_tenant(islands):
+        devices = sum(len(host["devices"]) for host in one["hosts"])
+        if devices and (one["state"] not in ("draining", "lost") or one["island"] in (asked or ())):
+            found[one["island"]] = devices
     return found
 
 
@@ -133,14 +155,13 @@ class Layout:
             lighter: how many layers fewer the first and the last stage have
             counts: the layers of each stage, instead
             placement: of the pipeline devices of a replica
-            islands: to be used, by number; left out, all that there are
+            islands: to be used, by number; left out, all that take slices of this session
 
         Raises:
             BadSizes: the model, or the devices, do not fit the sizes.
         """
         stages = cut(model.layers, sizes.stages, lighter, counts)
-        there = {island["island"]: sum(len(host["devices"]) for host in island["hosts"]) for island in pw.islands()}
-        there = {island: devices for island, devices in there.items() if devices}  # of others nothing is known yet
+        there = devices_there(pw.islands(), islands)
         places = places_on(there, sizes, placement, islands)
         own = [(sizes.members, sizes.tensor)] * sizes.pipeline
         shapes = [*own, *[(1, sizes.expert_members)] * sizes.expert_slices]

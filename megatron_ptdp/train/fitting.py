@@ -14,7 +14,7 @@ import msgspec
 
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.parallel import Sizes
-from megatron_ptdp.parallel.layout import places_on
+from megatron_ptdp.parallel.layout import of_one_tenant, places_on
 from megatron_ptdp.schedules import Schedule, ScheduleError
 from megatron_ptdp.train.config import Config
 from megatron_ptdp.train.setup import schedule_of, sizes_of
@@ -35,9 +35,12 @@ class There:
 
 
 def islands_there(status: Mapping[str, Any]) -> list[There]:
-    """The islands of a session's status; one of whose hosts is down is away, whatever its state says."""
+    """The islands of a session's status where it gets slices.
+
+    One of whose hosts is down is away, whatever its state says.
+    """
     found = []
-    for island in status["islands"]:
+    for island in of_one_tenant(status["islands"]):
         up = all(host["up"] for host in island["hosts"])
         state = "away" if island["state"] == "up" and not up else island["state"]
         found.append(There(island["island"], state, sum(len(host["devices"]) for host in island["hosts"])))

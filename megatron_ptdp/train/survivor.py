@@ -29,6 +29,7 @@ from pathways_ray.errors import (
     HostLost,
     LaunchTimeout,
     PathwaysError,
+    QuotaExceeded,
     SessionClosed,
     Unschedulable,
 )
@@ -150,7 +151,7 @@ class Survivor:
 
         try:
             self.kept.look(done, take)
-        except Unschedulable as error:
+        except (Unschedulable, QuotaExceeded) as error:
             if self._had_place:
                 self.say(f"no snapshots for now: {error}")
             self._had_place = False

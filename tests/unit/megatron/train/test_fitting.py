@@ -91,3 +91,12 @@ def test_an_island_whose_host_is_down_is_away_whatever_is_said_of_it() -> None:
 
     status = {"islands": [island(0, "up", True, True), island(1, "up", True, False), island(2, "lost", False)]}
     assert islands_there(status) == [There(0, "up", 4), There(1, "away", 4), There(2, "lost", 2)]
+
+
+def test_a_run_grows_on_islands_where_it_gets_slices() -> None:
+    def island(number: int, tenant: str) -> dict[str, Any]:
+        return {"island": number, "state": "up", "tenant": tenant, "hosts": [{"up": True, "devices": [{}]}]}
+
+    shared, bobs = [island(0, ""), island(1, "")], [island(2, "bob"), island(3, "bob")]
+    assert [one.island for one in islands_there({"islands": bobs + shared})] == [0, 1], "the operator sees all"
+    assert [one.island for one in islands_there({"islands": bobs})] == [2, 3]

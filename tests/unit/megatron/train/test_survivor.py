@@ -18,7 +18,7 @@ from megatron_ptdp.train import survivor
 from megatron_ptdp.train.checkpoints import About, Restored
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.survivor import MAX_IN_VAIN, Start, Survivor
-from pathways_ray.errors import BufferLost, HostLost, Unschedulable
+from pathways_ray.errors import BufferLost, HostLost, QuotaExceeded, Unschedulable
 
 
 class Step:
@@ -289,9 +289,12 @@ def test_what_does_not_come_back_ends_training_with_what_is_there(
         story.lost()
 
 
-def test_a_cluster_with_no_place_for_snapshots_is_told_of_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("why", [Unschedulable, QuotaExceeded])
+def test_a_cluster_with_no_place_for_snapshots_is_told_of_once(
+    why: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(state: Any, local: bool) -> Any:
-        raise Unschedulable("there are 0 beside island 0")
+        raise why("there are 0 beside island 0")
 
     monkeypatch.setattr(pw, "snapshot", refuse)
     story = Story(tmp_path, "snapshot_every=2")
