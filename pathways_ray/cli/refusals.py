@@ -7,7 +7,7 @@ import json
 import click
 
 from pathways_ray.cli.output import console_beside, readable
-from pathways_ray.cli.status import ask, cluster_meant, of_cluster, refusals_table
+from pathways_ray.cli.status import ask, cluster_meant, cluster_to_change, of_cluster, refusals_table
 from pathways_ray.client.asking import call
 from pathways_ray.transport import messages
 
@@ -21,7 +21,7 @@ def command(url: str | None, token: str | None, ca: str | None, lift: str | None
 
     Without --url, of the cluster that this user started on this machine.
     """
-    url, token, ca = cluster_meant(url, token, ca)
+    url, token, ca = (cluster_to_change if lift else cluster_meant)(url, token, ca)
     if lift:
         call(url, token, messages.LiftRefusal(0, lift), ca=ca)
     found = ask(url, token, ca=ca)["refusals"]

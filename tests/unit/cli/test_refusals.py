@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from pathways_ray.cli import commands
+from pathways_ray.client import registry
 from pathways_ray.errors import Failure
 from pathways_ray.transport import messages, streams
 
@@ -75,3 +76,15 @@ def test_an_id_that_nothing_is_refused_under(controller: Controller) -> None:
     assert told.exit_code == 2
     assert "no program is refused under 'another'" in told.output
     assert controller.refusals == REFUSALS
+
+
+@pytest.mark.parametrize(("arguments", "named"), [(["--lift", "0123abc"], True), ([], False)])
+def test_a_cluster_that_was_found_is_named_before_it_is_changed(
+    arguments: list[str], named: bool, controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = registry.Record(controller.url, "t0ken", name="production")
+    monkeypatch.setattr(registry, "running", lambda: [record])
+    monkeypatch.setattr(registry, "silent", list)
+    found = CliRunner().invoke(commands, ["refusals", *arguments], env={"PATHWAYS_URL": ""})
+    assert found.exit_code == 0, found.output
+    assert (f"acting on the cluster at {controller.url} (runtime 'production')" in found.stderr) == named
