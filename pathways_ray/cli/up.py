@@ -143,6 +143,11 @@ def join_ray(address: str | None, name: str) -> None:
     help="Seconds for room on the nodes, and for the processes.",
 )
 @click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    help="Ray nodes to wait for, up to --wait seconds; left out, those that are there.",
+)
+@click.option(
     "--exist-ok",
     is_flag=True,
     help="When the runtime is there already, or being started, show it once it serves, and end well.",
@@ -167,6 +172,7 @@ def up(
     devices_per_host: int | None,
     platform: str,
     listed: tuple[str, ...],
+    nodes: int | None,
     exist_ok: bool,
     **settings: Any,
 ) -> dict[str, Any]:
@@ -183,7 +189,7 @@ def up(
     import ray
 
     from pathways_ray import names
-    from pathways_ray.deployment import cluster, detached, ray_connection, topology
+    from pathways_ray.deployment import cluster, detached, placement, ray_connection, topology
 
     auto = topology.Auto(platform, devices_per_host) if islands == "auto" else None
     if auto is not None and hosts_per_island is not None:
@@ -193,15 +199,17 @@ def up(
         raise UsageError("--island says all of an island: leave out --islands, --hosts-per-island, --devices-per-host")
     wanted = [topology.parse_island(text) for text in listed] or _number_of(islands)
 
-    def shape_on(nodes: topology.Resources) -> topology.Topology:
-        if wanted or any(alike) or platform != "auto":
-            return topology.topology_on(nodes, wanted or 1, hosts_per_island or 1, devices_per_host, platform)
-        return topology.shape_of_nodes(nodes)
+    def shape_on(there: topology.Resources) -> topology.Topology:
+        if wanted or hosts_per_island:
+            return topology.topology_on(there, wanted or 1, hosts_per_island or 1, devices_per_host, platform)
+        return topology.shape_of_nodes(there, platform, devices_per_host)
 
     options = _options(auto=auto, **settings)
     ray_connection.connect_ray(address, {"namespace": names.NAMESPACE})
     end_on_signals()
     try:
+        if nodes is not None and not detached.actors(options.name):  # one that is there has them, or misses some
+            placement.await_nodes(nodes, options.limit_s)
         where = str(ray.get_runtime_context().gcs_address)
         found: dict[str, Any] = {"name": options.name, "ray": where, "started": True}
         try:

@@ -17,6 +17,7 @@ from pathways_ray.deployment.islands import IslandActors, Processes, await_start
 from pathways_ray.deployment.options import START_LIMIT_S
 from pathways_ray.deployment.topology import ACCELERATORS, Island, platform_of
 from pathways_ray.errors import PathwaysError, Unschedulable, UsageError, from_failure
+from pathways_ray.transport.endpoints import is_loopback
 from pathways_ray.transport.messages import Refused
 
 _REFUSED = msgspec.msgpack.Decoder(Refused)
@@ -52,7 +53,8 @@ def add_island(
         node: the Ray node to put it on, if that has room; "" is any.
 
     Raises:
-        UsageError: each tenant of the runtime has islands of its own, which are what it began with.
+        UsageError: each tenant of the runtime has islands of its own, which are what it began with; or its processes
+            listen on loopback, and the room is on another machine.
         Unschedulable: no Ray node has such a platform, or there is no room.
         PathwaysError: it did not come up in time.
     """
@@ -75,9 +77,23 @@ def add_island(
         number, members = found
         settings = (processes.runtime, processes.placement, processes.detached, limit_s)
         groups = placement.place({number: island}, *settings, {number: node} if node else None)
+        _check_reachable(processes, placement.machines_of(groups[number]))
         started = start_island(processes, number, members, island, groups[number])
         await_started(started.started(), limit_s)
     return started, groups[number]
+
+
+def _check_reachable(processes: Processes, machines: Iterable[str]) -> None:
+    """Raises `UsageError` if hosts on these machines could not reach the scheduler, nor be reached."""
+    beyond = sorted(address for address in machines if not is_loopback(address))
+    known = {node["NodeID"]: node["NodeManagerAddress"] for node in placement.alive_nodes()}
+    other = [address for address in beyond if address != known.get(processes.near, address)]
+    if other and is_loopback(processes.listen.links):
+        raise UsageError(
+            f"the processes of the runtime listen at {processes.listen.links}, since it was started on one machine: no "
+            f"host at {', '.join(other)} reaches them. Start it with 'pathways up --bind ADDRESS', by which Ray knows "
+            "its machine, or when the others are there (--nodes N)"
+        )
 
 
 @contextlib.contextmanager

@@ -101,6 +101,9 @@ class Options:
     def listen(self, machines: Sequence[str]) -> ListenConfig:
         """The addresses of the processes: loopback while all machines are at one address and nothing else is wanted.
 
+        Where the controller is bound to the address by which Ray's nodes know this machine, machines that come later
+        reach it: so hosts and schedulers serve at the addresses of their machines as well.
+
         Args:
             machines: the addresses of the Ray nodes.
 
@@ -116,7 +119,7 @@ class Options:
             )
         tls = checked(*self.tls) if self.tls else None
         TenantsFile(self.tenants, strict=True)
-        here = LOOPBACK if len(machines) == 1 else ""
+        here = LOOPBACK if len(machines) == 1 and (self.bind not in machines or is_loopback(self.bind)) else ""
         front = self.bind or here
         listen = ListenConfig(front, self.port, front if here else "", here, tls, self.tenants, self.client_ports)
         check_exposure(listen, machines, self.insecure)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from pathways_ray import names
@@ -19,8 +19,28 @@ PACK_LIMIT_S = 5.0
 """An island waits this long for one node that has room for all its hosts; then it takes what several have."""
 
 
+LOOK_S = 0.5
+"""Between looks at the Ray nodes."""
+
+
 def alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+def await_nodes(count: int, limit_s: float) -> None:
+    """Waits until the Ray cluster has so many nodes.
+
+    Raises:
+        Unschedulable: it has fewer after `limit_s` seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while (there := len(alive_nodes())) < count:
+        if time.monotonic() > deadline:
+            raise Unschedulable(
+                f"the Ray cluster has {there} node(s) after {limit_s:.0f} s, and {count} are waited for; look at what "
+                "'ray start' says on the other machines, or ask for fewer"
+            )
+        time.sleep(LOOK_S)
 
 
 def here() -> str:
@@ -81,6 +101,13 @@ def place(
     except BaseException:
         free(groups.values())
         raise
+
+
+def machines_of(group: PlacementGroup) -> set[str]:
+    """The addresses of the Ray nodes on which a group has reserved room."""
+    addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+    found = placement_group_table(group)["bundles_to_node_id"].values()
+    return {addresses[node] for node in found if node in addresses}
 
 
 def free(groups: Iterable[PlacementGroup]) -> None:

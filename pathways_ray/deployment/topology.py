@@ -26,7 +26,7 @@ CPUS_PER_HOST = 0.01
 class Island:
     """An island: hosts of one platform.
 
-        pw.init(islands=[pw.Island(hosts=2, devices_per_host=4), pw.Island(devices_per_host=8)])
+        pw.init(islands=[pw.Island(hosts=2, devices=4), pw.Island(devices=8)])
 
     Args:
         platform: "cpu", "gpu" or "tpu"; "auto" is what the Ray cluster has.
@@ -196,15 +196,24 @@ def have_devices(nodes: Resources, topology: Topology) -> bool:
     return all(sum(node.get(name, 0.0) for node in nodes) >= count for name, count in wanted.items() if name)
 
 
-def shape_of_nodes(nodes: Resources) -> Topology:
+def shape_of_nodes(nodes: Resources, platform: str = "auto", devices: int | None = None) -> Topology:
     """One host on each node that has accelerators or CPUs to give; alike nodes form an island.
 
+    Args:
+        nodes: see `Resources`.
+        platform: of all hosts; "auto" is the best that each node has.
+        devices: of each host; None is what its node has.
+
     Raises:
+        UsageError: no such platform, or number of devices.
         Unschedulable: there is no such node.
     """
-    alike = Counter(found for node in nodes if (found := _devices_of(node)) is not None)
+    Island(platform, 1, 1 if devices is None else devices)
+    found = [one for node in nodes if (one := _devices_of(node, platform)) is not None]
+    alike = Counter((named, devices or count) for named, count in found)
     if not alike:
-        raise Unschedulable("no Ray node has CPUs, GPUs or TPUs to give")
+        wanted = "CPUs, GPUs or TPUs" if platform == "auto" else f"{platform.upper()}s"
+        raise Unschedulable(f"no Ray node has {wanted} to give")
     return Topology(tuple(Island(platform, hosts, devices) for (platform, devices), hosts in sorted(alike.items())))
 
 
@@ -251,9 +260,9 @@ def _setting(key: str, value: str) -> int | str | bool | tuple[int, ...] | None:
     return True if key == "torus" and not value else None
 
 
-def _devices_of(node: Mapping[str, float]) -> tuple[str, int] | None:
+def _devices_of(node: Mapping[str, float], platform: str = "auto") -> tuple[str, int] | None:
     """The platform and the devices of a host that has a whole node for itself."""
-    platform = platform_of([node])
+    platform = platform_of([node]) if platform == "auto" else platform
     count = int(node.get(ACCELERATORS.get(platform, "CPU"), 0))
     return (platform, count) if count >= 1 and node.get("CPU", 0) >= CPUS_PER_HOST else None
 

@@ -157,7 +157,7 @@ def test_the_head_of_kuberay_starts_the_runtime_and_starts_it_again(python, mach
         f"ray start --head --block --port={machine['RAY_PORT']} --node-ip-address=127.0.0.1 --include-dashboard=false"
     )
     said = {one["name"]: one["value"] for one in container["env"] if "value" in one}
-    pod = {**machine, **said, "POD_IP": "127.0.0.1", "KUBERAY_GEN_RAY_START_CMD": start}
+    pod = {**machine, **said, "PATHWAYS_NODES": "1", "POD_IP": "127.0.0.1", "KUBERAY_GEN_RAY_START_CMD": start}
     url = f"grpcs://127.0.0.1:{machine['PATHWAYS_PORT']}"
     for _ in range(2):
         head = shell(python, pod, "-c", line)
@@ -185,6 +185,7 @@ def test_ray_up_and_ray_exec(python, machine, tmp_path) -> None:
 
     def here(line: str) -> str:
         line = line.replace("/tmp/pathways-files", str(tmp_path / "files")).replace("10.0.0.1", "127.0.0.1")
+        line = line.replace("--nodes 3", "--nodes 1")
         line = line.replace("--autoscaling-config=~/ray_bootstrap_config.yaml", "--node-ip-address=127.0.0.1")
         return line.replace("--port=6379", f"--port={machine['RAY_PORT']}").replace("8476", machine["PATHWAYS_PORT"])
 

@@ -85,7 +85,8 @@ def parse(command: click.Command, words: list[str], tmp_path: Path) -> dict[str,
 @pytest.mark.parametrize("words", [*calls("pathways", "up"), *calls("pathways-serve")])
 def test_options_of_up_exist(words: list[str], tmp_path: Path) -> None:
     words = [part for word in words for part in (PATHWAYS_UP if word == "$PATHWAYS_UP" else [word])]
-    words = [word.replace("${PATHWAYS_PORT:-8476}", "8476") for word in words if word not in ("$@", "${safe[@]}")]
+    said = {"${PATHWAYS_PORT:-8476}": "8476", "$PATHWAYS_NODES": "3", "${#nodes[@]}": "2"}
+    words = [said.get(word, word) for word in words if word not in ("$@", "${safe[@]}")]
     found = parse(commands.commands["up"], words, tmp_path)
     if found["bind"] not in ("", "127.0.0.1", "$address"):
         assert found["tls_cert"]
@@ -252,7 +253,9 @@ def test_shapes_of_kuberay_fit_to_their_workers(
     assert (islands, hosts, devices) == shape
     (workers,) = cluster["spec"]["workerGroupSpecs"]
     (worker,) = workers["template"]["spec"]["containers"]
-    assert islands * hosts == workers["replicas"] * workers.get("numOfHosts", 1)
+    pods = workers["replicas"] * workers.get("numOfHosts", 1)
+    assert islands * hosts == pods
+    assert head["env"][1] == {"name": "PATHWAYS_NODES", "value": str(1 + pods)}, "this one and the workers"
     assert int(worker["resources"]["limits"][resource]) == devices
     assert worker["resources"]["limits"] == worker["resources"]["requests"], "accelerators are not shared"
     assert found["platform"] == {"cpu": "auto", "nvidia.com/gpu": "gpu", "google.com/tpu": "tpu"}[resource]

@@ -10,6 +10,8 @@ import ray
 
 from pathways_ray.deployment import growing, placement
 from pathways_ray.deployment.topology import Island
+from pathways_ray.errors import UsageError
+from pathways_ray.transport.endpoints import ListenConfig
 
 
 @pytest.mark.parametrize("step", ["_answer", "place", "start_island", "await_started"])
@@ -33,6 +35,7 @@ def test_an_interrupted_start_ends_what_it_had_not_returned(step: str, monkeypat
     island: Any = SimpleNamespace(started=dict, number=7)
     monkeypatch.setattr(placement, "alive_nodes", list)
     monkeypatch.setattr(placement, "place", lambda *_: {7: "r-island-7"})
+    monkeypatch.setattr(placement, "machines_of", lambda _: set())
     monkeypatch.setattr(growing, "start_island", lambda *_: island)
     monkeypatch.setattr(placement if step == "place" else growing, step, interrupted)
     monkeypatch.setattr(ray, "get", lambda asked, timeout: asked)
@@ -40,8 +43,30 @@ def test_an_interrupted_start_ends_what_it_had_not_returned(step: str, monkeypat
     monkeypatch.setattr(ray, "kill", there.discard)
     monkeypatch.setattr(growing, "get_placement_group", found)
     monkeypatch.setattr(growing, "remove_placement_group", there.discard)
-    processes: Any = SimpleNamespace(runtime="r", placement="pack", detached=True, isolated=False)
+    processes: Any = SimpleNamespace(
+        runtime="r", placement="pack", detached=True, isolated=False, near="", listen=ListenConfig()
+    )
     with pytest.raises(KeyboardInterrupt):
         growing.add_island(processes, Island("cpu", 2, 1))
     assert there == {"r-host-0", "r-scheduler-0", "r-island-0"}
     assert forgotten == [7]
+
+
+@pytest.mark.parametrize(
+    ("links", "machines", "said"),
+    [
+        ("127.0.0.1", {"10.0.0.2"}, "no host at 10.0.0.2 reaches them"),
+        ("127.0.0.1", {"10.0.0.1", "127.0.0.3"}, ""),
+        ("", {"10.0.0.2"}, ""),
+    ],
+)
+def test_a_runtime_that_listens_on_loopback_gets_no_island_on_another_machine(
+    links: str, machines: set[str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(placement, "alive_nodes", lambda: [{"NodeID": "a", "NodeManagerAddress": "10.0.0.1"}])
+    processes: Any = SimpleNamespace(near="a", listen=ListenConfig(links=links))
+    if said:
+        with pytest.raises(UsageError, match=said):
+            growing._check_reachable(processes, machines)
+    else:
+        growing._check_reachable(processes, machines)

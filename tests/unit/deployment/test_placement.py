@@ -27,3 +27,13 @@ def test_what_has_no_room_says_what_matters_of_the_nodes_and_is_given_back(monke
     with pytest.raises(Unschedulable, match=r"within 0 s; its nodes have 2 CPU, of which 1 CPU is free$"):
         placement.place({0: Island("gpu", 1, 1)}, "see", "pack", False, 0.0)
     assert len(removed) == 1
+
+
+def test_nodes_are_waited_for_up_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = [1, 1, 2]
+    monkeypatch.setattr(placement, "alive_nodes", lambda: [{}] * (there.pop(0) if len(there) > 1 else there[0]))
+    monkeypatch.setattr(placement, "LOOK_S", 0.0)
+    placement.await_nodes(2, 60.0)
+    assert there == [2]
+    with pytest.raises(Unschedulable, match=r"has 2 node\(s\) after 0 s, and 3 are waited for"):
+        placement.await_nodes(3, 0.0)

@@ -64,6 +64,16 @@ def test_without_a_word_every_node_is_a_host_and_alike_nodes_form_an_island() ->
         shape_of_nodes([HEAD])
 
 
+def test_a_platform_and_devices_leave_every_node_a_host() -> None:
+    assert islands(shape_of_nodes([GPUS, GPUS, CPUS], "gpu")) == [("gpu", 2, 4)]
+    assert islands(shape_of_nodes([GPUS, CPUS], "cpu", 2)) == [("cpu", 2, 2)]
+    assert islands(shape_of_nodes([GPUS, {**GPUS, "GPU": 2.0}], devices=2)) == [("gpu", 2, 2)]
+    with pytest.raises(Unschedulable, match="no Ray node has TPUs to give"):
+        shape_of_nodes([CPUS, GPUS], "tpu")
+    with pytest.raises(UsageError, match="platform must be one of cpu, gpu, tpu or auto, not 'npu'"):
+        shape_of_nodes([CPUS], "npu")
+
+
 def test_an_island_takes_whole_accelerators_and_a_trace_of_cpu() -> None:
     assert Island("cpu", 1, 64).bundle() == {"CPU": 0.01}
     assert Island("gpu", 2, 4).bundle() == {"CPU": 0.01, "GPU": 4}
