@@ -5,6 +5,7 @@ Each entry says why the project needs it. Only the client loads this; what other
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -47,7 +48,7 @@ def make_jax_value(kind: type[jax.Array], rules: ArrayRules) -> None:
     The public `__jax_array__` takes values in this process only. All evaluation comes through one function, as a jaxpr.
     """
     import jax
-    from jax._src import ad_util, core, dtypes, pjit
+    from jax._src import ad_util, config, core, dtypes, pjit
     from jax._src.interpreters import mlir, pxla
     from jax._src.lax import lax
     from jax._src.numpy import array_methods
@@ -66,7 +67,16 @@ def make_jax_value(kind: type[jax.Array], rules: ArrayRules) -> None:
             return by_jax(*arguments, jaxpr=jaxpr, **params)
         return rules.evaluate(arguments, jaxpr, params), None, None, []
 
+    evaluate = pjit.jit_p.impl
+
+    def whole(*arguments: Any, jaxpr: Any, **params: Any) -> Any:
+        # Under `jax.disable_jit` too: a derivative of a call on a slice, taken apart, would not be on that slice.
+        stays = config.disable_jit.value and rules.concerns(arguments, jaxpr, params)
+        with config.disable_jit(False) if stays else contextlib.nullcontext():
+            return evaluate(*arguments, jaxpr=jaxpr, **params)
+
     pjit._pjit_call_impl_python = call
+    pjit.jit_p.def_impl(whole)
     _compile_key_primitives(kind)
     _leave_functions(kind, rules)
     _compile_shard_map(kind)
@@ -110,7 +120,8 @@ def _compile_shard_map(kind: type[jax.Array]) -> None:
             trees.append(primitive.bind(*given, subfuns=(fun,), mesh=mesh, **params))
             return list(trees[-1])
 
-        made = jax.jit(run)(*values)
+        with jax.disable_jit(False):
+            made = jax.jit(run)(*values)
         return trees[-1].map2(lambda _, value: value, made)
 
     trace.process_shard_map = process
@@ -217,8 +228,8 @@ def transform_like_jit(primitive: Any, parameters: Callable[..., dict[str, Any]]
     def by(rule: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **params: Any) -> Any:
             # What a program keeps of its trace is looked for. JAX itself keeps some of that of a `jax.shard_map` that
-            # takes whole numbers, where it finds its derivative.
-            with config.check_tracer_leaks(False):
+            # takes whole numbers, where it finds its derivative. The call stays one where the user's are not jitted.
+            with config.check_tracer_leaks(False), config.disable_jit(False):
                 return rule(*arguments, **parameters(**params))
 
         return run

@@ -315,7 +315,7 @@ def jitted(fun: Any, shardings: Sequence[Any], mesh: AbstractMesh) -> Any:
 def tracing_for(name: str, mesh: AbstractMesh) -> Iterator[None]:
     """Has JAX trace and lower for a mesh; what it cannot is a `TraceError`."""
     try:
-        with jax.sharding.use_abstract_mesh(mesh):
+        with jax.sharding.use_abstract_mesh(mesh), jax.disable_jit(False):
             yield
     except PathwaysError:
         raise

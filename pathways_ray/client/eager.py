@@ -7,7 +7,6 @@ one, and is launched. What is done again, with arguments of the same types and l
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NoReturn, cast
@@ -18,6 +17,7 @@ from jax.sharding import NamedSharding
 
 from pathways_ray import jax_hooks
 from pathways_ray.client import prng, puts, source_info
+from pathways_ray.client.always_jitted import always_jitted
 from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
@@ -209,15 +209,17 @@ def full_like(value: Any, fill: Any, dtype: Any) -> Any:
     """An array of one value that lies as another one does."""
     if type(fill) is int:  # as JAX does: it may be one that 32 bits do not hold, or that wraps
         fill = np.asarray(fill).astype(dtype if dtype is not None else value.dtype)
-    return _filled(value, fill, dtype)
+    return _jitted_fill(value, fill, dtype)
 
 
-@functools.partial(jax.jit, static_argnums=2)
 def _filled(value: Any, fill: Any, dtype: Any) -> Any:
     filled = jax.lax.full_like(value, fill, dtype)
     # It has to depend on the array to lie as it does; XLA sees that its values are not used.
     lying = value if dtype is None else value.astype(dtype)
     return jax.lax.select(jax.numpy.ones(value.shape, bool), filled, lying)
+
+
+_jitted_fill = always_jitted(_filled, static_argnums=2)
 
 
 def fetch(value: Array) -> Any:

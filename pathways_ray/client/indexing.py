@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pathways_ray.client.always_jitted import always_jitted
+
 _ENTRIES = 64
 """Entries that one launch of an iteration makes."""
 
@@ -121,7 +123,7 @@ def _taker(shape: tuple[Any, ...]) -> Any:
             array = jax.lax.dynamic_slice(array, starts, sizes, allow_negative_indices=False)
         return array[tuple(next(rest) if part is _TAKEN else _part(part) for part in shape)]
 
-    return jax.jit(getitem)
+    return always_jitted(getitem)
 
 
 def _part(part: Any) -> Any:
@@ -150,5 +152,5 @@ def _unstacked_window(array: Any, start: Any, count: int) -> list[Any]:
     return _unstacked(jax.lax.dynamic_slice_in_dim(array, start, count, allow_negative_indices=False), 0, count)
 
 
-_split = jax.jit(_unstacked, static_argnums=(1, 2))
-_split_window = jax.jit(_unstacked_window, static_argnums=2)
+_split = always_jitted(_unstacked, static_argnums=(1, 2))
+_split_window = always_jitted(_unstacked_window, static_argnums=2)

@@ -201,7 +201,7 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
     captured: list[Array] = []
     tracing.session, tracing.captured = session, captured
     try:
-        with jax.checking_leaks():
+        with jax.checking_leaks(), jax.disable_jit(False):
             closed = jax.make_jaxpr(flat)(*[kind.aval for kind in kinds])
     except PathwaysError:
         raise

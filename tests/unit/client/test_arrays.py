@@ -330,6 +330,48 @@ def test_programs_for_arrays_of_64_bits_name_the_setting_that_they_need(session,
     with jax.enable_x64(True):
         assert handed(wide).dtype == np.float32
 
+# --- without jax.jit --------------------------------------------------------------------------------------------------
+
+BY_ITSELF: dict[str, Any] = {
+    "index": lambda v: v[2:5],
+    "mask": lambda v: v[v > 3],
+    "rows": lambda v: [*v][3],
+    "windows": lambda v: [*v.reshape(2, 4)],
+    "reversed": lambda v: next(reversed(v)),
+    "fill": lambda v: jnp.full_like(v, 3),
+    "scan": lambda v: jax.lax.scan(lambda c, row: (c + row, c), v[0], v),
+    "cond": lambda v: jax.lax.cond(v[1] > 0, lambda: v * 2, lambda: v * 3),
+}
+
+
+@pytest.mark.parametrize("function", BY_ITSELF.values(), ids=BY_ITSELF)
+@pytest.mark.parametrize("spec", [P(), P("x")])
+def test_operations_are_done_one_by_one_where_functions_are_not_jitted(session, a4, function, spec) -> None:
+    x = pw.put(V, a4, spec)
+    with jax.disable_jit():
+        found = function(x)
+    assert {one.slice for one in jax.tree.leaves(found)} == {a4}
+    expected = jax.tree.leaves(function(jnp.asarray(V)))
+    for one, other in zip(jax.tree.leaves(found), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_calls_on_slices_are_jitted_always(session, a4, b22) -> None:
+    x, own = pw.put(V, a4), NamedSharding(b22.mesh, P("x"))
+    double, pinned = pw.compiled(lambda v: v * 2, slice=b22), pw.jit(lambda v: v * 2, in_shardings=own)
+    mapped = jax.shard_map(lambda u: u * 2, mesh=b22.mesh, in_specs=P("x"), out_specs=P("x"))
+    rolled = pw.program(lambda v: jax.lax.scan(lambda c, _: (c + 1, None), v, None, 5)[0])
+    with jax.disable_jit():
+        for call in (double, pw.program(double), pw.program(pinned), mapped):
+            assert call(x).slice is b22
+            np.testing.assert_array_equal(np.asarray(call(x)), V * 2)
+        np.testing.assert_array_equal(np.asarray(jax.vmap(double)(x)), V * 2)
+        for gradient in (jax.grad(lambda v: double(v).sum()), jax.grad(jax.checkpoint(lambda v: double(v).sum()))):
+            np.testing.assert_array_equal(np.asarray(gradient(x)), np.full(8, 2.0))
+        np.testing.assert_array_equal(np.asarray(rolled(x)), V + 5)
+        assert len(rolled.lower(x).graph.nodes) == 3
+
+
 
 def test_typed_keys_are_arrays(session, a4) -> None:
     plain = jax.random.key(3)
