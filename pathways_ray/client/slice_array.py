@@ -192,7 +192,9 @@ class SliceArray(jax.Array):
 
     def __iter__(self) -> Iterator[Any]:
         """The entries of the first dimension, on the slice of the array: one launch for many of them."""
+        if not self.shape:  # at once, not at the first entry: by that, callers tell what can be iterated
+            raise TypeError("iteration over a 0-d array")
         return indexing.entries(self)
 
     def __reversed__(self) -> Iterator[Any]:
-        return iter(self[::-1])
+        return iter(self[::-1]) if len(self) else iter(())

@@ -176,6 +176,17 @@ def test_numbers_of_few_bits_are_indices(session, a4, size) -> None:
         assert x[None, index] == plain[None, index], (size, index)
 
 
+def test_an_array_without_dimensions_cannot_be_iterated(session, a4) -> None:
+    one = pw.put(np.float32(3), a4)
+    for plain in (one, jnp.asarray(3.0)):
+        assert not np.iterable(plain)
+        with pytest.raises(TypeError, match="iteration over a 0-d array"):
+            iter(plain)
+        with pytest.raises(TypeError, match=r"len\(\) of"):
+            reversed(plain)
+    assert list(reversed(pw.put(V[:0], a4))) == []
+
+
 def test_indices_that_are_too_many_raise_what_jax_raises(session, a4) -> None:
     x = pw.put(M, a4)
     for index in (np.s_[1:3, 1:2, 0:1], np.s_[..., 1:2, ...]):
