@@ -36,7 +36,7 @@ def take(array: Any, index: Any) -> Any:
     starts: list[int] = []
     dimensions = _dimensions(array, parts)
     for number, part in enumerate(parts):
-        if isinstance(part, list):
+        if isinstance(part, list | tuple):
             part = np.asarray(part, None if part else np.int32)
         if isinstance(part, slice):
             bounds = slice(*(_bound(k, index) for k in (part.start, part.stop, part.step)))

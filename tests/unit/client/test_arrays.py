@@ -176,6 +176,13 @@ def test_numbers_of_few_bits_are_indices(session, a4, size) -> None:
         assert x[None, index] == plain[None, index], (size, index)
 
 
+@pytest.mark.parametrize(
+    "index", [np.s_[(1, 2),], np.s_[:, (0, 2)], np.s_[((0, 1), (1, 0)),], np.s_[(0, 1), (2, 3)], np.s_[(),]], ids=str
+)
+def test_a_tuple_in_an_index_is_an_array_of_numbers(session, a4, index) -> None:
+    same(session, lambda v: v[index], pw.put(M, a4))
+
+
 def test_an_array_without_dimensions_cannot_be_iterated(session, a4) -> None:
     one = pw.put(np.float32(3), a4)
     for plain in (one, jnp.asarray(3.0)):
