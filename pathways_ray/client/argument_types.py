@@ -16,11 +16,14 @@ import numpy as np
 
 from pathways_ray.client import prng
 from pathways_ray.client.slices import VirtualSlice
-from pathways_ray.errors import InvalidArray
+from pathways_ray.errors import InvalidArray, UsageError
 from pathways_ray.ir.types import ArrayType, Spec, spec_text
 from pathways_ray.jax_types import dtype_named
 
 _KINDS = "biufcV"
+
+WIDE = ("float64", "int64", "uint64", "complex128")
+"""Types that JAX has under `jax_enable_x64` only."""
 
 
 class ArgumentType:
@@ -119,3 +122,17 @@ def extended_dtype(value: Any) -> Any:
 
 def array_type(value: np.ndarray[Any, Any] | jax.ShapeDtypeStruct) -> ArrayType:
     return ArrayType(value.shape, value.dtype.name)
+
+
+def check_width(name: str, number: int, given: ArrayType, taken: Any) -> None:
+    """Checks that an argument has as many bits as a function takes it with.
+
+    Raises:
+        UsageError: it has 64, and JAX, which has no such types here, has traced it with 32.
+    """
+    if given.dtype in WIDE and given.dtype != (dtype := prng.data_type(taken).dtype.name):
+        raise UsageError(
+            f"argument {number} of {name} is a {given}, which it takes as {dtype}: arrays of 64 bits need "
+            "jax_enable_x64 where they are used as well. Call it under `with jax.enable_x64(True):`, or cast the array "
+            "there"
+        )

@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import inlining, prng, puts, source_info
-from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.argument_types import ArgumentType, check_width
 from pathways_ray.client.array import Array
 from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
 from pathways_ray.client.graph_builder import GraphBuilder, Value
@@ -59,6 +59,8 @@ class _Control:
         self.inputs = inputs
         self.name = equation.primitive.name
         self.where = source_info.of_equation(equation)
+        for number, (value, atom) in enumerate(zip(inputs, equation.invars, strict=True)):
+            check_width(self.name, number, builder.type_of(value), atom.aval)
         calls = [one for one in inner_equations(equation) if is_call(one)]
         sites = [one.params["site"] for one in calls if one.primitive is call_p]
         self.slices = list(dict.fromkeys(where for one in inner_equations(equation) for where in slices_named(one)))

@@ -31,6 +31,8 @@ from pathways_ray.ir.types import ArrayType, Spec
 class CompiledFunction:
     """The result of `pw.compiled`. Call it with arrays (a program of one node) or inside a `pw.program`."""
 
+    _program_kind = Program
+
     def __init__(
         self,
         fun: Callable[..., Any],
@@ -166,7 +168,7 @@ class CompiledFunction:
             direct = (lambda *a, **k: self(*a, **k)) if not static else alone
             direct.__name__ = self.__name__
             direct.__wrapped__ = self.fun  # type: ignore[attr-defined]  # for the names of parameters
-            found = self._alone[key] = Program(
+            found = self._alone[key] = self._program_kind(
                 direct, self.__name__, check=False, slice=self.slice, on_retrace=self.on_retrace
             )
         return found

@@ -19,6 +19,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 
 from pathways_ray import limits
 from pathways_ray.client import debugging, estimates, prng, source_info
+from pathways_ray.client.argument_types import check_width
 from pathways_ray.client.codes import Code, Evaluated, Pending, jax_settings, jitted, tracing_for
 from pathways_ray.client.jaxpr_formulas import formula_of
 from pathways_ray.client.jaxprs import constant_bytes, constants_of, equations_of
@@ -26,7 +27,7 @@ from pathways_ray.client.puts import check_stays
 from pathways_ray.client.slice_array import SliceArray
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.compat import module_of
-from pathways_ray.errors import TooLarge, TraceError, UsageError
+from pathways_ray.errors import TooLarge, TraceError
 from pathways_ray.formulas.calls import text_of
 from pathways_ray.formulas.formula import Formula, is_formulas, unpacked
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
@@ -49,9 +50,6 @@ _LEAVES = inspect.Signature([inspect.Parameter("leaves", inspect.Parameter.VAR_P
 
 _BARRIERS = ("optimization_barrier", "checkpoint", "remat", "remat2")
 """Operations that become an optimisation barrier."""
-
-WIDE = ("float64", "int64", "uint64", "complex128")
-"""Types that JAX has under `jax_enable_x64` only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,20 +109,6 @@ class Exported:
         )
         functions[part.digest] = made.blob
         return part
-
-
-def check_width(name: str, number: int, given: ArrayType, taken: Any) -> None:
-    """Checks that an argument has as many bits as a function takes it with.
-
-    Raises:
-        UsageError: it has 64, and JAX, which has no such types here, has traced it with 32.
-    """
-    if given.dtype in WIDE and given.dtype != (dtype := prng.data_type(taken).dtype.name):
-        raise UsageError(
-            f"argument {number} of {name} is a {given}, which it takes as {dtype}: arrays of 64 bits need "
-            "jax_enable_x64 where they are used as well. Call it under `with jax.enable_x64(True):`, or cast the array "
-            "there"
-        )
 
 
 def _not_kept(*_: Any) -> Any:

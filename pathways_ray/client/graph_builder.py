@@ -15,11 +15,11 @@ from jax.extend import core as jex_core
 
 from pathways_ray import limits
 from pathways_ray.client import prng, puts, source_info
-from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
+from pathways_ray.client.argument_types import ArgumentType, array_type, check_width, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
 from pathways_ray.client.estimates import NO_WORK, Work
-from pathways_ray.client.export import Exported, check_width, export_function
+from pathways_ray.client.export import Exported, export_function
 from pathways_ray.client.jaxprs import CONTROL, INLINED, body_of, constant_bytes, used_equations
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice, array_belongs, slice_belongs
@@ -262,6 +262,7 @@ class GraphBuilder:
 
     def _call(self, site: CallSite, inputs: list[Value]) -> list[Value]:
         if site.exported.moves:
+            site.exported.check_width(map(self.type_of, inputs))
             specs = site.exported.output_specs
             return [self._move(value, site.slice, spec) for value, spec in zip(inputs, specs, strict=True)]
         return self.node(site.exported, site.slice, inputs, site.where)

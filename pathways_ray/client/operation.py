@@ -16,8 +16,9 @@ from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_ray.client import prng, propagation, puts, source_info
+from pathways_ray.client.argument_types import WIDE
 from pathways_ray.client.array import Array
-from pathways_ray.client.export import WIDE, Exported
+from pathways_ray.client.export import Exported
 from pathways_ray.client.jaxprs import equations_of, inner_equations
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import spec_from_user

@@ -16,6 +16,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.context import tracing
 from pathways_ray.client.export import Exported
+from pathways_ray.client.program import LoweredProgram, Program
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import broadcast_specs, ranks_of, spec_from_user
 from pathways_ray.errors import InvalidArray, SpecError, TraceError, UsageError
@@ -29,8 +30,18 @@ _check_once = functools.lru_cache(maxsize=1024)(check_layout)
 """The leaves of a tree are often alike, and move each turn."""
 
 
+class _MoveAlone(Program):
+    """The program of a move outside of programs. Nothing is computed: 64 bits stay so, whatever JAX is set to."""
+
+    def _lower(self, *arguments: Any, **named: Any) -> LoweredProgram:
+        with jax.enable_x64(True):
+            return super()._lower(*arguments, **named)
+
+
 class Move(CompiledFunction):
     """Takes any arrays to layouts on a slice: a function that gives what it takes, and becomes transfers in a graph."""
+
+    _program_kind = _MoveAlone
 
     def __init__(self, slice: VirtualSlice, specs: tuple[Spec, ...]) -> None:
         layouts = tuple(map(partition_spec, specs))

@@ -12,6 +12,7 @@ from typing import Any
 
 from jax.sharding import NamedSharding, PartitionSpec
 
+from pathways_ray.client.argument_types import check_width
 from pathways_ray.client.jaxprs import CONTROL, INLINED, equations_of, inner_equations
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import spec_from_user
@@ -35,8 +36,10 @@ def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] 
         lying = builder.layout_of(values[0])
         if lying is not None and lying[0] is slices[0]:
             return None
-    for value, where, sharding in zip(values, slices, _shardings(equation), strict=True):
+    given = zip(values, equation.invars, slices, _shardings(equation), strict=True)
+    for number, (value, atom, where, sharding) in enumerate(given):
         kind = builder.type_of(value)
+        check_width(_WORDS[equation.primitive.name], number, kind, atom.aval)
         # JAX leaves open how a dimension lies that it added for jax.vmap.
         asked = PartitionSpec(*(None if one is PartitionSpec.UNCONSTRAINED else one for one in sharding.spec))
         spec = spec_from_user(asked, where.axes, len(kind.shape))

@@ -330,24 +330,6 @@ def test_results_of_scans_lie_as_their_rounds_do(session, a4) -> None:
     np.testing.assert_array_equal(np.asarray(turned), np.full((4, 4), 4.0))
 
 
-# --- typed keys -------------------------------------------------------------------------------------------------------
-
-
-def test_programs_for_arrays_of_64_bits_name_the_setting_that_they_need(session, a4) -> None:
-    """JAX would trace them with 32 bits."""
-    with jax.enable_x64(True):
-        wide = pw.put(np.arange(4) / 3, a4)
-    for use in (pw.compiled(jnp.sin, slice=a4), pw.program(jnp.sin)):
-        with pytest.raises(UsageError, match=r"is a float64\[4\], which it takes as float32.*jax_enable_x64"):
-            use(wide)
-        with jax.enable_x64(True):
-            assert use(wide).dtype == np.float64
-    handed = pw.program(lambda v: v.astype(np.float32))
-    with pytest.raises(UsageError, match=r"argument 0 of <lambda> is a float64\[4\], which it takes as float32"):
-        handed(wide)
-    with jax.enable_x64(True):
-        assert handed(wide).dtype == np.float32
-
 # --- without jax.jit --------------------------------------------------------------------------------------------------
 
 BY_ITSELF: dict[str, Any] = {
@@ -389,6 +371,48 @@ def test_calls_on_slices_are_jitted_always(session, a4, b22) -> None:
         np.testing.assert_array_equal(np.asarray(rolled(x)), V + 5)
         assert len(rolled.lower(x).graph.nodes) == 3
 
+
+# --- typed keys -------------------------------------------------------------------------------------------------------
+
+
+def test_programs_for_arrays_of_64_bits_name_the_setting_that_they_need(session, a4) -> None:
+    """JAX would trace them with 32 bits."""
+    with jax.enable_x64(True):
+        wide = pw.put(np.arange(4) / 3, a4)
+    for use in (pw.compiled(jnp.sin, slice=a4), pw.program(jnp.sin)):
+        with pytest.raises(UsageError, match=r"is a float64\[4\], which it takes as float32.*jax_enable_x64"):
+            use(wide)
+        with jax.enable_x64(True):
+            assert use(wide).dtype == np.float64
+    handed = pw.program(lambda v: v.astype(np.float32))
+    with pytest.raises(UsageError, match=r"argument 0 of <lambda> is a float64\[4\], which it takes as float32"):
+        handed(wide)
+    with jax.enable_x64(True):
+        assert handed(wide).dtype == np.float32
+
+
+def test_so_do_programs_that_move_arrays_of_64_bits(session, a4, b22) -> None:
+    """JAX leaves a cast to 32 bits out, since it has none of 64: they would move as they are."""
+    with jax.enable_x64(True):
+        wide = pw.put(np.arange(4) + 2**40, a4)
+    there, own = NamedSharding(b22.mesh, P()), NamedSharding(a4.mesh, P())
+    add = pw.compiled(lambda v: v + 1, slice=b22)
+    for moves in (
+        lambda v: pw.reshard(v, b22),
+        lambda v: jax.device_put(v, there),
+        lambda v: jax.lax.with_sharding_constraint(v, there),
+        lambda v: jax.jit(lambda u: jax.device_put(u, there))(v),
+        lambda v: pw.cond(jnp.ones(()) > 0, lambda u: (jax.device_put(u, own), add(u)), lambda u: (u, add(u)), v),
+        lambda v: pw.scan(lambda c, _: (jax.device_put(c, own), add(c)), v, None, 2),
+    ):
+        cast = pw.program(lambda v, moves=moves: moves(v.astype(jnp.int32)))
+        with pytest.raises(UsageError, match=r"is a int64\[4\], which it takes as int32.*jax_enable_x64"):
+            cast(wide)
+        with jax.enable_x64(True):
+            assert {one.dtype for one in jax.tree.leaves(cast(wide))} == {np.dtype(np.int32)}
+    for moved in (pw.reshard(wide, b22), pw.put(wide, b22), jax.device_put(wide, there)):  # outside of programs
+        assert (moved.slice, moved.dtype) == (b22, np.int64)
+        np.testing.assert_array_equal(np.asarray(moved), np.arange(4) + 2**40)
 
 
 def test_typed_keys_are_arrays(session, a4) -> None:
