@@ -75,14 +75,18 @@ def named(equation: Any) -> list[VirtualSlice]:
 
 def is_program(jaxpr: Any, lying: VirtualSlice | None) -> bool:
     """Whether a function for `jax.jit` is a program: since it takes values off the slice on which the first of its
-    arguments is `lying`, and so it would run, or puts them on slices by itself where none lies on any."""
+    arguments is `lying`, or that it is mapped over, and so it would run there; or puts them on slices by itself where
+    none lies on any."""
     return any(map(targets, jaxpr.eqns)) if lying is None else moves_off(equations_of(jaxpr), lying)
 
 
 def moves_off(equations: Iterable[Any], lying: VirtualSlice) -> bool:
-    """Whether any equation takes values off a slice by `jax.device_put`; a constraint does not."""
-    puts = (equation for equation in equations if equation.primitive.name == "device_put")
-    return any(where is not lying for equation in puts for where in targets(equation))
+    """Whether any equation takes values off a slice by `jax.device_put`, or off one that another is mapped over; a
+    constraint does not."""
+    found = list(equations)
+    slices = {lying, *(where for one in found if (where := mapped_over(one)) is not None)}
+    puts = (one for one in found if one.primitive.name == "device_put")
+    return any({where} != slices for one in puts for where in targets(one))
 
 
 def check_stays(name: str, jaxpr: Any, where: VirtualSlice) -> None:

@@ -178,6 +178,32 @@ def test_shard_map_runs_on_the_slice_of_its_mesh(session, a4, b22) -> None:
         pinned(V)
 
 
+@pytest.mark.parametrize("call", [jax.jit, pw.program])
+def test_what_is_mapped_over_another_slice_is_put_back(session, a4, call) -> None:
+    elsewhere = session.virtual_slice((4,), ("x",), name="c4")
+    x, own, there = pw.put(V, a4), NamedSharding(a4.mesh, P()), NamedSharding(elsewhere.mesh, P("x"))
+
+    def mapped(where: pw.VirtualSlice) -> Any:
+        return jax.shard_map(lambda u: u * 2, mesh=where.mesh, in_specs=P("x"), out_specs=P("x"))
+
+    def back(v: Any) -> Any:
+        return jax.device_put(mapped(elsewhere)(v), own)
+
+    for body, expected in (
+        (back, V * 2),
+        (lambda v: jax.jit(back)(v), V * 2),
+        (lambda v: jax.checkpoint(back)(v) + 1, V * 2 + 1),
+        (lambda v: jax.lax.cond(v[0, 1] > 0, back, lambda u: u + 0, v), V * 2),
+        (lambda v: jax.lax.scan(lambda c, _: (back(c), None), v, None, 2)[0], V * 4),
+        (lambda v: mapped(a4)(back(v)), V * 4),
+    ):
+        found = call(body)(x)
+        assert found.slice is a4
+        np.testing.assert_array_equal(np.asarray(found), expected)
+    kept, put = call(lambda v: (v + 1, mapped(elsewhere)(jax.device_put(v, there))))(x)
+    assert (kept.slice, put.slice) == (a4, elsewhere)
+
+
 def test_a_constraint_says_how_a_replicated_value_lies(session, a4) -> None:
     own = NamedSharding(a4.mesh, P("x"))
     found = jax.jit(lambda v: jax.lax.with_sharding_constraint(v * 2, own))(pw.put(V, a4))
