@@ -20,7 +20,7 @@ from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, ext
 from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import CONTROL, equations_of, inner_constants, inner_equations
 from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_layout, without_code
-from pathways_ray.client.rounds import nothing_yet, unrolled, while_of
+from pathways_ray.client.rounds import Loop, nothing_yet, unrolled, while_of
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call, slices_named
@@ -80,7 +80,7 @@ class _Control:
         self.checked = isinstance(builder, BodyBuilder)
 
     def build(self) -> list[Value]:
-        if self.single:
+        if self.single and not self._keeps_values_elsewhere():
             bodies, results = self._branches() if self.name == "cond" else self._loop()
             made = self._one_computation(bodies, [place.spec if place is not None else () for place in results])
         elif self.name == "cond":
@@ -98,6 +98,24 @@ class _Control:
 
     def _shown(self) -> str:
         return f"program {self.builder.name!r}: {self.name} ({self.where})"
+
+    def _keeps_values_elsewhere(self) -> bool:
+        """Whether the bodies put some values on the one slice that they name, and leave results where others lie: then
+        these are several slices. Where they leave a result on both, all is on the one that they name; so it is inside
+        of another body, which is not checked again, and with debug calls, which need one computation.
+        """
+        nested = isinstance(self.builder, Outliner | BodyBuilder)
+        if self.name == "scan" and not self.equation.params["length"]:  # nothing runs
+            return False
+        if nested or self.equation.effects or not puts.moves_inside(self.builder, self.equation, self.inputs):
+            return False
+        self.single = False
+        try:
+            places = self._branches()[1] if self.name == "cond" else self._rounds()[-1]
+        except GraphError:
+            places = []
+        self.single = not any(place is not None and place.slice != self.home.id for place in places)
+        return not self.single
 
     # --- layouts ------------------------------------------------------------------------------------------------------
 
@@ -211,9 +229,7 @@ class _Control:
         if self.name == "scan" and not params["length"]:  # nothing runs
             first, count = params["num_consts"], params["num_carry"]
             return [*self.inputs[first : first + count], *map(nothing_yet, self.equation.outvars[count:])]
-        loop = unrolled(self.equation, self.inputs) if self.name == "scan" else while_of(self.equation, self.inputs)
-        given = [self._place(value) for value in loop.constants]
-        outline, carry = self._carried(loop.body, given, loop.carry)
+        loop, given, outline, carry = self._rounds()
         outlines, first = [outline], [*carry, *outline.inputs[: len(given)]]
         if loop.test is not None:
             outlines.append(self._outline(loop.test, [*(self._place(v) for v in loop.known), *carry]))
@@ -235,6 +251,12 @@ class _Control:
         node = Repeat(self._title, refs, loop.times, test, round_, outputs, tuple(layouts), self.where)
         made = self._add(node)
         return [Value(constant=np.zeros(())) if k is None else made[k] for k in loop.results]
+
+    def _rounds(self) -> tuple[Loop, list[Place], Outline, list[Place]]:
+        """The loop of a node, the places of its constants, the outline of its body, and the places of its carry."""
+        loop = unrolled(self.equation, self.inputs) if self.name == "scan" else while_of(self.equation, self.inputs)
+        given = [self._place(value) for value in loop.constants]
+        return loop, given, *self._carried(loop.body, given, loop.carry)
 
     @property
     def _title(self) -> str:

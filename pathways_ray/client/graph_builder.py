@@ -230,7 +230,7 @@ class GraphBuilder:
                 operation = Operation.of_jit(equation.params["jaxpr"], equation.params, where, equation)
                 captured = [constant(array) for array in operation.captured]
                 outputs = self._operation(operation, [*captured, *(read(atom) for atom in equation.invars)])
-            elif holds_calls(equation) or puts.moves_inside(self, equation, read):
+            elif holds_calls(equation) or puts.moves_inside(self, equation, map(read, equation.invars)):
                 outputs = self._inner(equation, [read(atom) for atom in equation.invars])
             elif (moved := puts.moved(self, equation, read)) is not None:
                 outputs = moved

@@ -48,11 +48,11 @@ def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] 
     return made
 
 
-def moves_inside(builder: Any, equation: Any, read: Callable[[Any], Any]) -> bool:
+def moves_inside(builder: Any, equation: Any, values: Iterable[Any]) -> bool:
     """Whether bodies of an operation, which may be parts of a program, take values off the slice where it would run."""
     if equation.primitive.name not in (*INLINED, *CONTROL):
         return False
-    layouts = (builder.layout_of(read(atom)) for atom in equation.invars)
+    layouts = map(builder.layout_of, values)
     lying = next((layout[0] for layout in layouts if layout is not None), None)
     return lying is not None and moves_off(inner_equations(equation), lying)
 

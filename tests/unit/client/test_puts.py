@@ -304,6 +304,42 @@ def test_arguments_on_several_slices_come_in_any_order(session, a4, b22) -> None
         np.testing.assert_array_equal(np.asarray(found), V @ V.T)
 
 
+KEPT: dict[str, Any] = {
+    "carry": lambda put, v: jax.lax.scan(lambda c, _: (c * 2, put(c.sum())), v, None, 3),
+    "rows": lambda put, v: jax.lax.scan(lambda c, row: (c + put(row.sum()), row * 2), 0.0, v)[::-1],
+    "cond": lambda put, v: jax.lax.cond(v[0, 1] > 0, lambda u: (u * 2, put(u)), lambda u: (u * 3, put(u + 1)), v),
+    "while": lambda put, v: jax.lax.while_loop(
+        lambda c: c[1] < 3, lambda c: (c[0] * 2, c[1] + put(c[0][0, 0]) + 1), (v, 0.0)
+    ),
+    "nested": lambda put, v: jax.jit(lambda u: jax.lax.scan(lambda c, _: (c * 2, put(c)), u, None, 2))(v),
+}
+
+
+@pytest.mark.parametrize("call", [jax.jit, pw.program])
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+def test_what_a_body_does_not_put_elsewhere_stays(session, a4, b22, kept, call) -> None:
+    there = NamedSharding(b22.mesh, P())
+    found = call(lambda v: kept(lambda u: jax.device_put(u, there), v))(pw.put(V, a4, P("x")))
+    assert [one.slice for one in found] == [a4, b22]
+    if kept is not KEPT["rows"]:  # these are made in the loop, in its layout
+        assert found[0].sharding.spec == P("x")
+    for one, other in zip(found, kept(lambda u: u, jnp.asarray(V)), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_all_is_where_a_body_puts_it_in_loops_without_rounds_or_inside_of_others(session, a4, b22, rounds) -> None:
+    there = NamedSharding(b22.mesh, P())
+
+    def inner(c: Any, _: Any) -> Any:
+        return jax.lax.scan(lambda d, _: (d + 1, jax.device_put(d.sum(), there)), c, None, rounds)
+
+    carry, rows = pw.program(lambda v: jax.lax.scan(inner, v, None, 2))(pw.put(V, a4))
+    assert (carry.slice, rows.slice, rows.shape) == (b22, b22, (2, rounds))
+    np.testing.assert_array_equal(np.asarray(carry), V + 2 * rounds)
+    assert pw.program(lambda v: inner(v, None))(pw.put(V, a4))[0].slice is (a4 if rounds else b22)
+
+
 INSIDE: dict[str, Any] = {
     "checkpoint": lambda put, v: jax.checkpoint(put)(v),
     "jit": lambda put, v: jax.jit(jax.checkpoint(put))(v),
