@@ -75,7 +75,7 @@ class Moves:
                 return Failure("UsageError", f"session {session.id} has no slice {one if a is None else other}")
             if (a.shape, a.axes) != (b.shape, b.axes):
                 return Failure("UsageError", f"slice {one} has mesh {a}, and slice {other} has {b}")
-            if one in session.slices and not _lie_alike(session, one, other, pairs):
+            if not _lie_alike(session, one, other, pairs):
                 text = f"slice {one} or slice {other} is a part of another one"
                 return Failure("UsageError", f"{text}: it is exchanged for a part, with what both are parts of")
         return self.busy(session)
@@ -210,7 +210,10 @@ class Moves:
 
 def _lie_alike(session: Session, one: int, other: int, pairs: Sequence[tuple[int, int]]) -> bool:
     """Whether both slices of a pair are parts, of slices that are exchanged too, or neither is. A slice would become a
-    part of itself otherwise, or lie on devices that nobody counts."""
+    part of itself otherwise, or lie on devices that nobody counts. A first one that was given back is what the second
+    one is, so only that one's slice has to be exchanged too."""
+    if one not in session.slices:
+        return other not in session.parts or session.parts[other] in [second for _, second in pairs]
     wholes = _whole_of(session, one), _whole_of(session, other)
     if one not in session.parts or other not in session.parts:
         return wholes == (one, other)

@@ -63,6 +63,11 @@ def moving() -> CoreHarness:
     return core
 
 
+def part_of(whole: PlacedSlice, number: int) -> PlacedSlice:
+    """A part with all devices of a slice."""
+    return whole.on_devices_of(msgspec.structs.replace(whole.mesh, id=number))
+
+
 def test_an_exchange_gives_each_slice_the_devices_and_the_arrays_of_the_other() -> None:
     core = moving()
     assert reply(core.request(1, ListHeld(1, (HERE.mesh.id,)))) == Held((HeldBuffer(5, HERE.mesh.id, KIND, ()),))
@@ -323,9 +328,7 @@ def test_a_part_is_exchanged_for_a_part_with_what_both_are_parts_of() -> None:
     core = moving()
     here, there = HERE.mesh.id, THERE.mesh.id
     for number, of_slice in ((88, HERE), (89, THERE)):
-        mesh = msgspec.structs.replace(HERE.mesh, id=number)
-        part = PlacedSlice.on(mesh, of_slice.island, list(of_slice.devices))
-        core.core.launches.add_slice(1, part, within=of_slice.mesh.id)
+        core.core.launches.add_slice(1, part_of(of_slice, number), within=of_slice.mesh.id)
     session = core.core.launches.sessions[1]
     for pairs in (((here, 88),), ((88, here),), ((here, 89),), ((88, there),), ((88, 89),), ((88, 89), (there, here))):
         found = reply(core.request(1, ExchangeSlices(1, pairs)))
@@ -334,6 +337,24 @@ def test_a_part_is_exchanged_for_a_part_with_what_both_are_parts_of() -> None:
     found = reply(core.answered(core.request(1, ExchangeSlices(1, ((here, there), (88, 89)))), True))
     assert isinstance(found, SlicesExchanged)
     assert session.parts == {88: here, 89: there}
+
+
+def test_a_slice_that_was_given_back_takes_no_place_of_a_part_alone() -> None:
+    """
+    1. It would be a part for the controller, and a slice of its own for the resource manager.
+    2. The part's own slice is released: the session has nothing left, so nothing can become a part of itself.
+    """
+    core = moving()
+    launches = core.core.launches
+    session = launches.sessions[1]
+    launches.add_slice(1, part_of(THERE, 89), within=THERE.mesh.id)
+    launches.remove_slice(1, HERE.mesh.id)
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Free((5,))]))
+    found = reply(core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 89),))))
+    assert isinstance(found, Refused)
+    assert "is a part of another one" in found.failure.message
+    launches.remove_slice(1, THERE.mesh.id)
+    assert (session.slices, session.parts) == ({}, {})
 
 
 def test_a_program_that_was_planned_while_its_slice_moved_is_refused() -> None:
