@@ -82,8 +82,9 @@ class Moves:
 
     def exchange(self, session: Session, pairs: Sequence[tuple[int, int]]) -> list[Send]:
         """Gives each slice of a pair the devices and the arrays of the other; a first one that was given back is there
-        again. Programs that name one of them are forgotten: the client registers them again, and they are planned for
-        the new devices."""
+        again. A part that is not among them stays where it is, as a part of the slice that has its devices by then.
+        Programs that name one of them are forgotten: the client registers them again, and they are planned for the new
+        devices."""
         renamed = dict(pairs) | {other: one for one, other in pairs}
         commands: list[Send] = []
         for key, program in list(session.programs.items()):
@@ -105,9 +106,10 @@ class Moves:
         for one in stays.values():
             session.away.pop(one, None)
         first_of = {other: one for one, other in pairs}
-        session.parts |= {
-            first_of[o]: first_of.get(whole, whole) for o, whole in session.parts.items() if o in first_of
-        }
+        back = {one: first_of[session.parts[other]] for other, one in stays.items() if other in session.parts}
+        swapped = {n: m for n, m in renamed.items() if n not in stays and m not in stays}
+        wholes = {part: session.parts[swapped.get(part, part)] for part in session.parts}
+        session.parts = {part: swapped.get(whole, whole) for part, whole in wholes.items()} | back
         session.held |= {one: session.held.get(other, 0) for one, other in renamed.items()}
         for buffer in session.buffers.values():
             rename(buffer, renamed)

@@ -290,25 +290,21 @@ class Inventory:
 
     def exchange(self, session: int, pairs: Sequence[tuple[int, int]]) -> bool:
         """Gives each slice of a pair the devices of the other; False where a second one is not there. A first one that
-        went with its island comes back on the devices of the second."""
+        went with its island comes back on the devices of the second. Other parts stay, as parts of what has theirs."""
         if any((session, other) not in self.slices for _, other in pairs):
             return False
+        mine = {number: self.slices[session, number] for number in self.of_session.get(session, ())}
         first_of = {other: one for one, other in pairs}
+        swapped = {n: m for pair in pairs if pair[0] in mine for n, m in (pair, pair[::-1])}
+        before = {number: (record.placed, record.within) for number, record in mine.items()}
+        for number, record in mine.items():
+            placed, whole = before[swapped.get(number, number)]
+            record.placed, record.within = placed.on_devices_of(record.placed.mesh), swapped.get(whole, whole)
         for one, other in pairs:
-            second = self.slices[session, other]
-            first = self.slices.get((session, one))
-            if first is None:
-                mesh = SliceType(one, second.placed.mesh.shape, second.placed.mesh.axes)
-                within = first_of.get(second.within, 0)
-                self.slices[session, one] = SliceRecord(session, second.name, second.placed.on_devices_of(mesh), within)
-                self.of_session.setdefault(session, set()).add(one)
-                if not within:
-                    self.held.update(second.placed.devices)
-                continue
-            first.placed, second.placed = (
-                second.placed.on_devices_of(first.placed.mesh),
-                first.placed.on_devices_of(second.placed.mesh),
-            )
+            if one not in mine:
+                placed, whole = before[other]
+                again = placed.on_devices_of(SliceType(one, placed.mesh.shape, placed.mesh.axes))
+                self.restore([HeldSlice(session, again, mine[other].name, first_of.get(whole, 0))])
         return True
 
     def _best(self, request: SliceRequest, avoided: int = -1) -> tuple[Rank, Choice] | None:

@@ -49,6 +49,10 @@ def check_launches(launches: Launches) -> None:
         assert session.device_bytes == held, (session.device_bytes, held)
         assert all(session.lives(number) and one.hosts for number, one in session.arriving.items())
         assert session.early.keys().isdisjoint(session.arriving)
+        for part, whole in session.parts.items():
+            assert session.slices.keys() >= {part, whole}, f"slice {part} is a part of {whole}, which is not there"
+            assert part != whole
+            assert {*session.slices[part].devices} <= {*session.slices[whole].devices}, f"nobody counts slice {part}"
         for number, buffer in session.buffers.items():
             assert not buffer.producer or buffer.producer in launches.in_flight, f"buffer {number} waits for no launch"
     under_way: dict[int, int] = {}

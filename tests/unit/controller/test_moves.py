@@ -339,6 +339,46 @@ def test_a_part_is_exchanged_for_a_part_with_what_both_are_parts_of() -> None:
     assert session.parts == {88: here, 89: there}
 
 
+def test_a_part_that_is_not_exchanged_goes_with_its_devices() -> None:
+    """Its last handle may have gone. It counts as a part of the slice that has its devices, and is released with it."""
+    core = moving()
+    here, there = HERE.mesh.id, THERE.mesh.id
+    launches = core.core.launches
+    session = launches.sessions[1]
+    for number, of_slice in ((88, HERE), (89, HERE), (90, THERE), (91, THERE)):
+        launches.add_slice(1, part_of(of_slice, number), within=of_slice.mesh.id)
+    launches.add_slice(1, part_of(HERE, 92), within=88)
+    exchanged = core.answered(core.request(1, ExchangeSlices(1, ((here, there), (89, 90)))), True)
+    assert isinstance(reply(exchanged), SlicesExchanged)
+    assert session.parts == {88: there, 89: here, 90: there, 91: here, 92: 88}
+    launches.remove_slice(1, there)
+    assert session.slices.keys() == {here, 89, 91}
+
+
+@pytest.mark.parametrize("pairs", [((88, 89),), ((88, 89), (HERE.mesh.id, THERE.mesh.id))])
+def test_parts_of_one_slice_are_exchanged_with_it_or_alone(pairs: tuple[tuple[int, int], ...]) -> None:
+    """They stay parts of the slice that has their devices."""
+    core = moving()
+    launches = core.core.launches
+    for number in (88, 89):
+        launches.add_slice(1, part_of(HERE, number), within=HERE.mesh.id)
+    assert isinstance(reply(core.answered(core.request(1, ExchangeSlices(1, pairs)), True)), SlicesExchanged)
+    assert launches.sessions[1].parts == dict.fromkeys((88, 89), pairs[-1][-1] if len(pairs) > 1 else HERE.mesh.id)
+
+
+def test_a_part_that_is_released_while_it_moves_comes_back_with_its_slice() -> None:
+    """1. It is on the devices that its slice has by then. 2. So is its successor, which goes with either."""
+    core = moving()
+    here, there = HERE.mesh.id, THERE.mesh.id
+    launches = core.core.launches
+    for number, of_slice in ((88, HERE), (89, THERE)):
+        launches.add_slice(1, part_of(of_slice, number), within=of_slice.mesh.id)
+    launches.remove_slice(1, 88)
+    exchanged = core.answered(core.request(1, ExchangeSlices(1, ((here, there), (88, 89)))), True)
+    assert isinstance(reply(exchanged), SlicesExchanged)
+    assert launches.sessions[1].parts == {88: here, 89: here}
+
+
 def test_a_slice_that_was_given_back_takes_no_place_of_a_part_alone() -> None:
     """
     1. It would be a part for the controller, and a slice of its own for the resource manager.
