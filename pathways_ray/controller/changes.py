@@ -14,7 +14,8 @@ from pathways_ray.controller.events import CallManager, Command
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.moves import Moves
 from pathways_ray.controller.state import Session
-from pathways_ray.errors import SessionClosed, UsageError
+from pathways_ray.errors import Failure, SessionClosed, UsageError
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import slice_tag
 
@@ -37,6 +38,15 @@ def is_replacement(session: Session, request: wire.CreateSlice) -> bool:
     fits = old is not None and old.mesh.shape == request.shape
     first = request.instead not in session.replacing and request.instead not in session.replacing.values()
     return bool(request.within) or (fits and first)
+
+
+def left_behind(session: Session, request: wire.CreateSlice, placed: PlacedSlice) -> Failure | None:
+    """The reason for which a part that was made is given back: its slice went meanwhile, or has other devices now, so
+    that nobody would count those of the part."""
+    whole = session.slices.get(request.within)
+    if not request.within or (whole is not None and {*placed.devices} <= {*whole.devices}):
+        return None
+    return Failure("UsageError", f"slice {request.within} was released, or moved, while a part of it was made")
 
 
 class Changes:

@@ -13,7 +13,7 @@ import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import quotas, status, tenants
-from pathways_ray.controller.changes import Changes, Continuation, IslandChange, is_replacement
+from pathways_ray.controller.changes import Changes, Continuation, IslandChange, is_replacement, left_behind
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, AskForLog, Caller, CallManager, Command, Requested
 from pathways_ray.controller.explaining import Explanations
@@ -90,7 +90,6 @@ class Requests:
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
     not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
-
     resume: Callable[[Requested, wire.ResumeSession, Caller, float], list[Command]] = _nothing_to_resume
     audited: float = -math.inf
     looking: int = 0
@@ -332,6 +331,7 @@ class Requests:
         try:
             if session not in self.launches.sessions:
                 raise SessionClosed(f"session {session} ended while it asked for a slice")
+            quotas.enforce(left_behind(self.launches.sessions[session], request, placed))
             # Again: only now is it known how many devices a whole island has, and others may have asked meanwhile.
             if not is_replacement(self.launches.sessions[session], request):
                 quotas.enforce(quotas.devices(client.tenant, placed.mesh.size, self.launches.sessions.values()))

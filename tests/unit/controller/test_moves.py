@@ -28,6 +28,7 @@ from pathways_ray.transport.messages import (
     Put,
     Refused,
     Register,
+    ReleaseSlice,
     RemoveIsland,
     SliceCreated,
     SlicesExchanged,
@@ -377,6 +378,25 @@ def test_a_part_that_is_released_while_it_moves_comes_back_with_its_slice() -> N
     exchanged = core.answered(core.request(1, ExchangeSlices(1, ((here, there), (88, 89)))), True)
     assert isinstance(reply(exchanged), SlicesExchanged)
     assert launches.sessions[1].parts == {88: here, 89: here}
+
+
+@pytest.mark.parametrize("change", ["released", "moved"])
+def test_a_part_whose_slice_went_while_it_was_made_is_given_back(change: str) -> None:
+    """Its devices would be no slice's but its own, and count for nobody."""
+    core = moving()
+    session = core.core.launches.sessions[1]
+    one = msgspec.structs.replace(HERE.mesh, id=88)
+    asked = core.request(1, CreateSlice(1, one.shape, one.axes, -1, "", "", HERE.mesh.id, tuple(range(one.size))))
+    if change == "released":
+        core.answered(core.request(1, ReleaseSlice(1, HERE.mesh.id)), True)
+    else:
+        core.answered(core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),))), True)
+    found = core.answered(asked, encode(SliceCreated(HERE.on_devices_of(one))))
+    refused = reply(found)
+    assert isinstance(refused, Refused)
+    assert refused.failure.message == "slice 1 was released, or moved, while a part of it was made"
+    assert [(call.method, call.arguments) for call in of(CallManager, found)] == [("release_slice", (1, 88))]
+    assert (88 in session.slices, session.parts) == (False, {})
 
 
 def test_a_slice_that_was_given_back_takes_no_place_of_a_part_alone() -> None:
