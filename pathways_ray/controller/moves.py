@@ -78,6 +78,10 @@ class Moves:
             if not _lie_alike(session, one, other, pairs):
                 text = f"slice {one} or slice {other} is a part of another one"
                 return Failure("UsageError", f"{text}: it is exchanged for a part, with what both are parts of")
+        gone = {one for one, _ in pairs if one not in session.slices}
+        if gone and (left := gone & {buffer.type.slice for buffer in session.buffers.values()}):
+            text = f"slices {sorted(left)} were released, and arrays on them stay where they are"
+            return Failure("UsageError", f"{text}: drop them first")
         return self.busy(session)
 
     def exchange(self, session: Session, pairs: Sequence[tuple[int, int]]) -> list[Send]:

@@ -399,6 +399,20 @@ def test_a_part_whose_slice_went_while_it_was_made_is_given_back(change: str) ->
     assert (88 in session.slices, session.parts) == (False, {})
 
 
+def test_a_slice_that_was_given_back_is_not_exchanged_while_arrays_are_left_on_it() -> None:
+    """They would be said to lie on the slice that it is exchanged for, which stays on devices of its own."""
+    core = moving()
+    session = core.core.launches.sessions[1]
+    core.core.launches.remove_slice(1, HERE.mesh.id)
+    pairs = ((HERE.mesh.id, 77),)
+    refused = reply(core.request(1, ExchangeSlices(1, pairs)))
+    assert isinstance(refused, Refused)
+    assert refused.failure.message.startswith("slices [1] were released, and arrays on them stay where they are")
+    assert session.buffers[5].type.slice == HERE.mesh.id
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Free((5,))]))
+    assert isinstance(reply(core.answered(core.request(1, ExchangeSlices(1, pairs)), True)), SlicesExchanged)
+
+
 def test_a_slice_that_was_given_back_takes_no_place_of_a_part_alone() -> None:
     """
     1. It would be a part for the controller, and a slice of its own for the resource manager.
