@@ -198,10 +198,13 @@ def listed(core: ClientCore) -> Generator[Step, Any, Sequence[wire.HeldBuffer]]:
     missing: list[int] = []
     for _ in range(LOOKS):
         held = yield Ask(wire.ListHeld(core.session, ()))
-        there = {one.number for one in held.buffers}
+        found: list[wire.HeldBuffer] = [*held.buffers]
+        while held.more:
+            held = yield Ask(wire.ListHeld(core.session, (), held.more))
+            found += held.buffers
+        there = {one.number for one in found}
         missing = [n for n, buffer in list(core.buffers.items()) if buffer.state is READY and n not in there]
         if not missing:
-            found: Sequence[wire.HeldBuffer] = held.buffers
             return found
         yield Pause(LOOK_S)
     raise WaitTimeout(f"arrays {missing[:3]} are on their way to the controller, or were lost just now: try again")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 
 from pathways_ray import limits
@@ -27,6 +28,10 @@ AGAIN_S = 5.0
 
 MAX_AWAY = limits.MAX_PLACES // 2
 """Slices of a suspended session that are remembered. What was left when it could not be resumed may be among them."""
+
+HELD_AT_ONCE = 2048
+"""Arrays that are looked at for one answer to `ListHeld`, in some 5 ms. All that a session may have take half a second
+on a busy machine."""
 
 
 class Moves:
@@ -47,14 +52,18 @@ class Moves:
 
     # --- moves --------------------------------------------------------------------------------------------------------
 
-    def held(self, session: Session, slices: Sequence[int]) -> tuple[wire.HeldBuffer, ...]:
-        """The arrays on some slices of a session, or on any."""
-        wanted = set(slices) or session.places.keys()
-        return tuple(
+    def held(self, session: Session, asked: wire.ListHeld) -> wire.Held:
+        """The arrays on some slices of a session, or on any, as many as are told at once."""
+        wanted = set(asked.slices) or session.places.keys()
+        numbers = sorted(session.buffers)
+        first = bisect_right(numbers, asked.after)
+        looked = [(number, session.buffers[number]) for number in numbers[first : first + HELD_AT_ONCE]]
+        found = tuple(
             wire.HeldBuffer(number, buffer.type.slice, buffer.type.type, buffer.type.spec)
-            for number, buffer in session.buffers.items()
+            for number, buffer in looked
             if buffer.type.slice in wanted and buffer.failure is None
         )
+        return wire.Held(found, looked[-1][0] if first + len(looked) < len(numbers) else 0)
 
     def busy(self, session: Session) -> Failure | None:
         """The reason for which a session's slices stay as they are for now: something is under way."""

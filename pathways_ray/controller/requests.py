@@ -208,7 +208,7 @@ class Requests:
                 arguments = (client.session, request.slice)
                 return None, self._ask_manager(event.call, "release_slice", arguments, lambda _: (wire.Accepted(), []))
             case wire.ListHeld():
-                return wire.Held(self.changes.moves.held(self.launches.sessions[client.session], request.slices)), []
+                return self.changes.moves.held(self.launches.sessions[client.session], request), []
             case wire.ExchangeSlices():
                 return None, self.changes.exchange(event.call, client.session, request)
             case wire.Suspend():

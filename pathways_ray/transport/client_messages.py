@@ -232,13 +232,15 @@ class ReleaseSlice(Message, tag=74):
 
 
 class ListHeld(Message, tag=198):
-    """Asks which arrays lie on some slices, or, where none is named, on any; answered with `Held`."""
+    """Asks which arrays lie on some slices, or, where none is named, on any, of those with a number above `after`;
+    answered with `Held`."""
 
     session: int
     slices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_PLACES)]
+    after: int = 0
 
 
-class HeldBuffer(msgspec.Struct, frozen=True, array_like=True):
+class HeldBuffer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """An array: its number, and how it lies."""
 
     number: int
@@ -248,7 +250,10 @@ class HeldBuffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Held(Message, tag=199):
+    """The first of these arrays, by number. Those above `more` are asked for by another question, unless it is 0."""
+
     buffers: tuple[HeldBuffer, ...]
+    more: int = 0
 
 
 class ExchangeSlices(Message, tag=200):

@@ -149,6 +149,16 @@ def test_an_array_that_the_controller_does_not_know_yet_is_waited_for() -> None:
     assert names(steps).count("ListHeld") == LOOKS
 
 
+def test_arrays_that_the_controller_tells_by_and_by_are_asked_for_until_all_are_there() -> None:
+    core, _, held = with_arrays(3)
+    run = suspend(core, SLICES)
+    next(run)
+    run.send(None)
+    assert run.send(Held(held.buffers[:1], 1)) == Ask(ListHeld(1, (), 1))
+    assert run.send(Held((), 2)) == Ask(ListHeld(1, (), 2))
+    assert isinstance(run.send(Held(held.buffers[1:])), Save)
+
+
 def suspended() -> tuple[ClientCore, list[BufferRecord], Suspension]:
     core, records, held = with_arrays(2)
     steps, _ = carried_out(suspend(core, SLICES), Replies(held))

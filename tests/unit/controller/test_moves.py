@@ -87,6 +87,26 @@ def test_an_exchange_gives_each_slice_the_devices_and_the_arrays_of_the_other() 
     assert not session.held[HERE.mesh.id]
 
 
+def test_arrays_of_a_session_are_told_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a session may have, told at once, would keep the controller from others."""
+    monkeypatch.setattr("pathways_ray.controller.moves.HELD_AT_ONCE", 2)
+    core = moving()
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Put(n, HERE.mesh.id, KIND, ()) for n in (9, 3, 7)]))
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Put(6, THERE.mesh.id, KIND, ())]))
+    for slices, pages in (
+        ((), [[3, 5], [6, 7], [9]]),
+        ((HERE.mesh.id,), [[3, 5], [7], [9]]),
+        ((THERE.mesh.id,), [[], [6], []]),
+    ):
+        after = 0
+        for number, page in enumerate(pages):
+            held = reply(core.request(1, ListHeld(1, slices, after)))
+            assert isinstance(held, Held)
+            assert [one.number for one in held.buffers] == page
+            after = held.more
+            assert bool(after) == (number < len(pages) - 1)
+
+
 def test_slices_that_cannot_be_exchanged_say_why() -> None:
     core = moving()
     wide = PlacedSlice.on(SliceType(78, (1,), ("x",)), 0, [Device(0, 0)])
