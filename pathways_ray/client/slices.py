@@ -15,7 +15,7 @@ from pathways_ray.client.wanted import ANY, Wanted
 from pathways_ray.client.weak import living
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import SliceType, Spec
+from pathways_ray.ir.types import SliceType, Spec, check_axis_names
 
 _MAX_AXIS_SIZE = 1 << 20
 """Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
@@ -254,4 +254,5 @@ def mesh_of(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tu
         raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
     if max(sizes) > _MAX_AXIS_SIZE:
         raise Unschedulable(f"slice shape {sizes} is larger than any cluster")
+    check_axis_names(tuple(axes))
     return sizes, tuple(axes)

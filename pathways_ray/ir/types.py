@@ -12,10 +12,13 @@ from typing import Annotated
 import msgspec
 
 from pathways_ray import limits
-from pathways_ray.errors import GraphError, SpecError
+from pathways_ray.errors import GraphError, SpecError, Unschedulable
 
 MAX_ARRAY_DIMENSIONS = 64
 """Dimensions of an array, as in NumPy: a product of very many sizes would take minutes."""
+
+MAX_AXIS_NAME = 64
+"""Characters of the name of a mesh axis."""
 
 Spec = Annotated[
     tuple[Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_ARRAY_DIMENSIONS)], ...],
@@ -102,6 +105,14 @@ def canonical_spec(entries: tuple[tuple[str, ...], ...]) -> Spec:
     while end and not entries[end - 1]:
         end -= 1
     return entries[:end]
+
+
+def check_axis_names(axes: tuple[str, ...]) -> None:
+    """Raises `Unschedulable` unless the names of a mesh's axes are different, not empty, and short: status shows those
+    of all slices."""
+    if len(set(axes)) != len(axes) or not all(0 < len(axis) <= MAX_AXIS_NAME for axis in axes):
+        rule = f"must be different and not empty, and have up to {MAX_AXIS_NAME} characters"
+        raise Unschedulable(f"axis names {str(axes)[:200]} {rule}")
 
 
 def check_spec(spec: Spec, axes: tuple[str, ...], what: str = "") -> None:

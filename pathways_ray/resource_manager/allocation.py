@@ -20,7 +20,7 @@ from enum import StrEnum
 from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.links import Hardware, text
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.ir.types import SliceType
+from pathways_ray.ir.types import SliceType, check_axis_names
 from pathways_ray.resource_manager.choosing import Choice, HostRecord, choose, hardware_text
 from pathways_ray.transport.messages import HeldSlice, HeldSlices
 
@@ -238,8 +238,9 @@ class Inventory:
             raise Unschedulable(f"a part of a slice names as many devices as its shape has; {shape} got {len(places)}")
         if len(set(places)) != len(places) or not all(0 <= place < len(devices) for place in places):
             raise Unschedulable(f"places {places} are not different devices of a slice of {len(devices)}")
-        if len(request.axes) != len(shape) or len(set(request.axes)) != len(shape) or not all(request.axes):
-            raise Unschedulable(f"axis names {request.axes} of shape {shape} must be as many, different and not empty")
+        check_axis_names(request.axes)
+        if len(request.axes) != len(shape):
+            raise Unschedulable(f"slice shape {shape} and axis names {request.axes} differ in number")
         chosen = [devices[place] for place in places]
         return self._keep(session, request, shape, whole.placed.island, chosen)
 
@@ -375,10 +376,9 @@ def check_shape(request: SliceRequest) -> None:
         raise Unschedulable(f"a slice has 1 to 3 axes, {request.shape} has {len(request.shape)}")
     if any(size < 1 for size in request.shape):
         raise Unschedulable(f"slice shape {request.shape} has a size below 1; every axis needs at least one device")
+    check_axis_names(request.axes)
     if len(request.axes) != max(len(request.shape), 1):
         raise Unschedulable(f"slice shape {request.shape} and axis names {request.axes} differ in number")
-    if len(set(request.axes)) != len(request.axes) or not all(request.axes):
-        raise Unschedulable(f"axis names {request.axes} must be different and not empty")
     sides = request.topology
     if any(side < 1 for side in sides) or len(sides) > 3 or request.memory < 0:
         raise Unschedulable(f"a topology has up to 3 sides of at least 1, not {sides}; memory is not negative")

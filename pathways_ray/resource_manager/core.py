@@ -394,7 +394,7 @@ class ManagerCore:
         try:
             placed = self.inventory.create(event.session, event.request)
         except PathwaysError as error:
-            self.story.note(Entry(now, "slice refused", str(error), session=event.session))
+            self.story.note(Entry(now, "slice refused", str(error)[:500], session=event.session))
             return Refused(to_failure(error))
         self.story.note(Entry(now, "slice mapped", f"slice {placed.mesh.id}", session=event.session))
         return SliceCreated(placed)

@@ -26,7 +26,7 @@ from pathways_ray.client.events import Resumed
 from pathways_ray.client.interrupted import is_mine
 from pathways_ray.client.moving import is_quiet
 from pathways_ray.client.session import Session
-from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.client.slices import VirtualSlice, mesh_of
 from pathways_ray.client.uploads import upload
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import (
@@ -41,6 +41,7 @@ from pathways_ray.errors import (
     PathwaysError,
     SessionClosed,
     SpecError,
+    Unschedulable,
     UsageError,
     WaitTimeout,
     from_failure,
@@ -752,3 +753,10 @@ def test_a_move_that_has_to_wait_for_too_long_says_for_what(offline: Offline, mo
     assert caught.value.__notes__ == ["launch 640 runs on host 0, for 9.0 s"]
     assert Look(7, "session", 0, 7) in offline.controller.calls
     del pending
+
+
+def test_a_slice_with_a_long_axis_name_is_refused() -> None:
+    assert mesh_of((1,), "x" * 64) == ((1,), ("x" * 64,))
+    for axes in (("x" * 65,), ("x", "x")):
+        with pytest.raises(Unschedulable, match="must be different and not empty, and have up to 64 characters"):
+            mesh_of((1,) * len(axes), axes)

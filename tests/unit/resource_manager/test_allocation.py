@@ -163,6 +163,8 @@ def test_an_empty_cluster_says_so() -> None:
         (SliceRequest((), ()), "differ in number"),
         (SliceRequest((2, 2), ("x", "x")), "must be different and not empty"),
         (SliceRequest((2,), ("",)), "must be different and not empty"),
+        (SliceRequest((), ("x" * 65,)), "have up to 64 characters"),
+        (SliceRequest((1, 1), ("x" * 65, "y")), "have up to 64 characters"),
     ],
 )
 def test_shapes_no_mesh_can_have_are_refused(bad: SliceRequest, message: str) -> None:
@@ -321,6 +323,8 @@ def test_parts_of_a_slice_that_went_come_back_with_it() -> None:
         (1, (1,), (-1,), ("a",), "not different devices of a slice of 2"),
         (1, (1, 1), (0,), ("a", "a"), "axis names"),
         (1, (1,), (0,), ("",), "axis names"),
+        (1, (1, 1), (0,), ("a",), "differ in number"),
+        (1, (1,), (0,), ("a" * 65,), "have up to 64 characters"),
     ],
 )
 def test_parts_that_cannot_be_are_refused(

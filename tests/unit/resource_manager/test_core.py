@@ -321,6 +321,17 @@ def test_a_slice_is_mapped_at_once_when_all_islands_are_known() -> None:
     assert isinstance(answers[4], SliceCreated)
 
 
+def test_a_slice_that_is_refused_is_noted_in_brief() -> None:
+    """A client may ask for a part with thousands of devices, which the refusal names."""
+    core = running()
+    places = tuple(range(4096))
+    number = created(core.handle(SliceRequested(2, 1, SliceRequest((2,), ("x",))), 1.0))[2].placed.mesh.id
+    core.handle(SliceRequested(3, 1, SliceRequest((4096,), ("x",), within=number, places=places)), 1.0)
+    (entry,) = [entry for entry in core.story.entries() if entry.event == "slice refused"]
+    assert entry.detail.startswith("places (0, 1, 2")
+    assert len(entry.detail) == 500
+
+
 def test_a_slice_waits_until_all_islands_have_joined() -> None:
     """Hosts join within seconds of each other; the first island is not to get all slices. Nothing waits here: the
     answer is to ask again."""
