@@ -52,7 +52,7 @@ def of_one_tenant(islands: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
 
 
 def devices_there(islands: Sequence[Mapping[str, Any]], asked: Sequence[int] | None = None) -> dict[int, int]:
-    """How many devices each island has that takes slices of this session, and of which they are known.
+    """The number of devices of each island that takes slices of this session, where it is known.
 
     Args:
         islands: as `pw.islands()` gives them
