@@ -268,17 +268,19 @@ class DataLink:
             pipe = Pipe()
         except OSError:
             return False
-        self.pipes.add(pipe)
-        sent = False
         try:
+            self.pipes.add(pipe)
             if sent := self.send_local(opening, pipe.other):
                 if self.dead is not None:
                     pipe.end()
                 pipe.write(arrays, partial(self.pipes.discard, pipe))
-            return sent
-        finally:
-            if not sent:
-                self.pipes.discard(pipe)
+        except BaseException:  # as Ctrl-C: the host, which may have its end, would wait for the rest
+            pipe.end()
+            self.pipes.discard(pipe)
+            raise
+        if not sent:
+            self.pipes.discard(pipe)
+        return sent
 
     def close(self) -> None:
         self._wire.close()

@@ -1,0 +1,75 @@
+"""Ctrl-C at each step of what a client does beside its waits for a host of its machine: the next call finds all of it
+as it was.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection
+from types import CodeType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pathways_ray.client.data import DataLinks
+from pathways_ray.client.data_link import DataLink
+from pathways_ray.transport import pipes
+from pathways_ray.transport.capabilities import slice_tag
+from pathways_ray.transport.pipes import Pipe
+from tests.unit.client.test_session import interrupted
+from tests.unit.executor.data.test_server import (
+    LARGE,
+    LARGE_KIND,
+    PLACED,
+    SECRET,
+    SESSION,
+    Host,
+    eventually,
+)
+
+__all__ = ["data", "host"]
+
+from tests.unit.executor.data.test_server import data, host
+
+
+def at_each_step(codes: Collection[CodeType], work: Callable[[], object], check: Callable[[str], None]) -> None:
+    for step in itertools.count():
+        cut = interrupted(codes, step, work)
+        check(f"step {step}")
+        if not cut:
+            break
+    assert step > 5
+
+
+def test_an_upload_by_a_pipe_hangs_up(host: Host, data: DataLinks) -> None:
+    """The host reads two pipes at a time, each for a minute where nobody hangs up: what is put later would wait."""
+    link, numbers, tag = data._link(0), itertools.count(1), slice_tag(SECRET, SESSION, PLACED)
+    assert link.takes_files(LARGE.nbytes)
+    (stream,) = host.server.streams
+
+    def put() -> None:
+        data.upload(next(numbers), LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *_: None)
+
+    def check(step: str) -> None:
+        assert not link.pipes, step
+        eventually(lambda: not stream.handed and not link.uploads)
+
+    at_each_step([DataLink._send_by_pipe.__code__, Pipe.write.__code__, Pipe._over.__code__], put, check)
+
+
+def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hangs_up(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object, **_named: object) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    link = data._link(0)
+    assert link.takes_files(LARGE.nbytes)
+    (stream,) = host.server.streams
+    monkeypatch.setattr(Pipe, "_sent", lambda _, part: part)
+    monkeypatch.setattr(pipes, "threading", SimpleNamespace(Thread=no_thread))
+    tag = slice_tag(SECRET, SESSION, PLACED)
+    with pytest.raises(RuntimeError, match="new thread"):
+        data.upload(1, LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *_: None)
+    assert not link.pipes
+    eventually(lambda: not stream.handed)
