@@ -12,8 +12,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -63,7 +62,7 @@ class DataLinks:
         self._requests, self.changing = itertools.count(1), threading.RLock()
         self._changed = threading.Condition(self.changing)
         self._closed: Failure | None = None
-        self._files = deque(range(MAX_FILES))  # no semaphore, in which a signal handler may have interrupted its thread
+        self._with_files: set[Sleeper] = set()  # no semaphore, in which a signal handler may interrupt its thread
         self.reader, self.ahead = LocalReader(), Ahead()
         self.living = LivingUploads(token)
         self.early: EarlyListener | None = None
@@ -156,17 +155,17 @@ class DataLinks:
         try:
             for link in [self._link(host) for host in hosts]:
                 request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
+                asked.append((link, request, fetching))  # first: Ctrl-C ends what is in it
                 link.fetches[request] = fetching
-                asked.append((link, request, fetching))
                 link.ask(wire.Fetch(request, buffer, (), also))
                 if link.dead is not None:  # else one that has come meanwhile would be lost
                     fetching.failure = link.dead
                 self.awaited[request] = is_over, told
             self.wait_for([fetching for _, _, fetching in asked], sleeper, is_over)
-        finally:
-            for _, request, _ in asked:
-                self.awaited.pop(request, None)
             self._end(asked)
+        except BaseException:  # also Ctrl-C in the midst of that
+            self._end(asked)
+            raise
 
     def look(self) -> None:
         """Has those wait no longer who wait for what is over otherwise."""
@@ -176,10 +175,15 @@ class DataLinks:
                     continue
             told()
 
-    def _end(self, asked: Sequence[Asking]) -> None:
-        """Ends questions, and takes those back that have no answer."""
+    def _end(self, asked: Sequence[Asking], along: Collection[tuple[int, Any]] = (), pipe: Pipe | None = None) -> None:
+        """Ends questions and those `along` with each, and takes those back that have no answer."""
         for link, request, fetching in asked:
-            link.fetches.pop(request, None)
+            for number in (request, *[other for other, _ in along]):
+                link.fetches.pop(number, None)
+            self.awaited.pop(request, None)
+            if pipe is not None:
+                pipe.end()  # a host that writes to it stops
+                link.pipes.discard(pipe)
             if fetching.missing and fetching.failure is None:
                 link.outbox.send(wire.CancelFetch(request))
 
@@ -290,11 +294,11 @@ class DataLinks:
         """An array that has come, and the file that has it, or the array itself where it came by a pipe, as it may with
         `by_pipe`; `along` has further requests and arrays by their buffers."""
         sleeper = Sleeper()
-        told = self.waker(sleeper)
-        found = FetchedArray(cover, told)
+        found = FetchedArray(cover, self.waker(sleeper))
         asked: list[Asking] = []
         file: SharedFile | None = None
         pipe: Pipe | None = None
+        value: np.ndarray[Any, Any] | None = None
         try:
             links = {}
             for host in cover.by_host:
@@ -302,16 +306,16 @@ class DataLinks:
                 links[host] = self._link(host)
             shared = all(link.takes_files(cover.nbytes) for link in links.values())
             if by_pipe and shared and cover.goes_by_pipe:
-                pipe = self._new(Pipe)
+                pipe = self._new(sleeper, Pipe)
             else:
-                file = into or (self._new(lambda: SharedFile.create(cover.nbytes)) if shared else None)
+                file = into or (self._new(sleeper, lambda: SharedFile.create(cover.nbytes)) if shared else None)
             for host, devices in cover.by_host.items():
                 link, request, fetching = links[host], next(self._requests), found.by_host[host]
+                asked.append((link, request, fetching))  # first: Ctrl-C ends what is in it
                 link.fetches[request] = fetching
                 for other, array in along.values():
                     link.fetches[other] = array.by_host[host]
                 question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
-                asked.append((link, request, fetching))
                 if pipe is not None:
                     link.pipes.add(pipe)
                 link.ask(question, pipe.other if pipe is not None else file if shared else None)
@@ -319,18 +323,14 @@ class DataLinks:
                     fetching.failure = link.dead
             self.wait_for([fetching for _, _, fetching in asked], sleeper, check)
             if pipe is not None and asked[0][2].in_file:
-                return found, self._read(found, pipe, asked[0][0])
+                value = self._read(found, pipe, asked[0][0])
+            self._end(asked, along.values(), pipe)
+        except BaseException:  # also Ctrl-C in the midst of that
+            self._end(asked, along.values(), pipe)
+            raise
         finally:
-            for (link, _, _), (other, _) in itertools.product(asked, along.values()):
-                link.fetches.pop(other, None)
-            self._end(asked)
-            if pipe is not None:
-                pipe.end()  # a host that writes to it stops
-                for link in links.values():
-                    link.pipes.discard(pipe)
-            if pipe is not None or (file is not None and into is None):
-                self._files.append(0)
-        return found, file
+            self._with_files.discard(sleeper)
+        return found, file if value is None else value
 
     def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> FetchedArray | None:
         """An array that was asked for with its call, once it has come; None where it was not."""
@@ -361,13 +361,13 @@ class DataLinks:
             text = f"host {link.host} hung up while it sent an array: {error}"
             raise from_failure(link.dead or Failure("HostLost", text, host=link.host)) from None
 
-    def _new(self, make: Callable[[], T]) -> T | None:
-        """A file in memory or a pipe, as one of `MAX_FILES`."""
-        with contextlib.suppress(IndexError):
-            self._files.pop()
+    def _new(self, waiting: Sleeper, make: Callable[[], T]) -> T | None:
+        """A file in memory or a pipe, as one of `MAX_FILES`, for who then leaves `_with_files`, also at Ctrl-C."""
+        self._with_files.add(waiting)
+        if len(self._with_files) <= MAX_FILES:
             with contextlib.suppress(OSError):
                 return make()
-            self._files.append(0)
+        self._with_files.discard(waiting)
         return None
 
     def wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], bool | None]) -> None:

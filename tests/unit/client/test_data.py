@@ -19,6 +19,7 @@ from pathways_ray import limits
 from pathways_ray.client import data as data_module
 from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, FetchPlan
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.errors import Failure, HostLost, SessionClosed
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
@@ -266,6 +267,18 @@ def test_a_wait_for_a_host_ends_when_there_is_nothing_to_wait_for(how: str, monk
         waiting.join(LIMIT_S / 2)
         assert ended == [how]
         assert data.awaited == {}
+
+
+def test_so_many_fetches_have_files_and_who_gets_none_keeps_none_from_others() -> None:
+    def full() -> object:
+        raise OSError("no space left")
+
+    links = DataLinks(1, "", ())
+    waiting = [Sleeper() for _ in range(data_module.MAX_FILES + 1)]
+    assert links._new(waiting[0], full) is None
+    assert [links._new(one, lambda: 1) for one in waiting] == [1] * data_module.MAX_FILES + [None]
+    links._with_files.discard(waiting[3])
+    assert links._new(waiting[-1], lambda: 1) == 1
 
 
 def test_no_stream_is_opened_behind_the_end_of_a_session() -> None:

@@ -14,6 +14,7 @@ import pytest
 from pathways_ray.client import array_pieces, data, upload_turns
 from pathways_ray.client.array_pieces import FetchedArray
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.local_reader import Sleeper
 from pathways_ray.client.upload_turns import MAX_COMING_BYTES, MAX_PIPES, UploadTurns
 from pathways_ray.transport import thread_links
 from pathways_ray.transport.messages import FetchPart, Free
@@ -157,17 +158,17 @@ def test_a_thread_that_has_the_right_to_write_says_that_it_writes_before_it_has_
 
 
 def test_a_handler_gets_a_file_in_the_midst_of_a_call_that_gets_one() -> None:
-    links = DataLinks(1, "", ())
+    links, here, there = DataLinks(1, "", ()), Sleeper(), Sleeper()
     got: list[object] = []
 
     def work() -> None:
-        assert links._new(object) is not None
-        links._files.append(0)
+        assert links._new(here, object) is not None
+        links._with_files.discard(here)
 
     def handler() -> None:
-        got.append(links._new(object))
-        links._files.append(0)
+        got.append(links._new(there, object))
+        links._with_files.discard(there)
 
     assert lines_of(data, work, handler) > 3
     assert None not in got
-    assert len(links._files) == data.MAX_FILES
+    assert not links._with_files

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
+from functools import partial
 from types import CodeType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pathways_ray.client.array_pieces import FetchPlan
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.transport import pipes
@@ -23,8 +26,10 @@ from tests.unit.executor.data.test_server import (
     PLACED,
     SECRET,
     SESSION,
+    SMALL,
     Host,
     eventually,
+    whole,
 )
 
 __all__ = ["data", "host"]
@@ -73,3 +78,36 @@ def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hang
         data.upload(1, LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *_: None)
     assert not link.pipes
     eventually(lambda: not stream.handed)
+
+
+@pytest.mark.parametrize("way", ["pipe", "file", "parts"])
+def test_a_fetch_leaves_its_file_to_others_and_no_question(
+    host: Host, data: DataLinks, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "file":
+        monkeypatch.setattr(FetchPlan, "goes_by_pipe", False)
+    for number in (1, 2):
+        host.put(number, LARGE)
+    link = data._link(0)
+    assert link.takes_files(LARGE.nbytes)
+    if way == "parts":
+        monkeypatch.setattr(link, "takes_files", lambda size: False)
+    along = {2: whole(LARGE_KIND)} if way == "parts" else None
+    fetch = partial(data.fetch, 1, whole(LARGE_KIND), lambda: None, along)
+
+    def check(step: str) -> None:
+        assert (data._with_files, link.fetches, link.pipes) == (set(), {}, set()), step
+
+    at_each_step([DataLinks._fetched.__code__, DataLinks._new.__code__, DataLinks._end.__code__], fetch, check)
+    np.testing.assert_array_equal(fetch(), LARGE)
+
+
+def test_a_wait_for_a_host_leaves_no_question(host: Host, data: DataLinks) -> None:
+    host.put(1, SMALL)
+    link = data._link(0)
+    wait = partial(data.await_values, [1], [0], lambda: False)
+
+    def check(step: str) -> None:
+        assert (link.fetches, data.awaited) == ({}, {}), step
+
+    at_each_step([DataLinks.await_values.__code__, DataLinks._end.__code__], wait, check)
