@@ -60,7 +60,8 @@ class Donations:
         for buffer in donated:
             buffer.undecided = buffer.id in undecided
         self._consume(gone)
-        return self._take_back([b for b in donated if b not in gone and not b.undecided])
+        given = [buffer for buffer in donated if buffer.donated is not None]  # Ctrl-C may end a call amid its donations
+        return self._take_back([buffer for buffer in given if not buffer.undecided])
 
     def decided(self, message: DonationsDecided) -> Sequence[BufferRecord]:
         """It is known which undecided buffers are gone; returns those that live again."""

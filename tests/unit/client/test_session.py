@@ -17,7 +17,7 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client import driver, fetches, mover
-from pathways_ray.client.buffer import READY
+from pathways_ray.client.buffer import DELETED, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.donations import Donations
 from pathways_ray.client.driver import Driver
@@ -675,6 +675,33 @@ def test_a_launch_that_ctrl_c_ends_is_not_waited_for(code: Any) -> None:
         gone += record.state is not READY
     assert step > 1
     assert gone or code is Donations.give.__code__
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_call_that_ctrl_c_ends_amid_its_donations_loses_those_that_were_noted(
+    before: int, offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have left with them. Its others live on, and nothing stays of its result."""
+    held = offline.session.launch(1, [], (offline.kind, offline.kind))
+    offline.say(Completed((1,)))
+    records, steps, donate = [x._buffer.record for x in held], itertools.count(), BufferRecord.donate
+
+    def interrupted(record: BufferRecord, why: str) -> None:
+        if next(steps) == before:
+            raise Interrupt
+        donate(record, why)
+
+    monkeypatch.setattr(BufferRecord, "donate", interrupted)
+    offline.controller.take()
+    with pytest.raises(Interrupt):
+        offline.session.launch(1, records, (offline.kind,), records, "it was donated")
+    gone, living = records[:before], records[before:]
+    assert [record.state for record in records] == [DELETED] * len(gone) + [READY] * len(living)
+    sent = offline.controller.take()
+    assert [record for record in records if Free((record.id,)) in sent] == gone
+    core = offline.session._core
+    assert is_quiet(core)
+    assert set(core.buffers) == {record.id for record in living}
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
