@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from itertools import compress
+from operator import not_
+from typing import Any, NamedTuple
 
 import jax
 
@@ -20,28 +22,37 @@ SLICE_S = slice_s()
 """Waits look again this often, so that the end of a session is seen whatever woke them."""
 
 
-def _is_done(item: Any) -> bool:
-    return all(array._buffer.record.shown is not PENDING for array in _arrays(item))
+class _Awaited(NamedTuple):
+    """An item that is waited for, as it was given, and the arrays in it."""
+
+    item: Any
+    arrays: Sequence[Array]
+
+    @property
+    def is_done(self) -> bool:
+        return all(array._buffer.record.shown is not PENDING for array in self.arrays)
 
 
-def _arrays(item: Any) -> list[Array]:
-    return [leaf for leaf in jax.tree.leaves(item) if isinstance(leaf, Array)]
+def _first(left: Sequence[_Awaited]) -> Buffer:
+    """The first array that is not there."""
+    buffers = (array._buffer for one in left for array in one.arrays)
+    return next((one for one in buffers if one.record.shown is PENDING), left[0].arrays[0]._buffer)
 
 
-def _first(items: Sequence[Any]) -> Buffer:
-    """The first array of some items that is not there."""
-    buffers = [array._buffer for item in items for array in _arrays(item)]
-    return next((one for one in buffers if one.record.shown is PENDING), buffers[0])
+def _split(left: Sequence[_Awaited]) -> tuple[list[Any], list[_Awaited]]:
+    """The items that are done, and what is not; each is looked at once."""
+    flags = [one.is_done for one in left]
+    return [one.item for one in compress(left, flags)], list(compress(left, map(not_, flags)))
 
 
 class _Bell:
     """A bell that rings when something has changed in one of the sessions of arrays."""
 
-    def __init__(self, items: Iterable[Any]) -> None:
+    def __init__(self, awaited: Iterable[_Awaited]) -> None:
         self.rung = Sleeper()  # no `Event`: a destructor of this thread may ring, and Ctrl-C leaves that taken
         self._showing = contextlib.ExitStack()
         self._shown: BufferRecord | None = None
-        self.sessions = list({id(s): s for i in items for a in _arrays(i) for s in (a._buffer.session,)}.values())
+        self.sessions = list({id(s): s for one in awaited for a in one.arrays for s in (a._buffer.session,)}.values())
 
     def __enter__(self) -> _Bell:
         for session in self.sessions:
@@ -53,9 +64,9 @@ class _Bell:
         for session in self.sessions:
             session.unwatch(self.rung.wake)
 
-    def wait(self, left_s: float | None, items: Sequence[Any]) -> None:
-        """Waits until it rings; `pw.progress()` shows why the first of the items is not there."""
-        first = _first(items)
+    def wait(self, left_s: float | None, left: Sequence[_Awaited]) -> None:
+        """Waits until it rings; `pw.progress()` shows why the first of what is left is not there."""
+        first = _first(left)
         for session in self.sessions:
             session.hurry()
         if first.record is not self._shown:  # else that wait goes on
@@ -86,8 +97,7 @@ def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterato
     deadline = None if limit is None else time.monotonic() + limit
     with _Bell(left) as bell:
         while left:
-            done = [item for item in left if _is_done(item)]
-            left = [item for item in left if not any(item is one for one in done)]
+            done, left = _split(left)
             yield from done
             if left and not done:
                 rest = None if deadline is None else deadline - time.monotonic()
@@ -111,26 +121,27 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
     Returns:
         Those that are done and those that are not, each in the order given.
     """
-    items, limit = _checked(arrays), seconds(timeout)
-    wanted = len(items) if count is None else whole(count, 0, len(items))
+    awaited, limit = _checked(arrays), seconds(timeout)
+    wanted = len(awaited) if count is None else whole(count, 0, len(awaited))
     if wanted is None:
-        raise UsageError(f"count= is a number from 0 to that of the arrays, {len(items)}; not {count!r}")
+        raise UsageError(f"count= is a number from 0 to that of the arrays, {len(awaited)}; not {count!r}")
     deadline = None if limit is None else time.monotonic() + limit
-    with _Bell(items) as bell:
+    with _Bell(awaited) as bell:
         while True:
-            done = [_is_done(item) for item in items]
+            done, left = _split(awaited)
             rest = None if deadline is None else deadline - time.monotonic()
-            if sum(done) >= wanted or (rest is not None and rest <= 0):
-                pairs = list(zip(items, done, strict=True))
-                return [item for item, there in pairs if there], [item for item, there in pairs if not there]
-            bell.wait(rest, [item for item, there in zip(items, done, strict=True) if not there])
+            if len(done) >= wanted or (rest is not None and rest <= 0):
+                return done, [one.item for one in left]
+            bell.wait(rest, left)
 
 
-def _checked(arrays: Iterable[Any]) -> list[Any]:
+def _checked(arrays: Iterable[Any]) -> list[_Awaited]:
     if not isinstance(arrays, Iterable):
         raise UsageError(f"several pw.Arrays are waited for, in a list; not {arrays!r}")
-    items = list(arrays)
-    for item in items:
-        if not _arrays(item):
+    awaited = []
+    for item in arrays:
+        found = [leaf for leaf in jax.tree.leaves(item) if isinstance(leaf, Array)]
+        if not found:
             raise UsageError(f"only pw.Arrays, and pytrees of them, are waited for; not {item!r}")
-    return items
+        awaited.append(_Awaited(item, found))
+    return awaited

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import math
 import os
@@ -12,11 +13,13 @@ import threading
 import time
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import pathways_ray as pw
 from pathways_ray.client import completion, session_questions
+from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, UsageError, WaitTimeout
 from pathways_ray.transport.messages import Completed, LaunchFailed
 from tests.unit.client.offline import LIMIT_S, Background, Offline, eventually
@@ -43,6 +46,38 @@ def test_arrays_come_in_the_order_in_which_they_are_computed(offline: Offline) -
     waiting.end()
     assert [x is y for x, y in zip(found, [b, c, a], strict=True)] == [True] * 3
     assert offline.session._driver.watchers == []
+
+
+def test_an_array_that_comes_twice_is_looked_at_once_for_each_and_comes_twice(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is computed between two looks."""
+    (a,) = launched(offline, 1)
+    shown, looks = BufferRecord.shown, itertools.count()
+
+    def look(record: BufferRecord) -> Any:
+        found = shown.__get__(record)
+        if next(looks) == 0:
+            offline.say(Completed((1,)))
+        return found
+
+    monkeypatch.setattr(BufferRecord, "shown", property(look))
+    assert [one is a for one in pw.as_completed([a, a], timeout=LIMIT_S)] == [True, True]
+
+
+@pytest.mark.parametrize("way", ["as_completed", "wait"])
+def test_many_trees_are_flattened_once(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each comes by itself, so what is left is looked at again and again."""
+    offline = Offline(max_launches=64)
+    trees = [{"x": array} for array in launched(offline, 20)]
+    flattened: list[Any] = []
+    leaves = jax.tree.leaves
+    monkeypatch.setattr(jax.tree, "leaves", lambda tree: flattened.append(tree) or leaves(tree))
+    rings = iter(range(1, 21))
+    monkeypatch.setattr(completion._Bell, "wait", lambda *_: offline.say(Completed((next(rings),))))
+    found = [*pw.as_completed(trees)] if way == "as_completed" else pw.wait(trees)[0]
+    assert [one is tree for one, tree in zip(found, trees, strict=True)] == [True] * 20
+    assert len(flattened) == 20
 
 
 def test_a_tree_comes_when_all_of_it_is_there_and_a_failure_counts(offline: Offline) -> None:

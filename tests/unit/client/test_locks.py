@@ -19,7 +19,7 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.client.array_pieces import Fetching
-from pathways_ray.client.completion import _Bell
+from pathways_ray.client.completion import _Awaited, _Bell
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.client.interrupted import is_mine
 from pathways_ray.client.local_reader import LocalReader, Sleeper
@@ -235,7 +235,7 @@ def test_a_destructor_may_ring_the_bell_of_its_own_thread() -> None:
     """The collector runs wherever memory is asked for, also while the bell is looked at."""
     offline = Offline()
     (array,) = offline.session.launch(1, [], (offline.kind,))
-    bell = _Bell([array])
+    bell = _Bell([_Awaited(array, [array])])
     assert not isinstance(bell.rung, threading.Event)
     with bell:
         offline.session._driver.wake_all()
