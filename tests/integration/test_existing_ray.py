@@ -105,3 +105,15 @@ def test_islands_follow_nodes_that_come_are_drained_and_go(python, apart) -> Non
     assert found["spread"] == 2
     assert_our_actors_are_gone(python)
     python.assert_none_left()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_up_waits_for_the_machines_that_it_is_asked_to(python, apart) -> None:
+    """Without that, both islands would lie on the node that was there first."""
+    found = last_line(python.run("awaited_nodes", timeout=220.0, **apart))
+    assert len(set(found["nodes"])) == 2
+    assert found["refused"] == 1
+    assert "has 1 node(s) after 1 s, and 2 are waited for" in found["said"]
+    assert_our_actors_are_gone(python)
+    python.assert_none_left()
