@@ -61,7 +61,7 @@ def devices_there(islands: Sequence[Mapping[str, Any]], asked: Sequence[int] | N
     found = {}
     for one in of_one_tenant(islands):
         devices = sum(len(host["devices"]) for host in one["hosts"])
-        if devices and (one["state"] not in ("draining", "lost") or one["island"] in (asked or ())):
+        if devices and (one.get("state") not in ("draining", "lost") or one["island"] in (asked or ())):
             found[one["island"]] = devices
     return found
 

@@ -199,6 +199,8 @@ def have_devices(nodes: Resources, topology: Topology) -> bool:
 def shape_of_nodes(nodes: Resources, platform: str = "auto", devices: int | None = None) -> Topology:
     """One host on each node that has accelerators or CPUs to give; alike nodes form an island.
 
+    Where no node has what was asked for, one host, for which Ray may still get one.
+
     Args:
         nodes: see `Resources`.
         platform: of all hosts; "auto" is the best that each node has.
@@ -211,9 +213,9 @@ def shape_of_nodes(nodes: Resources, platform: str = "auto", devices: int | None
     Island(platform, 1, 1 if devices is None else devices)
     found = [one for node in nodes if (one := _devices_of(node, platform)) is not None]
     alike = Counter((named, devices or count) for named, count in found)
-    if not alike:
-        wanted = "CPUs, GPUs or TPUs" if platform == "auto" else f"{platform.upper()}s"
-        raise Unschedulable(f"no Ray node has {wanted} to give")
+    if not alike and platform == "auto" and devices is None:
+        raise Unschedulable("no Ray node has CPUs, GPUs or TPUs to give")
+    alike = alike or Counter([(platform_of(nodes) if platform == "auto" else platform, devices or 1)])
     return Topology(tuple(Island(platform, hosts, devices) for (platform, devices), hosts in sorted(alike.items())))
 
 

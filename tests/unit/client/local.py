@@ -63,7 +63,7 @@ class LocalSession(Session):
         return VirtualSlice(self, placed, options.get("name", ""))
 
     def status(self) -> dict[str, Any]:
-        return {"islands": [{"island": 0, "hosts": [{"host": 0, "devices": list(range(DEVICES))}]}]}
+        return {"islands": [{"island": 0, "state": "up", "hosts": [{"host": 0, "devices": list(range(DEVICES))}]}]}
 
     def put(self, value: Any, where: VirtualSlice, spec: Any) -> Any:
         found = super().put(value, where, spec)
