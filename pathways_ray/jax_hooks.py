@@ -5,7 +5,6 @@ Each entry says why the project needs it. Only the client loads this; what other
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
@@ -70,9 +69,9 @@ def make_jax_value(kind: type[jax.Array], rules: ArrayRules) -> None:
     evaluate = pjit.jit_p.impl
 
     def whole(*arguments: Any, jaxpr: Any, **params: Any) -> Any:
-        # Under `jax.disable_jit` too: a derivative of a call on a slice, taken apart, would not be on that slice.
-        stays = config.disable_jit.value and rules.concerns(arguments, jaxpr, params)
-        with config.disable_jit(False) if stays else contextlib.nullcontext():
+        if not (config.disable_jit.value and rules.concerns(arguments, jaxpr, params)):
+            return evaluate(*arguments, jaxpr=jaxpr, **params)
+        with config.disable_jit(False):  # a derivative of a call on a slice, taken apart, would not be on that slice
             return evaluate(*arguments, jaxpr=jaxpr, **params)
 
     pjit._pjit_call_impl_python = call
