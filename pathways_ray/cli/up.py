@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TextIO
 
 import click
@@ -22,6 +23,7 @@ from pathways_ray.process_log import note_operator
 
 if TYPE_CHECKING:
     from pathways_ray.deployment.options import Options
+    from pathways_ray.deployment.topology import Resources, Topology
 
 NAME = "pathways"
 SHORTEST_TOKEN = 16
@@ -192,18 +194,7 @@ def up(
     from pathways_ray.deployment import cluster, detached, placement, ray_connection, topology
 
     auto = topology.Auto(platform, devices_per_host) if islands == "auto" else None
-    if auto is not None and hosts_per_island is not None:
-        raise UsageError("--islands auto has one host for each Ray node: leave out --hosts-per-island")
-    alike = (islands, hosts_per_island, devices_per_host)
-    if listed and any(alike):
-        raise UsageError("--island says all of an island: leave out --islands, --hosts-per-island, --devices-per-host")
-    wanted = [topology.parse_island(text) for text in listed] or _number_of(islands)
-
-    def shape_on(there: topology.Resources) -> topology.Topology:
-        if wanted or hosts_per_island:
-            return topology.topology_on(there, wanted or 1, hosts_per_island or 1, devices_per_host, platform)
-        return topology.shape_of_nodes(there, platform, devices_per_host)
-
+    topology_on = _topology_on(islands, hosts_per_island, devices_per_host, platform, listed)
     options = _options(auto=auto, **settings)
     ray_connection.connect_ray(address, {"namespace": names.NAMESPACE})
     end_on_signals()
@@ -213,7 +204,7 @@ def up(
         where = str(ray.get_runtime_context().gcs_address)
         found: dict[str, Any] = {"name": options.name, "ray": where, "started": True}
         try:
-            made = cluster.start(shape_on, address, options, {})
+            made = cluster.start(topology_on, address, options, {})
             _ignore(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # it stays, so its url and token are to be told
             islands_made = [dataclasses.asdict(island) for island in made.topology.islands]
             found.update(url=made.url, token=made.token, ca=made.ca, metrics=made.metrics, islands=islands_made)
@@ -228,6 +219,34 @@ def up(
         note_operator(found["name"], "runtime started", f"at {found['url']}, on the Ray cluster at {where}")
     registry.keep(registry.Record(found["url"], found["token"], name=options.name, ray=where, ca=found["ca"]))
     return found
+
+
+def _topology_on(
+    islands: str | None,
+    hosts_per_island: int | None,
+    devices_per_host: int | None,
+    platform: str,
+    listed: tuple[str, ...],
+) -> Callable[[Resources], Topology]:
+    """The topology that the options of the command ask for, once it is known what the Ray nodes have.
+
+    Raises:
+        UsageError: they do not go together.
+    """
+    from pathways_ray.deployment import topology
+
+    if islands == "auto" and hosts_per_island is not None:
+        raise UsageError("--islands auto has one host for each Ray node: leave out --hosts-per-island")
+    if listed and any((islands, hosts_per_island, devices_per_host)):
+        raise UsageError("--island says all of an island: leave out --islands, --hosts-per-island, --devices-per-host")
+    wanted = [topology.parse_island(text) for text in listed] or _number_of(islands)
+
+    def topology_on(nodes: Resources) -> Topology:
+        if wanted or hosts_per_island:
+            return topology.topology_on(nodes, wanted or 1, hosts_per_island or 1, devices_per_host, platform)
+        return topology.shape_of_nodes(nodes, platform, devices_per_host)
+
+    return topology_on
 
 
 def _options(
