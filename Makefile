@@ -46,7 +46,7 @@ lint: $(READY)  ## format, lint and types
 # What tests without clusters compile runs once or twice: without XLA's optimisations, and with its older emitters,
 # that takes half the time. CI compiles as users do, and draws all.
 QUICK := --xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true
-check test: DRAW = 3
+check test: DRAW = 5
 check test: COMPILER = $(QUICK)
 
 check: lint  ## lint, then those of `test` that need no cluster (about five minutes)
@@ -54,7 +54,7 @@ check: lint  ## lint, then those of `test` that need no cluster (about five minu
 
 # Tests with clusters wait for much of their time. The others fill the gaps: with a lower priority, so
 # that they delay nothing whose time is measured. Their output comes when they are through.
-test: $(READY)  ## all tests but those marked slow or long, with a third of what they draw, compiled quickly
+test: $(READY)  ## all tests but those marked slow or long, with a fifth of what they draw, compiled quickly
 	@$(MAKE) --no-print-directory --jobs=2 --keep-going MARKS="$(MARKS)" DRAW=$(DRAW) COMPILER="$(COMPILER)" test-pure test-cluster
 
 test-all: $(READY)  ## those marked slow as well, with all that they draw, as CI does

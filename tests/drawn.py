@@ -1,4 +1,4 @@
-"""The number of examples and seeds that tests draw: all of them in CI, a third in the loop of a developer."""
+"""The number of examples and seeds that tests draw: all of them in CI, a fifth in the loop of a developer."""
 
 from __future__ import annotations
 

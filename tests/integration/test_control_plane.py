@@ -225,6 +225,7 @@ def test_the_controller_dies_and_a_suspended_session_comes_back(
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_slice_of_an_island_that_is_gone_keeps_no_session_from_coming_back(session: ClusterSession) -> None:
     """

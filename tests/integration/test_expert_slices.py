@@ -28,6 +28,7 @@ def doubles() -> Iterator[None]:
     jax.config.update("jax_enable_x64", False)
 
 
+@pytest.mark.slow
 def test_loss_and_gradients_are_those_of_the_dense_form(cluster) -> None:
     """The rest of the model has two devices of island 0; two experts have one device there, two others island 1."""
     model = Gpt(CONFIG, Compute(tensor=2, dtype="float64"))

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_host_that_leads_takes_calls_for_all(python: Any) -> None:
     """

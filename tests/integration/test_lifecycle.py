@@ -31,6 +31,7 @@ def test_a_script_that_forgets_shutdown_leaves_nothing(python) -> None:
     python.assert_none_left()
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_middle_of_a_wait(python) -> None:
     """As from a terminal: the signal goes to the whole process group."""
     script = python.start("lifecycle_interrupted_wait")

@@ -39,6 +39,7 @@ def reachable(found: dict[str, list[str]]) -> dict[str, list[str]]:
     return {address: names for address, names in found.items() if not is_loopback(address)}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_an_embedded_cluster_listens_on_loopback_and_asks_for_a_token(
     python: Scripts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,6 +13,7 @@ def test_what_was_donated_to_a_launch_that_fails_with_another_host_lives_on(pyth
     assert "lives on" in python.run("mishap_donation", timeout=140)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_what_has_not_begun_is_cancelled_and_a_loop_without_end_holds_up_nobody_else(python: Any) -> None:
     assert "cancelled" in python.run("mishap_cancel", timeout=140)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_hosts_exchange_what_they_sum(python: Any) -> None:
     """

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_calls_over_hosts_keep_their_order(python: Any) -> None:
     """Calls over two hosts that do not depend on each other, and that nobody waits for, have their values: of many

@@ -65,6 +65,7 @@ def sessions(cluster: pw.Session) -> int:
     return len(cluster.status()["sessions"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ordinary_programs_at_the_same_time_have_devices_of_their_own_and_the_bits_of_plain_jax(
     proxy: ProxyProcess, plain: Any, session: pw.Session

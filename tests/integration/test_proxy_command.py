@@ -50,6 +50,7 @@ def test_in_a_cluster_of_its_own_calls_may_take_a_day_or_as_long_as_it_is_told(
     assert json.loads(done.stdout)["launch_limit_s"] == limit_s
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_cluster_that_it_started_for_a_command_is_that_commands_alone(elsewhere: dict[str, str]) -> None:
     """Else it would end under who joined it."""

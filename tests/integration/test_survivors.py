@@ -30,6 +30,7 @@ def test_an_upload_that_hosts_have_in_part_or_not_alike_fails_its_own_launch_onl
     assert "the victim's array is there" in out
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_sessions_outlive_a_controller_that_stood_still(python: Any) -> None:
     """A controller that is stopped for 9 s, for which clients do not wait, and goes on: sessions keep their arrays."""

@@ -265,6 +265,7 @@ def test_down_after_half_a_start(python, shared_head, run) -> None:
     up(run, "--islands", "1", "--devices-per-host", "2")
 
 
+@pytest.mark.slow
 def test_two_that_start_a_runtime_at_once_find_the_same(python, shared_head, run) -> None:
     """As on the machines of one job, each of which runs the same command."""
     first = begin(python, shared_head, "--json")

@@ -98,7 +98,7 @@ def test_hosts_hear_from_jax_that_a_machine_of_their_group_is_gone() -> None:
     assert not before.alive
 
 
-@pytest.mark.parametrize("faults", [0, FAULTS])
+@pytest.mark.parametrize("faults", [pytest.param(0, marks=pytest.mark.slow), FAULTS])
 def test_a_cancelled_launch_ends_once_and_leaves_nothing(faults: int) -> None:
     """Users cancel what is to come now and then: launches in their own queue, at the controller, in schedulers, with
     hosts. Some end before they began, and what has begun is over for them at once."""
@@ -128,7 +128,7 @@ def test_who_looks_at_what_a_cancelled_launch_was_to_give_hears_that_it_was_canc
     [
         ({0: [0], 1: [1]}, 0, 15),
         ({0: [0, 1], 1: [2]}, 0, 15),
-        ({0: [0, 1, 2], 1: [3, 4]}, 0, 15),
+        pytest.param({0: [0, 1, 2], 1: [3, 4]}, 0, 15, marks=pytest.mark.slow),
         pytest.param({0: [0, 1], 1: [2, 3, 4]}, 15, 485, marks=pytest.mark.long),
     ],
 )
@@ -163,6 +163,7 @@ def test_hosts_outlive_their_scheduler(
     assert sum(bool(message.holds and message.holds.buffers) for message in rejoined) > seeds
 
 
+@pytest.mark.slow
 def test_sessions_outlive_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies twice, and nothing else does. No host and no scheduler ends. Sessions that were at work come back, and
     none misses an array that a launch has not taken."""

@@ -164,7 +164,14 @@ def on_hosts(count: int) -> PlacedSlice:
     return PlacedSlice.on(SliceType(1, (count,), ("x",)), 0, tuple(Device(k, 0) for k in range(count)))
 
 
-@pytest.mark.parametrize("spec", [((), ()), (("x",), ()), ((), ("x",))], ids=["replicated", "rows", "columns"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        pytest.param(((), ()), id="replicated"),
+        pytest.param((("x",), ()), id="rows", marks=pytest.mark.slow),
+        pytest.param(((), ("x",)), id="columns"),
+    ],
+)
 def test_an_upload_takes_once_the_memory_of_its_array(spec: Any) -> None:
     """It is copied once, so that the caller may change it; on four hosts as on one. Parts are made as they leave."""
     array = np.ones((8192, 8192), np.float32)

@@ -28,7 +28,7 @@ def computation(devices: int, rounds: int) -> tuple[Any, jax.Array]:
     return compiled, start
 
 
-@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 4), (4, 1), (4, 4)])
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 4), pytest.param(4, 1, marks=pytest.mark.slow), (4, 4)])
 def test_what_two_threads_enqueue_runs_in_their_order(first: int, second: int) -> None:
     order = OrderOverHosts()
     (slow, a), (quick, b) = computation(first, 300), computation(second, 2)

@@ -41,7 +41,7 @@ def island(devices: int, directory: Path) -> list[dict[str, Any]]:
     return [json.loads(text.splitlines()[-1]) for text in said]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_sums_over_hosts_have_the_bits_of_gloo(devices: int, tmp_path: Path) -> None:
     """Whether the values are exchanged or XLA runs the computation, as it does where a host is not there in time."""
     first, second = island(devices, tmp_path)
