@@ -182,7 +182,7 @@ def a_launch_completes_twice(patch: Patch) -> None:
     wrapped(patch, Outcomes, "settle", settle)
 
 
-@bug(shown=7)
+@bug(shown=11)
 def a_failed_launch_is_reported_as_complete(patch: Patch) -> None:
     def fail(original: Original, self: Outcomes, session: Any, record: Any, failure: Failure) -> Any:
         original(self, session, record, failure)
@@ -232,7 +232,7 @@ def room_on_a_set_of_devices_is_never_given_back(patch: Patch) -> None:
     wrapped(patch, IslandOrder, "_over", over)
 
 
-@bug(seeds=150, parallel=False)
+@bug(shown=2, seeds=150, parallel=False)
 def a_gang_that_was_enqueued_does_not_let_the_next_one_go(patch: Patch) -> None:
     def enqueued(original: Original, self: Launches, island: int, message: Any) -> Any:
         return [] if message.first == 1 else original(self, island, message)
@@ -279,13 +279,13 @@ def a_host_waits_only_for_results_that_are_its_own(patch: Patch) -> None:
     patch.setattr(HostPlan, "arguments", only_here)
 
 
-@bug(faults=0, seeds=300, shown=75, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3})
+@bug(faults=0, seeds=300, shown=84, **CROWDED | {"parallel": False, "islands": {0: [0, 1]}, "slices": 4, "programs": 3})
 def a_host_with_nothing_left_to_do_ends_a_launch_early(patch: Patch) -> None:
     """It does not wait for the gangs that it has no part in."""
     patch.setattr(HostPlan, "last_gang", property(lambda self: -1))
 
 
-@bug(faults=0, seeds=150)
+@bug(faults=0, seeds=150, shown=2)
 def a_launch_does_not_wait_for_results_to_come(patch: Patch) -> None:
     patch.setattr(Producers, "announce", lambda self, active: None)
 
@@ -336,7 +336,7 @@ def the_first_host_to_arrive_opens_the_gate(patch: Patch) -> None:
     wrapped(patch, order, "reach_barrier", reach_barrier)
 
 
-@bug(faults=0, seeds=150)
+@bug(faults=0, seeds=150, shown=2)
 def gangs_do_not_wait_for_their_inputs(patch: Patch) -> None:
     """Whatever a host waits for at a barrier has arrived at once."""
     patch.setattr(
@@ -463,12 +463,12 @@ def a_run_swallows_values_that_somebody_keeps(patch: Patch) -> None:
     patch.setattr(coalesce, "kept_of", lambda shape, launches, gone: [])
 
 
-@bug(faults=0, seeds=150, **LOOPING)
+@bug(faults=0, seeds=150, shown=4, **LOOPING)
 def what_left_with_another_launch_does_not_end_with_it(patch: Patch) -> None:
     patch.setattr(Coalescer, "take_covered", lambda self, launch: ())
 
 
-@bug(faults=0, seeds=150, shown=41, **LOOPING)
+@bug(faults=0, seeds=150, shown=63, **LOOPING)
 def a_program_stands_for_a_run_of_another_length(patch: Patch) -> None:
     def prepared(original: Original, self: Coalescer, program: int) -> None:
         if program in self._registered:
@@ -627,7 +627,7 @@ def a_session_whose_program_is_planned_is_forgotten(patch: Patch) -> None:
 # --- cancelled launches -----------------------------------------------------------------------------------------------
 
 
-@bug(shown=12, faults=0, cancels=0.3, window=2)
+@bug(shown=27, faults=0, cancels=0.3, window=2)
 def a_cancelled_launch_is_forgotten(patch: Patch) -> None:
     def cancel(*arguments: Any) -> list[Any]:
         found = withdrawals.cancel(*arguments)
@@ -656,7 +656,7 @@ def a_failed_launch_gives_back_what_it_took(patch: Patch) -> None:
     patch.setattr(PreparedProgram, "consumed", lambda self, slots: ())
 
 
-@bug(faults=0, poison=0.4)
+@bug(faults=0, shown=17, poison=0.4)
 def a_failure_goes_unseen_when_its_result_was_donated(patch: Patch) -> None:
     def finish(original: Original, self: PreparedProgram, slots: Any) -> list[Any]:
         original(self, slots)
@@ -706,7 +706,7 @@ def a_scheduler_that_does_not_join_is_left_alone(patch: Patch) -> None:
 # --- nothing is for ever ----------------------------------------------------------------------------------------------
 
 
-@bug(faults=12, seeds=300, shown=102, launches=(30, 30), **SINGLES)
+@bug(faults=12, seeds=300, shown=105, launches=(30, 30), **SINGLES)
 def survivors_are_not_told_of_launches_that_have_ended(patch: Patch) -> None:
     patch.setattr(Outcomes, "_abort", lambda self, record, failure: [])
     patch.setattr(host_core, "lost_sender", lambda active, host, peers: None)
@@ -727,7 +727,7 @@ def uploads_are_taken_on_the_word_of_their_client(patch: Patch) -> None:
     wrapped(patch, buffers, "put", put)
 
 
-@bug(faults=0, shown=1, **(PAIRS | {"devices": 1, "launches": (40, 40)}))
+@bug(faults=0, shown=4, **(PAIRS | {"devices": 1, "launches": (40, 40)}))
 def uploads_that_differ_between_hosts_are_taken(patch: Patch) -> None:
     def stored(original: Original, session: Any, message: Any) -> Any:
         return original(session, msgspec.structs.replace(message, digests={}))
@@ -774,7 +774,7 @@ FLAWED: dict[str, Any] = {
 """Programs that never end, or whose compiler crashes or never ends, beside good ones."""
 
 
-@bug(faults=0, **FLAWED)
+@bug(faults=0, shown=2, **FLAWED)
 def a_host_does_not_say_what_it_compiles(patch: Patch) -> None:
     def send(original: Original, self: SimulatedHost, message: Any) -> None:
         if not isinstance(message, Compiling):
@@ -783,7 +783,7 @@ def a_host_does_not_say_what_it_compiles(patch: Patch) -> None:
     wrapped(patch, SimulatedHost, "send", send)
 
 
-@bug(faults=0, **FLAWED)
+@bug(faults=0, shown=2, **FLAWED)
 def a_compilation_has_no_limit(patch: Patch) -> None:
     def init(original: Original, self: Deadlines, *arguments: Any) -> None:
         original(self, *arguments)
@@ -792,7 +792,7 @@ def a_compilation_has_no_limit(patch: Patch) -> None:
     wrapped(patch, Deadlines, "__init__", init)
 
 
-@bug(faults=0, **FLAWED)
+@bug(faults=0, shown=2, **FLAWED)
 def a_launch_has_no_limit(patch: Patch) -> None:
     def init(original: Original, self: Deadlines, *arguments: Any) -> None:
         original(self, *arguments)
@@ -801,7 +801,7 @@ def a_launch_has_no_limit(patch: Patch) -> None:
     wrapped(patch, Deadlines, "__init__", init)
 
 
-@bug(faults=0, **FLAWED)
+@bug(faults=0, shown=2, **FLAWED)
 def all_launches_that_are_first_are_blamed_for_one_over_its_limit(patch: Patch) -> None:
     def causes(original: Original, self: Restart, host: int, decided: Any) -> Any:
         return original(self, host, decided) if decided is None else (first_in_line(self.order.outstanding), ())
@@ -809,7 +809,7 @@ def all_launches_that_are_first_are_blamed_for_one_over_its_limit(patch: Patch) 
     wrapped(patch, Restart, "_causes", causes)
 
 
-@bug(faults=0, seeds=150, shown=67, **FLAWED)
+@bug(faults=0, seeds=150, shown=71, **FLAWED)
 def the_time_in_a_device_queue_counts(patch: Patch) -> None:
     def heartbeat(original: Original, self: Devices, slowness: float, sequence_of: Any) -> Heartbeat:
         found = original(self, slowness, sequence_of)
@@ -837,12 +837,12 @@ def a_program_that_ends_hosts_is_never_refused(patch: Patch) -> None:
     patch.setattr(CircuitBreaker, "refusal", lambda self, culprit: None)
 
 
-@bug(faults=0, seeds=250, shown=14, **FLAWED)
+@bug(faults=0, seeds=250, shown=19, **FLAWED)
 def suspects_do_not_wait_for_each_other(patch: Patch) -> None:
     patch.setattr(Preparation, "must_wait", lambda self, program: False)
 
 
-@bug(faults=0, **FLAWED)
+@bug(faults=0, shown=4, **FLAWED)
 def programs_are_compiled_again_without_a_launch(patch: Patch) -> None:
     """Whoever has not been refused yet, as soon as its host is back."""
 

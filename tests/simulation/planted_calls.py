@@ -40,7 +40,7 @@ def a_gang_may_take_the_memory_that_a_call_reads(patch: Patch) -> None:
     wrapped(patch, CallStep, "run", run)
 
 
-@bug(faults=0, **CALLING)
+@bug(faults=0, shown=23, **CALLING)
 def hosts_of_a_slice_go_on_from_a_call_each_for_itself(patch: Patch) -> None:
     def with_barriers(original: Original, *arguments: Any) -> Any:
         return tuple(

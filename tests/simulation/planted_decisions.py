@@ -66,7 +66,7 @@ def what_lies_between_parts_is_freed_while_it_is_needed(patch: Patch) -> None:
     wrapped(patch, Course, "launched", launched)
 
 
-@bug(faults=0, **DECIDING)
+@bug(faults=0, shown=5, **DECIDING)
 def what_lies_between_parts_is_never_freed(patch: Patch) -> None:
     patch.setattr(Decisions, "_free", lambda self, session, whole: [])
 

@@ -29,7 +29,7 @@ def another_branch_begins_than_the_value_says(patch: Patch) -> None:
     wrapped(patch, EarlyLaunches, "decided", decided)
 
 
-@bug(faults=0, seeds=80, shown=9, **FOLLOWING)
+@bug(faults=0, seeds=80, shown=33, **FOLLOWING)
 def a_branch_begins_that_was_launched_before(patch: Patch) -> None:
     """What told of it came late: it has run, and what it made may have been dropped."""
 
@@ -40,6 +40,6 @@ def a_branch_begins_that_was_launched_before(patch: Patch) -> None:
     wrapped(patch, EarlyLaunches, "_note", note)
 
 
-@bug(faults=0, seeds=400, shown=144, **FOLLOWING | {"cancels": 0.5})
+@bug(faults=0, seeds=400, shown=151, **FOLLOWING | {"cancels": 0.5})
 def a_branch_that_is_never_launched_stays_on_its_host(patch: Patch) -> None:
     patch.setattr(Decisions, "_taken_back", lambda self, session, program, segment, told: [])

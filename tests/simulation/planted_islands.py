@@ -62,7 +62,7 @@ def programs_are_not_registered_again_after_a_move(patch: Patch) -> None:
     patch.setattr(Renewals, "moved", lambda self, slices: None)
 
 
-@bug(faults=0, **MOVING)
+@bug(faults=0, shown=7, **MOVING)
 def a_composed_program_outlives_the_move_of_its_slice(patch: Patch) -> None:
     patch.setattr(Coalescer, "moved", lambda self, slices: None)
 
@@ -132,7 +132,7 @@ def a_new_resource_manager_hears_of_no_slice(patch: Patch) -> None:
     wrapped(patch, manager_calls, "holdings", without)
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, shown=5, **DYING)
 def a_new_resource_manager_maps_slices_before_it_knows_the_others(patch: Patch) -> None:
     def answer(original: Original, self: ManagerCore, event: Any, now: float) -> Any:
         uninformed, self.uninformed = self.uninformed, False
@@ -169,7 +169,7 @@ def _without(what: type) -> Callable[..., Any]:
     return changed
 
 
-@bug(faults=0, seeds=300, shown=163, **ORPHANING)
+@bug(faults=0, seeds=300, shown=171, **ORPHANING)
 def a_host_keeps_buffers_that_nobody_wants(patch: Patch) -> None:
     wrapped(patch, hosts, "compared", _without(Drop))
 

@@ -41,7 +41,7 @@ def a_launch_passes_what_makes_its_arguments(patch: Patch) -> None:
     patch.setattr(priorities, "passing", passing)
 
 
-@bug(faults=0, **PASSING)
+@bug(faults=0, shown=7, **PASSING)
 def a_launch_that_donates_passes_what_reads_its_arguments(patch: Patch) -> None:
     wrapped(patch, priorities, "passing", lambda original, later: original(later._replace(donated=())))
 

@@ -45,12 +45,12 @@ BUSY: dict[str, Any] = DYING | {
 """The same, with much under way."""
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, shown=7, **DYING)
 def a_resumed_session_does_not_register_its_programs_again(patch: Patch) -> None:
     patch.setattr(Renewals, "controller_lost", lambda self: None)
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, shown=8, **DYING)
 def launches_that_were_sent_are_forgotten_with_the_controller(patch: Patch) -> None:
     patch.setattr(ClientCore, "_note_sent", lambda self, now: None)
 
@@ -75,7 +75,7 @@ def clients_do_not_name_what_they_have_sent(patch: Patch) -> None:
     wrapped(patch, Ending, "resume_request", request)
 
 
-@bug(faults=0, **BUSY)
+@bug(faults=0, shown=11, **BUSY)
 def outcomes_that_come_later_are_not_passed_on(patch: Patch) -> None:
     patch.setattr(Inherited, "reported", lambda self, island, sequence, failure: [])
 
@@ -95,12 +95,12 @@ def a_launch_that_failed_counts_as_done(patch: Patch) -> None:
     patch.setattr(Fate, "failure", None)
 
 
-@bug(faults=0, **BUSY)
+@bug(faults=0, shown=2, **BUSY)
 def results_of_launches_that_ran_are_dropped(patch: Patch) -> None:
     patch.setattr(Answer, "there", [])
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, shown=7, **DYING)
 def a_controller_numbers_its_launches_as_the_one_before(patch: Patch) -> None:
     def host_up(original: Original, self: Takeover, island: int, message: HostUp) -> Any:
         assert message.holds is not None
@@ -111,7 +111,7 @@ def a_controller_numbers_its_launches_as_the_one_before(patch: Patch) -> None:
     wrapped(patch, Takeover, "host_up", host_up)
 
 
-@bug(faults=0, shown=11, **DYING | {"clients": 4, "launches": (40, 40)})
+@bug(faults=0, shown=15, **DYING | {"clients": 4, "launches": (40, 40)})
 def what_hosts_hold_without_a_handle_stays_there(patch: Patch) -> None:
     def enter(original: Original, self: Takeover, *arguments: Any) -> Any:
         return [c for c in original(self, *arguments) if type(c.message).__name__ != "Drop"]
@@ -119,7 +119,7 @@ def what_hosts_hold_without_a_handle_stays_there(patch: Patch) -> None:
     wrapped(patch, Takeover, "_enter", enter)
 
 
-@bug(faults=0, **DYING)
+@bug(faults=0, shown=24, **DYING)
 def sessions_that_do_not_come_back_keep_what_they_hold(patch: Patch) -> None:
     def end(self: Takeover, now: float) -> list[Any]:
         self.over_since = now
@@ -133,7 +133,7 @@ def launches_wait_for_islands_that_they_never_came_to(patch: Patch) -> None:
     patch.setattr(Inherited, "abort_unknown", lambda self: [])
 
 
-@bug(faults=0, **DYING | {"controller_deaths": 1})
+@bug(faults=0, shown=11, **DYING | {"controller_deaths": 1})
 def what_was_called_while_the_controller_was_away_is_not_sent(patch: Patch) -> None:
     def request(original: Original, self: ClientCore, *arguments: Any) -> Any:
         found = original(self, *arguments)
@@ -143,7 +143,7 @@ def what_was_called_while_the_controller_was_away_is_not_sent(patch: Patch) -> N
     wrapped(patch, Ending, "resume_request", request)
 
 
-@bug(faults=0, **DYING | {"controller_deaths": 4, "manager_deaths": 4, "launches": (40, 60)})
+@bug(faults=0, shown=7, **DYING | {"controller_deaths": 4, "manager_deaths": 4, "launches": (40, 60)})
 def slices_that_the_resource_manager_has_forgotten_stay_so(patch: Patch) -> None:
     def slices_of(original: Original, *arguments: Any) -> Any:
         known = arguments[-1]

@@ -29,7 +29,7 @@ def a_program_is_dropped_before_launches_that_wait(patch: Patch) -> None:
     wrapped(patch, Admission, "call", call)
 
 
-@bug(faults=0, **REPLACED)
+@bug(faults=0, shown=3, **REPLACED)
 def functions_that_other_programs_name_are_let_go(patch: Patch) -> None:
     def unregistered(original: Original, self: Renewals, program: int) -> Unregister:
         functions = self.programs[program][2] if program in self.programs else ()
