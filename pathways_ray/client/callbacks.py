@@ -38,17 +38,23 @@ def when_done(array: A, call: Callable[[A], Any]) -> None:
 
 def _watch(array: Waited, done: Callable[[], None]) -> None:
     """Has `done` called once, in the thread that hears that an array is computed or has failed: it must not wait."""
-    session = array._buffer.session
-    once = threading.Lock()
-
-    def look() -> None:
-        if array._buffer.record.state is not PENDING and once.acquire(blocking=False):
-            session.unwatch(look)
-            done()
-
+    session, look = array._buffer.session, _Look(array, done)
     session.watch(look)
     session.hurry()
     look()
+
+
+class _Look:
+    """A look at an array, made again and again. No function that refers to itself: arrays would stay on their devices
+    until Python's collector has found them."""
+
+    def __init__(self, array: Waited, done: Callable[[], None]) -> None:
+        self._array, self._done, self._once = array, done, threading.Lock()
+
+    def __call__(self) -> None:
+        if self._array._buffer.record.state is not PENDING and self._once.acquire(blocking=False):
+            self._array._buffer.session.unwatch(self)
+            self._done()
 
 
 def _call(array: A, call: Callable[[A], Any]) -> None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, freed_behind, kept_of, needs_all
 from pathways_ray.errors import GraphError, TooLarge
-from pathways_ray.ir.graph import Graph, Ref
+from pathways_ray.ir.graph import Graph, Ref, host_part
 from pathways_ray.ir.repeat import joined, repeated
 from pathways_ray.transport.messages import EarlyLaunch, Free, Launch, Message, Register, encode
 
@@ -133,8 +133,8 @@ class Coalescer:
         self._max_us = MAX_UNCONTENDED_US
 
     def register(self, number: int, graph: Graph) -> None:
-        """Adds a program. Launches of one on several slices are not coalesced: they overlap as they are."""
-        if len(graph.slices) == 1:
+        """Adds a program. Not coalesced are those on several slices, which overlap as they are, and host functions."""
+        if len(graph.slices) == 1 and not any(map(host_part, graph.recipes)):
             self._programs[number] = Known(graph, len(graph.result.inputs), graph.donated_arguments)
 
     def unregister(self, number: int) -> tuple[int, ...]:

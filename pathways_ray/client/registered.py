@@ -55,7 +55,9 @@ class RegisteredProgram:
     def register(self) -> None:
         """Sends the program, so that its hosts compile it, unless that was done."""
         if self._number < 0:
-            self._number = self.session.register(self._built.graph, self._encoded, self._built.functions)
+            number = self.session.register(self._built.graph, self._encoded, self._built.functions)
+            if self.__dict__.setdefault("_number", number) != number:  # another thread was faster
+                self.session.unregister(number)
 
     def wait_compiled(self) -> dict[int, int]:
         """Waits until the hosts have compiled the program; returns the bytes that computations need inside, for each

@@ -4,8 +4,8 @@ A node joins the chain before it when no other node consumes what the chain's la
 consumes was there before the chain began: then running the chain as one delays no other node. What a chain makes on
 its way may be a result of the program, as the loss of a training step is, and waits for the chain's end; not where the
 same function goes on, since a loop would hand on its last value alone. A chain runs where its last node stood, so it
-ends before a node in between that takes the memory of what the chain reads. The executor puts an
-optimisation barrier between the parts, so the bits are those of running them one by one.
+ends before a node in between that takes the memory of what the chain reads. The executor puts an optimisation barrier
+or a seal between the parts, so the bits are those of running them one by one; but a NaN may have the other sign.
 
 A chain ends before its estimated time reaches a bound, since other tenants wait behind it; and before it has too many
 parts to compile, where one that repeats the part before it costs nothing: `roll_loops` makes loops of those.

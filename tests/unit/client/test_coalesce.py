@@ -474,6 +474,20 @@ def test_a_program_on_several_slices_is_not_coalesced() -> None:
     assert fresh.coalesce(messages) == messages
 
 
+def test_a_host_function_is_not_coalesced() -> None:
+    """Each launch is a call of Python, which may do more than give a result; a composed program makes only those whose
+    results are taken."""
+    client = Client()
+    sketch = Sketch()
+    where = sketch.slice("0.0")
+    client.graphs[5] = sketch.graph(sketch.call("h", sketch.argument(where), slice=where, host_limit_ms=1000))
+    client.coalescer.register(5, client.graphs[5])
+    for first in (10_000, 20_000):
+        for message in client.sends(*loop(first, 64, 5, first - 1)):
+            client.ends(message)
+    assert not client.registered
+
+
 def test_composed_programs_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coalesce, "MAX_PROGRAMS", 2)
     client = Client()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 import logging
 import math
@@ -11,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 from typing import Any
 
 import jax
@@ -264,6 +266,46 @@ def test_coroutines_do_not_wait_for_callbacks(offline: Offline) -> None:
 
     assert asyncio.run(asyncio.wait_for(waiting(), LIMIT_S / 2)) is b
     goes_on.set()
+
+
+@pytest.mark.parametrize("way", ["await", "callback"])
+def test_an_array_goes_with_its_handle_once_it_was_waited_for(offline: Offline, way: str) -> None:
+    """Without Python's collector, which comes late: hosts keep the array until then."""
+
+    async def waits(array: Any) -> None:
+        await array
+
+    gc.disable()
+    try:
+        (a,) = launched(offline, 1)
+        kept = weakref.ref(a._buffer)
+        if way == "await":
+            threading.Timer(0.05, offline.say, (Completed((1,)),)).start()
+            asyncio.run(waits(a))
+        else:
+            called: list[int] = []
+            a.add_done_callback(lambda _: called.append(1))
+            offline.say(Completed((1,)))
+            eventually(lambda: called == [1])
+        del a
+        eventually(lambda: kept() is None)
+    finally:
+        gc.enable()
+
+
+def test_a_cancellation_in_a_fork_waits_for_no_thread_of_its_parent(offline: Offline) -> None:
+    (a,) = launched(offline, 1)
+    with offline.session._driver.sending:
+        child = os.fork()
+        if not child:
+            try:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(int(LIMIT_S))
+                offline.session.leave_to_parent()
+                os._exit(0 if a.cancel() is False else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_fork_calls_what_it_deletes_by_itself(offline: Offline) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import threading
 from typing import Any
 
 import jax
@@ -13,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from tests.unit.client.offline import LIMIT_S, Background
 
 V = np.arange(8, dtype=np.float32)
 M = np.ones((8, 8), np.float32)
@@ -135,3 +138,29 @@ def test_the_count_of_operations_is_that_of_xla() -> None:
     traced = jax.jit(f).trace(np.ones((64, 64), np.float32), np.ones((64, 64), np.float32))
     cost: Any = jax.jit(lambda v, m: f(v, m)).lower(*traced.in_avals[0]).cost_analysis()
     assert work(traced.jaxpr, 1).operations == pytest.approx(3 * cost["flops"], rel=0.02)
+
+
+def test_a_program_that_two_threads_send_at_once_is_registered_once(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both make its first call. The second number is given back, else the cluster would keep that program."""
+    program = pw.compiled(layer, slice=session.virtual_slice((1,), ("x",))).lower(V, M)
+    both, register = threading.Barrier(2), session.register
+    sent: list[int] = []
+    dropped: list[int] = []
+
+    def together(*about: Any) -> int:
+        both.wait(LIMIT_S)
+        sent.append(number := register(*about))
+        return number
+
+    monkeypatch.setattr(session, "register", together)
+    monkeypatch.setattr(session, "unregister", dropped.append)
+    threads = [Background(program.compile) for _ in range(2)]
+    for one in threads:
+        one.end()
+    assert len(sent) == 2
+    assert len(dropped) == 1
+    del program, threads, one
+    gc.collect()
+    assert sorted(dropped) == sorted(sent)
