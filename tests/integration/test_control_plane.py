@@ -108,6 +108,7 @@ def test_a_scheduler_dies_and_its_host_keeps_what_it_holds(session: ClusterSessi
     assert set(before.values()) - set(processes(session).values()) == {scheduler}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_scheduler_dies_and_several_hosts_keep_what_they_hold(python: Any) -> None:
     """

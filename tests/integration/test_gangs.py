@@ -58,6 +58,7 @@ def test_launches_of_four_clients_together_give_the_bits_of_each_alone(
         assert found == {"wrong": 0, "errors": [], "example": ""}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_islands_of_two_hosts(python: Scripts, pairs: Cluster) -> None:
     out = python.run("islands_of_two_hosts", pairs.url, pairs.token, timeout=220)

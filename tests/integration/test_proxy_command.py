@@ -106,7 +106,7 @@ def test_a_signal_that_ends_it_ends_its_command_and_leaves_no_folder(
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_with_a_cluster_of_its_own_too(elsewhere: dict[str, str], whole: bool) -> None:
     """Ray may get the signal too, as from `timeout`, Slurm or systemd: nothing is asked of it that is gone by then."""
     assert ended(elsewhere, ("--until-eof",), signal.SIGTERM, whole) == 0

@@ -713,6 +713,7 @@ def test_functions_that_are_not_what_the_graph_says_are_refused(whole: Cluster, 
     assert failure.message.startswith("step gives (float32[16]); the program says output 0 is float32[8]")
 
 
+@pytest.mark.slow
 def test_broken_functions_end_no_host(whole: Cluster, raw) -> None:
     """Reading about one in a hundred of these would crash who reads them."""
     kind, rng = ArrayType((8,), "float32"), random.Random(11)
@@ -836,6 +837,7 @@ def broken(data: bytes, rng: random.Random) -> bytes:
     return data[:at] + b"\x91" * rng.randint(1, 3000) + data[at:]
 
 
+@pytest.mark.slow
 def test_four_thousand_broken_messages_from_tenants(whole: Cluster, raw) -> None:
     """Each endpoint gets broken messages from a session that is let in; the cluster computes as if nothing had been."""
     rng = random.Random(5)

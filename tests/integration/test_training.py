@@ -115,6 +115,7 @@ def whole(trainer: Trainer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_loss_falls_and_the_run_leaves_its_records(whole: Path) -> None:
     losses = [loss for _, loss, _ in curve(whole)]
     assert len(losses) == STEPS
@@ -136,6 +137,7 @@ def test_loss_falls_and_the_run_leaves_its_records(whole: Path) -> None:
     assert line["tokens_per_second"] == pytest.approx(8 * 128 / line["seconds"])
 
 
+@pytest.mark.slow
 def test_what_is_held_out_is_evaluated_every_so_many_steps_and_at_the_end(whole: Path) -> None:
     lines = map(json.loads, (whole / "metrics.jsonl").read_text().splitlines())
     found = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
@@ -145,6 +147,7 @@ def test_what_is_held_out_is_evaluated_every_so_many_steps_and_at_the_end(whole:
     assert all(abs(found[step] - losses[step]) < 0.5 for step in found)  # text like that of the training
 
 
+@pytest.mark.slow
 def test_a_step_is_drawn_next_to_its_prediction(whole: Path) -> None:
     assert (whole / "step-12.png").read_bytes().startswith(b"\x89PNG")
     events = json.loads((whole / "step-12.trace.json").read_text())["traceEvents"]

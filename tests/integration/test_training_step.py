@@ -184,6 +184,7 @@ def test_replicas_on_two_islands_sum_their_gradients_in_pieces(session, referenc
     release(step)
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_is_not_applied_and_named(session, reference) -> None:
     step = make("1f1b", pipeline=2, options={"keep": "input"})
     params = jax.tree.map(np.copy, reference.params)

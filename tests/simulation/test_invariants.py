@@ -318,6 +318,7 @@ def test_faults_strike_and_launches_fail_of_them() -> None:
     assert sum(result.values for result in results) > 1000
 
 
+@pytest.mark.slow
 def test_a_seed_has_one_log_whatever_the_order_of_sets() -> None:
     program = (
         "from pathways_ray.simulation.world import simulate\nprint(*(simulate(seed, 8).digest for seed in range(12)))"

@@ -252,6 +252,7 @@ def test_functions_ahead_of_their_program_are_refused_with_it() -> None:
         check(made, bad)
 
 
+@pytest.mark.slow
 def test_some_hundred_broken_functions_harm_nobody(checker: Sandbox) -> None:
     """About one in a hundred would crash this process, or keep it busy, if it read them itself."""
     rng = random.Random(1)

@@ -77,6 +77,7 @@ def host(*arguments: str) -> tuple[int, str]:
     return int(hits), bits
 
 
+@pytest.mark.slow
 def test_a_second_process_compiles_nothing_and_a_damaged_entry_is_compiled_again(home: Path) -> None:
     first, second = host(), host()
     assert (first[0], second[0] > 0) == (0, True)
