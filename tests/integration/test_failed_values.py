@@ -23,11 +23,12 @@ def host_pids(session: ClusterSession) -> list[int]:
     return [ray.get(host.statistics.remote())["pid"] for host in session.cluster.hosts.values()]
 
 
-@pytest.mark.parametrize("use", ["fetch", "send", "copy", "donate", "take"])
+@pytest.mark.parametrize("use", ["fetch", "send", "copy", "donate", "take", "call"])
 def test_a_result_that_ran_out_of_memory_takes_nothing_with_it(session, slices, use: str) -> None:
     """
     1. A function asks for 256 GiB, behind one that takes a while, so that it fails when it runs.
-    2. Its result is looked at, or handed to a computation of another island, other devices or the same, or donated.
+    2. Its result is looked at, or handed to a computation of another island, other devices or the same, or donated, or
+       a host function is called with it, which is called with others afterwards.
     3. The client gets the typed error, the first time and each time; hosts, and arrays of others, are as before.
     """
 
@@ -42,6 +43,7 @@ def test_a_result_that_ran_out_of_memory_takes_nothing_with_it(session, slices, 
     some_of_it = pw.compiled(lambda a: jnp.sort(big(a), axis=1)[-1, :4], slice=slices.a1)
     there = pw.compiled(lambda v: v + 1, slice={"send": slices.b2, "copy": slices.a22}.get(use, slices.a1))
     donates = pw.compiled(lambda v: v * 2, slice=slices.a1, donate_argnums=0)
+    called = pw.host(lambda v: v + 1, slice=slices.a1, result=lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype))
     others = pw.put(V, slices.a1, P())
     pids = host_pids(session)
     for _ in range(ROUNDS):
@@ -53,12 +55,16 @@ def test_a_result_that_ran_out_of_memory_takes_nothing_with_it(session, slices, 
             y = pw.program(there)(y)
         elif use == "take":
             y = there(y)
+        elif use == "call":
+            y = called(y)
         started = time.monotonic()
         for _ in range(2):
             with pytest.raises(ExecutionError, match=r"Out of memory|RESOURCE_EXHAUSTED"):
                 np.asarray(y)
         assert time.monotonic() - started < 20
         np.testing.assert_array_equal(np.asarray(others), V)
+        if use == "call":
+            np.testing.assert_array_equal(np.asarray(called(others)), V + 1)
         del x, y
     assert host_pids(session) == pids
 

@@ -42,6 +42,7 @@ class LocalPart:
 
     def gather(self, array: jax.Array) -> np.ndarray[Any, Any]:
         """The part as one array; waits for the devices. It may share their memory."""
+        array.block_until_ready()  # raises for one that failed; NumPy would wait for good, or end the process over it
         shards = dict(zip(self.boxes, shards_of(array), strict=True))
         if self.box in shards:
             return np.asarray(shards[self.box])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 from pathways_ray.errors import CompileError
 from pathways_ray.executor.calls.local import LocalPart
 from pathways_ray.ir.types import ArrayType
+from tests.unit.executor.data.test_server import failing_later
 from tests.unit.helpers import placed, spec
 
 ROWS = ArrayType((8, 6), "float32")
@@ -36,3 +38,15 @@ def test_rows_with_others_between_them_are_no_block() -> None:
 
 def test_a_scalar_is_whole_everywhere() -> None:
     assert LocalPart(ArrayType((), "int32"), (), placed(1, ("0.0", "1.0")), 1).shape == ()
+
+
+@pytest.mark.parametrize("wait", [False, True], ids=["at once", "once it has failed"])
+def test_an_array_that_failed_is_not_read(wait: bool) -> None:
+    """NumPy would wait for it for good, or end the process."""
+    array = failing_later()
+    if wait:
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            array.block_until_ready()
+    part = LocalPart(ArrayType(array.shape, "float32"), spec(""), placed(1, ("0.0",)), 0)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Out of memory"):
+        part.gather(array)
