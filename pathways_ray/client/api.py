@@ -136,9 +136,10 @@ def recording() -> Iterator[Mapping[int, Sequence[Any]]]:
         print([one.name for one in computed[0]])
 
     Yields a mapping that is filled when the block ends: for each host its computations, in the order in which they were
-    enqueued. Each has a `name` (of the user's function), `devices` (their numbers on the host), and `start` and `end`
-    in seconds of the host's `time.perf_counter`. The mapping stays empty where a host did not answer. Wait for results
-    inside the block: the record ends with it. Recording costs some 0.1 ms for each computation.
+    enqueued, 65,536 at most, without the oldest ones beyond. Each has a `name` (of the user's function), `devices`
+    (their numbers on the host), and `start` and `end` in seconds of the host's `time.perf_counter`. The mapping stays
+    empty where a host did not answer. Wait for results inside the block: the record ends with it, also where it raises,
+    and then has what was over. Recording costs some 0.1 ms for each computation.
 
     Raises:
         UsageError: this process did not start the cluster by `pw.init`.
@@ -146,11 +147,15 @@ def recording() -> Iterator[Mapping[int, Sequence[Any]]]:
     session = own_cluster()
     if session is None:
         raise UsageError("hosts can be recorded only by the process that started them: use pw.init, not pw.connect")
-    session.cluster.record()
     computed: dict[int, Sequence[Any]] = {}
-    yield computed
-    if session.cluster is not None:
-        computed.update(session.cluster.recorded())
+    waits = False  # where the block raises, what is still under way may never end
+    try:
+        session.cluster.record()
+        yield computed
+        waits = True
+    finally:
+        if session.cluster is not None:
+            computed.update(session.cluster.recorded(waits))
 
 
 @contextlib.contextmanager

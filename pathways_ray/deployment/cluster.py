@@ -39,6 +39,12 @@ from pathways_ray.resource_manager.actor import GROUPS, ResourceManager
 
 RECORD_LIMIT_S = 600.0
 
+LAST_COMPUTED_S = 60.0
+"""How long hosts wait for the last computations of a record."""
+
+NO_WAIT_S = 10.0
+"""How long the answers of hosts are waited for that wait for none."""
+
 
 @dataclass
 class Cluster:
@@ -103,10 +109,15 @@ class Cluster:
         """Has every host note when each of its computations runs, until `recorded`."""
         _answers([host.record.remote() for host in self.hosts.values()])
 
-    def recorded(self) -> dict[int, Sequence[Any]]:
+    def recorded(self, waits: bool = True) -> dict[int, Sequence[Any]]:
         """Computations of each host since `record`, in the order in which they were enqueued, as
-        `executor.timeline.Computed`; empty where a host did not answer."""
-        answers = _answers([host.recorded.remote() for host in self.hosts.values()])
+        `executor.profiling.profiler.Computed`; empty where a host did not answer.
+
+        Args:
+            waits: for those that are under way.
+        """
+        limits_s = (LAST_COMPUTED_S, RECORD_LIMIT_S) if waits else (0.0, NO_WAIT_S)
+        answers = _answers([host.recorded.remote(limits_s[0]) for host in self.hosts.values()], limits_s[1])
         return dict(zip(self.hosts, answers, strict=True)) if answers else {}
 
     def trace(
@@ -324,10 +335,10 @@ def start(
         raise
 
 
-def _answers(asked: list[Any]) -> list[Any]:
+def _answers(asked: list[Any], limit_s: float = RECORD_LIMIT_S) -> list[Any]:
     """Answers of actors; none where one of them has died or is too slow: a launch reports that better."""
     try:
-        answers: list[Any] = ray.get(asked, timeout=RECORD_LIMIT_S)
+        answers: list[Any] = ray.get(asked, timeout=limit_s)
     except ray.exceptions.RayError:
         return []
     return answers

@@ -362,11 +362,10 @@ class HostExecutor(Inspectable):
         """Begins to note when each computation runs, until `recorded`; earlier notes are forgotten."""
         from pathways_ray.executor.profiling.profiler import Timeline
 
-        if self.timeline is not None:
-            self.timeline.release()  # the caller that began it did not come back
+        self.recorded(0.0)  # where the caller that began it did not come back
         self.timeline = Timeline(list(self.dispatcher.driver.programs.values()))
 
-    def recorded(self, limit_s: float = 60.0) -> list[Computed]:
+    def recorded(self, limit_s: float) -> list[Computed]:
         """The computations that ran since `record`, see `Timeline.stop`."""
         timeline, self.timeline = self.timeline, None
         return timeline.stop(limit_s) if timeline is not None else []

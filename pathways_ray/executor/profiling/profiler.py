@@ -34,6 +34,9 @@ MAX_XPROF_BYTES = 1 << 30
 MAX_ENTRIES = 1 << 17
 """Launches that a trace keeps, some 10 MB; older ones go first."""
 
+MAX_COMPUTED = 1 << 16
+"""Computations that a timeline keeps, some 220 MB; older ones go first."""
+
 MAX_WAITING = 512
 """Threads that wait at once; what is enqueued beyond them is seen late."""
 
@@ -105,7 +108,7 @@ class Timeline:
     """Records from when it is made until `stop`."""
 
     def __init__(self, programs: Iterable[PreparedProgram]) -> None:
-        self._seen: list[_Seen] = []
+        self._seen: deque[_Seen] = deque(maxlen=MAX_COMPUTED)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._waiting = ThreadPoolExecutor(MAX_WAITING, "timeline")
@@ -156,7 +159,11 @@ class Timeline:
                     latest = math.inf if value.is_deleted() and not math.isnan(latest) else math.nan
             found.set_result(latest)
 
-        self._waiting.submit(wait)
+        try:
+            self._waiting.submit(wait)
+        except RuntimeError:  # the record has ended since the computation was enqueued
+            found.set_result(math.nan)
+            return found
         begun.wait(BEGIN_LIMIT_S)
         return found
 
@@ -168,19 +175,28 @@ class Timeline:
         self._waiting.shutdown(wait=False)
 
     def stop(self, limit_s: float) -> list[Computed]:
-        """The computations that ran, in the order in which it was enqueued; waits up to `limit_s` for the last of it.
+        """The computations that ran, in the order in which they were enqueued; waits up to `limit_s` for the last of
+        them.
 
-        What failed is left out. When a computation ended that was taken before a thread saw it is estimated from what
-        stood behind it on its devices; it is left out when nothing did.
+        What failed is left out, as is what is not over by then. When a computation ended that was taken before a thread
+        saw it is estimated from what stood behind it on its devices; it is left out when nothing did.
         """
         self.release()
         deadline = time.monotonic() + limit_s
         ended = []
-        for one in self._seen:
-            there, end = (future.result(max(0.0, deadline - time.monotonic())) for future in (one.inputs, one.outputs))
+        for one in list(self._seen):
+            there, end = (_found(future, deadline) for future in (one.inputs, one.outputs))
             if not math.isnan(end):
                 ended.append((one, there if math.isfinite(there) else 0.0, end))
         return _in_order(ended)
+
+
+def _found(future: Future[float], deadline: float) -> float:
+    """A time that was waited for; NaN where it is not known by then."""
+    try:
+        return future.result(max(0.0, deadline - time.monotonic()))
+    except TimeoutError:
+        return math.nan
 
 
 class _Bound(NamedTuple):

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pathways_ray.executor.profiling import profiler
 from pathways_ray.executor.profiling.profiler import LaunchTrace, Ran, Timeline, _in_order, _Seen
@@ -83,6 +84,35 @@ def test_a_record_that_nobody_comes_back_for_leaves_the_host_as_it_was() -> None
     timeline.release()
     assert one.compiled is slow
     assert sys.getswitchinterval() == interval
+
+
+def test_a_computation_that_is_enqueued_as_the_record_ends_runs_all_the_same() -> None:
+    def last(v: jax.Array) -> tuple[jax.Array]:
+        timeline.release()
+        return (v,)
+
+    one = step("last", last)
+    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    v = jnp.ones(4)
+    assert one.compiled(v) == (v,)
+    assert timeline.stop(LIMIT_S) == []
+
+
+def test_what_is_not_over_in_time_is_left_out() -> None:
+    timeline, end = Timeline([]), Future[float]()
+    end.set_result(2.0)
+    timeline._seen.append(_Seen("over", (0,), 1.0, end, end))
+    timeline._seen.append(_Seen("under way", (0,), 1.0, end, Future()))
+    assert [one.name for one in timeline.stop(0.0)] == ["over"]
+
+
+def test_a_timeline_keeps_the_last_computations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler, "MAX_COMPUTED", 2)
+    steps = [step(name, lambda v: (v,)) for name in "abc"]
+    timeline = Timeline([SimpleNamespace(steps=steps)])  # type: ignore[list-item]
+    for one in steps:
+        one.compiled(jnp.ones(4))
+    assert [one.name for one in timeline.stop(LIMIT_S)] == ["b", "c"]
 
 
 def test_what_was_taken_unseen_shares_the_time_until_the_next_end_that_was_seen() -> None:
