@@ -208,7 +208,7 @@ def main() -> None:
         for member in search.members:
             if member.stopped:
                 print(f"  {member} stopped at {member.stopped}")
-        if options.picture:  # of what is compiled by now: only that is recorded
+        if options.picture:  # of a second run, in which nothing has to be compiled
             search.begin()
             with pw.recording() as computed:
                 search.run(lambda line: None)

@@ -363,9 +363,13 @@ class HostExecutor(Inspectable):
         from pathways_ray.executor.profiling.profiler import Timeline
 
         self.recorded(0.0)  # where the caller that began it did not come back
-        self.timeline = Timeline(list(self.dispatcher.driver.programs.values()))
+        self.timeline = Timeline(self.dispatcher.driver.programs)
+        self.dispatcher.observe(self.timeline)
 
     def recorded(self, limit_s: float) -> list[Computed]:
         """The computations that ran since `record`, see `Timeline.stop`."""
         timeline, self.timeline = self.timeline, None
-        return timeline.stop(limit_s) if timeline is not None else []
+        if timeline is None:
+            return []
+        self.dispatcher.release(timeline)
+        return timeline.stop(limit_s)

@@ -50,6 +50,20 @@ def test_a_launch_is_on_every_process_of_the_trace(session, slices, tmp_path: Pa
     assert json.loads(file.read_text())["metadata"]["slices left out"] == 0
 
 
+def test_a_step_that_was_never_called_before_is_recorded(session, slices) -> None:
+    def never_before(v):
+        return v * 2 + 1
+
+    step = pw.compiled(never_before, slice=slices.a1)
+    with pw.recording() as computed:
+        for _ in range(3):
+            step(np.arange(4.0)).block_until_ready()
+    assert [one.name for one in computed[0]] == ["never_before"] * 3
+    with pytest.raises(ValueError, match="no"), pw.recording() as computed:
+        raise ValueError("no")
+    assert list(computed.values()) == [[], []]  # each host has answered, and ended its record
+
+
 def test_what_is_over_can_be_had(session, slices) -> None:
     single = pw.compiled(double, slice=slices.a1)
     since = time.monotonic()

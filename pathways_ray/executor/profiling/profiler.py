@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,15 +105,44 @@ class _Seen(NamedTuple):
 
 
 class Timeline:
-    """Records from when it is made until `stop`."""
+    """Records from when it is made until `stop`. It observes the dispatcher, so that programs that come meanwhile are
+    recorded too.
 
-    def __init__(self, programs: Iterable[PreparedProgram]) -> None:
+    Args:
+        programs: those of the host, by their numbers; others may be added to them.
+    """
+
+    def __init__(self, programs: Mapping[int, PreparedProgram]) -> None:
         self._seen: deque[_Seen] = deque(maxlen=MAX_COMPUTED)
         self._interval = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
         self._waiting = ThreadPoolExecutor(MAX_WAITING, "timeline")
+        self._programs = programs
+        self._known: dict[int, PreparedProgram] = {}
         self._wrapped: list[tuple[ExecuteStep, Callable[..., Any]]] = []
-        for program in programs:
+        self._over = False
+        self._lock = threading.Lock()
+        for number in list(programs):
+            self._wrap(number)
+
+    def started(self, launch: IslandLaunch) -> None:
+        """A launch has come, and nothing of it is enqueued yet."""
+        if self._known.get(launch.program) is not self._programs.get(launch.program):
+            self._wrap(launch.program)
+
+    def enqueued(self, launch: IslandLaunch, program: PreparedProgram, first: int, last: int) -> None:
+        """Computations say so themselves."""
+
+    def ran(self, sequence: int, start: float, end: float, part: bool = False) -> None:
+        """The same."""
+
+    def _wrap(self, number: int) -> None:
+        """Has the computations of a program recorded from now on."""
+        with self._lock:
+            program = self._programs.get(number)
+            if self._over or program is None or program is self._known.get(number):
+                return
+            self._known[number] = program
             for step in program.steps:
                 if isinstance(step, ExecuteStep):
                     self._wrapped.append((step, step.compiled))
@@ -169,8 +198,10 @@ class Timeline:
 
     def release(self) -> None:
         """Stops recording: the host is as it was."""
-        for step, compiled in self._wrapped:
-            step.compiled = compiled
+        with self._lock:
+            self._over = True
+            for step, compiled in self._wrapped:
+                step.compiled = compiled
         sys.setswitchinterval(self._interval)
         self._waiting.shutdown(wait=False)
 

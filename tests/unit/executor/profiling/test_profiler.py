@@ -40,7 +40,7 @@ def test_computations_follow_one_another_although_they_are_enqueued_at_once() ->
     take(v + 0)[0].block_until_ready()
     steps = [step("slow", slow), step("take", take)]
     before = time.perf_counter()
-    timeline = Timeline([SimpleNamespace(steps=steps)])  # type: ignore[list-item]
+    timeline = Timeline({1: SimpleNamespace(steps=steps)})  # type: ignore[dict-item]
     (made,) = steps[0].compiled(v)
     (taken,) = steps[1].compiled(made)
     first, second = timeline.stop(LIMIT_S)
@@ -56,7 +56,7 @@ def test_a_computation_is_seen_although_each_of_its_results_is_taken_at_once() -
     values = [jnp.ones((400, 400)), jnp.ones((400, 400))]
     both(*[value + 0 for value in values])[0].block_until_ready()
     one = step("both", both)
-    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    timeline = Timeline({1: SimpleNamespace(steps=[one])})  # type: ignore[dict-item]
     for _ in range(4):
         values = list(one.compiled(*values))
     assert [computed.name for computed in timeline.stop(LIMIT_S)] == ["both"] * 4
@@ -64,7 +64,7 @@ def test_a_computation_is_seen_although_each_of_its_results_is_taken_at_once() -
 
 def test_nothing_is_recorded_and_nothing_is_wrapped_afterwards() -> None:
     one = step("slow", slow)
-    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    timeline = Timeline({1: SimpleNamespace(steps=[one])})  # type: ignore[dict-item]
     assert one.compiled is not slow
     assert timeline.stop(LIMIT_S) == []
     assert one.compiled is slow
@@ -72,14 +72,14 @@ def test_nothing_is_recorded_and_nothing_is_wrapped_afterwards() -> None:
 
 def test_what_gives_no_arrays_is_left_out() -> None:
     one = step("failed", lambda *inputs: [np.zeros(1)])
-    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    timeline = Timeline({1: SimpleNamespace(steps=[one])})  # type: ignore[dict-item]
     one.compiled("a failure")
     assert timeline.stop(LIMIT_S) == []
 
 
 def test_a_record_that_nobody_comes_back_for_leaves_the_host_as_it_was() -> None:
     one, interval = step("slow", slow), sys.getswitchinterval()
-    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    timeline = Timeline({1: SimpleNamespace(steps=[one])})  # type: ignore[dict-item]
     assert sys.getswitchinterval() != interval
     timeline.release()
     assert one.compiled is slow
@@ -92,14 +92,14 @@ def test_a_computation_that_is_enqueued_as_the_record_ends_runs_all_the_same() -
         return (v,)
 
     one = step("last", last)
-    timeline = Timeline([SimpleNamespace(steps=[one])])  # type: ignore[list-item]
+    timeline = Timeline({1: SimpleNamespace(steps=[one])})  # type: ignore[dict-item]
     v = jnp.ones(4)
     assert one.compiled(v) == (v,)
     assert timeline.stop(LIMIT_S) == []
 
 
 def test_what_is_not_over_in_time_is_left_out() -> None:
-    timeline, end = Timeline([]), Future[float]()
+    timeline, end = Timeline({}), Future[float]()
     end.set_result(2.0)
     timeline._seen.append(_Seen("over", (0,), 1.0, end, end))
     timeline._seen.append(_Seen("under way", (0,), 1.0, end, Future()))
@@ -109,10 +109,31 @@ def test_what_is_not_over_in_time_is_left_out() -> None:
 def test_a_timeline_keeps_the_last_computations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler, "MAX_COMPUTED", 2)
     steps = [step(name, lambda v: (v,)) for name in "abc"]
-    timeline = Timeline([SimpleNamespace(steps=steps)])  # type: ignore[list-item]
+    timeline = Timeline({1: SimpleNamespace(steps=steps)})  # type: ignore[dict-item]
     for one in steps:
         one.compiled(jnp.ones(4))
     assert [one.name for one in timeline.stop(LIMIT_S)] == ["b", "c"]
+
+
+def test_a_program_that_comes_later_is_recorded_from_its_first_launch_to_the_end() -> None:
+    """Also another one in its place, under the number of one that was dropped. What comes after the end is left."""
+    added = lambda v: (v + 1,)  # noqa: E731
+    programs: dict[int, Any] = {}
+    timeline = Timeline(programs)
+    made = []
+    for name in ("first", "second"):
+        one = step(name, added)
+        programs[7] = SimpleNamespace(steps=[one])
+        for sequence in (1, 2):
+            timeline.started(IslandLaunch(sequence, 1, 7, (), 0))
+            one.compiled(jnp.ones(4))
+        made.append(one)
+    timeline.started(IslandLaunch(3, 1, 8, (), 0))  # of a program that is not here
+    assert [one.name for one in timeline.stop(LIMIT_S)] == ["first", "first", "second", "second"]
+    made.append(step("third", added))
+    programs[7] = SimpleNamespace(steps=made[-1:])
+    timeline.started(IslandLaunch(4, 1, 7, (), 0))
+    assert [one.compiled for one in made] == [added] * 3
 
 
 def test_what_was_taken_unseen_shares_the_time_until_the_next_end_that_was_seen() -> None:

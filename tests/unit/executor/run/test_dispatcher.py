@@ -20,6 +20,7 @@ from jax import export
 
 from pathways_ray.controller.programs import plan_program
 from pathways_ray.errors import Failure
+from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.compile import compiler as compiler_module
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.buffer_store import BufferStore
@@ -502,6 +503,27 @@ def test_an_observer_sees_the_launches_while_it_is_there(host: Served) -> None:
     host.receive(IslandLaunch(41, 1, 1, (1,), 41))
     assert host.ended(1) == [41]
     assert [(ran.sequence, ran.session) for ran in trace.entries] == [(40, 1)]
+
+
+def test_a_program_that_comes_while_a_host_records_is_recorded(host: Served) -> None:
+    """One that was there before, and one that comes; what runs before and afterwards is not."""
+    executor: Any = HostExecutor.__new__(HostExecutor)
+    executor.dispatcher, executor.timeline = host.dispatcher, None
+    host.receive(IslandLaunch(42, 1, 1, (1,), 42))
+    assert host.ended(1) == [42]
+    executor.record()
+    host.receive(program(4, lambda x: (x * 7,), digest="new"))
+    assert host.next().failure is None
+    host.receive(IslandLaunch(43, 1, 4, (1,), 43), IslandLaunch(44, 1, 1, (1,), 44))
+    assert host.ended(2) == [43, 44]
+    found = executor.recorded(LIMIT_S)
+    host.receive(IslandLaunch(45, 1, 4, (1,), 45))
+    assert host.ended(1) == [45]
+    assert len(found) == 2
+    assert found[0].name == "new"
+    assert executor.recorded(0.0) == []
+    assert not host.dispatcher.driver.observers
+    host.receive(DropProgram(1, 4))
 
 
 def test_a_heartbeat_says_what_keeps_a_device_and_what_is_behind_it(host: Served) -> None:
