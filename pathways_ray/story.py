@@ -26,8 +26,16 @@ def log_name(process: str) -> str:
     return f"{process.replace(' ', '-')}.jsonl"
 
 
+def printable(text: str) -> str:
+    """The text with what is not printable escaped: programs and errors are named by users, and are shown to others."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 class Entry(NamedTuple):
-    """One event. `at` is the process's own clock in seconds; 0 and -1 stand for "concerns none in particular"."""
+    """One event. `at` is the process's own clock in seconds; 0 and -1 stand for "concerns none in particular". One that
+    is `private` names a program of a tenant, or an error of it, as those of launches do."""
 
     at: float
     event: str
@@ -36,6 +44,7 @@ class Entry(NamedTuple):
     session: int = 0
     launch: int = 0
     host: int = -1
+    private: bool = False
 
     def text(self, now: float) -> str:
         """One line for people; the time is given as seconds before `now`."""
@@ -48,8 +57,8 @@ class Entry(NamedTuple):
             )
             if number != missing
         )
-        detail = f": {self.detail}" if self.detail else ""
-        cause = f" (because {self.cause})" if self.cause else ""
+        detail = f": {printable(self.detail)}" if self.detail else ""
+        cause = f" (because {printable(self.cause)})" if self.cause else ""
         return f"{now - self.at:.3f} s before: {self.event}{where}{detail}{cause}"
 
 
@@ -89,13 +98,14 @@ class Story:
     ) -> tuple[str, ...]:
         """The last entries that concern a session, a launch or hosts, oldest first, as text after the process's name.
 
-        An entry matters when it names the launch, one of the hosts, or, of lifecycle events, the session.
+        An entry matters when it names the launch, one of the hosts, or, of lifecycle events, the session. What is on a
+        host may be anybody's: of entries that only name a host, those of launches, and private ones, are left out.
         """
         found = [
             entry
             for entry in self.entries()
             if (launch and entry.launch == launch)
-            or entry.host in hosts
+            or (entry.host in hosts and not entry.launch and not entry.private)
             or (session and entry.session == session and not entry.launch)
         ]
         return tuple(f"{self.process}: {entry.text(now)}" for entry in found[-LAST_ENTRIES:])

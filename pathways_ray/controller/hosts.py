@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,6 +20,22 @@ from pathways_ray.controller.state import HostState, Send, SendClient, SendIslan
 from pathways_ray.errors import Failure
 from pathways_ray.story import LAST_ENTRIES, Entry
 from pathways_ray.transport.messages import BuffersLost, Holds, HostAddress, HostDown, HostUp, Peer, Peers
+
+RESTARTS = "its island starts again for what a launch or a compilation did there"
+"""The reason of a loss that the scheduler has decided, for tenants whose launch it was not."""
+
+
+class Loss(NamedTuple):
+    """The failures that follow from the loss of a host. It ended with `cause`; launches on its island end with `named`
+    if their tenant is one of `tenants`, whose launch or program it names, others with `plain`, but for those that are
+    `overdue`. To other tenants, what else was there is gone for the `reason`."""
+
+    cause: Failure
+    named: Failure
+    plain: Failure
+    reason: str
+    tenants: frozenset[str] = frozenset()
+    overdue: Mapping[int, Failure] = MappingProxyType({})
 
 
 class Hosts:
@@ -96,67 +113,85 @@ class Hosts:
         host = tables.hosts.get(message.host)
         if host is not None and not host.epoch:
             # Nothing is there but launches of before: once it is up, nobody else would tell their end.
-            _, others, overdue = self._failures(host, message)
-            return Settled(self.outcomes.inherited.island_lost(host.island, others, overdue), [])
+            loss = self._loss(host, message)
+            return Settled(self.outcomes.inherited.island_lost(host.island, loss.plain, loss.overdue), [])
         if host is None or host.epoch != message.epoch or host.down_since is not None:
             return Settled([], [])
-        commands = self._away(host, "host lost", message.kind, message.reason)
+        commands = self._away(host, "host lost", message.kind, message.reason, message.decided)
         commands += [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in tables.sessions]
-        failure, others, overdue = self._failures(host, message)
-        not_compiled = self.preparation.host_down(message, failure)
+        loss = self._loss(host, message)
+        not_compiled = self.preparation.host_down(message, loss.cause)
         # Launches first: what ends them is the loss of the host, not that of the arguments they had there.
-        settled = self._fail_launches(host.island, others, overdue)
+        settled = self._fail_launches(host.island, loss)
         commands += settled.commands
-        text = f"the buffer was on host {host.host}, which is gone: {message.reason}"
         for session in tables.sessions.values():
-            commands += self._lose_buffers(session, host, text)
+            why = message.reason if session.tenant.name in loss.tenants else loss.reason
+            commands += self._lose_buffers(session, host, f"the buffer was on host {host.host}, which is gone: {why}")
         waiting = [s for p in not_compiled if (s := tables.sessions.get(p.session)) is not None]
         return Settled(commands, [*settled.sessions, *waiting])
 
-    def _failures(self, host: HostState, message: HostDown) -> tuple[Failure, Failure, dict[int, Failure]]:
-        """The failure that a host ended with, that of launches on its island, and those of launches that were over a
-        limit."""
-        tables = self.tables
-        members = frozenset(h.host for h in tables.hosts.values() if h.island == host.island)
-        seen = tables.story.lines(tables.now, launch=next(iter(message.candidates), 0), hosts=members)
-        text = f"host {host.host} was lost: {message.reason}"
-        lost = Failure("HostLost", text, host=host.host, story=(*message.story[-LAST_ENTRIES:], *seen))
+    def _loss(self, host: HostState, message: HostDown) -> Loss:
+        """The failures that the loss of a host ends in, by what its scheduler says of it."""
+        story, now, launch = self.tables.story, self.tables.now, message.launch or next(iter(message.candidates), 0)
+        members = frozenset(h.host for h in self.tables.hosts.values() if h.island == host.island)
+        told = (*message.story[-LAST_ENTRIES:], *story.lines(now, launch=launch, hosts=members))
+        reason, tenants = RESTARTS if message.decided else message.reason, self._tenants_of(launch, message)
+        named = Failure("HostLost", f"host {host.host} was lost: {message.reason}", host=host.host, story=told)
+        text = f"host {host.host} was lost: {reason}"
+        plain = msgspec.structs.replace(named, message=text, story=story.lines(now, hosts=members))
         if message.kind == "HostLost":
-            return lost, lost, {}
+            return Loss(named, named, plain, reason, tenants)
         # Its scheduler ended it, for what launches did.
-        text = f"{message.reason}. The hosts of island {host.island} start again"
-        failure = msgspec.structs.replace(lost, kind=message.kind, message=text)
+        text = f". The hosts of island {host.island} start again"
+        ended = msgspec.structs.replace(named, kind=message.kind, message=message.reason + text)
         if message.kind == "LaunchTimeout":
-            return failure, lost, dict.fromkeys(message.candidates, failure)
-        return failure, failure, {}
+            return Loss(ended, named, plain, reason, tenants, dict.fromkeys(message.candidates, ended))
+        return Loss(
+            ended, ended, msgspec.structs.replace(plain, kind=message.kind, message=reason + text), reason, tenants
+        )
 
-    def _away(self, host: HostState, event: str, kind: str, reason: str) -> list[Send]:
-        """A host can be used no more, or not for now."""
+    def _tenants_of(self, launch: int, message: HostDown) -> frozenset[str]:
+        """The tenants that the reason and the story of a loss are for: those of what they name."""
+        tables, found = self.tables, set[int]()
+        if (record := tables.in_flight.get(launch)) is not None:
+            found.add(record.session)
+        elif (program := tables.failed.get(launch)) is not None:
+            found.add(program.session)
+        elif (fate := self.outcomes.inherited.fates.get(launch)) is not None:
+            found.add(fate.told.session)
+        for key in message.compiling if message.decided else ():
+            if (program := tables.programs.get(key)) is not None:
+                found.add(program.session)
+        return frozenset(tables.sessions[one].tenant.name for one in found if one in tables.sessions)
+
+    def _away(self, host: HostState, event: str, kind: str, reason: str, private: bool = False) -> list[Send]:
+        """A host can be used no more, or not for now. A `private` reason names what is a tenant's."""
         tables = self.tables
         host.down_since = tables.now
         tables.away.add(host.host)
         detail = f"epoch {host.epoch} on island {host.island}: {kind}"
-        tables.story.note(Entry(tables.now, event, detail, reason, host=host.host))
+        tables.story.note(Entry(tables.now, event, detail, reason, host=host.host, private=private))
         for program in tables.programs.values():
             program.ready.discard(host.host)
         return list(self._peers())
 
-    def _fail_launches(
-        self, island: int, failure: Failure, overdue: Mapping[int, Failure] = MappingProxyType({})
-    ) -> Settled:
+    def _fail_launches(self, island: int, loss: Loss) -> Settled:
         """Ends the launches that are on an island. Those that are `overdue` have a failure of their own, and say what
         they compute there."""
+        sessions = self.tables.sessions
         lost = [record for record in self.tables.in_flight.values() if island in record.program.islands]
         dropped: list[Send] = []
         for record in lost:
-            record.failure = failure
-            if record.sequence in overdue:
-                record.failure = record.program.plans[island].attributed(overdue[record.sequence])
+            session = sessions.get(record.session)
+            mine = session is not None and session.tenant.name in loss.tenants
+            record.failure = loss.named if mine else loss.plain
+            if record.sequence in loss.overdue:
+                record.failure = record.program.plans[island].attributed(loss.overdue[record.sequence])
             record.producers = ()
             dropped += self.dispatch.drop_results(record)
         settled = self.outcomes.settle(lost)
         undecided = self.outcomes.donations.island_lost(island)
-        inherited = self.outcomes.inherited.island_lost(island, failure, overdue)
+        inherited = self.outcomes.inherited.island_lost(island, loss.plain, loss.overdue)
         return Settled([*dropped, *settled.commands, *undecided, *inherited], settled.sessions)
 
     # --- hosts without a scheduler ------------------------------------------------------------------------------------
@@ -170,7 +205,8 @@ class Hosts:
             host.orphaned = True
             commands += self._away(host, "host without a scheduler", "it keeps what it holds", reason)
         donated = {(s.id, number) for s in self.tables.sessions.values() for number in s.donated}
-        settled = self._fail_launches(hosts[0].island, Failure("HostLost", reason, host=hosts[0].host))
+        lost = Failure("HostLost", reason, host=hosts[0].host)
+        settled = self._fail_launches(hosts[0].island, Loss(lost, lost, lost, reason))
         commands += settled.commands
         for session in self.tables.sessions.values():
             doubtful = [number for number in session.buffers if (session.id, number) in donated]

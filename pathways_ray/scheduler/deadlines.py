@@ -176,7 +176,7 @@ class Deadlines:
         if waited <= limits * max(self.limit_s, longest_s):
             return None
         reason = f"{_named(outstanding[oldest])} has waited for {waited:.0f} s while nothing ran"
-        return RestartIsland(min(hosts), reason)
+        return RestartIsland(min(hosts), reason, launch=oldest)
 
 
 def first_in_line(outstanding: Mapping[int, Outstanding], host: int | None = None) -> tuple[int, ...]:

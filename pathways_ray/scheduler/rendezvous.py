@@ -88,11 +88,14 @@ class OrderCheck:
         clash = self.add(members.index(host), message.gangs)
         if clash is None:
             return []
+        records = [outstanding.get(gang.sequence) for _, gang in clash]
         one, other = (
-            f"host {members[place]} had {_gang_text(gang, outstanding.get(gang.sequence))}" for place, gang in clash
+            f"host {members[place]} had {_gang_text(gang, record)}"
+            for (place, gang), record in zip(clash, records, strict=True)
         )
+        tenants = {record.usage.tenant if record is not None else "" for record in records}
         reason = f"hosts of island {self.island} enqueued gangs in different orders: {one} where {other}"
-        return [RestartIsland(host, reason, "OrderMismatch", clash[0].gang.sequence)]
+        return [RestartIsland(host, reason, "OrderMismatch", clash[0].gang.sequence if len(tenants) == 1 else 0)]
 
     def add(self, host: int, gangs: Iterable[Gang]) -> tuple[HostGang, HostGang] | None:
         """Notes the gangs that a host enqueued next, by its place in the island. Returns two gangs that two hosts have

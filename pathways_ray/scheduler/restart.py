@@ -68,13 +68,14 @@ class Restart:
         candidates, compiling = self._causes(host, decided)
         first = launch or (candidates[0] if candidates else 0)
         story = self.story.lines(now, launch=first, hosts=self.members.hosts)
-        self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host))
+        names = decided is not None
+        self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host, private=names))
         commands: list[events.Command] = [events.ForgetHosts()]
         # The cause first: the controller knows the launches that it names until it has heard of the first loss.
         for member in sorted(self.members.lose(epoch), key=lambda member: member != host):
             self.liveness.forget(member)
             why = reason if member == host else f"host {host} of its island was lost: {reason}"
-            down = wire.HostDown(member, epoch, why, kind, candidates, story, compiling, decided is not None)
+            down = wire.HostDown(member, epoch, why, kind, candidates, story, compiling, names, first)
             commands.append(events.ToController(down))
             candidates = compiling = ()
             if member != host or kill:

@@ -17,9 +17,10 @@ from pathways_ray.transport.messages import Drop, DropProgram, IslandLaunch, Isl
 class RestartIsland(NamedTuple):
     """A decision of the order, always its last one: the island's hosts have to start again.
 
-    `host` is the one whose report led to it, `kind` the error that launches get. `launch` is the launch at fault, or 0;
-    `program` the one whose compilation is, or 0. Without either nobody is to blame. A launch that was over its limit
-    had its devices for `seconds`.
+    `host` is the one whose report led to it, `kind` the error that launches get. `launch` is the launch that the reason
+    names, or 0; `program` the one whose compilation is at fault, or 0. One that names launches of several tenants has
+    neither: nobody is told but the operator. A launch that was over its limit had its devices for `seconds`, and is to
+    blame.
     """
 
     host: int

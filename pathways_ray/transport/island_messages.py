@@ -166,7 +166,8 @@ class HostDown(Message, tag=31):
 
     `candidates` are the launches that were first in line on its devices, `compiling` the programs that it compiled: one
     of them may have been the cause. With `decided` it was, since the scheduler ended the host for what it did. `story`
-    has the scheduler's last events that led to the loss.
+    has the scheduler's last events that led to the loss. Both `story` and, with `decided`, `reason` are for the tenants
+    of `launch` and of `compiling` alone: they name their programs.
     """
 
     host: int
@@ -177,6 +178,7 @@ class HostDown(Message, tag=31):
     story: tuple[str, ...] = ()
     compiling: tuple[int, ...] = ()
     decided: bool = False
+    launch: int = 0
 
 
 class Ready(Message, tag=32):

@@ -43,3 +43,24 @@ def test_a_cause_is_said_and_the_sink_gets_lifecycle_entries_alone() -> None:
     story.note_launch(Entry(1.0, "enqueued", launch=5))
     assert [entry.event for entry in logged] == ["launch failed"]
     assert story.lines(1.0, launch=4) == ("host 0: 0.000 s before: launch failed launch 4 (because host 1 is lost)",)
+
+
+def test_entries_that_only_name_a_host_are_those_that_anybody_may_read() -> None:
+    story = Story("scheduler 0")
+    story.note(Entry(1.0, "island restarts", "launch 9 of program 'loop' was too long", launch=9, host=3, private=True))
+    story.note(Entry(2.0, "island restarts", "it compiled program 'big' for 130 s", host=3, private=True))
+    story.note(Entry(3.0, "host joined", "epoch 2", host=3))
+    story.note_launch(Entry(4.0, "failed", "bob's error", launch=12, host=3))
+    story.note_launch(Entry(5.0, "failed", "alice's error", launch=13, host=3))
+    assert story.lines(6.0, launch=13, hosts=frozenset({3})) == (
+        "scheduler 0: 3.000 s before: host joined host 3: epoch 2",
+        "scheduler 0: 1.000 s before: failed launch 13 host 3: alice's error",
+    )
+    assert len(story.lines(6.0, launch=9)) == 1
+
+
+def test_what_a_user_has_named_neither_steers_a_terminal_nor_makes_a_line_of_its_own() -> None:
+    entry = Entry(0.0, "dispatched", "a\x1b]0;b\x07\nscheduler 0: c\u2028\u202e\ud800 é", "d\r\x9b")
+    assert entry.text(0.0) == (
+        r"0.000 s before: dispatched: a\x1b]0;b\x07\nscheduler 0: c\u2028\u202e\ud800 é (because d\r\x9b)"
+    )

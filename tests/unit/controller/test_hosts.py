@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.state import SendClient
+from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.limits import HOST_ABSENCE_LIMIT_S
 from pathways_ray.simulation.tables import check_launches
@@ -14,6 +16,7 @@ from pathways_ray.transport.messages import (
     Completed,
     Drop,
     HostAddress,
+    HostDown,
     HostUp,
     IslandLaunch,
     Launch,
@@ -80,6 +83,57 @@ def test_buffers_on_a_lost_host_are_lost_and_their_owners_are_told() -> None:
     assert to_client(commands, 1, BuffersLost) == to_client(commands, 2, BuffersLost) == [BuffersLost((2,), lost)]
     assert to_client(front.launch(2, (2,), 4)) == [LaunchFailed(2, lost)]
     assert to_client(front.down(0), kind=BuffersLost)[0].buffers == (1,)
+
+
+@pytest.mark.parametrize(
+    ("kind", "decided", "about"),
+    [
+        ("HostLost", False, 1),
+        ("HostLost", True, 1),
+        ("LaunchTimeout", True, 1),
+        ("OrderMismatch", True, 1),
+        ("OrderMismatch", True, 0),
+    ],
+)
+def test_tenants_beside_a_launch_at_fault_do_not_learn_its_name_or_number(kind: str, decided: bool, about: int) -> None:
+    """What ended a host names the launch to its own tenant and to the operator; where it names those of several
+    tenants, to the operator alone."""
+    front = Harness(sessions=())
+    for session, name in ((1, "alice"), (2, "bob"), (3, "alice")):
+        front.launches.open_session(session, Tenant(name))
+        for slice in SLICES:
+            front.launches.add_slice(session, slice)
+        program = program_over(1, key=session, session=session)
+        program.name = f"of {name}"
+        front.register(program, 1)
+        front.put(1, session=session)
+        front.put(2, session=session)
+        front.launch(1, (1,), 100, session=session)
+    reason = "launch 1 of program 'of alice' failed: 'of alice'" if decided else "its process ended"
+    story = ("scheduler 0: 1.000 s before: dispatched session 1 launch 1: of alice",)
+    candidates = (1,) if kind == "LaunchTimeout" or not decided else ()
+    commands = front.launches.host_down(HostDown(0, 1, reason, kind, candidates, story, (), decided, about))
+    texts = {}
+    for session in (1, 2, 3):
+        mine = [c.message for c in commands if isinstance(c, SendClient) and c.session == session]
+        (failed,) = [one.failure for one in mine if isinstance(one, LaunchFailed)]
+        (lost,) = [one.failure for one in mine if isinstance(one, BuffersLost)]
+        assert failed.kind == (kind if kind == "OrderMismatch" or session == 1 else "HostLost")
+        texts[session] = "\n".join((failed.message, lost.message, *failed.story))
+        assert failed.host == 0
+        assert "host up host 1" in texts[session]
+        if not about or session == 2:
+            assert "alice" not in texts[session]
+            assert "launch 1" not in texts[session]
+            assert (reason in texts[session]) is not decided
+        else:
+            assert reason in failed.message
+            assert reason in lost.message
+            assert story[0] in failed.story
+            assert "admitted session 1 launch 1: of alice" in texts[session]
+    assert any(reason in entry.text(0.0) for entry in front.launches.story.lifecycle)
+    for one in front.launches.story.lines(0.0, hosts=frozenset({0})):
+        assert "alice" not in one, "nor does who waits for the host later"
 
 
 def test_everybody_is_told_that_a_host_is_gone_once() -> None:

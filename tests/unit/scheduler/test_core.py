@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from pathways_ray.errors import Failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.scheduler.controller_absence import REJOIN_PAUSE_S
 from pathways_ray.scheduler.core import LOAD_PERIOD_S, TICK_S, SchedulerCore
@@ -45,6 +46,7 @@ from pathways_ray.transport.messages import (
     HostDown,
     HostUp,
     IslandLaunch,
+    IslandLaunchFailed,
     IslandOutcome,
     IslandOutcomes,
     IslandUp,
@@ -377,6 +379,34 @@ def test_a_launch_without_end_carries_its_own_story_not_that_of_another_one() ->
     assert down.kind == "LaunchTimeout"
     assert any("dispatched session 1 launch 2: p2" in line for line in down.story)
     assert not any("launch 1" in line for line in down.story)
+
+
+def test_the_loss_of_a_host_names_no_launches_of_others() -> None:
+    core = core_of(0, 1)
+    for number, tenant in ((1, "alice"), (2, "bob")):
+        core.handle(ControllerMessage(Account(number, tenant, 1.0, 0)), 0.0)
+        core.handle(ControllerMessage(Program(number, b"", {}, f"of {tenant}", devices("0.0", "1.0"))), 0.0)
+        core.handle(ControllerMessage(IslandLaunch(number, number, number, (), 0)), 0.0)
+    core.handle(HostMessage(1, 1, IslandLaunchFailed(2, Failure("ExecutionError", "bob's error"))), 1.0)
+    found = downs(core.handle(HostDisconnected(0, 1), 2.0))
+    assert [(down.host, down.launch) for down in found] == [(0, 1), (1, 1)]
+    for down in found:
+        assert any("launch 1: of alice" in line for line in down.story)
+        assert not any("bob" in line for line in down.story)
+
+
+@pytest.mark.parametrize(("tenant", "launch"), [("alice", 1), ("bob", 0)])
+def test_a_clash_of_launches_of_two_tenants_is_about_neither(tenant: str, launch: int) -> None:
+    """Its reason names both, and a launch is told to its tenant."""
+    core = core_of(0, 1)
+    for number, name in ((1, "alice"), (2, tenant)):
+        core.handle(ControllerMessage(Account(number, name, 1.0, 0)), 0.0)
+        core.handle(ControllerMessage(Program(number, b"", {}, f"p{number}", devices("0.0", "1.0"))), 0.0)
+        core.handle(ControllerMessage(IslandLaunch(number, number, number, (), 0)), 0.0)
+    one, two = Gang(1, 0, 0b11), Gang(2, 0, 0b11)
+    core.handle(HostMessage(0, 1, Ordered(0, (one, two))), 1.0)
+    found = downs(core.handle(HostMessage(1, 1, Ordered(1, (two, one))), 1.0))
+    assert {down.launch for down in found} == {launch}
 
 
 def test_hosts_with_different_orders_are_reported_with_the_launch_at_fault() -> None:
