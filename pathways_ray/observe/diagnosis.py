@@ -6,6 +6,7 @@ unhealthy; a `warning` is worth a look.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,8 +18,9 @@ WAITS_LONG_S = 30.0
 RUNS_LONG = 0.5
 """The part of its limit after which a launch that keeps its devices is worth a look; so with compilations."""
 
+LAUNCH_LIMIT_S = 60.0
 COMPILE_LIMIT_S = 120.0
-"""The limit of a compilation where the status does not say it."""
+"""The limits of a launch and of a compilation where the status does not say them."""
 
 NEARLY_FULL = 0.95
 """The part of a memory pool that is held beyond which launches wait soon."""
@@ -110,7 +112,7 @@ def _launches(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
         owner = {one["sequence"]: one for one in view.get("dispatched", [])}
         for running in view.get("running", []):
             launch = owner.get(running["sequence"], {})
-            limit = limits.get(launch.get("tenant")) or about.get("launch_limit_s", 60.0)
+            limit = limits.get(launch.get("tenant")) or _limit(about, "launch_limit_s", LAUNCH_LIMIT_S)
             if running["sequence"] and running["seconds"] > RUNS_LONG * limit:
                 name = f"launch {running['sequence']} of {launch.get('program', '')!r} ({launch.get('tenant', '')})"
                 what = (
@@ -120,13 +122,19 @@ def _launches(snapshot: Mapping[str, Any]) -> Iterator[Finding]:
                     "warning", "launch-long", what, "at the limit the island restarts; cancel it, or raise it"
                 )
         for compiling in view.get("compiling", []):
-            if compiling["seconds"] > RUNS_LONG * about.get("compile_limit_s", COMPILE_LIMIT_S):
+            if compiling["seconds"] > RUNS_LONG * _limit(about, "compile_limit_s", COMPILE_LIMIT_S):
                 what = f"host {compiling['host']} compiles {compiling['name']!r} for {compiling['seconds']:.0f} s"
                 yield Finding("warning", "compile-long", what, "at the limit its island restarts; split the program")
         for queue in view.get("queues", []):
             if queue["head"] and queue["age_s"] > WAITS_LONG_S:
                 what = f"launch {queue['head']} ({queue['tenant']}) waits on island {number} for {queue['age_s']:.0f} s"
                 yield Finding("warning", "queue-long", what, f"'pathways why {queue['head']}' says behind what")
+
+
+def _limit(about: Mapping[str, Any], name: str, default: float) -> float:
+    """A limit that the status says. JSON has no infinity: it is null there."""
+    found = about.get(name, default)
+    return math.inf if found is None else float(found)
 
 
 def _host_functions(snapshot: Mapping[str, Any]) -> Iterator[Finding]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import msgspec
 import pytest
 
 from pathways_ray.observe import views
@@ -51,6 +54,21 @@ def test_a_launch_near_its_limit_and_a_long_queue_are_warnings() -> None:
     assert ("warning", "launch-long") not in kinds(found)
     found["status"]["compile_limit_s"] = 600.0
     assert ("warning", "compile-long") not in kinds(found)
+
+
+def test_a_runtime_without_limits_has_nothing_that_takes_long() -> None:
+    """JSON has no infinity; a tenant may have a limit all the same."""
+    found = snapshot()
+    about = {"launch_limit_s": math.inf, "compile_limit_s": math.inf}
+    found["status"] |= msgspec.json.decode(msgspec.json.encode(about))
+    sent = views.Dispatched(640, 2, "bob", "step", 5e5, (0,), ("0.0",))
+    compiles = views.Compiling(1, 7, "big", 5e5)
+    found["islands"]["0"] = view(
+        island=0, hosts=(0,), dispatched=(sent,), running=(views.Running(0, 640, 4e5),), compiling=(compiles,)
+    )  # fmt: skip
+    assert kinds(found) == []
+    found["status"]["tenants"][1]["launch_limit_s"] = 600.0
+    assert kinds(found) == [("warning", "launch-long")]
 
 
 def test_a_tenant_is_told_of_its_own_launches() -> None:
