@@ -1,13 +1,15 @@
 """The log of a process of the runtime: one JSON line for each lifecycle event of its core.
 
 Files lie in `<tempdir>/pathways-<uid>/logs/<runtime>/` on the machine of the process, for their user alone. Each
-is rolled at `MAX_FILE_BYTES`; logs of runtimes that ended a week ago go when another one starts.
+is rolled at `MAX_FILE_BYTES`; logs of runtimes that ended a week ago go when another one starts. Processes hold the
+folder of their runtime by a lock while they run: a quiet one may write nothing for long.
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import logging
 import os
 import shutil
@@ -72,9 +74,10 @@ class ProcessLog:
     def __init__(self, runtime: str, process: str) -> None:
         self.process = process
         self._handler: RotatingFileHandler | None = None
+        self._held = -1
         path = path_of(runtime, process)
         with contextlib.suppress(OSError):
-            _make_private(path.parent)
+            self._held = _hold(path.parent)
             _forget_old(path.parent)
             self._handler = RotatingFileHandler(path, maxBytes=MAX_FILE_BYTES, backupCount=KEPT_FILES, encoding="utf-8")
             os.chmod(path, 0o600)
@@ -104,6 +107,9 @@ class ProcessLog:
         if self._handler is not None:
             self._handler.close()
             self._handler = None
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
 
 def note_operator(runtime: str, event: str, detail: str = "") -> None:
@@ -188,9 +194,36 @@ def _make_private(path: Path) -> None:
             raise OSError(f"{made} is not a folder of this user")
 
 
+def _hold(path: Path) -> int:
+    """Makes the folder of a runtime's logs, and shares a lock of it for as long as what this returns is open.
+
+    Raises:
+        OSError: there can be no such folder.
+    """
+    while True:
+        _make_private(path)
+        held = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        with contextlib.suppress(OSError):  # a file system that has no locks
+            fcntl.flock(held, fcntl.LOCK_SH)
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(held), path.stat()):
+                return held
+        os.close(held)  # another process has just removed it
+
+
 def _forget_old(own: Path) -> None:
     for other in own.parent.iterdir():
         with contextlib.suppress(OSError):
             newest = max((file.stat().st_mtime for file in other.iterdir()), default=other.stat().st_mtime)
             if other != own and time.time() - newest > KEPT_S:
-                shutil.rmtree(other)
+                _remove_unheld(other)
+
+
+def _remove_unheld(path: Path) -> None:
+    """Removes a folder. Raises `OSError` where a process holds it."""
+    opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path)
+    finally:
+        os.close(opened)

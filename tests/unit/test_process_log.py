@@ -88,6 +88,25 @@ def test_a_file_is_rolled_and_old_runtimes_go(place: Path, monkeypatch: pytest.M
     assert not path_of("old", "controller").parent.exists()
 
 
+def test_logs_of_a_runtime_that_lives_stay_however_quiet_it_is(place: Path) -> None:
+    log, other = ProcessLog("quiet", "controller"), ProcessLog("quiet", "host 0")
+    log.write(Entry(0.0, "session opened"))
+
+    def another_starts() -> bool:
+        for file in path_of("quiet", "controller").parent.iterdir():
+            os.utime(file, (0, 0))
+        ProcessLog("new", "controller").close()
+        return path_of("quiet", "controller").parent.exists()
+
+    assert another_starts()
+    other.close()
+    assert another_starts(), "the controller is there"
+    log.write(Entry(0.0, "session closed"))
+    assert [line["event"] for line in lines(path_of("quiet", "controller"))] == ["session opened", "session closed"]
+    log.close()
+    assert not another_starts()
+
+
 def file_of(first: bytes) -> int:
     """The number of a file whose first line this is."""
     return zlib.crc32(first)
