@@ -51,10 +51,9 @@ class ClientCore(Cancelling):
         fusion: whether hosts compose nodes into one computation.
         coalesce: whether launches that repeat each other leave as one.
 
-    The session has `coalescer` coalesce the messages that leave in one batch.
-
-    `ended` is the failure that everything gets once the session has ended, and `closed_because` its reason. `away` is
-    why there is no controller for now, "" while there is one: nothing leaves the queue meanwhile.
+    The session has `coalescer` coalesce the messages that leave in one batch. `ended` is the failure that everything
+    gets once the session has ended, and `closed_because` its reason. `away` is why there is no controller for now, ""
+    while there is one: nothing leaves the queue meanwhile.
     """
 
     def __init__(self, session: int, max_launches: int, fusion: bool = True, coalesce: bool = True) -> None:
@@ -143,8 +142,7 @@ class ClientCore(Cancelling):
             inline: values of arguments that go with it; `INLINE` is in their places.
 
         Returns: the message to send; an `EarlyLaunch` is to be handed to its host as well. None when it entered the
-            queue, which is to be released; or when it failed at once, for an argument that has failed or with the
-            session.
+            queue, which is to be released; or when it failed at once, as an argument of it or the session has.
         """
         failure: Failure | None = None
         uploading = False
@@ -328,6 +326,8 @@ class ClientCore(Cancelling):
         self, launch: int, failure: Failure, now: float, consumed: Sequence[int] = (), undecided: Sequence[int] = ()
     ) -> Sequence[events.Command]:
         self.story.note_launch(Entry(now, "launch failed", failure.message, failure.kind, self.session, launch))
+        if self.trace is not None:
+            self.trace.ended((launch,), now)
         results = self._results_of(launch)
         donated = self.donations.by_launch.pop(launch, ())
         if donated and not consumed and not undecided:
