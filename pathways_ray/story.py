@@ -35,7 +35,7 @@ def printable(text: str) -> str:
 
 class Entry(NamedTuple):
     """One event. `at` is the process's own clock in seconds; 0 and -1 stand for "concerns none in particular". One that
-    is `private` names a program of a tenant, or an error of it, as those of launches do."""
+    is `private` names what may be another tenant's than that of its session: a program, an error, a session."""
 
     at: float
     event: str

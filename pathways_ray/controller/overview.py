@@ -154,8 +154,8 @@ class Overview:
                 {
                     "age_s": now - e.at,
                     "event": e.event,
-                    "detail": e.detail,
-                    "cause": e.cause,
+                    "detail": e.detail if mine is None or not e.private else "",
+                    "cause": e.cause if mine is None or not e.private else "",
                     "session": e.session,
                     "host": e.host,
                 }

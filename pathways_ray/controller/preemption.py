@@ -139,9 +139,8 @@ class Preemption:
         """Has a session give way to another one."""
         self.giving[session.id] = Way(to.id, now, self._room(session, self.memory.capacity()), now)
         self.memory.let_through.add(session.id)
-        self._note(
-            "session gives way", session, f"to session {to.id} of tenant {to.tenant.name}, which waits for memory"
-        )
+        whose = f"to session {to.id} of tenant {to.tenant.name}, which waits for memory"
+        self._note("session gives way", session, whose, private=to.tenant.name != session.tenant.name)
         return [SendClient(session.id, wire.GiveWay(False))]
 
     def to(self, session: int) -> int:
@@ -230,9 +229,8 @@ class Preemption:
             return
         if other.tenant.priority > session.tenant.priority:
             self.late[session.id] = (
-                f"it has not given way within {now - way.since:.0f} s to session {other.id} of tenant "
-                f"{other.tenant.name!r}, which has a higher priority and waits for memory; a client has to save what "
-                "its session holds when it is asked to"
+                f"it has not given way within {now - way.since:.0f} s to another session, which has a higher priority "
+                "and waits for memory; a client has to save what its session holds when it is asked to"
             )
 
     def _wanting(self) -> Iterator[Wanting]:
@@ -280,8 +278,8 @@ class Preemption:
         waited, stayed = now - one.since, now - self.came.get(other.id, -math.inf)
         return waited >= (PATIENCE_S if higher else TURN_S) and stayed >= (STAY_S if higher else TURN_S)
 
-    def _note(self, what: str, session: Session, detail: str) -> None:
-        self.tables.story.note(Entry(self.tables.now, what, detail, session=session.id))
+    def _note(self, what: str, session: Session, detail: str, private: bool = False) -> None:
+        self.tables.story.note(Entry(self.tables.now, what, detail, session=session.id, private=private))
 
 
 def _time_for(size: int) -> float:

@@ -9,6 +9,7 @@ import pytest
 
 from pathways_ray.controller.events import StreamOpened, Tick
 from pathways_ray.controller.memory import Memory
+from pathways_ray.controller.overview import Overview
 from pathways_ray.controller.preemption import (
     AGAIN_S,
     GIVE_WAY_LIMIT_S,
@@ -27,6 +28,7 @@ from pathways_ray.controller.tenants import Tenant
 from pathways_ray.scheduler.policies import Usage
 from pathways_ray.transport import messages as wire
 from tests.unit.controller.core_harness import CoreHarness, sent
+from tests.unit.controller.harness import Harness
 
 
 class Room(Memory):
@@ -166,6 +168,9 @@ def test_one_that_does_not_answer_is_told_again_and_has_a_minute(priority: int) 
     assert (story.core.to(0), story.core.late) == (1, {})
     story.after(2)
     assert list(story.core.late) == ([0] if priority else [])
+    for reason in story.core.late.values():
+        assert "session, which has a higher priority" in reason
+        assert "t1" not in reason, "its tenant's name is not for this one"
     assert story.core.to(0) == 0
     assert story.memory.let_through == set()
 
@@ -206,6 +211,23 @@ def test_one_that_holds_much_goes_before_the_launch_that_waits_fails() -> None:
     assert story.core.late == {}
     story.after(1)
     assert list(story.core.late) == [0]
+
+
+def test_who_gives_way_is_told_to_whom_by_the_operator_alone() -> None:
+    front = Harness(sessions=())
+    for number, name in ((1, "alice"), (2, "bob"), (3, "alice")):
+        front.launches.open_session(number, Tenant(name))
+    first, second, third = front.launches.sessions.values()
+    front.launches.preemption.ask(first, second, 1.0)
+    seen = Overview(front.launches).made(frozenset({1}))["events"][0]
+    assert (seen["event"], seen["detail"]) == ("session gives way", "")
+    told = "to session 2 of tenant bob, which waits for memory"
+    assert Overview(front.launches).made()["events"][0]["detail"] == told
+    assert front.launches.story.lifecycle[-1].detail == told
+    front.launches.preemption.ask(first, third, 2.0)
+    assert (
+        Overview(front.launches).made(frozenset({1}))["events"][0]["detail"].startswith("to session 3 of tenant alice")
+    )
 
 
 def test_one_that_is_asked_late_has_its_minute_all_the_same() -> None:
