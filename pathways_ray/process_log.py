@@ -17,6 +17,7 @@ import socket
 import tempfile
 import time
 import zlib
+from collections.abc import Sequence
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -132,7 +133,7 @@ def read(runtime: str, process: str, offset: int = -1, file: int = 0) -> Part:
     """Whole lines of a log on this machine, at most `MAX_PART_BYTES` of them, over files that are rolled meanwhile.
 
     Args:
-        offset: of the first byte; -1 is that of the last part. With that of the part before, all lines are read once.
+        offset: of the first byte; -1 gives the last part. With that of the part before, all lines are read once.
         file: the one that the offset is in, as the part before named it. Of one that is gone, all that is left is
             newer.
     """
@@ -141,8 +142,7 @@ def read(runtime: str, process: str, offset: int = -1, file: int = 0) -> Part:
         if not files:
             return Part("", 0, 0)
         if offset < 0:
-            number, opened = files[-1]
-            return Part(*_lines(opened, max(0, os.fstat(opened.fileno()).st_size - MAX_PART_BYTES), True), number)
+            return Part(*_last([opened for _, opened in files]), files[-1][0])
         at = next((k for k, (number, _) in enumerate(files) if number == file), -1)
         offset, at = (offset, at) if at >= 0 else (0, 0)
         text, end = _lines(files[at][1], offset)
@@ -150,6 +150,19 @@ def read(runtime: str, process: str, offset: int = -1, file: int = 0) -> Part:
             at += 1
             text, end = _lines(files[at][1], 0)
         return Part(text, end, files[at][0])
+
+
+def _last(files: Sequence[BinaryIO]) -> tuple[str, int]:
+    """The last whole lines of the files of a log, and the offset behind them in the newest one. That may have been
+    begun just now: what is wanted lies in older ones then."""
+    text, end, left = "", 0, MAX_PART_BYTES
+    for file in reversed(files):
+        size = os.fstat(file.fileno()).st_size
+        found, behind = _lines(file, max(0, size - left), True)
+        text, end, left = found + text, end or behind, left - size
+        if left <= 0:
+            break
+    return text, end
 
 
 def _files(path: Path, stack: contextlib.ExitStack) -> list[tuple[int, BinaryIO]]:

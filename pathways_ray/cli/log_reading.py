@@ -150,9 +150,10 @@ def in_order(found: Sequence[Entry]) -> list[Entry]:
 
 
 def entries(text: str) -> list[Entry]:
-    """The events of some lines, without what is no event, as a process that was killed may leave it."""
+    """The events of some lines, without what is no event, as a process that was killed may leave it. A line ends at
+    "\\n" alone: names have other characters that Python breaks lines at."""
     found = []
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             entry = json.loads(line)
         except ValueError:

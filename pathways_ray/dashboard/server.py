@@ -250,8 +250,8 @@ class Dashboard:
             text = await asyncio.to_thread(self.asking, messages.ReadLog(0, process, self.logs[process]))
         except PathwaysError as error:
             return web.Response(status=502, text=f"{error}\n", headers=HEADERS)
-        lines = text.splitlines(keepends=True)
-        return web.Response(text="".join(lines[-LOG_LINES:]), headers=HEADERS)
+        lines = text.split("\n")  # nothing else ends one: names have what `splitlines` breaks at
+        return web.Response(text="\n".join(lines[-LOG_LINES - 1 :]), headers=HEADERS)
 
 
 def _is_of_the_page(record: logging.LogRecord) -> bool:

@@ -162,3 +162,17 @@ def test_a_line_without_end_does_not_stop_the_reader(place: Path, monkeypatch: p
     here = file_of(b"tool")
     assert process_log.read("test", "host 3", 0) == ("tool", 4, here)
     assert process_log.read("test", "host 3", 4, here) == ("ong\n", 8, here)
+
+
+def test_the_last_part_goes_on_in_a_file_that_was_just_rolled(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = path_of("test", "host 3")
+    path.parent.mkdir(parents=True)
+    path.with_name(f"{path.name}.2").write_text("zero\n")
+    path.with_name(f"{path.name}.1").write_text("one\ntwo\nthree\n")
+    path.write_text("four\n")
+    here = file_of(b"four\n")
+    assert process_log.read("test", "host 3") == ("zero\none\ntwo\nthree\nfour\n", 5, here)
+    monkeypatch.setattr(process_log, "MAX_PART_BYTES", 13)
+    assert process_log.read("test", "host 3") == ("three\nfour\n", 5, here), "no more than is read at once"
+    path.write_text("four\n" * 4)
+    assert process_log.read("test", "host 3") == ("four\n" * 2, 20, here)

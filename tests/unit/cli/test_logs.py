@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -86,6 +87,15 @@ def test_an_audit_has_moves_suspensions_islands_and_this_users_own_commands(
     files["host 1"].write_text(line(9, "session ended"))  # as the controller says already
     texts = [text.split(" p: ")[1] for text in invoke("logs", "--audit", "--lines", "2").stdout.splitlines()]
     assert texts == ["island removed", "session resumed", "drill: host 1 killed"], "however much came since"
+
+
+@pytest.mark.parametrize("character", "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029")
+def test_a_name_hides_no_event(files: dict[str, Path], character: str) -> None:
+    """Python breaks lines at more than JSON escapes."""
+    refused = process_log.Line(NOW.isoformat(), "p", 1, "program refused", f"evil{character}name", session=7)
+    files["controller"].write_text(msgspec.json.encode(refused).decode() + "\n", encoding="utf-8")
+    for words in (("logs",), ("logs", "--audit")):
+        assert "program refused session 7: evil?name" in invoke(*words).stdout
 
 
 def test_a_process_that_is_none_is_refused(files: dict[str, Path]) -> None:

@@ -348,7 +348,7 @@ def test_logs_are_those_of_the_processes_that_the_status_names() -> None:
         asked.append(question)
         if question.process == "host 1":
             raise UsageError("its machine does not answer")
-        return "".join(f"line {n}\n" for n in range(500))
+        return "".join(f"line {n}\u2028\n" for n in range(500))  # what a name may have, and no end of a line
 
     async def test(served: Served) -> None:
         async with served.stream() as stream:
