@@ -32,11 +32,13 @@ CONTROLLER = -1
 
 @dataclass(frozen=True)
 class Victim:
-    """A host's process, and the epoch under which it runs; or the controller's, whose epoch does not count."""
+    """A host's process, and the epoch under which it runs; or the controller's, whose epoch does not count. It
+    `started` then, by the kernel of its machine (`os_process`); 0 is not known."""
 
     host: int
     pid: int
     epoch: int
+    started: int = 0
 
     def __str__(self) -> str:
         name = "the controller" if self.host == CONTROLLER else f"host {self.host}"
@@ -108,7 +110,7 @@ def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
     victims = _victims(status(), kind, number)
     began = time.monotonic()
     for victim in victims:
-        os_process.kill(victim.pid)
+        os_process.kill(victim.pid, victim.started)
     named = ", ".join(map(str, victims))
     while time.monotonic() - began < BACK_LIMIT_S:
         time.sleep(LOOK_S)
@@ -132,7 +134,8 @@ def _victims(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
 def chosen(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
     """The processes to be killed. Raises `UsageError` where nothing is."""
     if kind == "controller":
-        return [Victim(CONTROLLER, _shown(status.get("controller", {}).get("pid", 0)), 0)]
+        found = status.get("controller", {})
+        return [Victim(CONTROLLER, _shown(found.get("pid", 0)), 0, found.get("started", 0))]
     hosts = _hosts(status)
     up = [host for host in hosts.values() if host["up"]]
     if number < 0 and up:
@@ -144,7 +147,7 @@ def chosen(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
     if not up:
         what = kind if number < 0 else f"{kind} {number}"
         raise UsageError(f"no {what} is up: there are hosts {sorted(hosts)} on islands {sorted(_islands(status))}")
-    return [Victim(host["host"], _shown(host["pid"]), host["epoch"]) for host in up]
+    return [Victim(host["host"], _shown(host["pid"]), host["epoch"], host.get("started", 0)) for host in up]
 
 
 def _shown(pid: int) -> int:
@@ -155,13 +158,15 @@ def _shown(pid: int) -> int:
 
 
 def check_here(victim: Victim) -> None:
-    """Raises `UsageError` unless this is a process of Ray's on this machine."""
+    """Raises `UsageError` unless this is a process of Ray's on this machine: on another one its number may be that of
+    a process of somebody else's."""
     try:
         with open(f"/proc/{victim.pid}/cmdline", "rb") as file:
             title = file.read()
     except OSError:
         title = b""
-    if not title.startswith(b"ray::"):
+    other = victim.started and os_process.started_at(victim.pid) != victim.started
+    if other or not title.startswith(b"ray::"):
         raise UsageError(f"{victim} is no process of this machine: run the drill where it is")
 
 

@@ -121,7 +121,9 @@ class Controller(Inspectable):
         dispatch = "parallel" if parallel else "sequential"
         about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "compile_limit_s": compile_limit_s}
         about["silence_limit_s"] = silence_limit_s
-        self.core.requests.about |= about | {"policy": policy, "controller": {"pid": os.getpid(), "dispatch": dispatch}}
+        pid, started = self.own_process
+        here = {"pid": pid, "started": started, "dispatch": dispatch}
+        self.core.requests.about |= about | {"policy": policy, "controller": here}
         self.core.requests.isolation.enabled = isolation
         self.core.requests.coalesce = coalesce
         self.core.requests.changes.moves.lost_after_s = lost_after_s

@@ -197,6 +197,7 @@ def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int], islands_o
                     **host,
                     "node": "",
                     "pid": 0,
+                    "started": 0,
                     "devices": [
                         {**device, "slices": [s if s.startswith(labels) else ANONYMOUS for s in device["slices"]]}
                         for device in host["devices"]

@@ -32,8 +32,9 @@ def _island(
     inventory: Inventory, island: int, hosts: Sequence[HostRecord], holders: Mapping[Device, list[str]]
 ) -> dict[str, Any]:
     """`links` has size, kind and hops of each dimension of the island's links (`ir.links.Dimension`), `place` of each
-    device its coordinates there, and `busy` the part of its time for which it computed lately. `drain_left_s` are the
-    seconds that a drain has left; null without a drain, or where its deadline is not known."""
+    device its coordinates there, and `busy` the part of its time for which it computed lately. `started` is when a
+    host's process began (`HostInfo`). `drain_left_s` are the seconds that a drain has left; null without a drain, or
+    where its deadline is not known."""
     links = links_of(hosts)
     places = places_of(hosts, links)
     return {
@@ -50,6 +51,7 @@ def _island(
                 "host": host.host,
                 "node": host.node,
                 "pid": host.pid,
+                "started": host.started,
                 "epoch": host.epoch,
                 "up": host.up,
                 "devices": [
@@ -79,7 +81,7 @@ def _unformed(inventory: Inventory, island: int) -> dict[str, Any]:
         "memory": 0,
         "links": [],
         "hosts": [
-            {"host": host, "node": "", "pid": 0, "epoch": 0, "up": False, "devices": []}
+            {"host": host, "node": "", "pid": 0, "started": 0, "epoch": 0, "up": False, "devices": []}
             for host in sorted(inventory.members[island])
         ],
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ def status(epochs: tuple[int, int, int] = (1, 1, 1), pid: int = 77, up: bool = T
 @pytest.fixture
 def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
-    monkeypatch.setattr(os_process, "kill", found.append)
+    monkeypatch.setattr(os_process, "kill", lambda pid, started: found.append(pid))
     monkeypatch.setattr(drill, "check_here", lambda victim: None)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     return found
@@ -77,6 +79,24 @@ def test_what_cannot_be_killed_is_refused() -> None:
             drill.chosen(status(pid=0), kind, number)
     with pytest.raises(UsageError, match=r"host 3 .process \d+. is no process of this machine"):
         drill.check_here(drill.Victim(3, os.getpid(), 1))
+
+
+def test_a_process_of_somebody_else_that_has_the_number_of_a_host_lives() -> None:
+    """The host is on another machine, and a process of another runtime of Ray's has its number here."""
+    with subprocess.Popen(["bash", "-c", "exec -a ray::SomebodyElse sleep 60"]) as stranger:
+        while not Path(f"/proc/{stranger.pid}/cmdline").read_bytes().startswith(b"ray::"):
+            time.sleep(0.01)
+        began = os_process.started_at(stranger.pid)
+        there = status(pid=stranger.pid)
+        there["islands"][0]["hosts"][0]["started"] = there["controller"]["started"] = began + 1
+        there["controller"]["pid"] = stranger.pid
+        for kind, number in (("host", 0), ("controller", -1)):
+            with pytest.raises(UsageError, match=r".process \d+. is no process of this machine"):
+                drill.drill(lambda: there, kind, number)
+        drill.check_here(drill.Victim(0, stranger.pid, 1, began))
+        drill.check_here(drill.Victim(0, stranger.pid, 1))
+        assert stranger.poll() is None
+        stranger.kill()
 
 
 def test_the_command_kills_as_often_as_it_is_told(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
