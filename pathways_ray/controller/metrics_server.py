@@ -48,6 +48,7 @@ class _Server(ThreadingHTTPServer):
         content_type: str,
         page: Callable[[], bytes],
     ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
         super().__init__(place, _Page)
         self.context, self.token, self.content_type, self.page = context, token, content_type, page
         self._waiting: dict[socket.socket, None] = {}

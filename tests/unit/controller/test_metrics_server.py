@@ -28,6 +28,14 @@ def get(url: str, token: str | None = "s3cret") -> tuple[int, bytes]:
             return error.code, error.read()
 
 
+def _has_loopback_of_6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
 def serve(page: Callable[[], bytes]) -> str:
     return serve_page("127.0.0.1", 0, None, "s3cret", "text/plain", page)
 
@@ -40,6 +48,14 @@ def test_the_page_is_for_who_shows_the_token() -> None:
         assert get(url, wrong)[0] == 401
     assert get(url.removesuffix("metrics"))[0] == 404
     assert len(asked) == 1
+
+
+@pytest.mark.skipif(not _has_loopback_of_6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("address", ["::1", "[::1]"])
+def test_the_page_is_served_at_an_address_of_ipv6(address: str) -> None:
+    url = serve_page(address, 0, None, "s3cret", "text/plain", lambda: b"up 1\n")
+    assert url.startswith("http://[::1]:")
+    assert get(url) == (200, b"up 1\n")
 
 
 def test_no_status_is_no_page() -> None:
