@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from pathways_ray.os_process import started_at
 from pathways_ray.process_log import user_folder
 
 PROBE_LIMIT_S = 1.0
@@ -26,7 +27,8 @@ PROBE_LIMIT_S = 1.0
 class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """A running cluster: its address, what lets clients in, and the process that started it and has to live.
 
-    A cluster that `pathways up` started has no such process (`pid` 0), but a name, and the address of its Ray cluster.
+    That process began when `started` says, by the kernel (`os_process`); 0 is not known, as in an older record. A
+    cluster that `pathways up` started has no such process (`pid` 0), but a name, and the address of its Ray cluster.
     `ca` is the file with the certificates that vouch for a cluster with TLS. One that a command started for itself, and
     that ends with it, is `private`: status shows it, and programs work on it only where they name it.
     """
@@ -38,6 +40,7 @@ class Record(msgspec.Struct, frozen=True, omit_defaults=True):
     ray: str = ""
     ca: str = ""
     private: bool = False
+    started: int = 0
 
     @property
     def label(self) -> str:
@@ -50,7 +53,8 @@ folder = user_folder
 
 def write(url: str, token: str, ca: str = "", private: bool = False) -> None:
     """Leaves the record of this process's cluster, in place of an earlier one."""
-    keep(Record(url, token, os.getpid(), ca=ca, private=private))
+    pid = os.getpid()
+    keep(Record(url, token, pid, ca=ca, private=private, started=started_at(pid)))
 
 
 def remove() -> None:
@@ -100,7 +104,7 @@ def all_records() -> list[Record]:
     for file in folder().glob("*.json"):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
             record = msgspec.json.decode(file.read_bytes(), type=Record)
-            if not record.pid or _lives(record.pid):
+            if not record.pid or _lives(record):
                 found.append((file.stat().st_mtime, record))
             else:
                 file.unlink(missing_ok=True)
@@ -134,10 +138,11 @@ def _is_private(path: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
-def _lives(pid: int) -> bool:
-    """Whether a process of this user has this number."""
+def _lives(record: Record) -> bool:
+    """Whether the process of a record is there; of one that does not say when it began, whether any of this user's has
+    its number."""
     try:
-        os.kill(pid, 0)
+        os.kill(record.pid, 0)
     except OSError:
         return False  # gone, or a later process of another user
-    return True
+    return not record.started or started_at(record.pid) == record.started

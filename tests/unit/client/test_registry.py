@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from pathways_ray import os_process
 from pathways_ray.cli import status
 from pathways_ray.client import registry
 from pathways_ray.errors import UsageError
@@ -47,7 +48,8 @@ def mode(path: Path) -> int:
 
 def test_a_record_is_found_until_it_is_removed() -> None:
     registry.write(URL, TOKEN)
-    assert registry.running() == [registry.Record(URL, TOKEN, os.getpid())]
+    mine = registry.Record(URL, TOKEN, os.getpid(), started=os_process.started_at(os.getpid()))
+    assert registry.running() == [mine]
     registry.write(URL + "1", TOKEN)
     assert [record.url for record in registry.running()] == [URL + "1"]
     registry.remove()
@@ -78,6 +80,15 @@ def test_what_a_dead_process_left_is_ignored_and_removed(dead_pid: int) -> None:
     registry.write(URL + "1", TOKEN)
     assert [record.url for record in registry.running()] == [URL + "1"]
     assert not stale.exists()
+
+
+def test_what_another_process_has_the_number_of_is_removed() -> None:
+    """One that does not say when its process began, of an older version, counts."""
+    parent = os.getppid()
+    for started, lives in ((0, True), (os_process.started_at(parent), True), (1 << 40, False)):
+        left = leave(registry.Record(URL, TOKEN, parent, started=started))
+        assert [record.pid for record in registry.running()] == [parent] * lives
+        assert left.exists() is lives
 
 
 def test_clusters_come_in_the_order_of_their_start() -> None:
