@@ -9,9 +9,10 @@ Suspending:
 Resuming:
 
 1. A slice of the same mesh is made for one that the session had, on its island if that has room, or elsewhere.
-2. The controller exchanges the old slice for the new one. Programs are registered again.
+2. The controller exchanges the old slice for the new one, which is given back at once: both have the same devices, and
+   both count against the tenant's quota. Programs are registered again.
 3. Each array there that a handle is left to is uploaded to the devices that the slice has now. While they are on their
-   way, the next slice is made. In the end the new slices are given back.
+   way, the next slice is made.
 4. Handles name what was uploaded, and calls go on. What fails before leaves the session suspended as it was.
 
 The values are the client's, so a session stays suspended when its controller dies, whichever step that falls into. The
@@ -109,7 +110,6 @@ def resume(
         Unschedulable: no island can hold one of its slices now.
         PathwaysError: it could not be resumed; it is suspended as it was.
     """
-    new: list[int] = []
     pairs: list[tuple[int, int]] = []
     loaded: list[tuple[BufferRecord, BufferRecord]] = []
     losses = core.losses
@@ -119,14 +119,13 @@ def resume(
         else:
             yield Suspended(dataclasses.replace(suspension, tried=True))
         for kept in _needed(suspension, released):
-            made = yield from _made(core, kept, new)
+            made = yield from _made(core, kept)
             pairs += made
             _check_same(core, losses)
             found = yield Ask(wire.ExchangeSlices(core.session, tuple(made)))
             yield Exchanged(found.slices)
+            yield Ask(wire.ReleaseSlice(core.session, made[0][1]))  # before the next is made: the quota may be tight
             yield from _loaded(core, suspension, {old for old, _ in made}, loaded)
-        for number in new:  # while the last arrays are on their way
-            yield Ask(wire.ReleaseSlice(core.session, number))
         for _, copy in loaded[-AHEAD:]:
             yield Arrive(copy)
         yield Hold()  # so that no successor is told meanwhile that the session is suspended
@@ -190,9 +189,9 @@ def _loaded(
             yield Arrive(loaded[-1 - AHEAD][1])
 
 
-def _made(core: ClientCore, kept: Kept, new: list[int]) -> Generator[Step, Any, list[tuple[int, int]]]:
+def _made(core: ClientCore, kept: Kept) -> Generator[Step, Any, list[tuple[int, int]]]:
     """Makes a slice for one that the session had, with its parts: on the same island, or, where that has no room, on
-    any. Returns the pairs of old and new ones."""
+    any. Returns the pairs of old and new ones, that of the slice itself first."""
     mesh = kept.mesh
     try:
         asked = wire.CreateSlice(core.session, mesh.shape, mesh.axes, kept.island, "", kept.name)
@@ -201,7 +200,6 @@ def _made(core: ClientCore, kept: Kept, new: list[int]) -> Generator[Step, Any, 
         asked = wire.CreateSlice(core.session, mesh.shape, mesh.axes, -1, "", kept.name)
         made = yield Ask(kept.wanted.added_to(asked))
     whole = made.placed.mesh.id
-    new.append(whole)
     pairs = [(mesh.id, whole)]
     for part in kept.parts:
         same = part.mesh

@@ -175,7 +175,7 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
     expected = (
         ["Suspended"]
         + ["CreateSlice"] * 3
-        + ["ExchangeSlices", "Exchanged", "Load", "ReleaseSlice", "Arrive", "Hold", "Suspended", "Drop", "Release"]
+        + ["ExchangeSlices", "Exchanged", "ReleaseSlice", "Load", "Arrive", "Hold", "Suspended", "Drop", "Release"]
     )
     assert names(steps) == expected
     assert [step.request.island for step in steps[1:4]] == [1, -1, -1]
@@ -191,8 +191,9 @@ def test_a_session_comes_back_with_its_slices_and_its_arrays() -> None:
 def test_arrays_are_on_their_way_while_the_next_slice_is_made() -> None:
     core, _, suspension = suspended()
     steps, _ = carried_out(resume(core, suspension, (), 0.0), Replies(Held(())))
-    again = ["CreateSlice", "ExchangeSlices", "Exchanged"]
-    assert names(steps)[2:9] == [*again, "Load", "Load", *again[:2]]
+    again = ["CreateSlice", "ExchangeSlices", "Exchanged", "ReleaseSlice"]
+    assert names(steps)[2:10] == [*again, "Load", "Load", *again[:2]]
+    assert [step for step in steps if step == Ask(ReleaseSlice(1, 11))], "the one that was made, with its part"
 
 
 def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() -> None:
@@ -202,7 +203,7 @@ def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() 
     assert steps[-1] == Ask(ReleaseSlice(1, MESH.id))
 
 
-@pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "Load", "Arrive", "Hold"])
+@pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "ReleaseSlice", "Load", "Arrive", "Hold"])
 def test_a_session_that_cannot_be_resumed_stays_suspended_and_can_be_later(refused: str) -> None:
     core, records, suspension = suspended()
     steps, error = carried_out(
@@ -288,7 +289,7 @@ def test_a_session_whose_controller_dies_as_it_is_suspended_is_suspended() -> No
     assert (left.tried, left.arrays) == (True, {1: (0, held.buffers[0])})
 
 
-@pytest.mark.parametrize("lost_in", ["CreateSlice", "Arrive", "Hold"])
+@pytest.mark.parametrize("lost_in", ["CreateSlice", "ReleaseSlice", "Arrive", "Hold"])
 def test_a_session_whose_controller_dies_as_it_comes_back_stays_suspended(lost_in: str) -> None:
     """The successor is there before the next question, which it would answer. It has none of the slices."""
     core, records, suspension = suspended()

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.moving import Ask
+from pathways_ray.client.suspending import resume
+from pathways_ray.client.suspension import Kept, Suspension
 from pathways_ray.controller import buffers
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.events import CallManager, ClientMessages, Command, Plan, Planned, StreamOpened
 from pathways_ray.controller.moves import AGAIN_S
 from pathways_ray.controller.planning import answer
 from pathways_ray.controller.state import SendIsland
+from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport.messages import (
@@ -248,6 +255,42 @@ def test_slices_of_a_suspended_session_are_known_until_they_come_back(few_places
     assert (set(session.slices), session.away, session.replacing) == (set(mine), {}, {})
     come_and_go(core, 400)
     assert len(session.places) <= 12
+
+
+def come_back(core: CoreHarness, suspension: Suspension) -> None:
+    """Carries out the steps of a client whose session is resumed; nothing is refused."""
+    steps, number = resume(ClientCore(1, 100), suspension, (), 0.0), 200
+    said: Any = None
+    while True:
+        try:
+            step, said = steps.send(said), None
+        except StopIteration:
+            return
+        if isinstance(step, Ask) and isinstance(step.request, CreateSlice):
+            number += 1
+            said = reply(another(core, number))
+        elif isinstance(step, Ask):
+            said = reply(core.answered(core.request(1, step.request), True))
+        assert not isinstance(said, Refused), said
+
+
+@pytest.mark.parametrize("limit", ["devices", "slices"])
+def test_a_session_comes_back_within_a_quota_that_has_room_for_its_slices_alone(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each slice that comes back, the one that was made for it is given back before the next one is made."""
+    core = moving()
+    launches = core.core.launches
+    session, client = launches.sessions[1], core.core.clients.known[1]
+    if limit == "devices":
+        session.tenant = client.tenant = Tenant("alice", quota=Quota(devices=2 * HERE.mesh.size))
+    else:
+        monkeypatch.setattr("pathways_ray.controller.quotas.MAX_SLICES", 2)
+    kept = tuple(Kept(placed.mesh, "", -1, ()) for placed in session.slices.values())
+    core.answered(core.request(1, Suspend(1)), 2)
+    come_back(core, Suspension(kept, {}))
+    assert set(session.slices) == {one.mesh.id for one in kept}
+    assert not session.replacing
 
 
 @pytest.mark.parametrize("told", [True, False])
