@@ -2,7 +2,8 @@
 
 The lists are those that the training runtime executes (`megatron_ptdp.schedules`), so what is drawn here is what will
 run. A long iteration repeats itself in the middle: beyond `_steady` microbatches only a part is simulated, twice, and
-the rest follows from the difference. That is exact where the schedule has a steady state.
+the rest follows from the difference. That is exact where the schedule has a steady state. Schedules that do not take
+fewer microbatches are simulated to their end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from megatron_ptdp.schedules import (
     Costs,
     Link,
     Schedule,
+    ScheduleError,
     Timeline,
     build,
     kept_versions,
@@ -112,11 +114,15 @@ def _continued(plan: Plan, limit: int, figure: Callable[[int], float]) -> float:
     """A figure of all microbatches, from those of fewer where they have more than `limit` actions."""
     m, per_microbatch = plan.microbatches, 2 * plan.stages * plan.token_slices
     short = _steady(plan, limit // per_microbatch)
-    if m * per_microbatch <= limit or m <= short:
-        return figure(m)
     step = plan.pipeline
     rest = (m - short) % step
-    less, more = figure(short - step + rest), figure(short + rest)
+    # With a rest, groups that have to be equal are of other sizes where there are fewer, if there are any.
+    if m * per_microbatch <= limit or m <= short or (rest and rules_of(plan.schedule).equal_groups):
+        return figure(m)
+    try:
+        less, more = figure(short - step + rest), figure(short + rest)
+    except ScheduleError:  # one of a user's own need not take these numbers
+        return figure(m)
     return more + (more - less) * ((m - short - rest) // step)
 
 

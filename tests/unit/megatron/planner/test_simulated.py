@@ -15,7 +15,7 @@ from megatron_ptdp.planner.memory import in_flight, stage_memory
 from megatron_ptdp.planner.pipeline import CLOSED_FORMS
 from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import estimate_exactly, search
-from megatron_ptdp.planner.simulated import costs
+from megatron_ptdp.planner.simulated import costs, pipeline_seconds, waiting
 from megatron_ptdp.schedules import Action, Schedule, build, loop, register, registry, schedule_names, simulate
 from tests.unit.megatron.planner.helpers import asked, gpt, selene
 
@@ -142,6 +142,24 @@ def test_sizes_that_its_generator_refuses_are_illegal(own: str) -> None:
         estimate_exactly(asked(gpt(), 4, 15), Plan(pipeline=4, batch=15, schedule=own))
     with pytest.raises(Illegal, match="turned was asked for 2 chunks on each of 4 devices, and made 4 stages"):
         estimate_exactly(asked(gpt(), 4, 16), Plan(pipeline=4, chunks=2, batch=16, schedule=own))
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(16, 8, 72), (16, 8, 68), (8, 16, 63)])
+def test_groups_of_equal_size_are_planned_with_all_microbatches(p: int, v: int, m: int) -> None:
+    """Fewer microbatches with the same rest make no equal groups, or other ones."""
+    question, plan = asked(gpt(layers=128), p, m), Plan(pipeline=p, chunks=v, batch=m, schedule="interleaved-zb")
+    assert illegal(plan, question.model) is None
+    work, _ = pipeline_work(question, plan)
+    makespan = simulate(build("interleaved-zb", p, m, v), costs(work)).makespan
+    assert pipeline_seconds(plan, work) == makespan
+    assert [in_flight(plan, 0) > 0, waiting(plan, 0) > 0] == [True, True]
+
+
+def test_a_schedule_of_ones_own_that_does_not_take_the_shorter_runs_is_planned_with_all(own: str) -> None:
+    """Of the two that would be continued, three devices have one with an odd number of microbatches."""
+    plan = Plan(pipeline=3, batch=3000, schedule=own)
+    assert illegal(plan, gpt(layers=9)) is None
+    assert in_flight(plan, 0) == 3000
 
 
 def test_memory_of_a_long_iteration_is_continued_in_a_straight_line(own: str) -> None:
