@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Literal, TypeAlias
@@ -13,6 +14,7 @@ from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.models.interface import DATA, TENSOR, Model, Stage
 from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.parallel.sizes import Sizes
+from pathways_ray.errors import PathwaysError
 
 Placement: TypeAlias = Literal["together", "apart"]
 """All pipeline devices of a replica on one island; or spread over its islands, neighbours side by side."""
@@ -121,6 +123,13 @@ def _beside_experts(
     return found
 
 
+def given_back(slices: Iterable[pw.VirtualSlice]) -> None:
+    """Gives slices back once something else has failed: what becomes of each is of no matter."""
+    for one in slices:
+        with contextlib.suppress(PathwaysError):
+            one.release()
+
+
 @dataclass(frozen=True)
 class Layout:
     """The stages and slices of a training run.
@@ -159,20 +168,24 @@ class Layout:
 
         Raises:
             BadSizes: the model, or the devices, do not fit the sizes.
+            PathwaysError: a slice cannot be had; those before it are given back.
         """
         stages = cut(model.layers, sizes.stages, lighter, counts)
         there = devices_there(pw.islands(), islands)
         places = places_on(there, sizes, placement, islands)
         own = [(sizes.members, sizes.tensor)] * sizes.pipeline
         shapes = [*own, *[(1, sizes.expert_members)] * sizes.expert_slices]
-        slices = tuple(
-            tuple(
-                pw.virtual_slice(shape, (DATA, TENSOR), island=island, name=f"stage{device}.{group}")
-                for device, (shape, island) in enumerate(zip(shapes, row, strict=True))
-            )
-            for group, row in enumerate(places)
-        )
-        return cls(sizes, stages, slices)
+        rows: list[list[pw.VirtualSlice]] = []
+        try:
+            for group, row in enumerate(places):
+                rows.append([])
+                for device, (shape, island) in enumerate(zip(shapes, row, strict=True)):
+                    name = f"stage{device}.{group}"
+                    rows[-1].append(pw.virtual_slice(shape, (DATA, TENSOR), island=island, name=name))
+        except BaseException:
+            given_back(chain.from_iterable(rows))
+            raise
+        return cls(sizes, stages, tuple(map(tuple, rows)))
 
     @property
     def direct(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from megatron_ptdp.models import Compute, ModelConfig, build, initialise, whole
 from megatron_ptdp.parallel import Layout, Options, Sizes, build_step
 from megatron_ptdp.parallel.cuts import cut_of
 from megatron_ptdp.parallel.gradient_step import GradientStep
-from megatron_ptdp.parallel.layout import Placement, places_on
+from megatron_ptdp.parallel.layout import Placement, given_back, places_on
 from megatron_ptdp.parallel.update import Optimizer
 from megatron_ptdp.schedules import Schedule
 from megatron_ptdp.schedules import build as build_schedule
@@ -169,6 +170,7 @@ class Training:
 
         Raises:
             ConfigError: the model, the sizes and the devices do not fit each other.
+            PathwaysError: the cluster failed. Slices are given back then, as with any error.
         """
         parallel = config.parallel
         model = build(config.model, compute_of(config))
@@ -180,15 +182,12 @@ class Training:
             placement=parallel.placement,
             islands=islands,
         )
-        options = options_of(config)
-        optimizer = optimizer_of(config, schedule)
+        try:
+            step = _step_of(config, schedule, model, layout)
+        except BaseException:
+            given_back(chain.from_iterable(layout.slices))
+            raise
         used = frozenset(slice.island for row in layout.slices for slice in row)
-        cut = cut_of(model, layout, schedule, options)
-        step: Any
-        if cut is not None:
-            step = GradientStep(model, optimizer, cut, sizes, options)
-        else:
-            step = build_step(model, optimizer, layout, schedule, options)
         return cls(config, schedule, sizes, model, layout, step, used)
 
     def first_state(self) -> Any:
@@ -200,6 +199,16 @@ class Training:
     def release(self) -> None:
         self.released = True
         self.layout.release()
+
+
+def _step_of(config: Config, schedule: Schedule, model: Any, layout: Layout) -> Any:
+    """The step of a model on its slices."""
+    options = options_of(config)
+    optimizer = optimizer_of(config, schedule)
+    cut = cut_of(model, layout, schedule, options)
+    if cut is not None:
+        return GradientStep(model, optimizer, cut, layout.sizes, options)
+    return build_step(model, optimizer, layout, schedule, options)
 
 
 def batches_of(config: Config, examples: int) -> tuple[Batches, dict[str, int]]:
