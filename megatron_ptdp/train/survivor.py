@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pathways_ray as pw
-from megatron_ptdp.errors import CheckpointError, TooManyRestarts, TrainingStopped
+from megatron_ptdp.errors import BadSizes, CheckpointError, TooManyRestarts, TrainingStopped
 from megatron_ptdp.parallel.replicas import for_all_groups, of_first_group
 from megatron_ptdp.train.checkpoints import Checkpoints, Restored
 from megatron_ptdp.train.config import Config
@@ -38,6 +38,9 @@ CONTROL_PLANE_LOST = (ControllerLost, SessionClosed)
 LOST = (HostLost, BufferLost, LaunchTimeout, *CONTROL_PLANE_LOST)
 """Losses after which the cluster is there again, and the state is not."""
 
+NO_ROOM = (Unschedulable, QuotaExceeded, BadSizes)
+"""Refusals of slices that were to be had a moment before: an island has gone since, or others have the devices."""
+
 BACK_LIMIT_S = 120.0
 """The time in which what was lost must come back, beyond that after which the cluster takes an island for lost."""
 
@@ -46,6 +49,12 @@ LOOK_S = 0.2
 
 GROW_LOOK_S = 1.0
 """Time between two looks for islands that have come, while there are fewer replicas than configured."""
+
+GROW_AGAIN_S = 60.0
+"""Time until more replicas are tried again, once they were refused: the state goes to this process and back for it."""
+
+MAX_REFUSALS = 5
+"""Refusals in a row of the slices of a training, each time of what fits the islands by then."""
 
 MAX_IN_VAIN = 5
 """Losses in a row without a step between them that was not there before: the steps themselves seem to end hosts."""
@@ -177,13 +186,23 @@ class Survivor:
     # --- the next stretch ---------------------------------------------------------------------------------------------
 
     def grown(self, end: Start) -> Start:
-        """Goes on with more replicas from the state on the devices."""
-        began, fit = time.monotonic(), self._next
+        """Goes on with more replicas from the state on the devices; with as many as before where these are refused.
+
+        Raises:
+            TrainingStopped, PathwaysError: nothing that fits can be had any more.
+        """
+        began, fit, cause = time.monotonic(), self._next, "islands have come"
         assert fit is not None
         whole = self.training.step.gather(end.state)
         end.state = None
-        self._rebuild(fit)
-        self._goes_on("islands have come", end.done, "devices", began)
+        self.training.release()
+        try:
+            self.training, self.fit = _built(fit), fit
+        except NO_ROOM as error:
+            cause = f"{type(error).__name__}: {error}"
+            self._looked_at = time.monotonic() + GROW_AGAIN_S
+            self._rebuild(self.fit)
+        self._goes_on(cause, end.done, "devices", began)
         self.kept.begin(end.done)
         return Start(end.done, self.training.step.place(whole))
 
@@ -245,16 +264,35 @@ class Survivor:
         return state
 
     def _rebuild(self, fit: Fit) -> None:
+        """Gives the slices back and takes others; where they are refused, since an island has gone meanwhile, those of
+        what fits by then.
+
+        Raises:
+            TrainingStopped: nothing fits within the limit.
+            Unschedulable, QuotaExceeded, BadSizes: they were refused several times.
+        """
         self.training.release()
-        self.training, self.fit = _built(fit), fit
+        for refusals in range(1, MAX_REFUSALS + 1):
+            try:
+                self.training, self.fit = _built(fit), fit
+                return
+            except NO_ROOM as error:
+                if refusals == MAX_REFUSALS:
+                    raise
+                self.say(f"slices were refused, others are asked for: {error}")
+            time.sleep(LOOK_S * 2**refusals)  # what has gone may not be known yet
+            fit = self._fit_now(self.fit.config)
 
     # --- what is there ------------------------------------------------------------------------------------------------
 
     def _there(self) -> list[There]:
         return islands_there(self.session.status())
 
-    def _fit_now(self) -> Fit:
+    def _fit_now(self, most: Config | None = None) -> Fit:
         """Waits until the islands are such that training can go on; returns its sizes.
+
+        Args:
+            most: has the most replicas that are taken; left out, the configured ones.
 
         Raises:
             TrainingStopped: they are not within the limit.
@@ -263,7 +301,7 @@ class Survivor:
         deadline = time.monotonic() + limit
         while True:
             there = self._there()
-            fit = after_loss(self.config, self.fit, self.training.islands, there)
+            fit = after_loss(most or self.config, self.fit, self.training.islands, there)
             if fit is not None:
                 return fit
             if time.monotonic() > deadline:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import pathways_ray as pw
-from megatron_ptdp.errors import CheckpointError, TooManyRestarts, TrainingStopped
+from megatron_ptdp.errors import BadSizes, CheckpointError, TooManyRestarts, TrainingStopped
 from megatron_ptdp.models import preset
 from megatron_ptdp.parallel.step_state import State
 from megatron_ptdp.train import survivor
 from megatron_ptdp.train.checkpoints import About, Restored
 from megatron_ptdp.train.config import load
-from megatron_ptdp.train.survivor import MAX_IN_VAIN, Start, Survivor
+from megatron_ptdp.train.survivor import MAX_IN_VAIN, MAX_REFUSALS, Start, Survivor
 from pathways_ray.errors import BufferLost, HostLost, QuotaExceeded, Unschedulable
 
 
@@ -180,6 +180,78 @@ def test_an_island_that_is_lost_for_good_leaves_fewer_replicas_and_one_that_come
     story.steps(4, 5)
     assert [json.loads(line)["data"] for line in story.records.read_text().splitlines()] == [1, 2]
     assert not story.survivor.pauses()
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """Refusals of the next trainings that are built, in order."""
+    found: list[Exception] = []
+
+    def built(fit: Any) -> Training:
+        if found:
+            raise found.pop(0)
+        return Training(fit)
+
+    monkeypatch.setattr(survivor, "_built", built)
+    return found
+
+
+def small(tmp_path: Path) -> Story:
+    """A training on one of two islands, which is to grow: another one has come."""
+    story = Story(tmp_path, "snapshot_every=2")
+    story.cluster.looks = [("up", "lost")]
+    story.survivor.begin(None)
+    story.steps(0, 3)
+    story.cluster.looks = [("up", "lost", "up")]
+    assert story.survivor.pauses()
+    return story
+
+
+@pytest.mark.parametrize("why", [Unschedulable, QuotaExceeded, BadSizes])
+def test_a_training_that_cannot_grow_after_all_goes_on_as_it_was(
+    why: type[Exception], tmp_path: Path, refused: list[Exception]
+) -> None:
+    """The island that had come is drained while the slices are given back. It does not try again at once."""
+    story = small(tmp_path)
+    before: Any = story.survivor.training
+    refused.append(why("island 2 is drained"))
+    start = story.survivor.grown(Start(3, "the state on the devices"))
+    assert (start.done, start.state) == (3, ("placed", {"whole": "the state on the devices"}))
+    again: Any = story.survivor.training
+    assert (again is before, before.released, again.released, again.fit.sizes.data) == (False, True, False, 1)
+    assert story.said[-1].startswith(f"{why.__name__}: island 2 is drained; goes on from step 3 (devices) with 1 repl")
+    assert not story.survivor.pauses()
+
+
+def test_a_training_that_cannot_grow_goes_on_where_its_own_island_has_gone_too(
+    tmp_path: Path, refused: list[Exception]
+) -> None:
+    story = small(tmp_path)
+    refused += [Unschedulable("island 2 is drained"), Unschedulable("island 0 is drained")]
+    story.cluster.looks = [("draining", "lost", "draining"), ("draining", "up", "draining")]
+    start = story.survivor.grown(Start(3, "the state on the devices"))
+    assert (start.done, start.state) == (3, ("placed", {"whole": "the state on the devices"}))
+    assert story.survivor.training.islands == {1}
+
+
+def test_a_recovery_takes_what_fits_where_an_island_goes_meanwhile(tmp_path: Path, refused: list[Exception]) -> None:
+    """
+    1. An island is lost for good, and the one that is left is drained as its slices are taken: another one is there.
+    2. Slices that are refused again and again end it.
+    """
+    story = Story(tmp_path, "snapshot_every=2")
+    story.survivor.begin(None)
+    story.steps(0, 3)
+    refused.append(BadSizes("there are 0 devices"))
+    story.cluster.looks = [("up", "lost"), ("draining", "lost", "up")]
+    start = story.lost()
+    assert (start.done, start.state) == (2, ("placed", {"whole": state_of(2)}))
+    assert story.survivor.training.islands == {2}
+    refused += [Unschedulable("island 2 is full")] * MAX_REFUSALS
+    story.survivor.training.release()
+    with pytest.raises(Unschedulable, match="island 2 is full"):
+        story.lost()
+    assert not refused
 
 
 def test_a_loss_during_a_recovery_is_another_one(tmp_path: Path) -> None:
