@@ -94,15 +94,16 @@ def fitting(config: Config, devices: Mapping[int, int]) -> Fit | None:
     return None
 
 
-def after_loss(config: Config, current: Fit, used: frozenset[int], there: Sequence[There]) -> Fit | None:
+def after_loss(config: Config, current: Fit, used: Mapping[int, int], there: Sequence[There]) -> Fit | None:
     """The sizes with which training goes on after a loss; None: wait for an island that is expected back.
 
     Args:
         config: the configured sizes
-        current, used: those of before, and the islands that they used
+        current, used: those of before, and the devices that they take of each island. Slices that have moved to an
+            island that is too small share its devices: these sizes do not fit any more.
     """
     up = {one.island: one.devices for one in there if one.state == "up"}
-    if used <= up.keys():
+    if all(up.get(island, 0) >= devices for island, devices in used.items()):
         return larger(config, current, there) or current
     if any(one.state == "away" for one in there if one.island in used):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -149,11 +150,7 @@ def optimizer_of(config: Config, schedule: Schedule) -> Optimizer:
 
 @dataclass
 class Training:
-    """The parts of a training that a loop needs; slices are taken when it is made, and given back by `release`.
-
-    Attributes:
-        islands: on which it was built
-    """
+    """The parts of a training that a loop needs; slices are taken when it is made, and given back by `release`."""
 
     config: Config
     schedule: Schedule
@@ -161,7 +158,6 @@ class Training:
     model: Any
     layout: Layout
     step: Any
-    islands: frozenset[int]
     released: bool = False
 
     @classmethod
@@ -187,8 +183,15 @@ class Training:
         except BaseException:
             given_back(chain.from_iterable(layout.slices))
             raise
-        used = frozenset(slice.island for row in layout.slices for slice in row)
-        return cls(config, schedule, sizes, model, layout, step, used)
+        return cls(config, schedule, sizes, model, layout, step)
+
+    @property
+    def used(self) -> Counter[int]:
+        """Devices that it takes of each island now: its slices may have moved, and may share devices by that."""
+        used: Counter[int] = Counter()
+        for slice in chain.from_iterable(self.layout.slices):
+            used[slice.island] += slice.size
+        return used
 
     def first_state(self) -> Any:
         """The state before the first step: a function of the seed and the model's sizes."""

@@ -301,7 +301,9 @@ class Survivor:
         deadline = time.monotonic() + limit
         while True:
             there = self._there()
-            fit = after_loss(most or self.config, self.fit, self.training.islands, there)
+            fit = after_loss(most or self.config, self.fit, self.training.used, there)
+            if fit is self.fit and self.training.released:  # slices may have moved: the islands of then may be gone
+                fit = fitting(fit.config, {one.island: one.devices for one in there if one.state == "up"}) or fit
             if fit is not None:
                 return fit
             if time.monotonic() > deadline:

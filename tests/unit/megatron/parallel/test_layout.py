@@ -36,7 +36,7 @@ class Slice:
     """A slice on an island; what gives it back may fail."""
 
     def __init__(self, island: int, fails: bool = False) -> None:
-        self.island, self.fails, self.released = island, fails, False
+        self.island, self.fails, self.released, self.size = island, fails, False, 1
 
     def release(self) -> None:
         self.released = True
@@ -89,3 +89,15 @@ def test_a_training_that_cannot_be_built_gives_its_slices_back(
     with pytest.raises(KeyboardInterrupt):
         Training.of(CONFIG, schedule, sizes_of(CONFIG, schedule))
     assert [one.released for one in taken] == [True] * 4
+
+
+def test_a_training_is_on_the_islands_where_its_slices_are_now(
+    taken: list[Slice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup, "compute_of", lambda config: None)
+    monkeypatch.setattr(setup, "build_step", lambda *_: None)
+    schedule = schedule_of(CONFIG)
+    training = Training.of(CONFIG, schedule, sizes_of(CONFIG, schedule))
+    assert training.used == {0: 4}
+    taken[0].island = 3
+    assert training.used == {0: 3, 3: 1}

@@ -53,7 +53,7 @@ def test_after_a_loss_training_waits_for_islands_that_are_expected_and_leaves_th
     config = config_of(*FOUR)
     current = fitting(config, dict.fromkeys(range(4), 1))
     assert current is not None
-    used = frozenset(range(4))
+    used = dict.fromkeys(range(4), 1)
     assert after_loss(config, current, used, up(0, 1, 2, 3)) is current
     assert after_loss(config, current, used, [*up(0, 1, 2), There(3, "away", 1)]) is None
     for there in ([*up(0, 1, 2), There(3, "lost", 1)], up(0, 1, 2), [*up(0, 1, 2), There(3, "draining", 1)]):
@@ -63,9 +63,20 @@ def test_after_a_loss_training_waits_for_islands_that_are_expected_and_leaves_th
     assert after_loss(config, current, used, []) is None
 
 
+def test_slices_that_have_moved_to_an_island_that_is_too_small_are_too_many() -> None:
+    """The runtime maps slices of a lost island to what is there, several of them to the same devices."""
+    config = config_of(*FOUR)
+    current = Fit.of(config)
+    there = [There(0, "up", 2), *up(1, 2), There(3, "lost", 1)]
+    assert after_loss(config, current, {0: 2, 1: 1, 2: 1}, there) is current
+    found = after_loss(config, current, {0: 1, 1: 2, 2: 1}, there)
+    assert found is not None
+    assert (found.sizes.data, found.islands) == (3, (0, 1, 2))
+
+
 def test_another_island_takes_the_place_of_a_lost_one() -> None:
     config = config_of("pipeline=2")
-    found = after_loss(config, Fit.of(config), frozenset({0, 1}), up(0, 2))
+    found = after_loss(config, Fit.of(config), {0: 1, 1: 1}, up(0, 2))
     assert found is not None
     assert (found.sizes.data, found.islands) == (1, (0, 2))
 
@@ -80,7 +91,7 @@ def test_training_grows_up_to_what_is_configured() -> None:
     assert found is not None
     assert (found.sizes.data, found.islands) == (4, (0, 1, 5, 6, 7))
     assert larger(config, found, up(0, 1, 5, 6, 7, 8)) is None
-    grown = after_loss(config, small, frozenset({0, 1}), up(0, 1, 2))
+    grown = after_loss(config, small, {0: 1, 1: 1}, up(0, 1, 2))
     assert grown is not None
     assert grown.sizes.data == 3, "a loss is a chance to look, too"
 

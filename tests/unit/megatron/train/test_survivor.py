@@ -42,6 +42,10 @@ class Training:
         self.fit, self.step, self.released = fit, Step(), False
         self.islands = frozenset(fit.islands or (0, 1))
 
+    @property
+    def used(self) -> dict[int, int]:
+        return dict.fromkeys(self.islands, 1)
+
     def first_state(self) -> str:
         return "first"
 
@@ -231,7 +235,7 @@ def test_a_training_that_cannot_grow_goes_on_where_its_own_island_has_gone_too(
     story.cluster.looks = [("draining", "lost", "draining"), ("draining", "up", "draining")]
     start = story.survivor.grown(Start(3, "the state on the devices"))
     assert (start.done, start.state) == (3, ("placed", {"whole": "the state on the devices"}))
-    assert story.survivor.training.islands == {1}
+    assert story.survivor.training.used.keys() == {1}
 
 
 def test_a_recovery_takes_what_fits_where_an_island_goes_meanwhile(tmp_path: Path, refused: list[Exception]) -> None:
@@ -246,12 +250,29 @@ def test_a_recovery_takes_what_fits_where_an_island_goes_meanwhile(tmp_path: Pat
     story.cluster.looks = [("up", "lost"), ("draining", "lost", "up")]
     start = story.lost()
     assert (start.done, start.state) == (2, ("placed", {"whole": state_of(2)}))
-    assert story.survivor.training.islands == {2}
+    assert story.survivor.training.used.keys() == {2}
     refused += [Unschedulable("island 2 is full")] * MAX_REFUSALS
     story.survivor.training.release()
     with pytest.raises(Unschedulable, match="island 2 is full"):
         story.lost()
     assert not refused
+
+
+def test_slices_that_have_moved_are_taken_again_where_islands_are(tmp_path: Path) -> None:
+    """They had moved from an island that was drained. As the controller is lost with the session, that one is gone."""
+    story = Story(tmp_path, "snapshot_every=2", "data_islands=2")
+    story.cluster.looks = [("up", "up", "up")]
+    story.survivor.begin(None)
+    moved: Any = story.survivor.training
+    moved.islands = frozenset({0, 2})
+    story.steps(0, 3)
+    story.cluster.looks = [("up", "", "up")]
+    story.lost()
+    assert story.survivor.training is moved, "none of its islands was lost"
+    moved.release()
+    story.lost()
+    again: Any = story.survivor.training
+    assert (again.fit.islands, again.fit.sizes.data) == ((0, 2), 2)
 
 
 def test_a_loss_during_a_recovery_is_another_one(tmp_path: Path) -> None:
@@ -320,7 +341,7 @@ def test_a_loss_before_the_first_step_is_survived_as_later_ones(
     monkeypatch.setattr(survivor, "_built", Unlucky)
     start = story.survivor.begin(None)
     assert (start.done, start.state, losses) == (0, "first", [])
-    assert story.survivor.training.islands == {0, 1}
+    assert story.survivor.training.used.keys() == {0, 1}
 
 
 def test_without_snapshots_a_loss_before_the_first_step_says_what_would_go_on(
