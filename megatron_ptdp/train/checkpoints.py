@@ -29,6 +29,9 @@ FORMAT = 1
 _PARTIAL = ".orbax-checkpoint-tmp"
 """Part of the names of folders that Orbax has not finished."""
 
+_ASIDE = ".replaced-by-"
+"""In the names of folders of checkpoints that are about to be replaced; behind it is the step of the one that does."""
+
 WRITE_LIMIT_S = 600.0
 """The time that the end of a run waits for a checkpoint that is being written."""
 
@@ -102,6 +105,7 @@ class Checkpoints:
         self.folder, self.model, self.warn = folder.absolute(), model, warn
         if self.folder.exists() and not self.folder.is_dir():
             raise CheckpointError(f"{self.folder} is to have the checkpoints, and is a file: move it away")
+        _put_back(self.folder)
         self._unfinished = sorted(self.folder.glob(f"*{_PARTIAL}*"))
         for path in self._unfinished:
             shutil.rmtree(path)  # Orbax would do it in a thread that is not waited for
@@ -147,12 +151,19 @@ class Checkpoints:
             state=ocp.args.PyTreeSave(arrays), about=ocp.args.JsonSave(msgspec.to_builtins(about))
         )
         try:
-            for later in [there for there in self.steps() if there >= step]:
-                self._manager.delete(later)  # passed over: they are damaged, or a loss before them was not seen
+            # Passed over: they are damaged, or a loss before them was not seen. They may be all that there is.
+            later = [there for there in self.steps() if there >= step]
+            for there in later:  # that of the same step first: while it is there, it is the one that is whole
+                (self.folder / str(there)).rename(self.folder / f"{there}{_ASIDE}{step}")
+            if later:
+                self._manager.reload()
             self._manager.save(step, args=parts, force=True)
             self._manager.wait_until_finished()
         except Exception as error:  # what a full disk makes of Orbax and TensorStore
             raise CheckpointError(f"checkpoint {step} in {self.folder} cannot be written: {error}") from error
+        finally:
+            if _put_back(self.folder):
+                self._manager.reload()
 
     def wait(self) -> None:
         """Waits until what `save` was given is on disk.
@@ -238,6 +249,20 @@ class Checkpoints:
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         first = " ".join(str(error).split())[:300]
         return CheckpointError(f"checkpoint {step} in {self.folder} is damaged: {first or type(error).__name__}")
+
+
+def _put_back(folder: Path) -> bool:
+    """Removes the checkpoints that were put aside for one that is whole by now, or puts them back where it is not;
+    returns whether there are such. It may be killed meanwhile: that of the same step comes back last."""
+    back = False
+    for path in sorted(folder.glob(f"[0-9]*{_ASIDE}*"), key=lambda path: -int(path.name.partition(_ASIDE)[0])):
+        name, _, step = path.name.partition(_ASIDE)
+        if (folder / step).exists():
+            shutil.rmtree(path)
+        else:
+            path.rename(folder / name)
+            back = True
+    return back
 
 
 def _names(found: Any) -> set[str]:

@@ -12,6 +12,7 @@ import pytest
 
 from megatron_ptdp.errors import CheckpointError
 from megatron_ptdp.models import preset
+from megatron_ptdp.train import checkpoints
 from megatron_ptdp.train.checkpoints import Checkpoints, flattened, nested
 from pathways_ray.errors import HostLost
 
@@ -142,6 +143,49 @@ def test_training_goes_on_over_a_damaged_one(kept: Checkpoints, warned: Warnings
         checkpoints.save(30, lambda: tree(31), DATA)
         checkpoints.wait()
         assert checkpoints.read(30).state["counts"]["count"] == 31
+
+
+@pytest.mark.parametrize("step", [15, 20, 30])
+@pytest.mark.parametrize("killed", [False, True])
+def test_those_that_a_later_run_replaces_are_there_until_it_is_whole(
+    kept: Checkpoints, warned: Warnings, monkeypatch: pytest.MonkeyPatch, step: int, killed: bool
+) -> None:
+    """
+    1. A loss before steps 20 and 30 was not seen, so they are run again. While the next checkpoint is written the disk
+       is full, or the process is killed. Those that were there come back.
+    2. Once it is whole, those of its step and of later ones are gone.
+    """
+
+    class Killed(BaseException):
+        """Nothing is done behind it."""
+
+    def full(*_: Any, **__: Any) -> None:
+        raise Killed if killed else ValueError("no space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(kept._manager, "save", full)
+        if killed:
+            patch.setattr(checkpoints, "_put_back", lambda folder: False)
+        kept.save(step, lambda: tree(step + 1), DATA)
+        with pytest.raises(Killed if killed else CheckpointError):
+            kept.wait()
+    with again(kept, warned) as found:
+        assert found.steps() == [20, 30]
+        assert found.read(30).state["counts"]["count"] == 30
+        found.save(step, lambda: tree(step + 1), DATA)
+        found.wait()
+        assert found.steps() == sorted({one for one in (20, 30) if one < step} | {step})[-2:]
+        assert found.read(step).state["counts"]["count"] == step + 1
+    assert sorted(path.name for path in kept.folder.iterdir()) == [str(one) for one in found.steps()]
+    assert warned == []
+
+
+def test_one_that_is_whole_when_its_process_is_killed_takes_the_place_of_later_ones(
+    kept: Checkpoints, warned: Warnings
+) -> None:
+    (kept.folder / "30").rename(kept.folder / "30.replaced-by-20")
+    with again(kept, warned) as found:
+        assert found.steps() == [20]
 
 
 def test_another_model_is_refused_with_both_sizes(kept: Checkpoints, warned: Warnings) -> None:
