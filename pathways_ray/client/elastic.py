@@ -9,6 +9,7 @@ the step need not know of it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -22,10 +23,10 @@ import jax
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.codes import jax_settings, under
-from pathways_ray.client.history import History
+from pathways_ray.client.history import History, Place
 from pathways_ray.client.interrupted import is_mine, new_lock
 from pathways_ray.client.returned import Returned, owned
-from pathways_ray.client.snapshots import Snapshot, snapshot
+from pathways_ray.client.snapshots import Snapshot, beside, snapshot
 from pathways_ray.client.weak import living
 from pathways_ray.errors import (
     BufferDeleted,
@@ -85,7 +86,7 @@ class Elastic:
         self._calls: dict[int, _Call] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._returned: Returned | None = None
-        self._not_before = 0.0
+        self._not_before, self._warned = 0.0, False
         self._recovers = False
         self._session: Any = None
         self._lock = new_lock()
@@ -125,7 +126,7 @@ class Elastic:
         if any(buffer.is_lost for buffer in kept):
             self.recover()
         self._history, self._calls, self._snapshots = History(self._every), {}, {}
-        self._returned, self._not_before = None, 0.0
+        self._returned, self._not_before, self._warned = None, 0.0, False
         self._session = _buffers(state)[0].session
         self._session.guards[id(self)] = self
         if kept:
@@ -137,6 +138,8 @@ class Elastic:
     def _protect(self, state: Any) -> None:
         """Takes a snapshot where one is due, or the last one would be lost together with the state: a slice has moved,
         or the island of the copies was lost. Where that cannot be, it is tried again with a later call."""
+        if (place := self._history.place(time.monotonic())) is not Place.APART:
+            return self._shorten(state, place)
         exposed = bool(self._snapshots) and self._snapshots[max(self._snapshots)].is_exposed()
         if not (exposed or self._history.due) or time.monotonic() < self._not_before:
             return
@@ -147,13 +150,25 @@ class Elastic:
         if exposed:
             self._not_before = time.monotonic() + EXPOSED_PAUSE_S
 
-    def _take(self, state: Any) -> None:
+    def _shorten(self, state: Any, place: Place) -> None:
+        """Has fewer calls be kept, while no snapshot can be had that outlives the island of the state."""
+        if not self._warned:
+            _LOG.warning("an elastic step finds no place for snapshots: until it does, a loss of its island is final")
+        self._warned = True
+        if place is Place.NOWHERE:
+            self._history.forget()
+            self._snapshots.clear()
+        elif self._history.due:
+            with contextlib.suppress(*LOSSES, QuotaExceeded):
+                self._take(state, beside)
+
+    def _take(self, state: Any, how: Callable[[Any], Snapshot] | None = None) -> None:
         """Takes a snapshot. A loop that runs ahead of its devices waits here until few are under way."""
         under_way = [taken for _, taken in sorted(self._snapshots.items()) if not taken.is_ready()]
         for taken in under_way[: 1 - MAX_UNDER_WAY]:
             taken.wait_for_all()
         self._look_at_snapshots()
-        taken = snapshot(state, self._copies, local=True)  # the step may span islands
+        taken = how(state) if how else snapshot(state, self._copies, local=True)  # the step may span islands
         self._snapshots[self._history.taken()] = taken
 
     def _look_at_snapshots(self, needed: bool = False) -> None:

@@ -159,6 +159,16 @@ def snapshot(tree: Any, copies: int = 1, local: bool = False) -> Snapshot:
     """
     if not isinstance(copies, int | np.integer) or isinstance(copies, bool) or copies < 1:
         raise UsageError(f"copies= is a number of islands from 1 up, not {copies!r}")
+    return _taken(tree, copies, local)
+
+
+def beside(tree: Any) -> Snapshot:
+    """A snapshot with copies on the arrays' own devices alone: the loss of a host takes both, and a launch that donates
+    the arrays and fails does not."""
+    return _taken(tree, 0, True)
+
+
+def _taken(tree: Any, copies: int, local: bool) -> Snapshot:
     leaves, structure = jax.tree.flatten(tree)
     arrays = [leaf for leaf in leaves if isinstance(leaf, Array)]
     if not arrays:
@@ -166,7 +176,7 @@ def snapshot(tree: Any, copies: int = 1, local: bool = False) -> Snapshot:
     shadows = _shadows(arrays)
     slices = dict.fromkeys(_slice(array._type) for array in arrays)
     try:
-        made = _copies(shadows, arrays, {where: shadows.of(where, copies) for where in slices}, copies, local)
+        made = _copies(shadows, arrays, {where: shadows.of(where, copies) for where in slices if copies}, copies, local)
     finally:
         for where in slices:
             if where.released:  # nobody will release it, and its shadows with it; what lies on them stays

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pathways_ray as pw
-from pathways_ray.client import elastic
+from pathways_ray.client import elastic, history
 from pathways_ray.client.buffer import PENDING, READY
 from pathways_ray.client.elastic import MAX_UNDER_WAY, Elastic
 from pathways_ray.client.history import KEPT
@@ -596,6 +596,62 @@ def test_where_no_snapshot_can_be_had_not_each_call_tries(
         lose_island(loop, 1)
     assert sorted(loop.step._snapshots) == [0, 6]
     loop.check()
+
+
+@pytest.fixture
+def alone(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> Loop:
+    """A loop that has made a call, and has lost the other island. Time passes quickly."""
+    monkeypatch.setattr(elastic, "EXPOSED_PAUSE_S", 0.0)
+    monkeypatch.setattr(history, "LONG_S", 0.0)
+    monkeypatch.setattr(history, "TOO_LONG_S", 0.0)
+    loop = Loop(every=2)
+    loop.go(1)
+    monkeypatch.setattr(session, "status", lambda: islands("up", "away"))
+    lose_island(loop, 1)
+    return loop
+
+
+def kept_meanwhile(loop: Loop, calls: int) -> int:
+    """The most calls that a loop keeps while it makes some."""
+    most = 0
+    for _ in range(calls):
+        loop.go(1)
+        most = max(most, len(loop.step._calls))
+        del loop.losses[:]
+    return most
+
+
+def test_where_no_snapshot_outlives_the_island_copies_beside_the_state_have_few_calls_be_kept(
+    session: LocalSession, alone: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """
+    1. The other island is gone. Calls are kept since the last snapshot, until copies beside the state take its place.
+    2. A launch is lost that took its state along: it comes back from these.
+    3. There is another island: snapshots go there again.
+    """
+    assert kept_meanwhile(alone, 60) <= (history.LONG + KEPT + 1) * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "an elastic step finds no place for snapshots: until it does, a loss of its island is final"
+    ]
+    lose(alone.state, "ControllerLost")
+    alone.check()
+    assert alone.step.losses == 1
+    monkeypatch.setattr(session, "status", lambda: islands("up", "up"))
+    kept_meanwhile(alone, 4 * history.LONG)
+    assert not any(taken.is_exposed() for taken in alone.step._snapshots.values())
+    assert len(alone.step._calls) <= (KEPT + 1) * 2
+
+
+def test_where_no_snapshot_can_be_had_at_all_calls_are_forgotten(alone: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: Any) -> Any:
+        raise QuotaExceeded("over the quota of device bytes")
+
+    monkeypatch.setattr(elastic, "beside", refused)
+    assert kept_meanwhile(alone, 60) <= history.TOO_LONG * 2 + 1
+    assert not alone.step._calls.keys() - {alone.number - 1}
+    lose(alone.state)
+    with pytest.raises(BufferLost, match="and so is every snapshot from before it"):
+        alone.go(1)
 
 
 def test_a_change_of_the_state_while_no_snapshot_can_be_had_does_not_end_the_loop(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathways_ray.client.history import History
+from pathways_ray.client.history import LONG, LONG_S, TOO_LONG, TOO_LONG_S, History, Place
 
 
 def called(history: History, count: int) -> list[int]:
@@ -58,3 +58,22 @@ def test_a_snapshot_is_due_at_once_when_all_are_lost() -> None:
     history.lost(0)
     assert history.due
     assert history.first == 3, "no call before can be made again"
+
+
+def test_snapshots_go_elsewhere_where_none_was_whole_for_many_calls_and_some_time() -> None:
+    history = History(2)
+    called(history, 1)
+    history.calls = 2 * LONG - 1
+    assert [history.place(now) for now in (0.0, 100.0)] == [Place.APART, Place.APART]
+    history.calls += 1
+    assert [history.place(now) for now in (100.0, 99.9 + LONG_S)] == [Place.APART, Place.APART]
+    assert history.place(100.0 + LONG_S) is Place.BESIDE
+    assert history.place(100.0 + TOO_LONG_S) is Place.BESIDE, "a slow loop has not made many calls since"
+    history.calls = 2 * TOO_LONG
+    assert [history.place(now) for now in (100.0 + LONG_S, 100.0 + TOO_LONG_S)] == [Place.BESIDE, Place.NOWHERE]
+    for _ in range(2):
+        history.whole(history.taken())
+        history.calls += 2
+    assert history.place(200.0) is Place.APART, "two are whole"
+    history.forget()
+    assert (history.due, history.first) == (True, history.calls)
