@@ -132,7 +132,7 @@ def a_new_resource_manager_hears_of_no_slice(patch: Patch) -> None:
     wrapped(patch, manager_calls, "holdings", without)
 
 
-@bug(faults=0, shown=5, **DYING)
+@bug(faults=0, seeds=300, shown=94, **DYING)
 def a_new_resource_manager_maps_slices_before_it_knows_the_others(patch: Patch) -> None:
     def answer(original: Original, self: ManagerCore, event: Any, now: float) -> Any:
         uninformed, self.uninformed = self.uninformed, False
