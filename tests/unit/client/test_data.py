@@ -167,7 +167,7 @@ def on_hosts(count: int) -> PlacedSlice:
 @pytest.mark.parametrize(
     "spec",
     [
-        pytest.param(((), ()), id="replicated"),
+        pytest.param(((), ()), id="replicated", marks=pytest.mark.slow),
         pytest.param((("x",), ()), id="rows", marks=pytest.mark.slow),
         pytest.param(((), ("x",)), id="columns"),
     ],

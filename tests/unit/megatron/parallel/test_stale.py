@@ -73,7 +73,10 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", ["pipedream", "2bw", pytest.param("2bw, larger", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param("pipedream", marks=pytest.mark.slow), "2bw", pytest.param("2bw, larger", marks=pytest.mark.long)],
+)
 def test_updates_on_the_way_are_those_of_the_rule(session: LocalSession, case: str) -> None:
     schedule, seen, every = CASES[case]
     step = made(schedule)
