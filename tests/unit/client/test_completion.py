@@ -289,6 +289,7 @@ def test_an_array_goes_with_its_handle_once_it_was_waited_for(offline: Offline, 
             eventually(lambda: called == [1])
         del a
         eventually(lambda: kept() is None)
+        assert kept() is None
     finally:
         gc.enable()
 

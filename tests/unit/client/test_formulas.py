@@ -76,8 +76,8 @@ ONE: dict[Callable[..., Any], tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-QUICK = ("float32", "bfloat16", "int32", "uint8", "bool")
-"""The types that are tried in any case; all others take half a minute of CPU time more."""
+COMMON = ("float32", "bfloat16", "int32", "uint8", "bool")
+"""The types that `make test` tries too; the others take half a minute of CPU time more."""
 
 TWO: dict[Callable[..., Any], tuple[str, ...]] = {
     **dict.fromkeys((lax.add, lax.sub, lax.mul, lax.div, lax.rem, lax.max, lax.min), (*FLOATS, *INTEGERS)),
@@ -93,8 +93,8 @@ TWO: dict[Callable[..., Any], tuple[str, ...]] = {
     ("dtype", "shape"),
     [
         ("float32", (4, 24)),
-        *((dtype, (96,)) for dtype in QUICK),
-        *(pytest.param(dtype, (96,), marks=pytest.mark.slow) for dtype in (*FLOATS, *BITS) if dtype not in QUICK),
+        *((dtype, (96,)) for dtype in COMMON),
+        *(pytest.param(dtype, (96,), marks=pytest.mark.slow) for dtype in (*FLOATS, *BITS) if dtype not in COMMON),
     ],
 )
 def test_each_operation_has_the_bits_that_jax_gives_it(dtype: str, shape: tuple[int, ...]) -> None:
