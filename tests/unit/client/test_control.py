@@ -56,7 +56,10 @@ def total(where: VirtualSlice) -> Any:
 V = np.arange(4, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("slices", "depth", "seeds"), [(1, 3, range(6)), (2, 2, (1, 4, 25)), (3, 2, (2, 5))])
+@pytest.mark.parametrize(
+    ("slices", "depth", "seeds"),
+    [(1, 3, range(6)), pytest.param(2, 2, (1, 4, 25), marks=pytest.mark.slow), (3, 2, (2, 5))],
+)
 def test_random_programs_compute_what_jax_computes(
     session: Nowhere, slices: int, depth: int, seeds: Sequence[int]
 ) -> None:

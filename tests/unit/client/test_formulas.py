@@ -76,7 +76,7 @@ ONE: dict[Callable[..., Any], tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-COMMON = ("float32", "bfloat16", "int32", "uint8", "bool")
+COMMON = ("float32", "bfloat16", "int32", "bool")
 """The types that `make test` tries too; the others take half a minute of CPU time more."""
 
 TWO: dict[Callable[..., Any], tuple[str, ...]] = {

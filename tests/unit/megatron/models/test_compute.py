@@ -18,7 +18,7 @@ from tests.unit.megatron.models import members
 from tests.unit.megatron.models.members import CONFIGS
 
 
-@pytest.mark.parametrize("dtype, bound", [("float32", 3e-6), ("bfloat16", 0.03)])
+@pytest.mark.parametrize("dtype, bound", [pytest.param("float32", 3e-6, marks=pytest.mark.slow), ("bfloat16", 0.03)])
 def test_shorter_dtypes(dtype: str, bound: float) -> None:
     """Activations and gradients have the dtype of the computation, the loss float32; all near the float64 result."""
     config = CONFIGS["gpt"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
@@ -16,14 +18,16 @@ def compute(**settings: object) -> Compute:
     return Compute(dtype="float64", **settings)  # type: ignore[arg-type]
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
 # Each row has another mixture, so that every model and every setting meets several others.
 ROWS = [
     ("gpt", 1, 2, compute(tensor=2, unroll=True)),
     ("gpt", 1, 2, compute(tensor=4, sequence_parallel=True)),
     ("gpt-untied", 2, 2, compute(tensor=4, sequence_parallel=True, recompute="selective", scatter="psum")),
-    ("gpt-experts", 2, 1, compute(tensor=2, sequence_parallel=True, recompute="full")),
+    slow("gpt-experts", 2, 1, compute(tensor=2, sequence_parallel=True, recompute="full")),
     ("t5", 4, 1, compute(tensor=2, sequence_parallel=True, recompute="selective")),
-    ("t5-experts", 1, 2, compute(tensor=2, sequence_parallel=True, scatter="psum")),
+    slow("t5-experts", 1, 2, compute(tensor=2, sequence_parallel=True, scatter="psum")),
     *(
         pytest.param(*row, marks=pytest.mark.long)
         for row in (
