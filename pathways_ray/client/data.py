@@ -233,8 +233,9 @@ class DataLinks:
         sent = Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
         begun(sent.upload)
         try:  # each host gets all of it, or, at Ctrl-C, nothing: it would keep half an upload with its session
-            for link, opening, held, what in asked:
+            for link, opening, *_ in asked:
                 link.uploads[opening.request] = sent
+            for link, opening, held, what in asked:
                 if isinstance(what, list):
                     link.send_parts(opening.request, what)
                 elif not link.hand(opening, what):
@@ -243,7 +244,6 @@ class DataLinks:
                     link.end("it went while an array was on its way")
         except BaseException:  # who waits for all hosts would wait without end
             for link, opening, *_ in asked:
-                link.uploads[opening.request] = sent
                 link.give_up(opening.request)
             raise
         return sent.upload

@@ -832,20 +832,32 @@ def test_arrays_wait_for_their_turn_while_a_host_stores_others(
     assert not data._links[0]._turns._handed
 
 
-def test_ctrl_c_in_an_upload_ends_it_and_it_was_known_before(data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answered", [False, True])
+def test_ctrl_c_in_an_upload_ends_it_and_it_was_known_before(
+    data: DataLinks, monkeypatch: pytest.MonkeyPatch, answered: bool
+) -> None:
+    """It has one outcome, also where the host, which sees the end of the pipe, answers first."""
     known: list[UploadOfClient] = []
     failed: list[Any] = []
+    end = Pipe.end
+
+    def ended(self: Pipe) -> None:
+        if answered:
+            end(self)
+            eventually(lambda: bool(failed))
 
     def interrupted(self: Pipe, arrays: Any, done: Any) -> None:
         assert len(known) == 1
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Pipe, "write", interrupted)
+    monkeypatch.setattr(Pipe, "end", ended)
     tag = slice_tag(SECRET, SESSION, PLACED)
     with pytest.raises(KeyboardInterrupt):
         data.upload(1, LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *args: failed.append(args), known.append)
+    monkeypatch.undo()
     ((upload, number, failure),) = failed
-    assert (upload, number, failure.kind) == (known[0], 0, "Cancelled")
+    assert (upload, number, failure.kind) == (known[0], 0, "WireError" if answered else "Cancelled")
 
 
 def test_arrays_of_more_threads_than_there_may_be_pipes_all_arrive(host: Host, data: DataLinks) -> None:
