@@ -19,7 +19,7 @@ READY := $(VENV)/.project
 # Tests that start no processes of the runtime share the cores, so they may take longer; the others run one after the other.
 WORKERS := 2
 PURE = env PATHWAYS_TESTS_DRAW=$(DRAW) $(if $(COMPILER),XLA_FLAGS="$(COMPILER) $$XLA_FLAGS") $(PY) -m pytest -q -m "$(MARKS)" -o timeout=280 --numprocesses $(WORKERS) --dist worksteal tests/unit tests/simulation $(ARGS)
-CLUSTER = $(PY) -m pytest -q -m "$(MARKS)" tests/integration tests/deploy $(ARGS)
+CLUSTER = env PATHWAYS_TESTS_DRAW=$(DRAW) $(PY) -m pytest -q -m "$(MARKS)" tests/integration tests/deploy $(ARGS)
 # What pytest returns when ARGS leave no test of one kind.
 NONE := 5
 

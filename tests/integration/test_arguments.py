@@ -257,6 +257,7 @@ def test_donating_what_lies_on_some_of_the_same_devices_leaves_the_others(sessio
     equal(pw.compiled(lambda v: v + 1, slice=slices.b4)(arrays[0 if given else 2]), V + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there", [2, 4])
 def test_so_does_donating_what_hosts_of_an_island_have_in_common(pairs, equal, there) -> None:
     """All of them or one: a computation over hosts whose argument is gone on one of them would end them."""

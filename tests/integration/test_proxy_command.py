@@ -16,6 +16,7 @@ import pytest
 from pathways_ray.cli.proxy import ALONE_LIMIT_S
 from pathways_ray.client import registry
 from pathways_ray.client.api import ClusterSession
+from tests.drawn import some
 
 ROOT = Path(__file__).resolve().parents[2]
 CLI = sys.executable, "-m", "pathways_ray.cli"
@@ -30,7 +31,7 @@ def elsewhere() -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize(("options", "limit_s"), [((), ALONE_LIMIT_S), (("--launch-limit", "7.5"), 7.5)])
+@pytest.mark.parametrize(("options", "limit_s"), some([(("--launch-limit", "7.5"), 7.5), ((), ALONE_LIMIT_S)]))
 def test_in_a_cluster_of_its_own_calls_may_take_a_day_or_as_long_as_it_is_told(
     elsewhere: dict[str, str], options: tuple[str, ...], limit_s: float
 ) -> None:
@@ -91,12 +92,14 @@ def test_a_cluster_that_it_found_is_named(
 
 @pytest.mark.parametrize(
     ("options", "number", "status"),
-    [
-        (("--until-eof",), signal.SIGTERM, 0),
-        ((), signal.SIGHUP, 0),
-        (("--exec", "--", "sh", "-c", "echo up; exec sleep 100"), signal.SIGTERM, 128 + signal.SIGTERM),
-        (("--exec", "--", "sh", "-c", "echo up; exec sleep 100"), signal.SIGHUP, 128 + signal.SIGHUP),
-    ],
+    some(
+        [
+            (("--until-eof",), signal.SIGTERM, 0),
+            ((), signal.SIGHUP, 0),
+            (("--exec", "--", "sh", "-c", "echo up; exec sleep 100"), signal.SIGTERM, 128 + signal.SIGTERM),
+            (("--exec", "--", "sh", "-c", "echo up; exec sleep 100"), signal.SIGHUP, 128 + signal.SIGHUP),
+        ]
+    ),
 )
 def test_a_signal_that_ends_it_ends_its_command_and_leaves_no_folder(
     session: ClusterSession, elsewhere: dict[str, str], options: tuple[str, ...], number: int, status: int

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.drawn import some
 from tests.integration.conftest import FAILED, free_port
 
 CLI = ("-m", "pathways_ray.cli")
@@ -218,11 +219,13 @@ def within_seconds(limit: float, do: Callable[[], Any], on: type[Exception] = As
 
 @pytest.mark.parametrize(
     ("options", "code", "says"),
-    [
-        (("--platform", "gpu", "--wait", "3"), 1, "Ray has no room for island 0, Island(platform='gpu', hosts=1,"),
-        (("--bind", "192.0.2.77", "--insecure"), 2, "the controller cannot serve at 192.0.2.77:0 of this machine:"),
-        (("--metrics-port", "0", "--metrics-bind", "192.0.2.77"), 2, "which needs TLS beyond loopback"),
-    ],
+    some(
+        [
+            (("--platform", "gpu", "--wait", "3"), 1, "Ray has no room for island 0, Island(platform='gpu', hosts=1,"),
+            (("--bind", "192.0.2.77", "--insecure"), 2, "the controller cannot serve at 192.0.2.77:0 of this machine:"),
+            (("--metrics-port", "0", "--metrics-bind", "192.0.2.77"), 2, "which needs TLS beyond loopback"),
+        ]
+    ),
 )
 def test_an_up_that_cannot_be_leaves_nothing(python, run, options, code, says) -> None:
     found, out, err = run("up", *options)

@@ -8,6 +8,7 @@ import pytest
 
 from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
+from tests.drawn import some
 from tests.simulation import (
     planted_calls,
     planted_carried,
@@ -50,7 +51,9 @@ def violations(bug: Planted, seed: int) -> list[str]:
 
 
 @pytest.mark.timeout(300)  # a change may have moved what some bug needs to hundreds of seeds later
-@pytest.mark.parametrize("bug", [pytest.param(b, id=b.name, marks=[pytest.mark.long] * (b.name == SLOW)) for b in BUGS])
+@pytest.mark.parametrize(
+    "bug", [pytest.param(b, id=b.name, marks=[pytest.mark.long] * (b.name == SLOW)) for b in some(BUGS)]
+)
 def test_a_planted_bug_is_caught(bug: Planted, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         bug.plant(patch)

@@ -27,6 +27,7 @@ from pathways_ray import limits
 from pathways_ray.errors import CompileError, ProgramRefused
 from pathways_ray.executor.compile import allowlist, confinement, sandbox
 from pathways_ray.executor.compile.sandbox import Sandbox
+from tests.drawn import some
 from tests.unit.executor.compile.exports import MESH, blob_of, exported, from_text, written
 
 FIVE = jax.ShapeDtypeStruct((5,), np.int8)
@@ -305,7 +306,7 @@ TROUBLES = {
 }
 
 
-@pytest.mark.parametrize("trouble", TROUBLES)
+@pytest.mark.parametrize("trouble", some(TROUBLES))
 def test_a_reader_in_trouble_is_a_refusal(trouble: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """The checker's process loads an `allowlist` that does something else; its caller gets a refusal in bounded time,
     and the next program is read as if nothing had been."""

@@ -15,6 +15,7 @@ from megatron_ptdp.planner.estimate import estimate
 from megatron_ptdp.planner.pipeline import CLOSED_FORMS
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.planner.search import estimate_exactly, search
+from tests.drawn import some
 from tests.unit.megatron.planner.helpers import asked, gpt, selene
 
 
@@ -162,7 +163,7 @@ def test_layers_split_evenly_or_with_lighter_ends(layers: int, stages: int, want
     assert split_layers(layers, stages) == wanted
 
 
-@pytest.mark.parametrize(("devices", "batch"), [(64, 32), (256, 64), (576, 144)])
+@pytest.mark.parametrize(("devices", "batch"), some([(64, 32), (256, 64), (576, 144)]))
 def test_no_condition_makes_the_answer_faster(devices: int, batch: int) -> None:
     """Few microbatches: closed forms are least exact there, and the search must not lose the best to one of them."""
     question = asked(gpt(layers=24, hidden=4096, heads=32), devices, batch, software="megatron-core")
