@@ -277,7 +277,8 @@ class AsyncLink(asyncio.BufferedProtocol):
             self._hang_up(reason)
         self._end_reading()  # with TLS the connection lasts until the other end agrees
         self._paused = False  # so that a peer that takes nothing is given up for its silence
-        if self._transport is not None:
+        # One of asyncio's with TLS that is closed twice raises when it is written to, and cannot be aborted.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.close()
 
     def _hang_up(self, reason: str) -> None:
@@ -301,7 +302,7 @@ class AsyncLink(asyncio.BufferedProtocol):
             self.given_up = True
             self._transport.abort()
             return
-        if self._room is None:
+        if self._room is None and not self._transport.is_closing():
             self._transport.write(PING)
         self._timer = self._loop.call_later(PING_S, self._live)
 

@@ -8,6 +8,7 @@ import functools
 import gc
 import queue
 import socket
+import ssl
 import threading
 import time
 import tracemalloc
@@ -21,6 +22,7 @@ from pathways_ray.transport import batcher, capabilities, frames, links, thread_
 from pathways_ray.transport.endpoints import Tls
 from pathways_ray.transport.frames import CLOSE_REASON, Frames, Handshake, LinkLost, frame
 from pathways_ray.transport.links import AsyncLink
+from pathways_ray.transport.loops import stop_on_errors
 from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
 from pathways_ray.transport.tls import Trust, trust_of
 
@@ -493,6 +495,59 @@ def test_a_stranger_gets_no_room_for_a_frame_that_he_says_he_sends() -> None:
         tracemalloc.stop()
     assert peak < 16 << 20
     server.stop()
+
+
+def test_a_stranger_who_is_refused_and_stays_is_given_up_without_an_error(
+    monkeypatch: pytest.MonkeyPatch, tls: Tls | None
+) -> None:
+    """
+    1. Somebody without a right is refused. He keeps his connection, and says nothing more.
+    2. He is given up for his silence; the loop, which an error in a timer would stop, goes on.
+    3. Another one, who is refused too, hangs up: no error is printed.
+    """
+    monkeypatch.setattr(links, "SILENCE_S", 1.0)
+    monkeypatch.setattr(links, "PING_S", 0.2)
+    unverified = ssl.create_default_context()
+    unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+    came, over = asyncio.Event(), threading.Event()
+    errors: list[dict[str, Any]] = []
+    refused: list[AsyncLink] = []
+
+    async def refuse(link: AsyncLink) -> None:
+        refused.append(link)
+        came.set()
+        link.refuse("not today")
+
+    def stranger(address: str) -> None:
+        with contextlib.ExitStack() as ended:
+            peer = ended.enter_context(socket.create_connection(links.endpoint(address), timeout=LIMIT_S))
+            if tls is not None:
+                peer = ended.enter_context(unverified.wrap_socket(peer))
+            peer.sendall(frame(encode(Handshake(REFUSING, {}))))
+            over.wait(LIMIT_S)
+
+    async def story() -> None:
+        stop_on_errors(asyncio.get_running_loop())
+        server, address = await links.serve({REFUSING: refuse}, "127.0.0.1", tls=tls)
+        staying = asyncio.ensure_future(asyncio.to_thread(stranger, address))
+        await came.wait()
+        await refused[0].wait_closed()
+        over.set()
+        await staying
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: errors.append(context))
+        link = await links.dial(address, REFUSING, {}, trust_of(tls))
+        assert await link.read() is None
+        assert link.reason == "not today"
+        for end in (link, refused[1]):
+            end.close()
+            await end.wait_closed()
+        server.close()
+
+    try:
+        asyncio.run(asyncio.wait_for(story(), LIMIT_S))
+    finally:
+        over.set()
+    assert errors == []
 
 
 def test_unauthenticated_connections_never_close_a_port_to_others(
