@@ -257,7 +257,11 @@ class ProxyCore:
         donated: list[int] = []
         if program.donated:
             donated = sorted(program.donated.difference(options.non_donatable_input_indices))
-        commands, made = self._launch(number, program, arrays, donated)
+        commands: list[Command] = []
+        try:
+            made = self._launch(number, program, arrays, donated, commands)
+        except Refused as refused:  # arguments before that one may lie in other buffers now
+            return [*commands, self._refuse(request, refused.status)]
         if isinstance(made, Status):
             for k, name in enumerate(names):
                 self.arrays.name(name, Array(program.outputs[k], program.output_shardings[k], (), made))
@@ -293,27 +297,23 @@ class ProxyCore:
         return [given, do.Reply(request.op, request.context, kind, body, awaited=awaited)]
 
     def _launch(
-        self, number: int, program: Signature, arrays: list[Array], donated: list[int]
-    ) -> tuple[list[Command], tuple[int, ...] | Status]:
-        """The commands of a call, and the buffers of its results, or the status that they get."""
-        commands: list[Command] = []
+        self, number: int, program: Signature, arrays: list[Array], donated: list[int], commands: list[Command]
+    ) -> tuple[int, ...] | Status:
+        """Adds the commands of a call; the buffers of its results, or the status that they get."""
         arguments = []
         for k, (array, kind, sharding) in enumerate(zip(arrays, program.inputs, program.input_shardings, strict=True)):
             if array.deleted:
                 raise Refused(Code.INVALID_ARGUMENT, f"argument {k} of {program.name} has been deleted or donated")
-            failure = self.arrays.failure_of(array)
-            if failure is not None:
-                return commands, failure
+            if (failure := self.arrays.failure_of(array)) is not None:
+                return failure
             if program.outputs:  # what has none is not run
                 arguments.append(self.requests.as_buffer(array, kind, sharding, commands))
         given_away = self._given_away(arrays, arguments, donated) if donated and arguments else ()
-        made = tuple(
-            self.arrays.new(kind, sharding)
-            for kind, sharding in zip(program.outputs, program.output_shardings, strict=True)
-        )
+        results = zip(program.outputs, program.output_shardings, strict=True)
+        made = tuple(self.arrays.new(kind, sharding) for kind, sharding in results)
         if made:
             commands.append(do.Execute(number, tuple(arguments), made, given_away))
-        return commands, made
+        return made
 
     def _given_away(self, arrays: list[Array], arguments: list[int], donated: list[int]) -> tuple[int, ...]:
         """The donated arguments whose memory nothing else has, and nobody is about to read. Each choice of them is

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -66,12 +66,27 @@ class Client:
         assert discarded == do.Discard((handle,))
         return upload
 
-    def program(self, donated: tuple[int, ...] = (), outputs: int = 1) -> int:
-        """A program from one row to rows, over the four devices."""
+    def assemble(self, handle: int, parts: Sequence[int]) -> None:
+        """A row over the four devices, of an array on each."""
+        sharding = M.ShardingProto()
+        Writer(M).set_sharding(sharding, SPLIT, 1)
+        about = {"shape": M.ShapeProto(dims=[8]), "sharding": sharding, "single_device_array_handles": parts}
+        reply, _ = self.ask("assemble_array_from_single_device_arrays_request", result_handle=handle, **about)
+        assert reply.status is None
+
+    def program(self, donated: tuple[int, ...] = (), outputs: int = 1, inputs: int = 1) -> int:
+        """A program from rows to rows, over the four devices."""
         (command,) = self.send("compile_request", program=M.Serialized(type_name="x"))
         assert isinstance(command, do.Compile)
         signature = do.Signature(
-            "jit_f", (ROW,), (ROW,) * outputs, (SPLIT,), (SPLIT,) * outputs, frozenset(donated), (0, 1, 2, 3), b"f"
+            "jit_f",
+            (ROW,) * inputs,
+            (ROW,) * outputs,
+            (SPLIT,) * inputs,
+            (SPLIT,) * outputs,
+            frozenset(donated),
+            (0, 1, 2, 3),
+            b"f",
         )
         (reply,) = self.core.handle(do.Compiled(command.executable, signature))
         assert isinstance(reply, do.Reply)
@@ -137,15 +152,7 @@ def test_shards_that_are_named_apart_and_put_together_again_are_the_same_buffer(
 def test_a_computation_on_shards_of_several_buffers_regroups_them_once() -> None:
     client = Client()
     uploads = [client.put(k, Sharding.on(k), (2,)) for k in range(4)]
-    proto = M.ShardingProto()
-    Writer(M).set_sharding(proto, SPLIT, 1)
-    client.ask(
-        "assemble_array_from_single_device_arrays_request",
-        result_handle=9,
-        shape=M.ShapeProto(dims=[8]),
-        sharding=proto,
-        single_device_array_handles=range(4),
-    )
+    client.assemble(9, range(4))
     program = client.program()
     _, commands = client.execute(program, 9)
     regroup, launch = commands
@@ -155,6 +162,28 @@ def test_a_computation_on_shards_of_several_buffers_regroups_them_once() -> None
     assert launch.arguments == (regroup.buffer,)  # type: ignore[union-attr]
     _, commands = client.execute(program, 9, results=(10,))
     assert [type(command) for command in commands] == [do.Execute]
+
+
+@pytest.mark.parametrize("wrong", ["deleted", "split otherwise"])
+def test_an_argument_that_is_put_together_outlives_a_call_that_another_one_fails(wrong: str) -> None:
+    """1. A call takes an array that is put together of others, and one that it cannot take. 2. It is refused; the first
+    argument lies in a buffer of its own now, which a later call takes."""
+    client = Client()
+    uploads = [client.put(k, Sharding.on(k), (2,)) for k in range(4)]
+    client.assemble(9, range(4))
+    client.send("destruct_array_request", array_handle=range(4))
+    client.put(10, COPIES)
+    if wrong == "deleted":
+        client.send("delete_array_request", array_handle=[10])
+    reply, (regroup, freed) = client.execute(client.program(inputs=2), 9, 10, results=(11,))
+    assert reply.status is not None
+    assert reply.status.code == Code.INVALID_ARGUMENT
+    assert isinstance(regroup, do.Regroup)
+    assert freed == do.Free(tuple(upload.buffer for upload in uploads))
+    assert client.core.arrays.find(11).failure == reply.status
+    reply, (launch,) = client.execute(client.program(), 9)
+    assert reply.status is None
+    assert launch.arguments == (regroup.buffer,)  # type: ignore[union-attr]
 
 
 def test_memory_is_given_away_only_by_the_last_that_has_it() -> None:

@@ -1,4 +1,5 @@
-"""Any requests in any order: each is answered once, nothing is raised, and what no array lies in is freed."""
+"""Any requests in any order: each is answered once, nothing is raised, what is used has been made, and what no array
+lies in is freed."""
 
 from __future__ import annotations
 
@@ -87,9 +88,10 @@ def requests(draw: st.DrawFn) -> tuple[str, Any]:
     return kind, getattr(M.IfrtRequest(), kind).__class__(**choices[kind]) if kind in choices else shards
 
 
-def signature() -> do.Signature:
+def signature(inputs: int) -> do.Signature:
     row, split = ArrayType((8,), "float32"), SHARDINGS[3]
-    return do.Signature("f", (row,), (row, row), (split,), (split, split), frozenset([0]), (0, 1, 2, 3), b"")
+    takes = (row,) * inputs, (row, row), (split,) * inputs
+    return do.Signature("f", *takes, (split, split), frozenset([0]), (0, 1, 2, 3), b"")
 
 
 @repeatable(100)
@@ -104,14 +106,21 @@ def test_each_request_is_answered_once(asked: list[tuple[str, Any]], islands: tu
             match command:
                 case do.Reply():
                     answered.append(command.op)
-                case do.Upload() | do.Regroup() | do.Move():
+                case do.Upload():
+                    known.add(command.buffer)
+                case do.Regroup() | do.Move():
+                    assert known.issuperset(command.sources if isinstance(command, do.Regroup) else [command.source])
                     known.add(command.buffer)
                 case do.Execute():
+                    assert known.issuperset(command.arguments)
                     known.update(command.results)
                 case do.Free():
+                    assert known.issuperset(command.buffers)
                     known.difference_update(command.buffers)
                 case do.Compile():
-                    made = signature() if command.executable % 2 else HANDING_OVER.signature
+                    made = (
+                        signature(1 + command.executable % 4 // 2) if command.executable % 2 else HANDING_OVER.signature
+                    )
                     take(core.handle(do.Compiled(command.executable, made)))
                 case do.Await() | do.Fetch() | do.HandOver() | do.Inspect():
                     take(core.handle(do.Settled(command.ticket, Status(13, "no"))))
