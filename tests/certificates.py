@@ -14,7 +14,8 @@ from cryptography.x509.oid import NameOID
 
 
 def self_signed(folder: Path, names: Iterable[str]) -> tuple[Path, Path]:
-    """Writes a certificate of names and IP addresses, perhaps of none, and its key into a folder; returns both."""
+    """Writes a certificate of names, IP addresses, URIs and mail addresses, perhaps of none, and its key into a folder;
+    returns both."""
     key = ec.generate_private_key(ec.SECP256R1())
     alternatives = [_alternative(name) for name in names]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, folder.name)])
@@ -41,6 +42,10 @@ def self_signed(folder: Path, names: Iterable[str]) -> tuple[Path, Path]:
 
 
 def _alternative(name: str) -> x509.GeneralName:
+    if "://" in name:
+        return x509.UniformResourceIdentifier(name)
+    if "@" in name:
+        return x509.RFC822Name(name)
     try:
         return x509.IPAddress(ipaddress.ip_address(name))
     except ValueError:

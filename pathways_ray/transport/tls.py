@@ -16,6 +16,9 @@ from pathways_ray.transport.endpoints import Tls
 CA_VARIABLE = "PATHWAYS_CA"
 """A file with the certificates that clients trust, when the caller names none."""
 
+DIALLED = ("DNS", "IP Address")
+"""The kinds of a subjectAltName that a client looks for. Others, as the URI of a service mesh, are no place to dial."""
+
 
 class Trust(msgspec.Struct, frozen=True):
     """The expectation of one end of a connection: a certificate that `roots` (PEM) vouch for, or, where they are
@@ -98,11 +101,11 @@ def checked(certificate: str, key: str, ca: str = "") -> Tls:
         found = _shake_hands(server, client)
     except (ssl.SSLError, OSError) as error:
         raise UsageError(f"certificate {certificate} with key {key} and CA {vouching} does not work: {error}") from None
-    names = [str(value) for _, value in found.get("subjectAltName", ())]
+    names = [str(value) for kind, value in found.get("subjectAltName", ()) if kind in DIALLED]
     if not names:
         raise UsageError(
             f"certificate {certificate} has no subjectAltName, which clients check; add the name "
-            "or the address of the runtime"
+            "or the address of the runtime (DNS or IP)"
         )
     return Tls(certificate, key, vouching, names[0])
 

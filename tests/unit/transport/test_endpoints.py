@@ -83,16 +83,26 @@ def test_a_certificate_that_works(tmp_path: Path) -> None:
     assert tls.client_roots(certificate) == tls.client_roots(Path(certificate)) == tls.client_roots(roots) == roots
 
 
+@pytest.mark.parametrize("name", ["pathways.test", "127.0.0.1"])
+def test_processes_look_for_a_name_or_an_address_that_can_be_dialled(tmp_path: Path, name: str) -> None:
+    certificate, key = made(
+        tmp_path / "mesh", "spiffe://example.test/pathways", "admin@example.test", name, "other.test"
+    )
+    assert tls.checked(certificate, key).name == name
+
+
 def test_certificates_that_do_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate, key = made(tmp_path / "good", "pathways.test")
     other, other_key = made(tmp_path / "other", "other.test")
     nameless, nameless_key = made(tmp_path / "nameless")
+    unreachable, unreachable_key = made(tmp_path / "mesh", "spiffe://example.test/pathways", "admin@example.test")
     for arguments, message in (
         ((certificate, other_key), "does not work: .*KEY_VALUES_MISMATCH"),
         ((certificate, key, other), "does not work: .*CERTIFICATE_VERIFY_FAILED"),
         ((key, key), "does not work"),
         ((certificate, str(tmp_path / "none")), "none' cannot be read: No such file"),
         ((nameless, nameless_key), "has no subjectAltName, which clients check; add the name or the address"),
+        ((unreachable, unreachable_key), "has no subjectAltName, which clients check; add the name or the address"),
     ):
         with pytest.raises(UsageError, match=message):
             tls.checked(*arguments)
