@@ -56,7 +56,7 @@ def server_context(tls: Tls) -> ssl.SSLContext:
 
 def client_context(trust: Trust) -> ssl.SSLContext:
     """The context of a dialling end of a link, which checks the other end's certificate."""
-    context = ssl.create_default_context(cadata=trust.roots.decode("ascii", "ignore") if trust.roots else None)
+    context = ssl.create_default_context(cadata=_text(trust.roots) if trust.roots else None)
     # Python 3.13 demands extensions by default that gRPC does not, and that many certificates lack.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context
@@ -76,8 +76,8 @@ def client_roots(ca: str | bytes | os.PathLike[str] | None) -> bytes | None:
     if ca is None:
         return None
     roots = ca if isinstance(ca, bytes) else _read(os.fspath(ca))
-    try:
-        ssl.create_default_context(cadata=roots.decode("ascii"))
+    try:  # unlike `create_default_context`, which takes the system's certificates for none
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=_text(roots))
     except (ssl.SSLError, ValueError) as error:
         what = "the bytes given as ca" if isinstance(ca, bytes) else f"the file {os.fspath(ca)!r} given as ca"
         raise UsageError(f"{what} hold no certificates in PEM form: {error}") from None
@@ -121,6 +121,11 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, tu
                 end.do_handshake()
     found: dict[str, tuple[tuple[str, str], ...]] = one.getpeercert() or {}  # type: ignore[assignment]
     return found
+
+
+def _text(roots: bytes) -> str:
+    """Certificates as `ssl` takes them: without the letters that only comments have, as names of authorities do."""
+    return roots.decode("ascii", "ignore")
 
 
 def _read(path: str) -> bytes:

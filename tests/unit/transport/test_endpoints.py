@@ -83,6 +83,16 @@ def test_a_certificate_that_works(tmp_path: Path) -> None:
     assert tls.client_roots(certificate) == tls.client_roots(Path(certificate)) == tls.client_roots(roots) == roots
 
 
+def test_a_ca_file_may_have_comments_in_any_language(tmp_path: Path) -> None:
+    certificate, key = made(tmp_path / "good", "pathways.test")
+    ca = tmp_path / "ca.pem"
+    ca.write_bytes("# Autorität für Zürich\n".encode() + Path(certificate).read_bytes())
+    assert tls.checked(certificate, key, str(ca)).ca == str(ca)
+    roots = tls.client_roots(ca)
+    assert roots == ca.read_bytes()
+    assert tls.client_context(tls.Trust(roots)).cert_store_stats()["x509"] == 1
+
+
 @pytest.mark.parametrize("name", ["pathways.test", "127.0.0.1"])
 def test_processes_look_for_a_name_or_an_address_that_can_be_dialled(tmp_path: Path, name: str) -> None:
     certificate, key = made(
@@ -106,8 +116,9 @@ def test_certificates_that_do_not_work(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         with pytest.raises(UsageError, match=message):
             tls.checked(*arguments)
-    with pytest.raises(UsageError, match="the bytes given as ca hold no certificates in PEM form"):
-        tls.client_roots(b"nonsense")
+    for roots in (b"nonsense", "Zürich".encode(), "ü".encode(), b""):
+        with pytest.raises(UsageError, match="the bytes given as ca hold no certificates in PEM form"):
+            tls.client_roots(roots)
     monkeypatch.delenv(tls.CA_VARIABLE, raising=False)
     assert tls.client_roots(None) is None
     monkeypatch.setenv(tls.CA_VARIABLE, other)
