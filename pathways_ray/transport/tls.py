@@ -45,10 +45,11 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """The same for a link (`transport.links`). Raises `UsageError` for files that cannot be read or do not fit."""
+    """The same for a link (`transport.links`). Raises `UsageError` for files that cannot be read or do not fit, and for
+    a key with a pass phrase."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(tls.certificate, tls.key)
+        _show(context, tls.certificate, tls.key)
     except (ssl.SSLError, OSError) as error:
         raise UsageError(f"certificate {tls.certificate} with key {tls.key} does not work: {error}") from None
     return context
@@ -94,7 +95,7 @@ def checked(certificate: str, key: str, ca: str = "") -> Tls:
         _read(path)
     try:
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        server.load_cert_chain(certificate, key)
+        _show(server, certificate, key)
         client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         client.check_hostname = False
         client.load_verify_locations(cafile=vouching)
@@ -108,6 +109,20 @@ def checked(certificate: str, key: str, ca: str = "") -> Tls:
             "or the address of the runtime (DNS or IP)"
         )
     return Tls(certificate, key, vouching, names[0])
+
+
+def _show(context: ssl.SSLContext, certificate: str, key: str) -> None:
+    """Has a context show a certificate.
+
+    Raises:
+        UsageError: the key has a pass phrase, for which OpenSSL would ask at the terminal.
+        ssl.SSLError, OSError: the files do not fit, or cannot be read.
+    """
+
+    def ask() -> str:
+        raise UsageError(f"key {key} is encrypted; give one without a pass phrase")
+
+    context.load_cert_chain(certificate, key, ask)
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, tuple[tuple[str, str], ...]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from pathways_ray.errors import UsageError
 from pathways_ray.transport import tls
@@ -81,6 +82,19 @@ def test_a_certificate_that_works(tmp_path: Path) -> None:
     assert tls.checked(certificate, key) == Tls(certificate, key, certificate, "pathways.test")
     roots = Path(certificate).read_bytes()
     assert tls.client_roots(certificate) == tls.client_roots(Path(certificate)) == tls.client_roots(roots) == roots
+
+
+def test_nobody_is_asked_for_the_pass_phrase_of_a_key(tmp_path: Path) -> None:
+    certificate, key = made(tmp_path / "good", "pathways.test")
+    secret = serialization.load_pem_private_key(Path(key).read_bytes(), None)
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    Path(key).write_bytes(secret.private_bytes(*form, serialization.BestAvailableEncryption(b"open")))
+    for use in (
+        lambda: tls.checked(certificate, key),
+        lambda: tls.server_context(Tls(certificate, key, certificate, "")),
+    ):
+        with pytest.raises(UsageError, match=r"key\.pem is encrypted; give one without a pass phrase"):
+            use()
 
 
 def test_a_ca_file_may_have_comments_in_any_language(tmp_path: Path) -> None:
