@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from pathways_ray.cli.output import FILE, FOLDER, CommandFailed, console_beside, load, with_folder, write_json
+from pathways_ray.cli.output import FILE, FOLDER, CommandFailed, console_beside, load, with_folder, write_json, writing
 
 SMOKE = "One short round, to see that everything runs; its numbers mean nothing."
 
@@ -52,7 +52,8 @@ def _measure(benchmark: Any, settings: Any, target: Path | None, drawing: Path |
     except RuntimeError as error:
         raise CommandFailed(str(error)) from error
     benchmark.show(result, console)
-    if figures:
-        getattr(figures, benchmark.name)(result, drawing)
     if target:
         write_json(result, target)
+    if figures and drawing:
+        with writing(drawing):
+            getattr(figures, benchmark.name)(result, drawing)

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.table import Table
 
 from pathways_ray.cli.demo_programs import PROGRAMS, Program
-from pathways_ray.cli.output import FILE, FOLDER, CommandFailed, console_beside, load, with_folder, write_json
+from pathways_ray.cli.output import FILE, FOLDER, CommandFailed, console_beside, load, with_folder, write_json, writing
 
 CLUSTER: dict[str, Any] = {"islands": 2, "hosts_per_island": 1, "devices_per_host": 4, "platform": "cpu"}
 
@@ -91,8 +91,9 @@ def command(output: Path, target: Path | None, smoke: bool) -> None:
     console.print(programs_table(programs))
     dispatch.show(measured, console)
     figure, target = output / "dispatch.png", target or output / "demo.json"
-    figures.dispatch(measured, figure)
     write_json(result, target)
+    with writing(figure):
+        figures.dispatch(measured, figure)
     console.print(f"Figure: {figure}. JSON: {target}. {seconds:.0f} s in all.", soft_wrap=True)
     if wrong:
         raise CommandFailed(f"wrong result: {'; '.join(wrong)}")

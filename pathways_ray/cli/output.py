@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import math
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +70,19 @@ def with_folder(ctx: click.Context, param: click.Parameter, value: Path | None) 
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise click.BadParameter(f"{folder}: {error.strerror}") from error
-        if not os.access(folder, os.W_OK):
-            raise click.BadParameter(f"{folder} cannot be written to")
+        written = value if os.path.exists(value) else folder
+        if not os.access(written, os.W_OK):
+            raise click.BadParameter(f"{written} cannot be written to")
     return value
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[None]:
+    """Ends the command with a line where the file or folder cannot be written after all, as on a disk that is full."""
+    try:
+        yield
+    except OSError as error:
+        raise CommandFailed(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 def console_beside(json_target: Path | None, markup: bool = True) -> Console:
@@ -93,7 +105,8 @@ def write_json(value: Any, target: Path) -> None:
     if target == STDOUT:
         click.echo(text)
     else:
-        target.write_text(text + "\n")
+        with writing(target):
+            target.write_text(text + "\n")
 
 
 def load(module: str) -> Any:

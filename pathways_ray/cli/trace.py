@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from pathways_ray.cli.output import FILE, FOLDER, STDOUT, NumberRange, with_folder
+from pathways_ray.cli.output import FILE, FOLDER, STDOUT, NumberRange, with_folder, writing
 from pathways_ray.cli.up import join_ray, name_option
 from pathways_ray.errors import UsageError
 
@@ -70,7 +70,8 @@ def command(
         if last is not None:
             since -= last
         elif xprof is not None:
-            session, lacking = tracing.profile(actors, seconds, xprof)
+            with writing(xprof):
+                session, lacking = tracing.profile(actors, seconds, xprof)
             click.echo(
                 f"{session}: JAX's profiles of the hosts; tensorboard --logdir {xprof} shows them", err=output == STDOUT
             )
@@ -85,7 +86,8 @@ def command(
         if output == STDOUT:
             click.echo(tracing.text(found))
         else:
-            tracing.write(found, output)
+            with writing(output):
+                tracing.write(found, output)
     finally:
         ray.shutdown()
     worst = max((clock.within_s for clock in found.clocks.values()), default=0.0)

@@ -143,6 +143,6 @@ def _lives(record: Record) -> bool:
     its number."""
     try:
         os.kill(record.pid, 0)
-    except OSError:
-        return False  # gone, or a later process of another user
+    except (OSError, OverflowError):
+        return False  # gone, or a later process of another user, or no number of a process
     return not record.started or started_at(record.pid) == record.started

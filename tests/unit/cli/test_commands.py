@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -171,6 +172,28 @@ def test_a_place_that_cannot_be_written_is_refused_first(
     assert found.exit_code == 2
     assert "Not a directory" in found.stderr
     assert benchmarks == []
+
+
+@pytest.mark.parametrize(
+    "arguments", [("bench", "dispatch", "--json"), ("bench", "dispatch", "--figure"), ("demo", "--json")]
+)
+def test_a_file_that_cannot_be_written_is_refused_first(
+    arguments: tuple[str, ...], benchmarks: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "result"
+    file.touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (file, os.W_OK))  # root may write all
+    found = invoke(*arguments, str(file))
+    assert found.exit_code == 2
+    assert "cannot be written to" in found.stderr
+    assert benchmarks == []
+
+
+@pytest.mark.parametrize("option", ["--json", "--figure"])
+def test_a_disk_that_is_full_ends_a_command_with_a_line(option: str, benchmarks: list[dict[str, Any]]) -> None:
+    benchmark = invoke("bench", "dispatch", option, "/dev/full")
+    assert (benchmark.exit_code, len(benchmarks)) == (1, 1)
+    assert benchmark.stderr == "pathways: /dev/full cannot be written: No space left on device\n"
 
 
 # --- bench dispatch ---------------------------------------------------------------------------------------------------

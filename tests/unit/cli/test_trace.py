@@ -49,6 +49,28 @@ def test_what_is_over_is_gathered_at_once_and_what_is_missing_is_said(gathered: 
     assert json.loads((tmp_path / "t.json").read_text())["metadata"]["clocks"]["host 0"]["within_s"] == 9.5e-6
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_gathered(
+    gathered: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unlike one that is only read."""
+    file, predicted = tmp_path / "t.json", tmp_path / "predicted.json"
+    for path in (file, predicted):
+        path.write_text("{}")
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK or path not in (file, predicted))
+    found = CliRunner().invoke(commands, ["trace", "--last", "1", "--output", str(file)])
+    assert found.exit_code == 2
+    assert f"{file} cannot be written to" in found.stderr.replace("\n", "")
+    read = CliRunner().invoke(commands, ["trace", "--last", "1", "--predicted", str(predicted)])
+    assert "predicted.json is no prediction" in read.stderr
+    assert gathered == []
+
+
+def test_a_disk_that_is_full_ends_a_trace_with_a_line(gathered: list[float]) -> None:
+    found = CliRunner().invoke(commands, ["trace", "--last", "1", "--output", "/dev/full"])
+    assert (found.exit_code, gathered) == (1, [1.0])
+    assert found.stderr == "pathways: /dev/full cannot be written: No space left on device\n"
+
+
 def test_an_hour_is_ended_by_ctrl_c_with_what_there_is(
     gathered: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,13 @@ def test_clusters_come_in_the_order_of_their_start() -> None:
     assert [record.url for record in registry.running()] == [URL, URL + "1"]
 
 
+@pytest.mark.parametrize("pid", [99_999_999_999, 1 << 62])
+def test_a_record_with_a_number_that_no_process_has_is_one_of_a_dead_process(pid: int) -> None:
+    stale = leave(registry.Record(URL, TOKEN, pid))
+    assert registry.running() == []
+    assert not stale.exists()
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"url": 1, "token": "t", "pid": 1}', "\x00"])
 def test_a_broken_record_is_ignored(text: str) -> None:
     leave(registry.Record(URL, TOKEN, os.getpid())).write_text(text)
