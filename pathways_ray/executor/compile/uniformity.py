@@ -149,9 +149,12 @@ class _Analysis:
                 return [join(given[0], *each) for each in zip(*branches, strict=True)]
             case "stablehlo.while":
                 return self._while(op, given, values, place)
-            case "func.call" | "stablehlo.composite":
-                symbol = op.attributes["callee" if name == "func.call" else "decomposition"]
-                return self.function(ir.FlatSymbolRefAttr(symbol).value, tuple(given), place)
+            case "func.call":
+                return self.function(ir.FlatSymbolRefAttr(op.attributes["callee"]).value, tuple(given), place)
+            case "stablehlo.composite":
+                # XLA may have an operation of its own in place of the decomposition, as it has for `chlo.erf`.
+                symbol = ir.FlatSymbolRefAttr(op.attributes["decomposition"])
+                return [join(made, *given) for made in self.function(symbol.value, tuple(given), place)]
             case "sdy.manual_computation":
                 return self._manual(op, given, values, place)
             case "sdy.named_computation":

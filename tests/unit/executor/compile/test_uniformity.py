@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import AbstractMesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pathways_ray.compat import module_of
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.compile.allowlist import check_function
 from pathways_ray.executor.compile.partitions import UNIFORM, Partitions
@@ -72,6 +73,12 @@ ENTERED_BY_ALL: dict[str, Callable[[Any], Any]] = {
         )[0]
     ),
     "by another axis": mapped(lambda v: lax.cond(lax.axis_index("x") == 0, lambda u: lax.psum(u, "y"), lambda u: u, v)),
+    "by a value of an operation that exports write down as a composite": mapped(
+        lambda v: lax.cond(lax.psum(lax.erf(v).sum(), BOTH) > 0, lambda u: lax.psum(lax.erf(u), "x"), lambda u: u, v)
+    ),
+    "by another axis, of which a composite takes the number": mapped(
+        lambda v: lax.cond(lax.erf(lax.axis_index("x") * 1.0) > 0, lambda u: lax.psum(u, "y"), lambda u: u, v)
+    ),
     "by a random number of all": mapped(
         lambda v: lax.cond(jax.random.uniform(jax.random.key(0)) > 0.5, lambda u: lax.psum(u, "x"), lambda u: u, v)
     ),
@@ -239,6 +246,30 @@ def test_collectives_that_were_written_by_hand(change: Callable[[str], str], mes
         return
     with pytest.raises(ProgramRefused, match=message):
         check_function(from_text(other, whole))
+
+
+@pytest.mark.parametrize("decomposition", ["return %a", "%c = stablehlo.constant dense<0.0> : tensor<f32>\nreturn %c"])
+@pytest.mark.parametrize("by", ["a predicate", "a result"])
+def test_a_composite_is_what_xla_makes_of_its_name(by: str, decomposition: str) -> None:
+    """Not what its decomposition says: that of `chlo.erf` is dropped."""
+
+    def body(v: Any) -> Any:
+        number = lax.axis_index("x").astype(jnp.float32)
+        return number if by == "a result" else lax.cond(number > 0.5, lambda u: lax.psum(u, "x"), lambda u: u, v)
+
+    whole = exported(mapped(body, outs=P() if by == "a result" else P("x", "y")), mesh=MESH)
+    text = module_of(whole.mlir_module_serialized).operation.get_asm(enable_debug_info=False)
+    found = re.search(r"(%\w+) = stablehlo.convert (%\w+) : \(tensor<i32>\) -> tensor<f32>", text)
+    assert found is not None
+    text = text.replace(
+        found[0],
+        f"%given = stablehlo.convert {found[2]} : (tensor<i32>) -> tensor<f32>\n"
+        f'{found[1]} = stablehlo.composite "chlo.erf" %given {{decomposition = @made, version = 1 : i32}} : '
+        "(tensor<f32>) -> tensor<f32>",
+    )
+    made = f"func.func private @made(%a: tensor<f32>) -> tensor<f32> {{ {decomposition} : tensor<f32> }}"
+    with pytest.raises(ProgramRefused, match="its result 0 may differ among devices" if by == "a result" else SOME):
+        check_function(from_text(f"{text.rstrip().removesuffix('}')}{made} }}", whole))
 
 
 ALONE = """module {{ func.func public @main(%arg0: tensor<4x4xf32>) -> tensor<4x4xf32> {{
