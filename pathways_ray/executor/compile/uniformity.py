@@ -26,7 +26,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import sdy
+from jaxlib.mlir.dialects import sdy, stablehlo
 
 from pathways_ray.errors import ProgramRefused
 from pathways_ray.executor.compile.attributes import Value, integers, maker, matrix
@@ -226,7 +226,9 @@ class _Analysis:
             raise ProgramRefused(f"{what} stands inside an operation that is no branch or loop")
         if not place.manual and self.partitions.devices > 1:
             raise ProgramRefused(f"{what} stands outside of a manual computation (jax.shard_map)")
-        if "channel_handle" not in op.attributes:
+        handle = op.attributes.get("channel_handle")
+        # XLA drops one below 1, and counts on from the highest for those of its partitioner.
+        if handle is None or not 0 < stablehlo.ChannelHandle(handle).handle < 1 << 31:
             raise ProgramRefused(f"{what} has no channel, so it would not be among the devices of its mesh")
         devices, of = self.partitions.devices, self.partitions.of
         labels = self.partitions.labels(self.partitions.join(*given))

@@ -272,6 +272,17 @@ def test_a_composite_is_what_xla_makes_of_its_name(by: str, decomposition: str) 
         check_function(from_text(f"{text.rstrip().removesuffix('}')}{made} }}", whole))
 
 
+@pytest.mark.parametrize("channel", [0, -1, 2**63 - 1])
+def test_a_channel_is_one_that_xla_keeps(channel: int) -> None:
+    """Without one it would be among replicas, of which there is one: each device would keep what it has."""
+    whole = exported(mapped(lambda v: lax.ppermute(v, "x", [(0, 0)])), mesh=MESH)
+    text = module_of(whole.mlir_module_serialized).operation.get_asm(enable_debug_info=False)
+    assert check_function(from_text(text, whole)) == 4
+    assert text.count("handle = 1,") == 1
+    with pytest.raises(ProgramRefused, match=r"collective_permute .*has no channel"):
+        check_function(from_text(text.replace("handle = 1,", f"handle = {channel},"), whole))
+
+
 ALONE = """module {{ func.func public @main(%arg0: tensor<4x4xf32>) -> tensor<4x4xf32> {{
 {}
 return %0 : tensor<4x4xf32> }} }}"""
