@@ -134,6 +134,7 @@ class Compiler:
             (
                 executable.recipe,
                 executable.inputs,
+                executable.outputs,
                 [layout.spec for layout in executable.input_layouts],
                 [layout.spec for layout in executable.output_layouts],
                 executable.donated,

@@ -19,7 +19,7 @@ import pytest
 from jax import export
 
 from pathways_ray.controller.programs import plan_program
-from pathways_ray.errors import Failure
+from pathways_ray.errors import Failure, ProgramRefused
 from pathways_ray.executor.actor import HostExecutor
 from pathways_ray.executor.compile import compiler as compiler_module
 from pathways_ray.executor.compile.compiler import Compiler
@@ -33,6 +33,7 @@ from pathways_ray.executor.run.parts import Keeps
 from pathways_ray.executor.run.prepared import BRIEF_S, LONG_WAIT_S
 from pathways_ray.executor.run.watchers import Watched, Watcher
 from pathways_ray.ir.plan import Device
+from pathways_ray.ir.types import ArrayType
 from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
@@ -739,6 +740,24 @@ def test_a_computation_counts_with_the_functions_that_it_was_made_of(monkeypatch
     (executable,), (placed,) = plan.executables, plan.slices
     compiler.executable(executable, placed, {"f": function})
     assert compiler._cached_bytes == len(function)
+
+
+def test_a_computation_is_held_against_each_program_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compiled for one is no answer to one that calls its results smaller, and would be charged for that."""
+    devices = jax.local_devices()[:1]
+    compiler = Compiler(0, devices, {0: devices})
+    monkeypatch.setattr(compiler.sandbox, "check", lambda *_: None)
+
+    def compiled(made: ArrayType) -> Any:
+        sketch = Sketch()
+        here = sketch.slice("0.0")
+        value = sketch.call("f", sketch.argument(here, type=SCALAR), slice=here, outputs=(made,))
+        plan = sketch.planned(value).plans[0]
+        return compiler.executable(plan.executables[0], plan.slices[0], {"f": exported(lambda x: (x + 1,))})
+
+    assert compiled(SCALAR) is compiled(SCALAR)
+    with pytest.raises(ProgramRefused, match="the program says output 0 is"):
+        compiled(ArrayType((), "int8"))
 
 
 def test_a_host_runs_python_of_trusted_programs_alone(host: Served) -> None:
