@@ -7,7 +7,9 @@ a few pointer comparisons.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import jax
@@ -122,6 +124,13 @@ def extended_dtype(value: Any) -> Any:
 
 def array_type(value: np.ndarray[Any, Any] | jax.ShapeDtypeStruct) -> ArrayType:
     return ArrayType(value.shape, value.dtype.name)
+
+
+def keeping_width(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
+    """Has JAX keep 64 bits where one of these arrays, or types, has them: outside of the `jax.enable_x64` under which
+    they were made as well."""
+    is_wide = any(getattr(one, "dtype", None) is not None and one.dtype.name in WIDE for one in values)
+    return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
 
 
 def check_width(name: str, number: int, given: ArrayType, taken: Any) -> None:

@@ -5,7 +5,6 @@ It comes from an equation of a traced program, or from what JAX is asked for out
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from jax.extend import core as jex_core
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pathways_ray.client import prng, propagation, puts, source_info
-from pathways_ray.client.argument_types import WIDE
+from pathways_ray.client.argument_types import keeping_width
 from pathways_ray.client.array import Array
 from pathways_ray.client.export import Exported
 from pathways_ray.client.jaxprs import equations_of, inner_equations
@@ -111,7 +110,9 @@ class Operation:
 
     def value(self) -> list[Any]:
         """The results of an operation without arguments, computed in this process."""
-        return list(jex_core.jaxpr_as_fun(self.closed)())
+        made = (variable.aval for equation in equations_of(self.closed.jaxpr) for variable in equation.outvars)
+        with keeping_width(made):
+            return list(jex_core.jaxpr_as_fun(self.closed)())
 
     def exported(
         self,
@@ -148,16 +149,10 @@ class Operation:
         asked = self.outputs or (None,) * len(found)
         outputs = [spec if spec is not None else other for spec, other in zip(asked, found, strict=True)]
         run = jex_core.jaxpr_as_fun(self.closed)
-        with _keeping_width(self.closed):
+        with keeping_width(self.closed.in_avals):
             return export(
                 self.name, run, avals, inputs, lambda _: outputs, where, platforms, self.donated, known=self.closed
             )
-
-
-def _keeping_width(closed: Any) -> contextlib.AbstractContextManager[Any]:
-    """Has JAX keep the types of 64 bits that a jaxpr takes, where it is traced again outside of `jax.enable_x64`."""
-    is_wide = any(aval.dtype.name in WIDE for aval in closed.in_avals)
-    return jax.enable_x64(True) if is_wide else contextlib.nullcontext()
 
 
 def is_pinned(params: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pathways_ray.client.argument_types import ArgumentType
+from pathways_ray.client.argument_types import ArgumentType, keeping_width
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED
 from pathways_ray.client.graph_builder import BuiltProgram, Output
@@ -42,7 +42,8 @@ class Outputs:
         elif output.leaf < 0 and not isinstance(value, Array):
             value = living(self._constants, id(output), value)
         if not isinstance(value, Array):
-            value = self.session.put(value, self.session.default_slice(), ())
+            with keeping_width(() if output.leaf >= 0 else (value,)):
+                value = self.session.put(value, self.session.default_slice(), ())
             if output.weak:
                 kind = value._type
                 value = Array(value._buffer, ArgumentType.of(kind.array, True, kind.slice, kind.spec, kind.extended))

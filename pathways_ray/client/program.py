@@ -12,7 +12,7 @@ import jax
 from jax.tree_util import tree_flatten
 
 from pathways_ray.client import notebook, source_info
-from pathways_ray.client.argument_types import ArgumentType, to_numpy
+from pathways_ray.client.argument_types import ArgumentType, keeping_width, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.asked_calls import AskedCalls
 from pathways_ray.client.bodies import control_node, has_control
@@ -217,11 +217,11 @@ class LoweredProgram(RegisteredProgram):
                 if carrying.takes(k, value, source.slice):
                     buffers.append(INLINE)
                     continue
-                value = session.put(value, source.slice, source.spec)
                 if source.leaf >= 0:
-                    placed[source.leaf] = value
+                    placed[source.leaf] = value = session.put(value, source.slice, source.spec)
                 else:
-                    self._held[k] = value
+                    with keeping_width((value,)):
+                        self._held[k] = value = session.put(value, source.slice, source.spec)
             buffer = value._buffer
             state = buffer.record.state
             if (state is not PENDING and state is not READY) or buffer.session is not session:

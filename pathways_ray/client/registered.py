@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pathways_ray.client import notebook, prng
-from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
+from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, keeping_width, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.estimates import Work
 from pathways_ray.client.explanation import explanation
@@ -92,7 +92,7 @@ class RegisteredProgram:
             if output.result >= 0
             else kinds[output.leaf]
             if output.leaf >= 0
-            else type_of(output.held)
+            else _type_of_held(output.held)
             for output in self._built.outputs
         ]
 
@@ -136,6 +136,12 @@ def type_of(leaf: Any) -> ArgumentType:
             found = _of_numpy[key] = _type_of(leaf)
         return found
     return leaf._type if isinstance(leaf, Array) else _type_of(leaf)
+
+
+def _type_of_held(value: Any) -> ArgumentType:
+    """The type of what a program holds."""
+    with keeping_width((value,)):
+        return type_of(value)
 
 
 def _type_of(leaf: Any) -> ArgumentType:

@@ -20,7 +20,7 @@ from jax.extend import core as jex_core
 
 from pathways_ray import jax_hooks
 from pathways_ray.client import puts, source_info
-from pathways_ray.client.argument_types import ArgumentType, extended_dtype, to_numpy
+from pathways_ray.client.argument_types import WIDE, ArgumentType, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
 from pathways_ray.client.debugging import is_debugging
@@ -228,6 +228,8 @@ def _result(leaf: Any, name: str, number: int) -> Any:
         return leaf
     if isinstance(leaf, Array):
         return _capture(leaf)
+    if isinstance(leaf, jax.Array) and leaf.dtype.name in WIDE:  # made under jax.enable_x64: JAX keeps it
+        return leaf
     return jax.numpy.asarray(constant(leaf, f"result {number} of {name}"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,9 +22,12 @@ from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.ir.graph import Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable
 from pathways_ray.ir.types import ArrayType, Layout
+from tests.unit.client import local
+from tests.unit.client.local import LocalSession
 from tests.unit.helpers import placed, spec
 
 V = np.arange(8, dtype=np.float32)
+HIGH = np.arange(8, dtype=np.int64) << 40
 
 
 def test_the_type_of_an_array_goes_by_the_settings_of_the_moment() -> None:
@@ -35,6 +38,45 @@ def test_the_type_of_an_array_goes_by_the_settings_of_the_moment() -> None:
     assert type_of(wide) is before
     assert before.array == ArrayType((2,), "float32")
     assert type_of(wide.astype(">f8")) is before, "in the order of bytes of this machine"
+
+
+WIDE_CONSTANTS: dict[str, Callable[[Any], Any]] = {
+    "returned": lambda x: (x + 1, jnp.full(8, 1e300, jnp.float64), jnp.arange(3), jnp.asarray(HIGH)),
+    "used": lambda x: x * jnp.full(8, 1e300, jnp.float64),
+    "used by one that gives 32 bits": lambda x: (((jnp.arange(8) << 33) + x) >> 33).astype(jnp.float32),
+    "inside": lambda x: x + jax.jit(lambda: ((jnp.arange(8) << 40) >> 39).astype(jnp.float32))(),
+    "captured": lambda x: x + HIGH,
+    "large": lambda x: x[0] + jnp.arange(1 << 12) * 2**40,
+}
+
+
+@pytest.mark.parametrize("function", WIDE_CONSTANTS.values(), ids=WIDE_CONSTANTS)
+def test_constants_of_64_bits_keep_them_where_they_are_made_under_the_setting(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch, function: Callable[[Any], Any]
+) -> None:
+    """1. A program makes constants under `jax.enable_x64`, and runs outside of it, on hosts, which have it.
+    2. Its results are those of `jax.jit`, and their types those that it says ahead.
+    """
+    run = local._run
+
+    def run_wide(*given: Any) -> list[Any]:
+        with jax.enable_x64(True):
+            return run(*given)
+
+    def wide(x: Any) -> Any:
+        with jax.enable_x64(True):
+            return function(x)
+
+    monkeypatch.setattr(local, "_run", run_wide)
+    x = pw.put(V.astype(np.int32), session.virtual_slice((1,), ("x",)))
+    program = pw.program(wide)
+    expected = jax.tree.leaves(jax.jit(wide)(V.astype(np.int32)))
+    for _ in range(2):
+        found = jax.tree.leaves(program(x))
+        assert [one.dtype for one in found] == [one.dtype for one in expected]
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    assert [one.dtype for one in jax.tree.leaves(program.eval_shape(x))] == [one.dtype for one in expected]
 
 
 @pytest.fixture
