@@ -26,6 +26,7 @@ from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.agreement import RESTS, Agreement
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.composition import Calls
+from pathways_ray.executor.compile.divisions import without_divisions_by_zero
 from pathways_ray.executor.compile.sections import Section, Sections, Sum
 from pathways_ray.formulas.calls import FormulaCall
 from pathways_ray.formulas.formula import BROADCAST, CONSTRAIN
@@ -95,7 +96,8 @@ def one_section(function: Function, arguments: Sequence[jax.ShapeDtypeStruct], d
     """
     lies = SingleDeviceSharding(device)
     shards = [jax.ShapeDtypeStruct(a.sharding.shard_shape(a.shape), a.dtype, sharding=lies) for a in arguments]
-    lowered = only_called(jax.jit(function, out_shardings=lies, keep_unused=True).lower(*shards))
+    lowered = jax.jit(function, out_shardings=lies, keep_unused=True).lower(*shards)
+    lowered = without_divisions_by_zero(only_called(lowered))
     count, types = len(arguments), tuple(jax.tree.leaves(lowered.out_info))
     gives = tuple(range(count, count + len(types)))
     return Sections((Section((), tuple(range(count)), gives, types, lowered.compiler_ir("stablehlo")),), gives)

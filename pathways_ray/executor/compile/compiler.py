@@ -21,6 +21,7 @@ from pathways_ray.executor.compile.agreement import Agreement
 from pathways_ray.executor.compile.backend import Function
 from pathways_ray.executor.compile.by_device import ByDevice, OverHosts, of_one_device, one_section
 from pathways_ray.executor.compile.composition import Calls, composed
+from pathways_ray.executor.compile.divisions import module_without_divisions_by_zero, without_divisions_by_zero
 from pathways_ray.executor.compile.functions import Called, Read, check_meshes, function_in, lines_among, read
 from pathways_ray.executor.compile.pieces import MAX_CHAINED_BYTES, Cut, Placed, packing, unpacking
 from pathways_ray.executor.compile.platforms import backend_of
@@ -209,7 +210,7 @@ class Compiler:
                 keep_unused=True,
             )
             with jax.set_mesh(mesh):
-                return only_called(jitted.lower(*arguments))
+                return without_divisions_by_zero(only_called(jitted.lower(*arguments)))
 
         run = run_of(calls)
         lowered = lower(with_end(run))
@@ -292,8 +293,9 @@ class Compiler:
                 for t, layout in zip(kinds, layouts, strict=True)
             ]
 
+        code = calls[part.function].mlir_module_serialized
         compiled = WholeModule(
-            self.backend.rewritten(calls[part.function].mlir_module_serialized, len(self.island)),
+            self.backend.rewritten(module_without_divisions_by_zero(code), len(self.island)),
             list(mesh.devices.flat),
             executable.donated,
             typed(executable.inputs, executable.input_layouts),
