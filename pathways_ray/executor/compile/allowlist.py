@@ -218,6 +218,8 @@ def _look(op: ir.Operation, look: _Look, depth: int) -> None:
     look.watched |= name in _WATCHED
     if not look.trusted:
         _check_attributes(op)
+    if name == "func.func" and len(op.regions[0].blocks) != 1:  # without one XLA's reader crashes
+        raise ProgramRefused("a function of it has no body, or one of several blocks")
     if name == "stablehlo.sort" and not look.trusted:
         check_sort(op)
     if name == "stablehlo.custom_call":

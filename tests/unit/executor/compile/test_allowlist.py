@@ -70,6 +70,7 @@ SENDS = """
 %u = "stablehlo.outfeed"(%arg0, %t) : (tensor<4x4xf32>, !stablehlo.token) -> !stablehlo.token
 %0 = stablehlo.add %arg0, %arg0 : tensor<4x4xf32>"""
 CALLS = "%0 = stablehlo.custom_call @{}(%arg0) : (tensor<4x4xf32>) -> tensor<4x4xf32>"
+BODILESS = "func.func private @f(tensor<4x4xf32>) -> tensor<4x4xf32>"
 CALL = "%0 = call @f0(%arg0) : (tensor<4x4xf32>) -> tensor<4x4xf32>"
 
 
@@ -107,6 +108,20 @@ REFUSED: dict[str, tuple[Callable[[], bytes], str]] = {
     "recursion": (lambda: written(CALL, chain(3, 1, "f0")), "call each other more than 64 deep, or without end"),
     "calls that double": (lambda: written(CALL, chain(40, 2, "")), r"operations when calls are expanded; 262144 are"),
     "deep calls": (lambda: written(CALL, chain(70, 1, "")), "call each other more than 64 deep"),
+    "a function without a body": (
+        lambda: written("%0 = call @f(%arg0) : (tensor<4x4xf32>) -> tensor<4x4xf32>", BODILESS),
+        "a function of it has no body",
+    ),
+    "a function without a body that nothing calls": (
+        lambda: written("%0 = stablehlo.sine %arg0 : tensor<4x4xf32>", BODILESS),
+        "a function of it has no body",
+    ),
+    "a composite of a function without a body": (
+        lambda: written(
+            '%0 = stablehlo.composite "a.b" %arg0 {decomposition = @f} : (tensor<4x4xf32>) -> tensor<4x4xf32>', BODILESS
+        ),
+        "a function of it has no body",
+    ),
     "deep nesting": (lambda: written(nested(70)), "its operations are nested more than 64 deep"),
     "a shape of data": (
         lambda: written(
