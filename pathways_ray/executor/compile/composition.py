@@ -59,7 +59,7 @@ class _Traced:
         self.zero: Any = jax.lax.optimization_barrier(np.uint32(0)) if lines else None
 
     def call(self, function: Any, values: Sequence[Any]) -> Sequence[Any]:
-        return function.call(*values)
+        return jax.tree.leaves(function.call(*values))  # an export gives a tree of its client's, which may be one array
 
     def barrier(self, values: Sequence[Any]) -> Sequence[Any]:
         return jax.lax.optimization_barrier(values)

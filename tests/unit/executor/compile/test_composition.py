@@ -306,3 +306,15 @@ def test_members_may_give_several_values_and_what_they_take() -> None:
     made = compiled(parts, outputs, calls, value)
     expected = [value * 2 + 1, value, value * 2 + 1, value]
     assert [np.asarray(one).tobytes() for one in made(value)[:4]] == [one.tobytes() for one in expected]
+
+
+@pytest.mark.parametrize(
+    "as_tree", [lambda v: v, lambda v: {"one": [v]}, lambda v: (v,)], ids=["array", "dict", "tuple"]
+)
+def test_exports_may_give_any_tree(as_tree: Function) -> None:
+    """Of its leaves each is a value; of an array that is the whole tree, not each row."""
+    value = np.arange(16, dtype=np.float32).reshape(4, 4)
+    one = export.export(jax.jit(lambda v: as_tree(v + 1)), platforms=("cpu",))(value)
+    made = compiled(chain(2), (Ref(1, 0),), {"0": one, "1": one}, value)
+    (found, _) = made(value)
+    np.testing.assert_array_equal(found, value + 2)
