@@ -13,7 +13,7 @@ from pathways_ray.controller.programs import check_functions
 from pathways_ray.controller.registrar import Registrar
 from pathways_ray.controller.registration import Registration, TenantFunctions
 from pathways_ray.controller.state import SendClient
-from pathways_ray.controller.tenants import Tenant, TenantBook
+from pathways_ray.controller.tenants import GONE, Tenant, TenantBook
 from pathways_ray.controller.turns import Turns
 from pathways_ray.errors import WireError
 from pathways_ray.story import Entry
@@ -118,8 +118,7 @@ class Clients:
                 continue
             tenant = known.get(client.token)
             if tenant is None or tenant.name != client.tenant.name:
-                gone = f"tenant {client.tenant.name!r} is not in the table of tenants any more, or has another token"
-                commands += self.end(client, gone)
+                commands += self.end(client, f"tenant {client.tenant.name!r} {GONE}")
             elif client.tenant.trusted and not tenant.trusted:
                 # What it has registered was checked as a trusted tenant's.
                 commands += self.end(client, f"tenant {tenant.name!r} is not trusted any more")

@@ -13,11 +13,12 @@ import msgspec
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.planning import PlanReply, PlanRequest
 from pathways_ray.controller.state import SendClient, SendIsland
-from pathways_ray.controller.tenants import Tenant, TenantBook
+from pathways_ray.controller.tenants import TenantBook, TokenOwner
 from pathways_ray.transport.messages import FromIsland, Holdings, IslandUp, ReadLog, Reply, Request, ToController
 
-Caller: TypeAlias = int | Tenant | None
-"""The authenticated origin of a request: a session by its number, a tenant, or, None, the operator."""
+Caller: TypeAlias = int | TokenOwner | None
+"""The authenticated origin of a request: a session by its number, a tenant with the token that it has shown, or, None,
+the operator."""
 
 
 class Event(msgspec.Struct, frozen=True):

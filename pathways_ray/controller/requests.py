@@ -20,7 +20,7 @@ from pathways_ray.controller.explaining import Explanations
 from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.looks import Looks
-from pathways_ray.controller.tenants import Tenant, TenantBook
+from pathways_ray.controller.tenants import Tenant, TenantBook, TokenOwner
 from pathways_ray.errors import (
     AuthenticationError,
     PathwaysError,
@@ -107,7 +107,8 @@ class Requests:
         Raises:
             QuotaExceeded: the caller has as many calls without a reply as it may.
         """
-        name = f"session {caller}" if isinstance(caller, int) else f"tenant {caller.name}" if caller else "the operator"
+        tenant = f"tenant {caller.tenant.name}" if isinstance(caller, TokenOwner) else "the operator"
+        name = f"session {caller}" if isinstance(caller, int) else tenant
         most = limits.MAX_CALLS if isinstance(caller, int) else limits.MAX_TENANT_CALLS
         held = self.calling.get(name, 0)
         if held >= most:
@@ -131,15 +132,14 @@ class Requests:
         if "session" in metadata:
             client = self.clients.find(metadata, lambda client: client.secret)
             if client is None:
-                number = session_of(metadata)
-                raise SessionClosed(f"session {number} is not open, or the secret is not its own")
+                raise SessionClosed(f"session {session_of(metadata)} is not open, or the secret is not its own")
             return client.session
-        tenant = self.book.owner(metadata.get("authorization", ""))
+        owner = self.book.owner(metadata.get("authorization", ""))
         if authorised(metadata, self.token):
             return None
-        if tenant is None:
+        if owner is None:
             raise AuthenticationError(UNKNOWN_TOKEN)
-        return tenant
+        return owner
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -178,6 +178,8 @@ class Requests:
     def _answer(self, event: Requested, now: float) -> tuple[wire.Reply | None, list[Command]]:
         """The reply, or None where it comes later; and commands."""
         request, caller = event.request, event.caller
+        if isinstance(caller, TokenOwner):
+            caller = self.book.still(caller)  # the table may have been read since the token was shown
         client = self.clients.known.get(caller) if isinstance(caller, int) else None
         if isinstance(caller, int) and client is None:
             raise SessionClosed(f"session {caller} has been closed")
@@ -191,7 +193,7 @@ class Requests:
             return None, self.resume(event, request, caller, now)
         if client is None and isinstance(request, wire.Status | wire.Look) and request.session == 0:
             assert not isinstance(caller, int)
-            return self._look(event.call, caller, request, now)
+            return self._look(event.call, caller and caller.tenant, request, now)
         if isinstance(request, wire.LiftRefusal) and caller is None:
             return self._lift(request, now), []
         if isinstance(request, wire.ReadLog) and caller is None:
@@ -225,13 +227,12 @@ class Requests:
 
     # --- sessions and slices ------------------------------------------------------------------------------------------
 
-    def _open(self, event: Requested, request: wire.OpenSession, tenant: Tenant | None, now: float) -> list[Command]:
+    def _open(self, event: Requested, request: wire.OpenSession, by: TokenOwner | None, now: float) -> list[Command]:
         if request.version != wire.VERSION:
             raise WireError(f"the client speaks protocol version {request.version}, this cluster {wire.VERSION}")
-        owner = tenant if tenant is not None else tenants.operators(self.clients.sessions_made + 1)
+        owner, token = by or (tenants.operators(self.clients.sessions_made + 1), "")
         held = sum(client.tenant.name == owner.name for client in self.clients.known.values())
         quotas.enforce(quotas.sessions(owner, held))
-        token = next((digest for other, digest in self.book.entries if other == tenant), "")
         client, commands = self.clients.open(request.name[:256], owner, token, event.secret, now)
         commands += self.isolation.opened(client, now)
         return commands + self._ask_manager(event.call, "platforms", (), lambda found: self._opened(client, found))
@@ -381,8 +382,7 @@ class Requests:
     def _status_reply(self, viewer: Tenant | None, text: str) -> wire.StatusReply:
         found: dict[str, Any] = msgspec.json.decode(text)
         known = self.clients.known
-        names = {session: other.name for session, other in known.items()}
-        found |= status.of_launches(self.launches, self.report, names) | self.about
+        found |= status.of_launches(self.launches, self.report, {n: c.name for n, c in known.items()}) | self.about
         found["moved_bytes"] = self.looks.overview.moved_bytes()
         found["trusted_tenants"] = [tenant.name for tenant, _ in self.book.entries if tenant.trusted]
         if self.logs is not None:

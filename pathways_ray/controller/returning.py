@@ -36,7 +36,7 @@ def owner_of(request: ResumeSession, caller: Caller, secret: str) -> Tenant:
         raise WireError(f"the client speaks protocol version {request.version}, this cluster {VERSION}")
     if isinstance(caller, int):
         raise AuthenticationError("a session is resumed with its tenant's token, and not with the secret of one")
-    owner = caller or operators(request.session)
+    owner = caller.tenant if caller is not None else operators(request.session)
     if not is_resume_tag(secret, request.session, owner.name, request.resume_tag):
         raise AuthenticationError(f"session {request.session} is not of tenant {owner.name!r}, or its tag is wrong")
     return owner

@@ -26,7 +26,7 @@ from pathways_ray.controller.inherited import launches
 from pathways_ray.controller.programs import BufferType, number_of
 from pathways_ray.controller.requests import Requests
 from pathways_ray.controller.state import Arriving, Buffer, Named, Send, SendIsland, Session
-from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.tenants import Tenant, TokenOwner
 from pathways_ray.errors import (
     GraphError,
     PathwaysError,
@@ -67,7 +67,11 @@ class _Asked(NamedTuple):
 
     event: Requested
     request: wire.ResumeSession
-    tenant: Tenant | None
+    caller: TokenOwner | None
+
+    @property
+    def owner(self) -> Tenant:
+        return self.caller.tenant if self.caller is not None else tenants.operators(self.request.session)
 
 
 class Takeover:
@@ -257,7 +261,7 @@ class Takeover:
     def _check_sessions(self, owner: Tenant) -> None:
         """Refuses one more session of a tenant; those count that others wait for."""
         open_ones = sum(client.tenant.name == owner.name for client in self.clients.known.values())
-        waiting = sum((a.tenant or tenants.operators(n)).name == owner.name for n, a in self.asked.items())
+        waiting = sum(asked.owner.name == owner.name for asked in self.asked.values())
         quotas.enforce(quotas.sessions(owner, open_ones + waiting))
 
     def _answered(self, asked: _Asked, now: float) -> list[Command]:
@@ -267,16 +271,17 @@ class Takeover:
             return [AnswerCall(asked.event.call, wire.Refused(to_failure(error)))]
 
     def _resume(self, asked: _Asked, now: float) -> list[Command]:
-        event, request, tenant = asked
+        event, request, caller = asked
         number, client = request.session, self.clients.known.get(request.session)
         if client is not None and client.channel.state is ChannelState.OPENED:
             return [self._reply(event.call, client, request)]  # the reply to the first call got lost
         if client is not None or self.over:
             why = "is open" if client is not None else "was given up"
             raise SessionClosed(f"session {number} cannot be resumed: it {why}")
-        owner = tenant if tenant is not None else tenants.operators(number)
+        if caller is not None:
+            caller = self.requests.book.still(caller)  # it may have waited, and the table have been read meanwhile
+        owner, token = caller or (tenants.operators(number), "")
         self._check_sessions(owner)
-        token = next((digest for other, digest in self.requests.book.entries if other == tenant), "")
         isolated = self.requests.isolation.islands_for(owner, token)
         moves, known = self.requests.changes.moves, self.slices.get(number, {})
         held = [] if request.suspended else returning.slices_of(request, owner, isolated, moves, known)

@@ -16,16 +16,19 @@ import hmac
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
-from pathways_ray.errors import UsageError
+from pathways_ray.errors import AuthenticationError, UsageError
 from pathways_ray.scheduler.policies import ANONYMOUS, OPERATOR, anonymous
 
 MIN_TOKEN_CHARACTERS = 16
 """Characters of a token; a shorter one could be guessed."""
 
 MAX_NAME_CHARACTERS = 64
+
+GONE = "is not in the table of tenants any more, or has another token"
 
 
 class Quota(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -79,20 +82,38 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _FILE = msgspec.json.Decoder(_File)
 
 
+class TokenOwner(NamedTuple):
+    """The tenant who has shown a token, and the digest of that token: the tenant may have other values later."""
+
+    tenant: Tenant
+    token: str
+
+
 @dataclass(frozen=True)
 class TenantBook:
     """The table: each tenant with the SHA-256 of its token, in the order of the file."""
 
     entries: tuple[tuple[Tenant, str], ...] = ()
 
-    def owner(self, token: str) -> Tenant | None:
+    def owner(self, token: str) -> TokenOwner | None:
         """The tenant of a token, or None. Takes the same time wherever in the table the token stands, or nowhere."""
         digest = token_digest(token)
         found = None
         for tenant, known in self.entries:
             if hmac.compare_digest(digest, known):
-                found = tenant
+                found = TokenOwner(tenant, known)
         return found
+
+    def still(self, owner: TokenOwner) -> TokenOwner:
+        """The owner of a token with the values that the table has now, which may be another one than when it was shown.
+
+        Raises:
+            AuthenticationError: the tenant has left the table, or has another token.
+        """
+        for tenant, token in self.entries:
+            if token == owner.token and tenant.name == owner.tenant.name:
+                return TokenOwner(tenant, token)
+        raise AuthenticationError(f"tenant {owner.tenant.name!r} {GONE}")
 
     def named(self, name: str) -> Tenant | None:
         return next((tenant for tenant, _ in self.entries if tenant.name == name), None)

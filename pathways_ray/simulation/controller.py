@@ -16,7 +16,7 @@ from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.manager_calls import FENCED_CALLS, NEWS
 from pathways_ray.controller.state import SendClient, SendIsland
-from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.tenants import Tenant, TenantBook, TokenOwner, token_digest
 from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import Failure
 from pathways_ray.resource_manager.allocation import SliceRequest
@@ -284,9 +284,18 @@ class SimulatedController:
         self._request(session, wire.CloseSession(session), lambda reply: None)
 
     def _request(self, caller: int | Tenant | None, request: Any, answer: Callable[[wire.Reply], None]) -> None:
+        if isinstance(caller, Tenant):
+            caller = self._shown(caller)
         call = next(self.numbers)
         self.calls[call] = answer
         self.handle(events.Requested(call, caller, request, 0, f"secret {call}"))
+
+    def _shown(self, tenant: Tenant) -> TokenOwner:
+        """A tenant with a token of its own, which the table has from then on."""
+        owner, requests = TokenOwner(tenant, token_digest(repr(tenant))), self.core.requests
+        if owner not in requests.book.entries:
+            requests.book = TenantBook((*requests.book.entries, owner))
+        return owner
 
     def client_connects(self, session: int, near: End) -> bool:
         if session not in self.core.clients.known:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from pathways_ray.cli import commands
-from pathways_ray.controller.tenants import Quota, Tenant, decode
+from pathways_ray.controller.tenants import Quota, Tenant, decode, token_digest
 
 
 def tenants(*arguments: str, **options: Any) -> Result:
@@ -47,8 +47,12 @@ def test_a_tenant_is_added_with_a_token_that_only_it_has(file: Path) -> None:
     assert len(token) == 32
     assert token not in file.read_text()
     book = decode(file.read_bytes())
-    assert book.owner(token) == Tenant("alice", 2.5, 3, Quota(8, 1_000_000, None, None, 64), 600.0)
-    assert book.owner(json.loads(second.stdout)["token"]) == Tenant("bob")
+    assert book.owner(token) == (
+        Tenant("alice", 2.5, 3, Quota(8, 1_000_000, None, None, 64), 600.0),
+        token_digest(token),
+    )
+    other = json.loads(second.stdout)["token"]
+    assert book.owner(other) == (Tenant("bob"), token_digest(other))
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert [entry.name for entry in file.parent.iterdir()] == ["tenants.json"]
 
@@ -156,10 +160,13 @@ def test_values_are_changed_and_the_token_stays(file: Path) -> None:
     )
     assert found.exit_code == 0
     book = decode(file.read_bytes())
-    assert book.owner(token) == Tenant("alice", 2.0, 0, Quota(4, 100), None)
+    assert book.owner(token) == (Tenant("alice", 2.0, 0, Quota(4, 100), None), token_digest(token))
     assert book.named("bob") == Tenant("bob")
     tenants("set", "alice", "--file", str(file), "max-devices=none", "trusted=yes")
-    assert decode(file.read_bytes()).owner(token) == Tenant("alice", 2.0, 0, Quota(None, 100), None, True)
+    assert decode(file.read_bytes()).owner(token) == (
+        Tenant("alice", 2.0, 0, Quota(None, 100), None, True),
+        token_digest(token),
+    )
 
 
 @pytest.mark.parametrize(

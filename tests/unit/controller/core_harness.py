@@ -29,6 +29,7 @@ from pathways_ray.controller.events import (
 )
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.state import SendClient, SendIsland
+from pathways_ray.controller.tenants import Tenant, TenantBook, TokenOwner, token_digest
 from pathways_ray.simulation.tables import check_launches
 from pathways_ray.transport.messages import (
     VERSION,
@@ -97,8 +98,20 @@ class CoreHarness:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def request(self, caller: Caller, request: Request, size: int = 10) -> list[Command]:
+    def shown(self, tenant: Tenant) -> TokenOwner:
+        """A tenant with its token; the table has both from then on."""
+        requests = self.core.requests
+        for known, token in requests.book.entries:
+            if known == tenant:
+                return TokenOwner(known, token)
+        owner = TokenOwner(tenant, token_digest(f"the token of {tenant.name}"))
+        requests.book = TenantBook((*requests.book.entries, owner))
+        return owner
+
+    def request(self, caller: Caller | Tenant, request: Request, size: int = 10) -> list[Command]:
         self.calls += 1
+        if isinstance(caller, Tenant):
+            caller = self.shown(caller)
         return self.handle(Requested(self.calls, caller, request, size, f"secret {self.calls}"))
 
     def answered(self, commands: Sequence[Command], answer: object = None) -> list[Command]:
@@ -106,7 +119,7 @@ class CoreHarness:
         (call,) = [c for c in commands if isinstance(c, CallManager) and c.call]
         return self.handle(ManagerAnswered(call.call, answer))
 
-    def open_session(self, caller: Caller = None, name: str = "") -> list[Command]:
+    def open_session(self, caller: Caller | Tenant = None, name: str = "") -> list[Command]:
         """Opens the next session; it holds the slices of the harness."""
         commands = self.request(caller, OpenSession(VERSION, name))
         commands += self.answered(commands, ("cpu",))

@@ -460,7 +460,7 @@ def test_the_origin_of_a_request() -> None:
     core.handle(TenantsRead(BOOK, "tenants.json", ""))
     caller = core.core.requests.caller
     assert caller({"authorization": TOKEN}) is None
-    assert caller({"authorization": "alice's token of the test"}) == ALICE
+    assert caller({"authorization": "alice's token of the test"}) == BOOK.entries[0]
     with pytest.raises(AuthenticationError, match="the token is missing or wrong"):
         caller({"authorization": "another"})
     opened = reply(core.open_session(ALICE))

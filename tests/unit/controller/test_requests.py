@@ -12,12 +12,14 @@ from pathways_ray import limits
 from pathways_ray.controller.changes import is_replacement
 from pathways_ray.controller.events import AnswerCall, CallManager, StreamOpened, TenantsRead, Tick
 from pathways_ray.controller.status import FRESH_STATUS
-from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.tenants import Tenant, TenantBook, TokenOwner
 from pathways_ray.errors import QuotaExceeded
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.transport.messages import (
+    VERSION,
     CreateSlice,
     NotYet,
+    OpenSession,
     Refused,
     SliceCreated,
     Status,
@@ -29,6 +31,7 @@ from tests.unit.controller.harness import SLICES
 from tests.unit.controller.test_core import ALICE, BOOK
 
 WANTED = CreateSlice(1, (2,), ("x",), 0, "", "")
+ALICE_HEAVY = Tenant("alice", 5.0)
 
 
 def opened() -> CoreHarness:
@@ -48,7 +51,7 @@ def test_calls_of_one_caller_are_limited_before_they_are_read() -> None:
     with pytest.raises(QuotaExceeded, match="session 1 has 16 calls without a reply; 16 are allowed"):
         requests.enter(1)
     requests.enter(2)
-    requests.enter(Tenant("alice"))
+    requests.enter(TokenOwner(Tenant("alice"), "digest"))
     requests.leave(names[0])
     requests.enter(1)
 
@@ -151,3 +154,27 @@ def test_a_slice_that_takes_the_place_of_another_one_is_replaced_by_none() -> No
     core.core.launches.add_slice(1, SLICES[1], instead=first.id)
     assert not is_replacement(session, wanted)
     assert not is_replacement(session, msgspec.structs.replace(wanted, instead=SLICES[1].mesh.id))
+
+
+@pytest.mark.parametrize("changed", [ALICE_HEAVY, None])
+def test_the_table_of_tenants_changes_while_a_call_is_read(changed: Tenant | None) -> None:
+    """
+    1. Alice shows her token. Before her request has come, her weight changes, or she is removed.
+    2. Her session is hers, with the values of now; or there is none. It never counts as the operator's.
+    """
+    core = CoreHarness(hosts=True)
+    core.handle(TenantsRead(BOOK, "", ""))
+    ((_, token),) = BOOK.entries
+    caller = core.core.requests.caller({"authorization": "alice's token of the test"})
+    core.handle(TenantsRead(TenantBook(((changed, token),) if changed is not None else ()), "", ""))
+    if changed is not None:
+        core.open_session(caller)
+        client = core.core.clients.known[1]
+        assert (client.tenant, client.token) == (changed, token)
+        return
+    for request in (OpenSession(VERSION, ""), Status(0)):
+        refused = reply(core.request(caller, request))
+        assert isinstance(refused, Refused)
+        assert refused.failure.kind == "AuthenticationError"
+        assert "tenant 'alice' is not in the table of tenants any more" in refused.failure.message
+    assert core.core.clients.known == {}

@@ -8,7 +8,7 @@ import pytest
 
 from pathways_ray.controller import events
 from pathways_ray.controller.standstill import AFTERMATH_S, LONG_S, Standstill
-from pathways_ray.controller.tenants import Tenant
+from pathways_ray.controller.tenants import Tenant, TokenOwner
 from pathways_ray.transport.capabilities import resume_tag
 from pathways_ray.transport.message import VERSION
 from pathways_ray.transport.messages import ResumeSession
@@ -38,7 +38,7 @@ def test_the_end_of_a_stream_behind_a_standstill_is_explained(kind: type, has_ru
 
 
 def test_so_is_a_client_that_comes_again() -> None:
-    event = resumed(Tenant(TENANT), resume_tag(SECRET, 7, TENANT))
+    event = resumed(TokenOwner(Tenant(TENANT), "digest"), resume_tag(SECRET, 7, TENANT))
     assert made().explains(event, SESSIONS, 102.0 + LONG)
     assert not made().explains(event, {VERSION}, 102.0 + LONG)
 
@@ -51,11 +51,11 @@ def test_a_client_that_says_it_comes_again_has_to_show_it() -> None:
     """Another tenant, or the bearer of another session's secret, would end the controller at will."""
     tag = resume_tag(SECRET, 7, TENANT)
     for event in (
-        resumed(Tenant(TENANT), "tag"),
-        resumed(Tenant("ben"), tag),
+        resumed(TokenOwner(Tenant(TENANT), "digest"), "tag"),
+        resumed(TokenOwner(Tenant("ben"), "digest"), tag),
         resumed(7, tag),
         resumed(None, tag),
-        resumed(Tenant(TENANT), tag, VERSION - 1),
+        resumed(TokenOwner(Tenant(TENANT), "digest"), tag, VERSION - 1),
     ):
         assert not made().explains(event, SESSIONS, 102.0 + LONG)
 

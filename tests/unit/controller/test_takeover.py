@@ -17,13 +17,14 @@ from pathways_ray.controller.events import (
     IslandConnected,
     IslandDisconnected,
     StreamOpened,
+    TenantsRead,
     WantIslands,
 )
 from pathways_ray.controller.programs import SEGMENT_BITS
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.status import Report, of_launches
 from pathways_ray.controller.takeover import GATHER_LIMIT_S, MAX_NAMED, MAX_RESUME_BYTES, NUMBERS_APART, PROGRAMS_APART
-from pathways_ray.controller.tenants import Quota, Tenant
+from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, token_digest
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import Block, Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
@@ -923,3 +924,25 @@ def test_an_exchange_that_the_client_has_not_heard_of_is_taken_back() -> None:
     assert [made.placed for made in found.slices] == [SLICES[0]]
     assert [one.placed for one in holding(commands).slices] == [SLICES[0]]
     assert Drop(SESSION, (8,)) in sent(commands)
+
+
+@pytest.mark.parametrize("changed", [Tenant("alice", 5.0), None])
+def test_the_table_of_tenants_changes_while_a_session_waits_to_come_back(changed: Tenant | None) -> None:
+    """
+    1. Alice's client comes back, and waits for hosts. Her weight changes meanwhile, or she is removed.
+    2. Her session has the values of now; or it does not come back. It never counts as the operator's.
+    """
+    front = Successor()
+    token = token_digest("the token of alice")
+    front.handle(TenantsRead(TenantBook(((ALICE, token),)), "", ""))
+    assert front.ask() == []
+    front.handle(TenantsRead(TenantBook(((changed, token),) if changed is not None else ()), "", ""))
+    found = reply(front.all_come())
+    if changed is not None:
+        assert isinstance(found, SessionResumed)
+        client = front.core.clients.known[SESSION]
+        assert (client.tenant, client.token) == (changed, token)
+    else:
+        assert isinstance(found, Refused)
+        assert found.failure.kind == "AuthenticationError"
+        assert front.core.clients.known == {}

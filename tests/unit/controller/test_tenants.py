@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pathways_ray import limits
 from pathways_ray.controller import quotas, tenants
 from pathways_ray.controller.state import Session
-from pathways_ray.controller.tenants import Quota, Tenant, TenantBook
+from pathways_ray.controller.tenants import Quota, Tenant, TenantBook, token_digest
 from pathways_ray.controller.tenants_file import MAX_FILE_BYTES, TenantsFile
 from pathways_ray.errors import QuotaExceeded, UsageError, from_failure
 from pathways_ray.scheduler.policies import Usage
@@ -46,7 +46,7 @@ def test_a_table() -> None:
     )
     alice = Tenant("alice", 2.0, -1, Quota(devices=8), 5.0)
     assert book == TenantBook(((alice, DIGEST), (Tenant("bob"), "ab" * 32)))
-    assert book.owner(TOKEN) == alice
+    assert book.owner(TOKEN) == (alice, token_digest(TOKEN))
     assert book.named("bob") == Tenant("bob")
     for token in ("", TOKEN[:-1], TOKEN + "x", DIGEST, "\udcff", "ü" * 20):
         assert book.owner(token) is None
@@ -113,7 +113,7 @@ def test_what_is_written_is_read(listed: list[Tenant]) -> None:
     assert tenants.decode(written) == book
     assert b"of the test" not in written
     for number, tenant in enumerate(listed):
-        assert book.owner(f"token {number} of the test") == tenant
+        assert book.owner(f"token {number} of the test") == (tenant, token_digest(f"token {number} of the test"))
         book = tenants.remove(book, tenant.name)
         assert book.owner(f"token {number} of the test") is None
     assert book == TenantBook()
