@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -24,6 +24,9 @@ MAX_PROGRAMS = 100
 MAX_EVENTS = 100
 MAX_NODES = 64
 """Nodes of a program that its drawing has."""
+
+MAX_INPUTS = 1024
+"""Inputs of a node that are followed to where they come from. A legal program of 64 nodes may have half a million."""
 
 MAX_NEW_PROGRAMS = 4
 """Programs that are looked at for the first time in one overview."""
@@ -62,14 +65,10 @@ class Details:
         while steps:
             match steps[0]:
                 case Execute(inputs=inputs, outputs=outputs) | Return(inputs=inputs, outputs=outputs):
-                    number = self._node(island, *_labelled(plan, steps[0]))
-                    for slot in inputs:
-                        self._edge(made_by.get((island, slot), -1), number)
+                    number = self._node(island, *_labelled(plan, steps[0]), inputs)
                     made_by.update({(island, slot): number for slot in outputs})
                 case Regroup(gang=gang, sources=sources, target=target):
-                    number = made_by[island, target] = self._node(island, "regroup", gang)
-                    for slot in sources:
-                        self._edge(made_by.get((island, slot), -1), number)
+                    made_by[island, target] = self._node(island, "regroup", gang, sources)
                 case Reshard(sources=sources, targets=targets):
                     for source, target in zip(sources, targets, strict=True):
                         made_by[island, target] = made_by.get((island, source), -1)
@@ -82,18 +81,15 @@ class Details:
             steps.popleft()
         return len(steps) < before
 
-    def _node(self, island: int, name: str, gang: int) -> int:
-        """The number of a node; -1 for one beyond those that are drawn."""
+    def _node(self, island: int, name: str, gang: int, inputs: Sequence[int]) -> int:
+        """Draws a node, with an edge from each that its inputs come from; -1 for one beyond those that are drawn."""
         number = len(self.nodes)
         if number >= MAX_NODES:
             return -1
         self.nodes.append({"id": number, "name": name[:80], "island": island, "gang": gang})
+        sources = dict.fromkeys(self._made_by.get((island, slot), -1) for slot in inputs[:MAX_INPUTS])
+        self.edges += [{"from": source, "to": number} for source in sources if source >= 0]
         return number
-
-    def _edge(self, source: int, target: int) -> None:
-        edge = {"from": source, "to": target}
-        if min(source, target) >= 0 and edge not in self.edges:
-            self.edges.append(edge)
 
     def _count(self, plan: IslandPlan) -> None:
         """Adds what an island's hosts receive from other hosts."""

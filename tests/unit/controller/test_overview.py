@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 
-from pathways_ray.controller.overview import MAX_LAUNCHES, MAX_NEW_PROGRAMS, MAX_NODES, Details, Overview
+from pathways_ray.controller.overview import MAX_INPUTS, MAX_LAUNCHES, MAX_NEW_PROGRAMS, MAX_NODES, Details, Overview
 from pathways_ray.ir.graph import Ref, Regroup
 from pathways_ray.ir.types import Layout
 from pathways_ray.story import Entry
@@ -32,6 +33,27 @@ def test_a_big_program_is_drawn_in_part() -> None:
     for k in range(MAX_NODES + 10):
         value = sketch.call(f"f{k}", value, slice=1)
     assert len(Details(sketch.planned(value)).nodes) == MAX_NODES
+
+
+def test_an_edge_is_drawn_once_and_few_of_many_inputs_are_followed() -> None:
+    """A program of 64 nodes with half a million inputs kept the controller for ten seconds."""
+
+    class Followed(dict[tuple[int, int], int]):
+        count = 0
+
+        def get(self, key: tuple[int, int], default: int = -1) -> int:  # type: ignore[override]
+            self.count += 1
+            return super().get(key, default)
+
+    sketch = sketch_with_slices("dense")
+    first = sketch.call("f0", sketch.argument(1), slice=1, no_fusion=True)
+    second = sketch.call("f1", *[first] * (2 * MAX_INPUTS), slice=1, no_fusion=True)
+    found = Details(sketch.planned(sketch.call("f2", first, second, first, slice=1, no_fusion=True)))
+    assert [(edge["from"], edge["to"]) for edge in found.edges] == [(0, 1), (0, 2), (1, 2)]
+    (plan,) = found.program.plans.values()
+    found.nodes, found.edges, found._made_by = [], [], Followed()
+    found._walk(plan, deque(plan.steps))
+    assert found._made_by.count <= MAX_INPUTS + 8
 
 
 def test_an_overview_counts_launches_and_what_they_moved() -> None:
