@@ -86,7 +86,10 @@ class Changes:
             if not done:
                 raise UsageError(f"slices {[other for _, other in request.pairs]} are gone")
             if (failure := self.moves.refusal(session, request.pairs)) is not None:
-                return wire.Refused(failure), [CallManager("exchange_slices", (number, request.pairs))]
+                held = tuple(pair for pair in request.pairs if pair[0] in session.slices)
+                back = [CallManager("exchange_slices", (number, held))] if held else []
+                gone = [one for one, _ in request.pairs if one not in session.slices]  # there again, at the manager
+                return wire.Refused(failure), [*back, *(CallManager("release_slice", (number, one)) for one in gone)]
             commands: list[Command] = [*self.moves.exchange(session, request.pairs)]
             moved = [session.places[one] for one, _ in request.pairs]
             tags = [slice_tag(self.data_secret, number, placed) for placed in moved]

@@ -235,13 +235,13 @@ class ClientService:
     async def _call(self, context: grpc.aio.ServicerContext) -> None:
         try:
             caller = self.core.requests.caller(grpc_streams.metadata_of(context))
-            name = self.core.requests.enter(caller)
+            name = self.core.requests.calls.enter(caller)
             try:
                 data = await grpc_streams.reading(context) or b""
                 check_call(data)
                 reply = await self.request(caller, wire.REQUEST.decode(data), len(data))
             finally:
-                self.core.requests.leave(name)
+                self.core.requests.calls.leave(name)
         except PathwaysError as error:
             reply = wire.Refused(to_failure(error))
         await context.write(wire.encode(reply))

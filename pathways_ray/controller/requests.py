@@ -20,11 +20,11 @@ from pathways_ray.controller.explaining import Explanations
 from pathways_ray.controller.isolation import Isolation
 from pathways_ray.controller.launches import Launches
 from pathways_ray.controller.looks import Looks
-from pathways_ray.controller.tenants import Tenant, TenantBook, TokenOwner
+from pathways_ray.controller.open_calls import OpenCalls
+from pathways_ray.controller.tenants import UNKNOWN_TOKEN, Tenant, TenantBook, TokenOwner
 from pathways_ray.errors import (
     AuthenticationError,
     PathwaysError,
-    QuotaExceeded,
     SessionClosed,
     TooLarge,
     UsageError,
@@ -39,10 +39,11 @@ from pathways_ray.transport.capabilities import authorised, data_token, resume_t
 MAX_CALL_BYTES = 1 << 16
 """A call other than `Explain` and `ResumeSession`."""
 
-UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
-
 AUDIT_PAUSE_S = 1.0
 """Time between two notes of refused requests."""
+
+AFTER_EXCHANGE = wire.ReleaseSlice | wire.ExchangeSlices | wire.Suspend
+"""Requests of a session that wait until slices of it have been exchanged."""
 
 _SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
 
@@ -86,8 +87,9 @@ class Requests:
     isolation: Isolation = field(default_factory=Isolation)
     coalesce: bool = True
     waiting: dict[int, Continuation] = field(default_factory=dict)
-    calling: dict[str, int] = field(default_factory=dict)
+    calls: OpenCalls = field(default_factory=OpenCalls)
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
+    exchanging: dict[int, deque[Requested]] = field(default_factory=dict)
     not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
     resume: Callable[[Requested, wire.ResumeSession, Caller, float], list[Command]] = _nothing_to_resume
@@ -100,27 +102,6 @@ class Requests:
         self.changes = Changes(self.launches, self.data_secret, self._ask_manager)
         self.looks.leaving = self.changes.moves.leaving
         self.explanations = Explanations(self.launches, self.clients)
-
-    def enter(self, caller: Caller) -> str:
-        """Counts a call before it is read; `leave` takes what this returns.
-
-        Raises:
-            QuotaExceeded: the caller has as many calls without a reply as it may.
-        """
-        tenant = f"tenant {caller.tenant.name}" if isinstance(caller, TokenOwner) else "the operator"
-        name = f"session {caller}" if isinstance(caller, int) else tenant
-        most = limits.MAX_CALLS if isinstance(caller, int) else limits.MAX_TENANT_CALLS
-        held = self.calling.get(name, 0)
-        if held >= most:
-            raise QuotaExceeded(f"{name} has {held} calls without a reply; {most} are allowed. Wait a little")
-        self.calling[name] = held + 1
-        return name
-
-    def leave(self, name: str) -> None:
-        """A call has its reply."""
-        self.calling[name] -= 1
-        if not self.calling[name]:
-            del self.calling[name]
 
     def caller(self, metadata: dict[str, str]) -> Caller:
         """The origin of a request that shows this: a session with its secret, a tenant or the operator with a token.
@@ -157,18 +138,15 @@ class Requests:
         if now - self.audited >= AUDIT_PAUSE_S:
             self.audited = now
             session = event.caller if isinstance(event.caller, int) else 0
-            what = type(event.request).__name__
-            self.launches.story.note(Entry(now, "request refused", what, str(error)[:200], session=session))
+            refused = Entry(now, "request refused", type(event.request).__name__, str(error)[:200], session=session)
+            self.launches.story.note(refused)
 
     def manager_answered(self, call: int, answer: Any) -> list[Command]:
         """Answers the request that waited for the resource manager."""
         go_on = self.waiting.pop(call, None)
         if go_on is None:
             return []
-        try:
-            reply, commands = go_on(answer)
-        except PathwaysError as error:
-            reply, commands = wire.Refused(to_failure(error)), []
+        reply, commands = _outcome(go_on, answer)
         return commands if reply is None else [*commands, AnswerCall(call, reply)]
 
     def _ask_manager(self, call: int, method: str, arguments: tuple[Any, ...], go_on: Continuation) -> list[Command]:
@@ -202,17 +180,20 @@ class Requests:
             return None, self.changes.island(event.call, request)
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
+        if client.session in self.exchanging and isinstance(request, AFTER_EXCHANGE):
+            self.exchanging[client.session].append(event)
+            return None, []
         match request:
             case wire.CreateSlice():
                 return None, self._create_slice(event, client, request)
             case wire.ReleaseSlice():
                 self.launches.remove_slice(client.session, request.slice)
-                arguments = (client.session, request.slice)
-                return None, self._ask_manager(event.call, "release_slice", arguments, lambda _: (wire.Accepted(), []))
+                released = (client.session, request.slice)
+                return None, self._ask_manager(event.call, "release_slice", released, lambda _: (wire.Accepted(), []))
             case wire.ListHeld():
                 return self.changes.moves.held(self.launches.sessions[client.session], request), []
             case wire.ExchangeSlices():
-                return None, self.changes.exchange(event.call, client.session, request)
+                return None, self._exchange(event, client.session, request)
             case wire.Suspend():
                 return None, self.changes.suspend(event.call, client.session, request.gives_way)
             case wire.CloseSession():
@@ -239,7 +220,7 @@ class Requests:
 
     def _opened(self, client: Client, platforms: tuple[str, ...]) -> tuple[wire.Reply, list[Command]]:
         secret, tenant = self.data_secret, client.tenant
-        reply = wire.SessionOpened(
+        return wire.SessionOpened(
             session=client.session,
             secret=client.secret,
             data_token=data_token(secret, client.session, tenant.quota.device_bytes, tenant.name),
@@ -251,8 +232,7 @@ class Requests:
             trusted=tenant.trusted,
             coalesce=self.coalesce,
             resume_tag=resume_tag(secret, client.session, tenant.name),
-        )
-        return reply, []
+        ), []
 
     def hosts_up(self) -> tuple[wire.HostAddress, ...]:
         """The hosts that clients can reach."""
@@ -301,19 +281,32 @@ class Requests:
                 reply, commands = self._slice_created(client, found, request)
             except PathwaysError as error:
                 reply, commands = wire.Refused(to_failure(error)), []
-            return reply, commands + self._next_slices(client.session)
+            return reply, commands + self._go_on(self.slicing, client.session)
 
         self.waiting[asked.call] = answered
         return [CallManager("create_slice", arguments, asked.call)]
 
-    def _next_slices(self, session: int) -> list[Command]:
-        """The requests that waited for the one before: up to the first that asks the resource manager again."""
-        events = self.slicing.pop(session, deque())
+    def _go_on(self, waiting: dict[int, deque[Requested]], session: int) -> list[Command]:
+        """The requests that waited for the one before: up to the first that others have to wait for again."""
+        events = waiting.pop(session, deque())
         commands: list[Command] = []
-        while events and session not in self.slicing:
+        while events and session not in waiting:
             commands += self.received(events.popleft(), self.launches.tables.now)
         if events:
-            self.slicing[session].extend(events)
+            waiting[session].extend(events)
+        return commands
+
+    def _exchange(self, event: Requested, session: int, request: wire.ExchangeSlices) -> list[Command]:
+        """Has slices exchanged. What else changes the session's slices waits meanwhile: the resource manager would do
+        it after the exchange, and the controller before."""
+        commands = self.changes.exchange(event.call, session, request)
+        self.exchanging[session], go_on = deque(), self.waiting[event.call]
+
+        def answered(answer: Any) -> tuple[wire.Reply | None, list[Command]]:
+            reply, commands = _outcome(go_on, answer)
+            return reply, commands + self._go_on(self.exchanging, session)
+
+        self.waiting[event.call] = answered
         return commands
 
     def ask_again(self, now: float) -> list[Command]:
@@ -391,6 +384,13 @@ class Requests:
             mine = {session for session, other in known.items() if other.tenant.name == viewer.name}
             found = status.for_tenant(found, viewer.name, mine, viewer.name if self.isolation.enabled else "")
         return wire.StatusReply(msgspec.json.encode(found).decode())
+
+
+def _outcome(go_on: Continuation, answer: Any) -> tuple[wire.Reply | None, list[Command]]:
+    try:
+        return go_on(answer)
+    except PathwaysError as error:
+        return wire.Refused(to_failure(error)), []
 
 
 def _valid(answer: Any) -> Any:

@@ -28,6 +28,8 @@ MIN_TOKEN_CHARACTERS = 16
 
 MAX_NAME_CHARACTERS = 64
 
+UNKNOWN_TOKEN = "the token is missing or wrong; it is printed where the cluster was started, or comes from its operator"
+
 GONE = "is not in the table of tenants any more, or has another token"
 
 

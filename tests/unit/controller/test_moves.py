@@ -13,7 +13,7 @@ from pathways_ray.client.suspending import resume
 from pathways_ray.client.suspension import Kept, Suspension
 from pathways_ray.controller import buffers
 from pathways_ray.controller.channel import Carrier
-from pathways_ray.controller.events import CallManager, ClientMessages, Command, Plan, Planned, StreamOpened
+from pathways_ray.controller.events import AnswerCall, CallManager, ClientMessages, Command, Plan, Planned, StreamOpened
 from pathways_ray.controller.moves import AGAIN_S
 from pathways_ray.controller.planning import answer
 from pathways_ray.controller.state import SendIsland
@@ -92,6 +92,53 @@ def test_an_exchange_gives_each_slice_the_devices_and_the_arrays_of_the_other() 
     assert session.buffers[5].type.slice == 77, "what lay on the slice is the other one's now"
     assert session.held[77] > 0
     assert not session.held[HERE.mesh.id]
+
+
+@pytest.mark.parametrize("released", [HERE.mesh.id, THERE.mesh.id])
+def test_a_slice_that_is_released_while_it_is_exchanged_goes_after_that(released: int) -> None:
+    """
+    1. While the resource manager exchanges slices, one of them is released. That waits.
+    2. The other slice is where the resource manager has it: on the devices that the one had.
+    """
+    core = moving()
+    session = core.core.launches.sessions[1]
+    left = {HERE.mesh.id: (77, HERE), 77: (HERE.mesh.id, THERE)}[released]
+    asked = core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),)))
+    assert core.request(1, ReleaseSlice(1, released)) == []
+    found = core.answered(asked, True)
+    (exchanged,) = of(AnswerCall, found)
+    assert isinstance(exchanged.reply, SlicesExchanged)
+    (call,) = of(CallManager, found)
+    assert (call.method, call.arguments) == ("release_slice", (1, released))
+    assert {number: placed.devices for number, placed in session.slices.items()} == {left[0]: left[1].devices}
+    assert core.core.requests.exchanging == {}
+    assert reply(core.answered(found, True)) == Accepted()
+
+
+def test_requests_wait_for_an_exchange_that_fails_too() -> None:
+    core = moving()
+    asked = core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),)))
+    again = core.request(1, ExchangeSlices(1, ((77, HERE.mesh.id),)))
+    last = core.request(1, ReleaseSlice(1, 77))
+    assert again == last == []
+    second = core.answered(asked, RuntimeError("of the test"))
+    assert isinstance(reply(second), Refused)
+    assert [call.method for call in of(CallManager, second)] == ["exchange_slices"]
+    third = core.answered(second, False)
+    assert isinstance(reply(third), Refused)
+    assert [call.method for call in of(CallManager, third)] == ["release_slice"]
+
+
+def test_an_exchange_that_is_taken_back_leaves_nothing_at_the_resource_manager() -> None:
+    """A first slice that had been given back is there again by then: it is given back once more."""
+    core = moving()
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Free((5,))]))
+    core.core.launches.remove_slice(1, HERE.mesh.id)
+    asked = core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),)))
+    buffers.put(core.core.launches.tables, core.core.launches.sessions[1], Put(6, HERE.mesh.id, KIND, ()))
+    found = core.answered(asked, True)
+    assert isinstance(reply(found), Refused)
+    assert [(call.method, call.arguments) for call in of(CallManager, found)] == [("release_slice", (1, HERE.mesh.id))]
 
 
 def test_arrays_of_a_session_are_told_by_and_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,7 @@ def asked(commands: list[Any]) -> list[CallManager]:
 
 
 def test_calls_of_one_caller_are_limited_before_they_are_read() -> None:
-    requests = opened().core.requests
+    requests = opened().core.requests.calls
     names = [requests.enter(1) for _ in range(limits.MAX_CALLS)]
     with pytest.raises(QuotaExceeded, match="session 1 has 16 calls without a reply; 16 are allowed"):
         requests.enter(1)
