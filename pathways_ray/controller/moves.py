@@ -87,6 +87,9 @@ class Moves:
             if not _lie_alike(session, one, other, pairs):
                 text = f"slice {one} or slice {other} is a part of another one"
                 return Failure("UsageError", f"{text}: it is exchanged for a part, with what both are parts of")
+            if one not in session.slices and _has_a_pair(session, other):
+                text = f"slice {other} is to take the place of another one, or another one its place"
+                return Failure("UsageError", f"{text}: slice {one}, which was given back, cannot have its devices")
         gone = {one for one, _ in pairs if one not in session.slices}
         if gone and (left := gone & {buffer.type.slice for buffer in session.buffers.values()}):
             text = f"slices {sorted(left)} were released, and arrays on them stay where they are"
@@ -233,6 +236,12 @@ def _lie_alike(session: Session, one: int, other: int, pairs: Sequence[tuple[int
     if one not in session.parts or other not in session.parts:
         return wholes == (one, other)
     return wholes[0] == wholes[1] or wholes in pairs
+
+
+def _has_a_pair(session: Session, number: int) -> bool:
+    """Whether a slice is to take the place of another one that is there, or has a successor. If a slice that was given
+    back got its devices, that one could be replaced too, and so on beyond every quota."""
+    return session.replacing.get(number) in session.slices or number in session.replacing.values()
 
 
 def _whole_of(session: Session, number: int) -> int:

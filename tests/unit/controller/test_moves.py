@@ -523,6 +523,35 @@ def test_a_slice_that_was_given_back_is_not_exchanged_while_arrays_are_left_on_i
     assert isinstance(reply(core.answered(core.request(1, ExchangeSlices(1, pairs)), True)), SlicesExchanged)
 
 
+def test_a_slice_that_was_given_back_gets_no_devices_of_one_that_is_replaced() -> None:
+    """
+    1. Slice 77 is to take the place of slice 1, beyond the quota. A slice that was given back is exchanged for neither
+       of them, or it could be replaced too, and so on.
+    2. Once slice 1 is gone, slice 77 is one as others: it may be exchanged for it, or for another one.
+    """
+    for back in (HERE.mesh.id, 88):
+        core = moving()
+        launches = core.core.launches
+        session = launches.sessions[1]
+        core.handle(ClientMessages(1, Carrier.STREAM, 10, [Free((5,))]))
+        launches.add_slice(1, msgspec.structs.replace(HERE, mesh=msgspec.structs.replace(HERE.mesh, id=88)))
+        launches.remove_slice(1, 88)
+        for other in (HERE.mesh.id, 77):
+            refused = reply(core.request(1, ExchangeSlices(1, ((88, other),))))
+            assert isinstance(refused, Refused)
+            assert f"slice {other} is to take the place of another one, or another one its place" in (
+                refused.failure.message
+            )
+        launches.remove_slice(1, HERE.mesh.id)
+        assert isinstance(
+            reply(core.answered(core.request(1, ExchangeSlices(1, ((back, 77),))), True)), SlicesExchanged
+        )
+        assert session.replacing == {77: back}
+        again = reply(core.request(1, ExchangeSlices(1, ((HERE.mesh.id + 88 - back, 77),))))
+        assert isinstance(again, Refused)
+        assert "slice 77 is to take the place of another one" in again.failure.message
+
+
 def test_a_slice_that_was_given_back_takes_no_place_of_a_part_alone() -> None:
     """
     1. It would be a part for the controller, and a slice of its own for the resource manager.
