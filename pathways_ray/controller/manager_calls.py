@@ -2,12 +2,14 @@
 
 Each resource manager that the controller meets is told once what there is: hosts, schedulers, slices (`Holdings`). So
 is one of whom some news did not get through. Questions that did not get through are asked again once it answers
-reports, for as long as somebody may wait for the reply.
+reports, for as long as somebody may wait for the reply. What says that slices are given back, or whose they are, is
+never given up: a resource manager that was out of reach and lives on would keep them for ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -18,6 +20,9 @@ from pathways_ray.transport.messages import HeldSlice, HeldSlices, Holdings, Kno
 QUESTION_LIMIT_S = 60.0
 """A question that does not get through for this long is not asked again, and what waits for its answer fails: a
 resource manager that Ray starts again is there within seconds, on a busy machine within a minute."""
+
+MAX_UNANSWERED = 1 << 14
+"""Calls without an answer that are made again, the last ones: each session that ends leaves one."""
 
 NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host"})
 """Calls that say what `Holdings` say as well, or are made again by others."""
@@ -51,16 +56,21 @@ class ManagerCalls:
         self.is_behind = True
         self.told = 0
         self.again: list[events.CallManager] = []
+        self.unanswered: dict[tuple[Any, ...], events.CallManager] = {}
+        """Those that nobody waits for, one of each."""
 
     def knows(self, event: events.ManagerKnows) -> list[events.Command]:
         """Answers a resource manager that can be reached; it may be another one than before, which knows of nothing."""
         commands: list[events.Command] = []
         if self.is_behind or event.incarnation != self.incarnation:
+            if event.incarnation != self.incarnation:  # it hears where slices are, and knows of no exchange
+                self.unanswered = {k: c for k, c in self.unanswered.items() if c.method != "exchange_slices"}
             self.is_behind, self.incarnation = False, event.incarnation
             self.told += 1
             commands.append(events.TellManager(holdings(self.tables, self.schedulers, self.told)))
         # The slices that sessions have by now come before what gives them back.
-        again, self.again = sorted(self.again, key=lambda call: call.method != "hold_slices"), []
+        again = sorted([*self.unanswered.values(), *self.again], key=lambda call: call.method != "hold_slices")
+        self.again, self.unanswered = [], {}
         return [*commands, *map(self._anew, again)]
 
     def _anew(self, call: events.CallManager) -> events.CallManager:
@@ -77,6 +87,8 @@ class ManagerCalls:
         call = event.command
         if isinstance(call, events.TellManager) or call.method in NEWS:
             self.is_behind = True
+        elif not call.call:
+            self._keep(call)
         else:
             self.again.append(msgspec.structs.replace(call, since=now if call.since is None else call.since))
 
@@ -84,7 +96,17 @@ class ManagerCalls:
         """The questions that are not asked again, since it has been away for too long."""
         over = [call for call in self.again if call.since is not None and now - call.since >= QUESTION_LIMIT_S]
         self.again = [call for call in self.again if call not in over]
+        for call in over:
+            if call.method == "release_slice":  # the controller has done so already
+                self._keep(msgspec.structs.replace(call, call=0, since=None))
         return over
+
+    def _keep(self, call: events.CallManager) -> None:
+        key = call.method, *(call.arguments[:1] if call.method == "hold_slices" else call.arguments)
+        self.unanswered.pop(key, None)
+        self.unanswered[key] = call
+        if len(self.unanswered) > MAX_UNANSWERED:
+            del self.unanswered[next(iter(self.unanswered))]
 
 
 def holdings(tables: Tables, schedulers: Mapping[int, str], number: int) -> Holdings:

@@ -425,6 +425,47 @@ def test_slices_are_held_again_before_they_are_given_back() -> None:
     assert [call.method for call in again] == ["hold_slices", "release_session"]
 
 
+def test_what_gives_slices_back_is_never_given_up() -> None:
+    """
+    1. A resource manager is out of reach for longer than a question lasts, and lives on. Sessions end meanwhile, one
+       comes back, and another gives a slice back: its client hears that this failed.
+    2. Once it can be reached again, it hears all of that, each once.
+    """
+    core = CoreHarness(hosts=True)
+    core.open_session()
+    core.hold_slices(1)
+    core.answering = False
+    (asked,) = of(CallManager, core.request(1, ReleaseSlice(1, 2)))
+    unanswered = [CallManager("release_session", (7,)), CallManager("hold_slices", (8, b""))]
+    for call in (asked, *unanswered, *unanswered):
+        assert core.handle(ManagerMissed(call)) == []
+    over: list[Any] = []
+    while core.now < 70.0:
+        for island in list(core.core.islands.links):
+            core.from_island(island)
+        over += core.tick(core.now + 1.0)
+    refused = reply(over)
+    assert isinstance(refused, Refused)
+    assert "could not be reached for 60 s" in refused.failure.message
+    again = of(CallManager, core.handle(ManagerKnows("manager 1")))
+    assert [(call.method, call.arguments[0]) for call in again] == [
+        ("hold_slices", 8),
+        ("release_session", 7),
+        ("release_slice", 1),
+    ]
+    assert of(CallManager, core.handle(ManagerKnows("manager 1"))) == []
+
+
+def test_an_exchange_is_not_taken_back_at_a_resource_manager_that_never_made_it() -> None:
+    core = CoreHarness(hosts=True)
+    call = CallManager("exchange_slices", (1, ((1, 2),)))
+    core.handle(ManagerKnows("manager 1"))
+    core.handle(ManagerMissed(call))
+    assert of(CallManager, core.handle(ManagerKnows("manager 1"))) == [call]
+    core.handle(ManagerMissed(call))
+    assert of(CallManager, core.handle(ManagerKnows("manager 2"))) == []
+
+
 def test_what_did_not_get_through_to_the_resource_manager_is_said_again() -> None:
     """
     1. News did not get through: with the next answer it is told everything. That got lost too: once more.
