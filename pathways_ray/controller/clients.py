@@ -113,6 +113,7 @@ class Clients:
         """The table of tenants changed: sessions whose tenant has left it end, the others have its new values."""
         known = {digest: tenant for tenant, digest in book.entries}
         commands: list[events.Command] = []
+        changed: dict[str, Tenant] = {}
         for client in list(self.known.values()):
             if not client.token:
                 continue
@@ -123,9 +124,9 @@ class Clients:
                 # What it has registered was checked as a trusted tenant's.
                 commands += self.end(client, f"tenant {tenant.name!r} is not trusted any more")
             elif tenant != client.tenant:
-                client.tenant = tenant
-                commands += self.launches.set_tenant(tenant)
-        return commands
+                client.tenant = changed[tenant.name] = tenant
+        # For all sessions of a tenant at once: for each of them, all would be told again.
+        return [*commands, *(command for tenant in changed.values() for command in self.launches.set_tenant(tenant))]
 
     # --- the channel --------------------------------------------------------------------------------------------------
 

@@ -675,6 +675,19 @@ def test_a_table_of_tenants_that_changes() -> None:
     assert noted == ["added alice", "changed alice", "removed alice", "cannot be read"]
 
 
+def test_islands_hear_once_of_each_session_of_a_tenant_that_changed() -> None:
+    """With as many messages for each session as there are sessions, a thousand kept the controller for seconds."""
+    core = CoreHarness(hosts=True)
+    core.handle(TenantsRead(BOOK, "", ""))
+    for _ in range(3):
+        core.open_session(ALICE)
+    ((_, digest),) = BOOK.entries
+    heavy = Tenant("alice", 5.0)
+    commands = core.handle(TenantsRead(TenantBook(((heavy, digest),)), "", ""))
+    assert commands == [SendIsland(i, Account(n, "alice", 5.0, 0)) for i in (0, 1, 2) for n in (1, 2, 3)]
+    assert {client.tenant for client in core.core.clients.known.values()} == {heavy}
+
+
 @pytest.mark.parametrize("trusted", [True, False, None])
 def test_trust_travels_from_the_table_to_hosts_and_ends_with_it(trusted: bool | None) -> None:
     """The operator (None) is trusted. The client hears of it, and each program carries it."""
