@@ -280,7 +280,10 @@ class Inventory:
         return True
 
     def fits_now(self, request: SliceRequest) -> bool:
-        """Whether an island that is up can hold a slice."""
+        """Whether an island that is up can hold a slice; a part waits for none. Raises `Unschedulable` as `create`."""
+        if request.within:
+            return True
+        check_shape(request)
         best = self._best(request)
         return best is not None and not best[0][0]
 

@@ -389,9 +389,9 @@ class ManagerCore:
         return any(island not in known for island in away) and not self.inventory.fits_now(request)
 
     def _slice(self, event: events.SliceRequested, now: float) -> SliceCreated | Refused | NotYet:
-        if not event.final and self._waits(event.request, now):
-            return NotYet()
         try:
+            if not event.final and self._waits(event.request, now):
+                return NotYet()
             placed = self.inventory.create(event.session, event.request)
         except PathwaysError as error:
             self.story.note(Entry(now, "slice refused", str(error)[:500], session=event.session))

@@ -372,6 +372,36 @@ def test_a_slice_waits_for_its_only_island_until_the_controller_asks_for_the_las
     assert isinstance(created(core.handle(early(7, island=1), 31.0))[7], SliceCreated)
 
 
+def test_a_malformed_slice_is_refused_at_once_where_another_one_would_wait() -> None:
+    """
+    1. Island 1 has not joined. Sizes below 1 are refused, and the next question is answered: an exception would have
+       left both without an answer.
+    2. So it is with those that waited for a controller to say what it holds.
+    """
+    bad = [
+        SliceRequest((-1, -4), ("x", "y")),
+        SliceRequest((-1, -4), ("x", "y"), within=1, places=(0, 1)),
+        SliceRequest((-1, -4), ("x", "y"), memory=1),
+    ]
+    core = fresh()
+    core.handle(join(1, 0), 0.0)
+    core.handle(join(2, 1), 0.0)
+    for wanted in bad:
+        (answer,) = core.handle(SliceRequested(3, 1, wanted, final=False), GATHER_S)
+        assert isinstance(answer, Answer)
+        assert isinstance(answer.value, Refused)
+
+    core = ManagerCore({**ISLANDS, 5: [9]}, "secret", controller="c")
+    core.handle(ControllerServes("first", "c:1", "controller"), 0.0)
+    for token, wanted in enumerate(bad):
+        assert core.handle(SliceRequested(token, 1, wanted, final=False), 0.1) == []
+    core.handle(request(77, session=2), 0.2)
+    hosts = tuple(KnownHost(join(0, host).host, 1) for host in (0, 1, 2))
+    held = Holdings(hosts, ((0, "s0"), (1, "s1")), (), 3, 1)
+    answers = created(core.handle(ControllerHolds("first", held), GATHER_S + 1.0))
+    assert [type(answers[token]) for token in (0, 1, 2, 77)] == [Refused, Refused, Refused, SliceCreated]
+
+
 def test_slices_go_to_islands_that_are_up_and_never_to_lost_ones() -> None:
     """
     1. Island 1 loses its host. A slice that fits island 0 goes there, though it is the more loaded one; one that only
