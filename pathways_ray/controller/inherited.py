@@ -109,9 +109,11 @@ class Inherited:
         commands: list[Send] = []
         for one in outcomes:
             fate = self.fates.get(one.sequence)
+            if fate is None and self.over and not one.runs:
+                continue  # nobody comes for it, and nothing would remove it
             if fate is None:
                 fate = self.fates[one.sequence] = Fate(one)
-                if one.launch:
+                if one.launch and not self.over:
                     self.named[one.session, one.launch] = fate
             if island in fate.over or island in fate.runs:
                 continue  # it has said so before its stream ended, or been taken for lost

@@ -153,7 +153,8 @@ class Takeover:
         self._heard_of_program(max(map(number_of, message.holds.programs), default=0))
         if message.info is not None:
             self.requests.isolation.held_before(message.info.tenant, self.tables.now)
-        self.held[message.host], self.epochs[message.host] = message.holds, message.epoch
+        if not self.over:
+            self.held[message.host], self.epochs[message.host] = message.holds, message.epoch
         self.inherited.offered.setdefault(island, {}).update(dict.fromkeys(message.holds.offered))
         for one in compared(self.tables, self.tables.hosts[message.host], message.holds).unwanted:
             if isinstance(one, wire.DropProgram):

@@ -946,3 +946,28 @@ def test_the_table_of_tenants_changes_while_a_session_waits_to_come_back(changed
         assert isinstance(found, Refused)
         assert found.failure.kind == "AuthenticationError"
         assert front.core.clients.known == {}
+
+
+def test_nothing_of_before_is_kept_once_the_takeover_is_over() -> None:
+    """
+    1. No session can come back any more. The link of a scheduler breaks, and it says what it knows once more: of that
+       only what runs is kept, until it is over.
+    2. A host joins with what it held. Nobody comes for it.
+    """
+    front = Successor()
+    front.all_come()
+    front.wait_until(60.0)
+    takeover = front.core.takeover
+    assert takeover is not None
+    assert takeover.over
+    front.handle(IslandConnected(100, IslandUp(0, "s", 0, 0)))
+    ended = tuple(IslandOutcome(SESSION, n, 1000 + n, 7, 1, False, None) for n in range(1, 5))
+    runs = IslandOutcome(SESSION, 5, 1005, 7, 1, True, None)
+    front.from_island(0, IslandOutcomes((*ended, runs)), link=100)
+    inherited = takeover.inherited
+    assert (list(inherited.fates), inherited.named) == ([1005], {})
+    front.from_island(0, Done((1005,)), link=100)
+    assert inherited.fates == {}
+    front.from_island(0, HostDown(0, 5, "gone"), link=100)
+    front.from_island(0, HostUp(0, 6, "t0", "d0", 2, 100, holds=Holds({SESSION: (1,)}, ())), link=100)
+    assert takeover.held == {}
