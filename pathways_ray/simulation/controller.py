@@ -284,11 +284,10 @@ class SimulatedController:
         self._request(session, wire.CloseSession(session), lambda reply: None)
 
     def _request(self, caller: int | Tenant | None, request: Any, answer: Callable[[wire.Reply], None]) -> None:
-        if isinstance(caller, Tenant):
-            caller = self._shown(caller)
+        origin = self._shown(caller) if isinstance(caller, Tenant) else caller
         call = next(self.numbers)
         self.calls[call] = answer
-        self.handle(events.Requested(call, caller, request, 0, f"secret {call}"))
+        self.handle(events.Requested(call, origin, request, 0, f"secret {call}"))
 
     def _shown(self, tenant: Tenant) -> TokenOwner:
         """A tenant with a token of its own, which the table has from then on."""
