@@ -8,8 +8,11 @@ becomes one computation there; else a node with its bodies (`assembly`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 
@@ -17,6 +20,7 @@ from pathways_ray.client import inlining, prng, puts, source_info
 from pathways_ray.client.argument_types import ArgumentType, check_width
 from pathways_ray.client.array import Array
 from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
+from pathways_ray.client.debugging import NanCheck, checks_asked, has_such
 from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import CONTROL, equations_of, inner_constants, inner_equations
 from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_layout, without_code
@@ -27,6 +31,7 @@ from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call, 
 from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Body, Branch, Ref, Repeat
 from pathways_ray.ir.types import Layout, Spec
+from pathways_ray.jax_types import dtype_named
 
 MAX_TITLE = 200
 """Characters of the name of a branch or a loop, which names the functions that it calls."""
@@ -288,7 +293,34 @@ class _Control:
 
     def _add(self, node: Branch | Repeat) -> list[Value]:
         self.builder.nodes.append(node)
-        return [Value(ref=Ref(len(self.builder.nodes) - 1, k)) for k in range(len(node.outputs))]
+        made = [Value(ref=Ref(len(self.builder.nodes) - 1, k)) for k in range(len(node.outputs))]
+        if checks_asked() and not isinstance(self.builder, Outliner | BodyBuilder):
+            self._look_at(made, checks_asked())
+        return made
+
+    def _look_at(self, made: list[Value], what: str) -> None:
+        """Looks at the results as `jax_debug_nans` asks: what functions of the bodies find has no way out of them."""
+        builder = self.builder
+        by_slice: dict[VirtualSlice, dict[int, Spec]] = {}
+        types = [builder.type_of(value) for value in made]
+        for k, (value, array) in enumerate(zip(made, types, strict=True)):
+            lies = builder.layout_of(value)
+            if lies is not None and jnp.issubdtype(dtype_named(array.dtype), jnp.inexact):
+                by_slice.setdefault(lies[0], {})[k] = lies[1]
+        for where, specs in by_slice.items():
+            avals = [jax.ShapeDtypeStruct(types[k].shape, dtype_named(types[k].dtype)) for k in specs]
+            with jax.debug_nans(False), jax.debug_infs(False):  # nobody looks at what looks
+                exported = builder.export(
+                    self._title,
+                    lambda *given: [jnp.stack([has_such(value, what) for value in given]).any(keepdims=True)],
+                    avals,
+                    [*specs.values()],
+                    lambda _: [()],
+                    where,
+                    builder.session.platforms,
+                )
+            looks = replace(exported, results=(), reports=(NanCheck((self.name,), what),))
+            builder.node(looks, where, [made[k] for k in specs], self.where)
 
     # --- one computation ----------------------------------------------------------------------------------------------
 

@@ -120,6 +120,13 @@ def reports(closed: Any) -> bool:
     return bool(checks_asked()) or any(one.primitive.name in CALLS for one in equations_of(closed.jaxpr))
 
 
+def has_such(value: Any, what: str) -> jax.Array:
+    """Whether an array has a value that is looked for (`checks_asked`)."""
+    bad = jnp.isnan(value) if "nan" in what else jnp.zeros(value.shape, bool)
+    bad |= jnp.isinf(value) if "inf" in what else False
+    return bad.any()
+
+
 def is_debugging(effects: Any) -> bool:
     """Whether a function has no other effects than those of debug calls."""
     return all(str(effect) in ("Debug", "OrderedDebug") for effect in effects)
@@ -169,9 +176,7 @@ class _Checks:
         """Notes an operation."""
         for value in values:
             if jnp.issubdtype(value.dtype, jnp.inexact):
-                bad = jnp.isnan(value) if "nan" in self.what else jnp.zeros(value.shape, bool)
-                bad |= jnp.isinf(value) if "inf" in self.what else False
-                self.flags.append(bad.any())
+                self.flags.append(has_such(value, self.what))
                 line = source_info.of_equation(equation)
                 self.lines.append(f"{equation.primitive.name} ({line})" if line else equation.primitive.name)
 

@@ -193,3 +193,36 @@ def test_debug_nans_names_operation_and_line(session, a) -> None:
     with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"inf\) made by log"):
         f(V + 3)
     jnp.log(pw.put(V - 3, a))
+
+
+def test_debug_nans_looks_at_what_branches_and_loops_over_slices_give(session, a) -> None:
+    """What their functions find has no way out of a body: the values were handed on without a word."""
+    b = session.virtual_slice((2,), ("x",), name="b")
+    log, double = pw.compiled(lambda v: jnp.log(v - 3), slice=a), pw.compiled(lambda v: v * 2, slice=b)
+    both = lambda v: double(log(v))  # noqa: E731
+    nested = lambda v: pw.cond(v[0] < 9, lambda u: pw.fori_loop(0, 2, lambda _, w: both(w), u), both, v)  # noqa: E731
+    programs = {
+        "while": pw.program(lambda v: pw.while_loop(lambda u: u[0] < 9, both, v)),
+        "cond": pw.program(lambda v: pw.cond(v[0] < 9, both, lambda u: u, v)),
+        "scan": pw.program(lambda v: pw.scan(lambda u, _: (both(u), u), v, length=2)),
+    }
+    with jax.debug_nans(True):
+        for made, program in [*programs.items(), ("cond", pw.program(nested))]:
+            with pytest.raises(
+                FloatingPointError,
+                match=rf"\(nan\) made by {made} in {made}\(.* on slice b.*, called at test_debugging.py:",
+            ):
+                program(pw.put(V, b))
+            program(pw.put(V + 100, b))
+    np.testing.assert_array_equal(np.isnan(programs["cond"](pw.put(V, b))), V < 3)
+    scale = pw.program(lambda v: pw.cond(v[0] < 9, lambda u: double(pw.reshard(u, a) / 0), lambda u: u, v))
+    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=r"\(inf\) made by cond in cond"):
+        scale(pw.put(V + 1, b))
+
+
+def test_a_move_is_a_move_under_debug_nans(session, a) -> None:
+    b, f = session.virtual_slice((2,), ("x",), name="b"), pw.compiled(lambda v: v + 1, slice=a)
+    with jax.debug_nans(True):
+        moved = pw.program(lambda v: pw.reshard(f(v), b))(pw.put(V, a))
+        assert moved.slice is b
+        np.testing.assert_array_equal(pw.reshard(moved, a), V + 1)
