@@ -20,6 +20,7 @@ from pathways_ray.client import inlining, prng, puts, source_info
 from pathways_ray.client.argument_types import ArgumentType, check_width
 from pathways_ray.client.array import Array
 from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, extended_of
+from pathways_ray.client.batched_loops import with_scalar_test
 from pathways_ray.client.debugging import NanCheck, checks_asked, has_such
 from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import CONTROL, equations_of, inner_constants, inner_equations
@@ -59,6 +60,8 @@ class _Control:
     """One operation whose bodies call compiled functions, or put values on slices."""
 
     def __init__(self, builder: GraphBuilder, equation: Any, inputs: list[Value]) -> None:
+        if equation.primitive.name == "while":
+            equation, inputs = with_scalar_test(equation, inputs)
         self.builder = builder
         self.equation = equation
         self.inputs = inputs

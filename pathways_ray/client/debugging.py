@@ -18,6 +18,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from pathways_ray.client import prng, source_info
+from pathways_ray.client.batched_loops import with_scalar_test
 from pathways_ray.client.jaxprs import INLINED, body_of, equations_of, inner_equations
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
@@ -263,6 +264,7 @@ class _Rewriting:
         return list(made), [one for names, own in zip(calls, arrays, strict=True) for one in _carried(names, own)]
 
     def _while(self, equation: Any, values: list[Any]) -> tuple[list[Any], list[_Carried]]:
+        equation, values = with_scalar_test(equation, values)
         params = equation.params
         tests, shared = params["cond_nconsts"], params["body_nconsts"]
         known, constants, first = values[:tests], values[tests : tests + shared], values[tests + shared :]

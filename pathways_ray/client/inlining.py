@@ -13,6 +13,7 @@ import jax
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
+from pathways_ray.client.batched_loops import with_scalar_test
 from pathways_ray.client.jaxprs import INLINED, body_of
 from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call
 
@@ -65,6 +66,7 @@ def _cond(equation: Any, values: list[Any], held: Held) -> list[Any]:
 
 
 def _while(equation: Any, values: list[Any], held: Held) -> list[Any]:
+    equation, values = with_scalar_test(equation, values)
     params = equation.params
     tests, rest = params["cond_nconsts"], params["body_nconsts"]
     test, body = _body(params["cond_jaxpr"], held), _body(params["body_jaxpr"], held)

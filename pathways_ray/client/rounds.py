@@ -12,6 +12,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
+from pathways_ray.client.batched_loops import unnamed
 from pathways_ray.client.graph_builder import Value
 from pathways_ray.client.jaxprs import used_equations
 
@@ -147,9 +148,7 @@ def _reduced(closed: Any, inputs: Sequence[int], outputs: Sequence[int]) -> jex_
             [jaxpr.outvars[k] for k in outputs],
             jaxpr.eqns,
             jaxpr.effects,
-            jaxpr.debug_info.replace(arg_names=None, result_paths=None)
-            if hasattr(jaxpr.debug_info, "replace")
-            else jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+            unnamed(jaxpr.debug_info),
         ),
         closed.consts,
     )
