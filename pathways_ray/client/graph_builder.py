@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray import limits
-from pathways_ray.client import prng, puts, source_info
+from pathways_ray.client import copies, prng, puts, source_info
 from pathways_ray.client.argument_types import ArgumentType, array_type, check_width, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
@@ -154,6 +154,7 @@ class GraphBuilder:
         return [Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
 
     def _finish(self, outputs: list[Value], avals: Sequence[Any]) -> BuiltProgram:
+        outputs = copies.apart(self, outputs)
         size = sum(len(blob) for blob in self.functions.values())
         if size > limits.MAX_PROGRAM_BYTES:
             raise TooLarge(

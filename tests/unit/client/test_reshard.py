@@ -62,8 +62,9 @@ def test_what_lies_there_already_is_handed_on_and_equal_wishes_are_one(a: Virtua
         return pw.reshard(y, a, P("x")), pw.reshard(y, b), pw.reshard([y], b)
 
     graph = pw.program(program).lower(V).graph
-    assert kinds(graph) == [Argument, Compute, Transfer, Result]
-    assert len(graph.result.inputs) == 2
+    assert kinds(graph) == [Argument, Compute, Transfer, Compute, Result]
+    assert [node.name for node in graph.nodes if isinstance(node, Compute)] == ["<lambda>", "copy"]
+    assert len(set(graph.result.inputs)) == 3, "of one transfer, and each an array of its own"
 
 
 def test_what_is_still_with_the_client_goes_there_at_once(b: VirtualSlice) -> None:

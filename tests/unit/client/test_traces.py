@@ -292,3 +292,23 @@ def test_a_further_trace_for_a_python_number_says_that_its_type_is_weak(session)
     scaled(V, np.float32(2))
     with pytest.raises(pw.errors.TraceError, match=r"leaf 1 was float32\[\] on client, now float32\[\] \(weak type\)"):
         scaled(V, 2.0)
+
+
+def test_a_computed_value_that_comes_twice_is_two_arrays(session: Any) -> None:
+    """They were one: donating or deleting either took both."""
+    a, b = session.virtual_slice((4,), ("x",)), session.virtual_slice((2,), ("x",))
+    init = pw.compiled(lambda v: v + 1, slice=a, in_specs=P("x"), out_specs=P("x"))
+    start = pw.program(
+        lambda v: (lambda p: (p, p, {"there": pw.reshard(p, b), "again": [p, pw.reshard(p, b)]}))(init(v))
+    )
+    v = np.arange(8, dtype=np.float32)
+    params, mean, rest = start(v)
+    step = pw.compiled(lambda p, e: (p * 2, e - 1), slice=a, donate_argnums=(0, 1))
+    np.testing.assert_array_equal(step(params, mean), [(v + 1) * 2, v])
+    rest["there"].delete()
+    for one, where in zip(rest["again"], (a, b), strict=True):
+        assert one.slice is where
+        np.testing.assert_array_equal(one, v + 1)
+    keys = pw.program(lambda key: (lambda k: (k, k))(jax.random.split(key)))(pw.put(jax.random.key(0), a))
+    assert keys[1].dtype == keys[0].dtype
+    assert keys[1].sharding == keys[0].sharding

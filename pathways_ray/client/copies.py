@@ -1,0 +1,45 @@
+"""Copies of what a program computes once and returns twice: each result is an array of its own, as of `jax.jit`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pathways_ray.client.export import Exported
+from pathways_ray.client.slices import VirtualSlice
+from pathways_ray.ir.graph import Ref
+from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.jax_types import dtype_named
+
+
+def apart(builder: Any, outputs: Sequence[Any]) -> list[Any]:
+    """The outputs of a program of a `GraphBuilder`, where a computed value that comes again is a copy."""
+    seen: set[Ref] = set()
+    copies: dict[tuple[ArrayType, VirtualSlice, Spec], Exported] = {}
+    found: list[Any] = []
+    for value in outputs:
+        ref, is_given = value.ref, value.leaf >= 0 or value.array is not None or value.constant is not None
+        if ref in seen:
+            array, (where, spec) = builder.type_of(value), builder.layout_of(value)
+            copy = copies.get((array, where, spec))
+            if copy is None:
+                aval = jax.ShapeDtypeStruct(array.shape, dtype_named(array.dtype))
+                layout = [spec]
+                with jax.enable_x64(True):  # 64 bits stay so
+                    copy = copies[array, where, spec] = builder.export(
+                        "copy",
+                        lambda v: [jnp.copy(v)],
+                        [aval],
+                        layout,
+                        lambda _, layout=layout: layout,
+                        where,
+                        builder.session.platforms,
+                    )
+            (value,) = builder.node(copy, where, [value], "")
+        elif ref is not None and not is_given:
+            seen.add(ref)
+        found.append(value)
+    return found
