@@ -140,6 +140,19 @@ class SliceArray(jax.Array):
         """The values as bytes, in C order or in that of Fortran."""
         return self.__array__().tobytes(cast(Any, order))
 
+    def argsort(
+        self,
+        axis: int | None = -1,
+        *,
+        kind: Any = None,
+        order: Any = None,
+        stable: Any = True,
+        descending: bool = False,
+    ) -> jax.Array:
+        """As `jax.numpy.argsort`, on its slice. `np.argsort` has None for what JAX has True."""
+        is_stable = stable is None or stable
+        return jax.numpy.argsort(self, axis, kind=kind, order=order, stable=is_stable, descending=descending)
+
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         raise NotImplementedError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -551,3 +552,24 @@ def test_a_copy_lives_on_when_the_array_is_donated(session: LocalSession, copied
     assert y.is_deleted()
     assert (found.sharding, found.dtype) == (y.sharding, y.dtype)
     np.testing.assert_array_equal(np.asarray(found), V)
+
+
+def test_what_numpy_leaves_to_methods_is_computed_on_the_slice(session: LocalSession, a4: Any) -> None:
+    """docs/arrays.md lists these: NumPy's other functions fetch. `np.argsort` ended in a TraceError."""
+    text = (Path(pw.__file__).parents[1] / "docs/arrays.md").read_text()
+    said = text.split("What NumPy leaves to a method")[1].split(": ", 1)[1].split(".\n")[0]
+    names = [name.removeprefix("np.") for name in re.findall(r"`([\w.]+)`", said)]
+    value = np.array([3, 1, 2, 0, 0, 5, 4, 7], np.float32)
+    more = {"reshape": ((2, 4),), "repeat": (2,), "swapaxes": (0, 0), "searchsorted": (1.0,)}
+    y = pw.put(value, a4)
+    assert len(names) == 22
+    for name in names:
+        function = getattr(np, name)
+        made, wanted = function(y, *more.get(name, ())), function(value, *more.get(name, ()))
+        for one, other in zip(made, wanted, strict=True) if isinstance(made, tuple) else [(made, wanted)]:
+            assert isinstance(one, pw.Array), name
+            np.testing.assert_allclose(one, other, rtol=1e-6, err_msg=name)
+    assert isinstance(np.sort(y), np.ndarray)
+    assert isinstance(np.concatenate([y, y]), np.ndarray)
+    np.testing.assert_array_equal(y.argsort(descending=True), jnp.argsort(value, descending=True))
+    np.testing.assert_array_equal(y.argsort(stable=False)[-1], 7)
