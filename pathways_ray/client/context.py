@@ -13,12 +13,21 @@ if TYPE_CHECKING:
 
 
 class _Tracing(threading.local):
-    """`session` is that of the program being traced on this thread, or None; `captured` are the arrays it uses."""
+    """`session` is that of the program being traced on this thread, or None; `captured` are the arrays it uses.
+
+    `programs` counts those whose functions a trace of JAX's runs on this thread: of `jax.vmap`, `jax.jit`, `jax.grad`.
+    """
 
     session: Session | None = None
+    programs = 0
 
     def __init__(self) -> None:
         self.captured: list[Array] = []
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the function of a program runs."""
+        return self.session is not None or self.programs > 0
 
 
 tracing = _Tracing()

@@ -125,7 +125,7 @@ def scan(
 
 
 def _check_traced(name: str, instead: str) -> None:
-    if tracing.session is None:
+    if not tracing.is_inside:
         raise UsageError(
             f"pw.{name} was called outside of a program. Call it from a pw.program, or decide in Python ({instead}), "
             f"which waits for the value; inside a compiled function use jax.lax.{name}"

@@ -64,7 +64,11 @@ class Program:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Returns at once: a `pw.Array` for every array of the result, in the result's pytree."""
         if tracing.session is not None or not is_outside():
-            return self.fun(*args, **kwargs)
+            tracing.programs += 1
+            try:
+                return self.fun(*args, **kwargs)
+            finally:
+                tracing.programs -= 1
         leaves, tree = tree_flatten((args, kwargs))
         try:
             lowered = self._prepared(leaves, tree, args, kwargs)

@@ -116,7 +116,7 @@ def route(
         RoutingError: a destination is not the number of a slice, or there are more rows than the capacity.
         UsageError: in a program without a capacity, or in another traced function; or arguments of the wrong kind.
     """
-    inside = tracing.session is not None
+    inside = tracing.is_inside
     if not inside and not is_outside():
         raise UsageError(
             "pw.route was called in a traced function: it stands between programs, or in a pw.program; inside of a "

@@ -158,3 +158,80 @@ def test_a_shard_map_that_takes_whole_numbers_has_a_derivative(model: Model) -> 
     gradient = pw.program(lambda table, numbers: jax.grad(lambda t: (f(t, numbers) ** 2).sum())(table))
     table = np.arange(4, dtype=np.float32)
     np.testing.assert_array_equal(np.asarray(gradient(table, np.array([1, 3, 3], np.int32))), [0, 2, 0, 12])
+
+
+def double(v: Any) -> Any:
+    return jnp.tanh(v * 2)
+
+
+def squared(v: Any) -> Any:
+    return v * v + 0.5
+
+
+def cond_of(control: Any, f: Any) -> Any:
+    return lambda v: control.cond(v[0] > 0, f, lambda u: u, v)
+
+
+def scan_of(control: Any, f: Any, g: Any) -> Any:
+    return lambda v: control.scan(lambda u, row: (f(g(u)) * row, u[0]), v, v)
+
+
+def loop_of(control: Any, f: Any, g: Any) -> Any:
+    return lambda v: control.fori_loop(0, 3, lambda k, u: f(g(u)) + k, v)
+
+
+def total(function: Any) -> Any:
+    return lambda v: sum(one.sum() for one in jax.tree.leaves(function(v)))
+
+
+def test_derivatives_through_branches_and_loops(model: Model) -> None:
+    """What docs/guide.md and docs/coming_from_jax.md say of them."""
+    f, g = pw.compiled(double, slice=model.a), pw.compiled(squared, slice=model.b)
+    v = np.arange(1, 9, dtype=np.float32) / 8
+    cases = [(cond_of(pw, f), cond_of(jax.lax, double))]
+    for make in (scan_of, loop_of):
+        cases += [
+            (make(pw, f, g), make(jax.lax, double, squared)),
+            (make(pw, f, jnp.sin), make(jax.lax, double, jnp.sin)),
+        ]
+    for function, plain in cases:
+        for given in (v, -v):
+            wanted = jax.value_and_grad(total(plain))(given)
+            for one in (total(function), total(pw.program(function))):
+                compared(pw.program(jax.value_and_grad(one))(pw.put(given, model.a)), wanted)
+    over_two = pw.program(jax.grad(total(lambda v: pw.cond(v[0] > 0, lambda u: f(g(u)), f, v))))
+    with pytest.raises(pw.errors.GraphError, match="the branches leave result 0 in different layouts"):
+        over_two(pw.put(v, model.a))
+
+
+def compared(made: Any, wanted: Any) -> None:
+    trees: list[Any] = [jax.tree.structure(made), jax.tree.structure(wanted)]
+    assert trees[0] == trees[1]
+    for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_jax_transforms_programs_with_branches_loops_and_routes(model: Model) -> None:
+    """They were called "outside of a program", with the advice to call them from one."""
+    f, g = pw.compiled(double, slice=model.a), pw.compiled(squared, slice=model.b)
+    v = np.arange(1, 9, dtype=np.float32) / 8
+    x, both = pw.put(v, model.a), np.stack([v, -v])
+    for function, plain in (
+        (pw.program(cond_of(pw, f)), cond_of(jax.lax, double)),
+        (pw.program(scan_of(pw, f, g)), scan_of(jax.lax, double, squared)),
+    ):
+        assert jax.eval_shape(function, x) == jax.eval_shape(plain, v)
+        assert [str(one) for one in jax.make_jaxpr(function)(x).out_avals] == [
+            str(one) for one in jax.make_jaxpr(plain)(v).out_avals
+        ]
+        compared(jax.jit(function)(x), plain(v))
+        compared(jax.grad(total(function))(x), jax.grad(total(plain))(v))
+        for batch in (both, pw.put(both, model.a)):
+            compared(jax.vmap(function)(batch), jax.vmap(plain)(both))
+    destination = np.array([0, 1] * 4, np.int32)
+    route = pw.program(lambda u, d: [part.rows for part in pw.route(u, d, [model.a, model.b], capacity=8)[0]])
+    compared(jax.jit(route)(x, destination), route(x, destination))
+    with pytest.raises(pw.errors.UsageError, match="outside of a program"):
+        pw.cond(True, f, f, x)
+    with pytest.raises(pw.errors.UsageError, match="outside of a program"):
+        jax.jit(cond_of(pw, f))(x)
