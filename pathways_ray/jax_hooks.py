@@ -31,8 +31,9 @@ class ArrayRules(Protocol):
     def fetch(self, value: Any) -> Any:
         """Typed keys in this process, for `jax.device_get`."""
 
-    def place(self, value: Any, target: Any) -> Any:
-        """The value at a device or sharding, as `jax.device_put` has it; `NotImplemented` leaves it to JAX."""
+    def place(self, value: Any, target: Any, own: bool = False) -> Any:
+        """The value at a device or sharding, as `jax.device_put` has it, perhaps as an array of its `own`;
+        `NotImplemented` leaves it to JAX."""
 
     def lower(self, traced: Any) -> Any:
         """The result of `jax.jit(f).lower(...)` for a traced function; `NotImplemented` leaves it to JAX."""
@@ -140,9 +141,11 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     def is_key(value: Any) -> bool:
         return dtypes.issubdtype(value.dtype, dtypes.extended)
 
-    def device_put(value: Any, *, device: Any, **params: Any) -> Any:
-        placed = rules.place(value, device)
-        return put_by_jax(value, device=device, **params) if placed is NotImplemented else placed
+    always_copy = jax_dispatch.ArrayCopySemantics.ALWAYS_COPY
+
+    def device_put(value: Any, *, device: Any, copy: Any, **params: Any) -> Any:
+        placed = rules.place(value, device, copy == always_copy)
+        return put_by_jax(value, device=device, copy=copy, **params) if placed is NotImplemented else placed
 
     constrained_by_jax = pjit.sharding_constraint_p.impl
 

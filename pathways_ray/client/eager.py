@@ -182,8 +182,19 @@ def _type_at(aval: Any, sharding: Any) -> ArgumentType:
     )
 
 
-def place(value: Any, target: Any) -> Any:
-    """`jax.device_put` to a slice, or of an array that lies on one; to no place in particular it stays where it is."""
+def place(value: Any, target: Any, own: bool = False) -> Any:
+    """`jax.device_put` to a slice, or of an array that lies on one; to no place in particular it stays where it is.
+
+    Args:
+        own: the result is to be an array of its own, whatever becomes of the value (`may_alias=False`).
+    """
+    placed = _placed(value, target)
+    if own and type(value) is Array and type(placed) is Array and placed._buffer is value._buffer:
+        return value.copy()
+    return placed
+
+
+def _placed(value: Any, target: Any) -> Any:
     where = slice_of(target.mesh) if isinstance(target, NamedSharding) else None
     if where is not None:
         return put_at(value, where, spec_from_user(target.spec, where.axes))

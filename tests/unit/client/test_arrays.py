@@ -573,3 +573,20 @@ def test_what_numpy_leaves_to_methods_is_computed_on_the_slice(session: LocalSes
     assert isinstance(np.concatenate([y, y]), np.ndarray)
     np.testing.assert_array_equal(y.argsort(descending=True), jnp.argsort(value, descending=True))
     np.testing.assert_array_equal(y.argsort(stable=False)[-1], 7)
+
+
+def test_device_put_without_aliases_gives_an_array_of_its_own(session: LocalSession, a4: Any) -> None:
+    """It was the same one, which the next donation took."""
+    x = pw.put(V, a4, P("x"))
+    same_place = [x.sharding, NamedSharding(a4.mesh, P("x")), None]
+    made = [jax.device_put({"w": x}, to, may_alias=False)["w"] for to in same_place]
+    shared = [jax.device_put(x, to) for to in same_place]
+    moved = jax.device_put(x, NamedSharding(a4.mesh, P()), may_alias=False)
+    key = pw.put(jax.random.key(1), a4)
+    keys = jax.device_put(key, may_alias=False)
+    x.delete(), key.delete()
+    assert all(one.is_deleted() for one in shared)
+    for one in (*made, moved):
+        np.testing.assert_array_equal(one, V)
+    assert [one.sharding.spec for one in made] == [P("x")] * 3
+    np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.key(1)))
