@@ -29,7 +29,7 @@ _ROUNDS = 3
 """Times that the body of a loop is walked until its carry lies as it did."""
 
 
-_SAYS = ("sharding_constraint", "shard_map", "device_put")
+_SAYS = ("sharding_constraint", "shard_map", "device_put", "reshard")
 """The primitives that say how their results lie, however their operands do."""
 
 
@@ -79,6 +79,8 @@ class _Walk:
         name = equation.primitive.name
         if name == "sharding_constraint" and isinstance(equation.params["sharding"], NamedSharding):
             return [_spec(equation.params["sharding"].spec, self.mesh)]
+        if name == "reshard":
+            return [_spec(equation.params["dst_sharding"].spec, self.mesh)]
         if name == "device_put":  # to no layout in particular, a value stays as it lies
             asked = zip(equation.params["devices"], inputs, strict=True)
             return [_spec(to.spec, self.mesh) if isinstance(to, NamedSharding) else lying for to, lying in asked]

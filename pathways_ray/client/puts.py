@@ -1,8 +1,9 @@
-"""Slices that traced functions name by the words of JAX: `device_put`, `with_sharding_constraint` and `shard_map`.
+"""Slices that traced functions name by JAX's words: `device_put`, `reshard`, `with_sharding_constraint`, `shard_map`.
 
-On its own in a program, each of the first two moves its values, as `pw.reshard` does. A computation runs on one slice:
-inside of one, neither takes a value to another slice. So nested functions, branches and loops in which a `device_put`
-does so are no computations, but parts of the program. What is mapped over the mesh of a slice runs there.
+On its own in a program, each of the first three moves its values, as `pw.reshard` does. A computation runs on one
+slice: inside of one, none takes a value to another slice. So nested functions, branches and loops in which a
+`device_put` or `reshard` does so are no computations, but parts of the program. What is mapped over the mesh of a slice
+runs there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import UsageError
 from pathways_ray.ir.types import check_layout
 
-_WORDS = {"device_put": "jax.device_put", "sharding_constraint": "jax.lax.with_sharding_constraint"}
+_WORDS = {
+    "device_put": "jax.device_put",
+    "reshard": "jax.sharding.reshard",
+    "sharding_constraint": "jax.lax.with_sharding_constraint",
+}
 """The primitives, and how users write them."""
 
 
@@ -81,11 +86,11 @@ def is_program(jaxpr: Any, lying: VirtualSlice | None) -> bool:
 
 
 def moves_off(equations: Iterable[Any], lying: VirtualSlice) -> bool:
-    """Whether any equation takes values off a slice by `jax.device_put`, or off one that another is mapped over; a
-    constraint does not."""
+    """Whether any equation takes values off a slice by `jax.device_put` or `jax.sharding.reshard`, or off one that
+    another is mapped over; a constraint does not."""
     found = list(equations)
     slices = {lying, *(where for one in found if (where := mapped_over(one)) is not None)}
-    puts = (one for one in found if one.primitive.name == "device_put")
+    puts = (one for one in found if one.primitive.name in ("device_put", "reshard"))
     return any({where} != slices for one in puts for where in targets(one))
 
 
@@ -104,6 +109,8 @@ def _shardings(equation: Any) -> tuple[Any, ...]:
     name, params = equation.primitive.name, equation.params
     if name == "device_put":
         return tuple(params["devices"])
+    if name == "reshard":
+        return (params["dst_sharding"],)
     return (params["sharding"],) if name == "sharding_constraint" else ()
 
 

@@ -366,3 +366,36 @@ def test_parts_of_a_program_put_values_on_another_slice(session, a4, b22, inside
         found = call(lambda v, put=put: inside(put, v))(x)
         assert found.slice is (b22 if len(to) == 1 else a4)
         np.testing.assert_array_equal(np.asarray(found), expected)
+
+
+def test_reshard_of_jax_moves_as_device_put_does(session, a4, b22) -> None:
+    """It was ignored: what it took stayed on its slice, or in this process."""
+    x, there, here = pw.put(V, a4), NamedSharding(b22.mesh, P()), NamedSharding(a4.mesh, P())
+    f, g = pw.compiled(lambda v: v + 1, slice=a4), pw.compiled(lambda v: v * 2, slice=b22)
+    reshard = jax.sharding.reshard
+
+    def loop(v):
+        return pw.fori_loop(0, 2, lambda k, u: reshard(g(reshard(f(u), there)), here), v)
+
+    def f_there(v):
+        return reshard(v, there)
+
+    for function in (f_there, pw.program(f_there), jax.vmap(f_there)):
+        for given in (x, V, jnp.asarray(V)):
+            found = function(given)
+            assert (found.slice, found.sharding.spec) == (b22, P())
+            np.testing.assert_array_equal(found, V)
+    moved = jax.jit(lambda v: f_there(v) * 2)(x)
+    assert moved.slice is b22
+    np.testing.assert_array_equal(moved, V * 2)
+    looped = pw.program(loop)(x)
+    assert looped.slice is a4
+    np.testing.assert_array_equal(looped, (V + 1) * 4 + 2)
+    gradient = pw.program(jax.grad(lambda v: (g(reshard(f(v), there)) ** 2).sum()))(x)
+    assert gradient.slice is a4
+    np.testing.assert_array_equal(gradient, (V + 1) * 8)
+    with pytest.raises(UsageError, match=r"jax\.sharding\.reshard inside of it names"):
+        pw.compiled(f_there, slice=a4)(x)
+    split = pw.put(V, a4, P("x"))
+    for made in (lambda f: pw.program(f), lambda f: pw.compiled(f, slice=a4, in_specs=P("x"))):
+        assert made(lambda v: reshard(v, here))(split).sharding.spec == P()
