@@ -19,6 +19,7 @@ from pathways_ray.client import source_info
 from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import Exported, export_function, type_of
+from pathways_ray.client.methods import deep_copy
 from pathways_ray.client.program import Program
 from pathways_ray.client.retraces import Traces
 from pathways_ray.client.slices import VirtualSlice
@@ -101,6 +102,9 @@ class CompiledFunction:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds it as a method, like any function: the instance is argument 0, which may be static."""
         return self if instance is None else MethodType(self, instance)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return deep_copy(self, memo, _exported={}, _alone={})
 
     def lower(self, *args: Any, **kwargs: Any) -> Any:
         """Lowers the program of one node, as `Program.lower` does."""

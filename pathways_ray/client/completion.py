@@ -136,7 +136,7 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
 
 
 def _checked(arrays: Iterable[Any]) -> list[_Awaited]:
-    if not isinstance(arrays, Iterable):
+    if isinstance(arrays, Array) or not isinstance(arrays, Iterable):  # the entries of one would be launches
         raise UsageError(f"several pw.Arrays are waited for, in a list; not {arrays!r}")
     awaited = []
     for item in arrays:

@@ -25,6 +25,7 @@ from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.codes import jax_settings, under
 from pathways_ray.client.history import History, Place
 from pathways_ray.client.interrupted import is_mine, new_lock
+from pathways_ray.client.methods import Method
 from pathways_ray.client.returned import Returned, owned
 from pathways_ray.client.snapshots import Snapshot, beside, snapshot
 from pathways_ray.client.weak import living
@@ -71,7 +72,7 @@ class _Call:
         return found
 
 
-class Elastic:
+class Elastic(Method):
     """The result of `pw.elastic`. `losses` counts what it has survived, `replayed` the calls that it made again."""
 
     def __init__(self, step: Callable[..., Any], snapshot_every: int, copies: int) -> None:
@@ -115,7 +116,7 @@ class Elastic:
     def _goes_on(self, state: Any) -> bool:
         """Whether this is the state that the last call returned, as it was then."""
         if not _buffers(state):
-            raise UsageError("an elastic step takes a state with pw.Arrays as its first argument")
+            raise UsageError("an elastic step takes a state with pw.Arrays as its first argument (of a method: self)")
         return self._returned is not None and self._returned.is_same(state)
 
     def _begin(self, state: Any) -> None:

@@ -21,6 +21,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.joined_calls import Call, JoinedCalls
+from pathways_ray.client.methods import Method
 from pathways_ray.client.numbers import whole
 from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.program import Program
@@ -33,7 +34,7 @@ _KEPT_TIMES = 4
 _flatten: Callable[[Any], tuple[list[Any], Any]] = tree_flatten  # without `jax.tree.flatten` around it
 
 
-class Padded:
+class Padded(Method):
     """The result of `pw.padded`."""
 
     def __init__(self, fun: Any, sizes: Sequence[int], in_axes: Any, out_axes: Any, join_calls: bool = False) -> None:

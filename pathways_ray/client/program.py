@@ -24,6 +24,7 @@ from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
 from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.leaves import argument, named
+from pathways_ray.client.methods import deep_copy
 from pathways_ray.client.outlines import ProgramBuilder
 from pathways_ray.client.outputs import Outputs, living
 from pathways_ray.client.registered import RegisteredProgram, type_of
@@ -132,6 +133,10 @@ class Program:
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds it as a method, like any function: the instance comes first, and has to be a pytree."""
         return self if instance is None else MethodType(self, instance)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        known, traces = KnownPrograms(), Traces(self._traces.name, self._traces.action)
+        return deep_copy(self, memo, _known=known, _cache=known.lowered, _traces=traces)
 
     def lower(self, *args: Any, **kwargs: Any) -> Lowered:
         """The program for arguments of these types, traced and checked but not launched.

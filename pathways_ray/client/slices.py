@@ -150,8 +150,11 @@ class VirtualSlice:
         up = [one for one in islands if one["state"] == "up"]
         return chosen(up, self.island, {self.island} | apart)
 
-    def __deepcopy__(self, memo: Any) -> VirtualSlice:
+    def __copy__(self) -> VirtualSlice:
         """Itself: a slice is a place, of which there is one."""
+        return self
+
+    def __deepcopy__(self, memo: Any) -> VirtualSlice:
         return self
 
     def __reduce__(self) -> Any:
@@ -237,17 +240,18 @@ def mesh_of(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tu
     """The mesh a user asked for, in plain integers and names."""
     if shape is None:
         return (), tuple(axes) if axes is not None else ("x",)
-    if isinstance(shape, int):
-        shape = (shape,)
-    if axes is None:
-        axes = ("x", "y", "z")[: len(shape)]
-    if isinstance(axes, str):
-        axes = (axes,)
+    if isinstance(shape, int | np.integer):
+        shape = (int(shape),)
+    sizes: tuple[int, ...] = ()
     try:
         sizes = tuple(int(size) for size in shape)
         exact = all(size == given for size, given in zip(sizes, shape, strict=True))
     except (TypeError, ValueError):
         exact = False
+    if axes is None:
+        axes = ("x", "y", "z")[: max(1, len(sizes))]
+    if isinstance(axes, str):
+        axes = (axes,)
     if not exact or not all(isinstance(axis, str) for axis in axes):
         raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
     if not sizes or any(size < 1 for size in sizes):
