@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.extend import core as jex_core
 
-from pathways_ray.client.argument_types import WIDE
+from pathways_ray.client.argument_types import keeping_width
 
 
 def with_scalar_test(equation: Any, values: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -56,8 +55,7 @@ def _made_of(run: Callable[..., list[Any]], parts: Sequence[Any], kinds: Sequenc
         closed = [jex_core.ClosedJaxpr(part.jaxpr, [next(rest) for _ in part.consts]) for part in parts]
         return run([jex_core.jaxpr_as_fun(one) for one in closed], *rest)
 
-    is_wide = any(aval.dtype.name in WIDE for aval in (*held, *kinds))
-    with jax.enable_x64(True) if is_wide else contextlib.nullcontext():  # it may be traced again outside of that
+    with keeping_width((*held, *kinds)):  # it may be traced again outside of `jax.enable_x64`
         made = jax.make_jaxpr(flat)(*held, *kinds)
     jaxpr, count = made.jaxpr, len(held)
     return jex_core.ClosedJaxpr(
