@@ -10,7 +10,6 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
-from types import MethodType
 from typing import Any
 
 import jax
@@ -19,7 +18,7 @@ from pathways_ray.client import source_info
 from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.context import current_session, tracing
 from pathways_ray.client.export import Exported, export_function, type_of
-from pathways_ray.client.methods import deep_copy
+from pathways_ray.client.methods import Method, deep_copy
 from pathways_ray.client.program import Program
 from pathways_ray.client.retraces import Traces
 from pathways_ray.client.slices import VirtualSlice
@@ -29,7 +28,7 @@ from pathways_ray.errors import UsageError
 from pathways_ray.ir.types import ArrayType, Spec
 
 
-class CompiledFunction:
+class CompiledFunction(Method):
     """The result of `pw.compiled`. Call it with arrays (a program of one node) or inside a `pw.program`."""
 
     _program_kind = Program
@@ -98,10 +97,6 @@ class CompiledFunction:
         exported = self.specialize(where, static, tree, tuple(type_of(value) for value in values))
         outputs = call_p.bind(*values, site=CallSite(exported, where, source_info.here()))
         return jax.tree.unflatten(exported.output_tree, outputs)
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds it as a method, like any function: the instance is argument 0, which may be static."""
-        return self if instance is None else MethodType(self, instance)
 
     def __deepcopy__(self, memo: Any) -> Any:
         return deep_copy(self, memo, _exported={}, _alone={})

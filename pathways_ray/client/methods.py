@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Method:
-    """A function that binds as a method, like any other: the instance comes first."""
+    """A function that binds as a method, like any other: the instance is argument 0, static or a pytree."""
 
     __slots__ = ()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from html import escape
-from types import MethodType
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
 from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.leaves import argument, named
-from pathways_ray.client.methods import deep_copy
+from pathways_ray.client.methods import Method, deep_copy
 from pathways_ray.client.outlines import ProgramBuilder
 from pathways_ray.client.outputs import Outputs, living
 from pathways_ray.client.registered import RegisteredProgram, type_of
@@ -36,7 +35,7 @@ from pathways_ray.client.tracer import Trace, check_no_outer_assignment, is_outs
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
 
 
-class Program:
+class Program(Method):
     """The result of `pw.program`. Calling it launches; inside another program it is inlined.
 
     It runs in the session that was made last. A compiled function called alone runs in that of its slice: `slice`.
@@ -129,10 +128,6 @@ class Program:
             if isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not self._session()):
                 return named(error, f"{argument(self.fun, args, kwargs, number)} of {self.__name__}")
         return error
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """Binds it as a method, like any function: the instance comes first, and has to be a pytree."""
-        return self if instance is None else MethodType(self, instance)
 
     def __deepcopy__(self, memo: Any) -> Any:
         known, traces = KnownPrograms(), Traces(self._traces.name, self._traces.action)
