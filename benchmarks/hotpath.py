@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import ray
 
 from benchmarks import measure
 from benchmarks.cores import devices_apart
@@ -101,7 +100,7 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
     import pathways_ray as pw
 
     with (
-        pw.init(devices_per_host=devices, fusion=fusion, coalesce=fusion) as session,
+        pw.init(devices_per_host=devices, fusion=fusion, coalesce=fusion),
         contextlib.closing(Relays()) as relays,
     ):
         where = pw.virtual_slice((devices,), ("x",))
@@ -125,7 +124,7 @@ def on_a_cluster(devices: int, fusion: bool, settings: Settings) -> dict[str, An
             began = time.perf_counter()
             stream(turns, start, settings.launches, devices)
             in_turn.append(1e6 * (time.perf_counter() - began) / settings.launches)
-        parts = traced(session, step, start, min(TRACED, settings.round_trips))
+        parts = traced(step, start, min(TRACED, settings.round_trips))
     per_launch = {name: measure.spread([1e6 * one[name] / settings.launches for one in streams]) for name in streams[0]}
     known, value, floor = ([one[k] for one in trips] for k in (0, 1, 2))
     ratios = [statistics.median(one) / statistics.median(other) for one, other in zip(value, floor, strict=True)]
@@ -178,18 +177,19 @@ def stream(steps: Sequence[Any], start: Any, count: int, devices: int) -> None:
         raise AssertionError(f"after {count} launches the value is {found}")
 
 
-def traced(session: Any, step: Any, start: Any, count: int) -> dict[str, dict[str, float]]:
+def traced(step: Any, start: Any, count: int) -> dict[str, dict[str, float]]:
     """The parts of round trips, in microseconds: medians, and the middle half of them."""
-    (host,) = session.cluster.hosts.values()
-    ray.get(host.record.remote(), timeout=60)
+    import pathways_ray as pw
+
     seen = []
-    for _ in range(count):
-        times = [time.perf_counter()]
-        result = step(start)
-        times.append(time.perf_counter())
-        np.asarray(result)
-        seen.append([*times, time.perf_counter()])
-    ran = ray.get(host.recorded.remote(), timeout=60)
+    with pw.recording() as computed:
+        for _ in range(count):
+            times = [time.perf_counter()]
+            result = step(start)
+            times.append(time.perf_counter())
+            np.asarray(result)
+            seen.append([*times, time.perf_counter()])
+    (ran,) = computed.values()
     found: dict[str, list[float]] = {name: [] for name in PARTS}
     for (called, returned, valued), one in zip(seen, ran[-count:], strict=True):
         begun = max(returned, one.start)
