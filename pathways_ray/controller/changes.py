@@ -87,7 +87,7 @@ class Changes:
                 raise UsageError(f"slices {[other for _, other in request.pairs]} are gone")
             if (failure := self.moves.refusal(session, request.pairs)) is not None:
                 held = tuple(pair for pair in request.pairs if pair[0] in session.slices)
-                back = [CallManager("exchange_slices", (number, held))] if held else []
+                back = [CallManager("exchange_slices", (number, held, -call))] if held else []
                 gone = [one for one, _ in request.pairs if one not in session.slices]  # there again, at the manager
                 return wire.Refused(failure), [*back, *(CallManager("release_slice", (number, one)) for one in gone)]
             commands: list[Command] = [*self.moves.exchange(session, request.pairs)]
@@ -95,7 +95,7 @@ class Changes:
             tags = [slice_tag(self.data_secret, number, placed) for placed in moved]
             return wire.SlicesExchanged(tuple(map(wire.SliceCreated, moved, tags))), commands
 
-        return self.ask(call, "exchange_slices", (number, request.pairs), answered)
+        return self.ask(call, "exchange_slices", (number, request.pairs, call), answered)
 
     def suspend(self, call: int, number: int, gives_way: bool) -> list[Command]:
         """Has the resource manager take back all slices of a session, then frees what it holds.

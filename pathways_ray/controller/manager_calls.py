@@ -71,7 +71,14 @@ class ManagerCalls:
         # The slices that sessions have by now come before what gives them back.
         again = sorted([*self.unanswered.values(), *self.again], key=lambda call: call.method != "hold_slices")
         self.again, self.unanswered = [], {}
-        return [*commands, *map(self._anew, again)]
+        return [*commands, *(self._anew(call) for call in again if not self._is_over(call))]
+
+    def _is_over(self, call: events.CallManager) -> bool:
+        """Whether a release that nobody waits for is of a slice that has come back since, by an exchange."""
+        if call.method != "release_slice" or call.call:
+            return False
+        session = self.tables.sessions.get(call.arguments[0])
+        return session is not None and call.arguments[1] in session.slices
 
     def _anew(self, call: events.CallManager) -> events.CallManager:
         """A call that is made again: a session has the slices that it has by now."""

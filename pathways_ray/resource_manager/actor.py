@@ -260,9 +260,9 @@ class ResourceManager(Inspectable):
         return released
 
     @ray.method(concurrency_group=CLIENTS)
-    async def exchange_slices(self, started: int, session: int, pairs: tuple[tuple[int, int], ...]) -> bool:
-        """Whether slices of the session have changed devices in pairs."""
-        exchanged: bool = await self._of(started, lambda token: events.SlicesExchanged(token, session, pairs))
+    async def exchange_slices(self, started: int, session: int, pairs: tuple[tuple[int, int], ...], call: int) -> bool:
+        """Whether slices of the session have changed devices in pairs, by this call or one before with its number."""
+        exchanged: bool = await self._of(started, lambda token: events.SlicesExchanged(token, session, pairs, call))
         return exchanged
 
     @ray.method(concurrency_group=CLIENTS)

@@ -100,6 +100,7 @@ class Inventory:
     `now` is the time of the event that is handled, `missed` since when islands have been without a host, `draining`
     until when those that get no slices any more may keep what they have, `drained_for` why. `busy` is the part of its
     time, 0 to 1, for which each device computed lately. Slices up to `past_slice` are of controllers before.
+    `exchanged` has for each session the last call that exchanged slices of it.
     """
 
     members: Mapping[int, Sequence[int]] = field(default_factory=dict)
@@ -118,17 +119,16 @@ class Inventory:
     draining: dict[int, float] = field(default_factory=dict)
     drained_for: dict[int, str] = field(default_factory=dict)
     busy: dict[Device, float] = field(default_factory=dict)
+    exchanged: dict[int, int] = field(default_factory=dict)
 
     def state_of(self, island: int) -> IslandState:
         """Whether an island serves now."""
-        drains = island in self.draining
-        if not self.missing(island):
+        there = not self.missing(island)
+        if there:
             self.missed.pop(island, None)
-            return IslandState.DRAINING if drains else IslandState.UP
-        absent = self.now - self.missed.setdefault(island, self.now)
-        if absent > self.lost_after_s:
+        elif self.now - self.missed.setdefault(island, self.now) > self.lost_after_s:
             return IslandState.LOST
-        return IslandState.DRAINING if drains else IslandState.AWAY
+        return IslandState.DRAINING if island in self.draining else IslandState.UP if there else IslandState.AWAY
 
     def missing(self, island: int) -> set[int]:
         """The hosts of an island that are not up."""
@@ -153,14 +153,10 @@ class Inventory:
 
     def left_behind(self, host: int) -> list[HostRecord]:
         """The others of the group that a host belonged to before it restarted: they wait for a process that is gone."""
-        known = self.hosts.get(host)
-        if known is None:
+        if (known := self.hosts.get(host)) is None:
             return []
-        return [
-            other
-            for other in self.hosts.values()
-            if other.host != host and other.island == known.island and other.epoch == known.epoch
-        ]
+        group = known.island, known.epoch
+        return [one for one in self.hosts.values() if one.host != host and (one.island, one.epoch) == group]
 
     def leave(self, host: int, epoch: int) -> bool:
         """A host is gone; whether it was the present one: news of an older epoch is ignored."""
@@ -273,6 +269,7 @@ class Inventory:
     def hold(self, session: int, slices: Sequence[HeldSlice], last_slice: int) -> bool:
         """A session has these slices, and no others up to `last_slice` or `past_slice`: this may come late."""
         self.next_slice = max(self.next_slice, last_slice)
+        self.exchanged.pop(session, None)  # of another controller, whose calls have other numbers
         last = max(last_slice, self.past_slice)
         for number in {n for n in self.of_session.get(session, ()) if n <= last} - {s.placed.mesh.id for s in slices}:
             self.release(session, number)
@@ -292,11 +289,14 @@ class Inventory:
         found = self.slices.get((session, slice_id))
         return found.placed.island if found is not None else -1
 
-    def exchange(self, session: int, pairs: Sequence[tuple[int, int]]) -> bool:
+    def exchange(self, session: int, pairs: Sequence[tuple[int, int]], call: int) -> bool:
         """Gives each slice of a pair the devices of the other; False where a second one is not there. A first one that
         went with its island comes back on the devices of the second. Other parts stay, as parts of what has theirs."""
+        if self.exchanged.get(session) == call:  # the answer was lost, and it is asked again
+            return True
         if any((session, other) not in self.slices for _, other in pairs):
             return False
+        self.exchanged[session] = call
         mine = {number: self.slices[session, number] for number in self.of_session.get(session, ())}
         first_of = {other: one for one, other in pairs}
         swapped = {n: m for pair in pairs if pair[0] in mine for n, m in (pair, pair[::-1])}
@@ -355,6 +355,7 @@ class Inventory:
         for number in slices:
             self.release(session, number)
         self.of_session.pop(session, None)
+        self.exchanged.pop(session, None)
         return len(slices)
 
     def describe(self, tenant: str = "", hardware: bool = False) -> str:

@@ -153,8 +153,8 @@ class ManagerCore:
                 return [events.Answer(event.token, self._slice(event, now))]
             case events.SliceReleased(_, session, slice_id):
                 answer = self.inventory.release(session, slice_id)
-            case events.SlicesExchanged(_, session, pairs):
-                answer = self.inventory.exchange(session, pairs)
+            case events.SlicesExchanged(_, session, pairs, call):
+                answer = self.inventory.exchange(session, pairs, call)
             case events.SlicesHeld(_, session, found):
                 answer = self.shared.hold(session, found)
             case events.SessionReleased(_, session):

@@ -170,11 +170,13 @@ class SliceReleased(NamedTuple):
 
 
 class SlicesExchanged(NamedTuple):
-    """Slices of a session change devices in pairs; answered with whether they did."""
+    """Slices of a session change devices in pairs; answered with whether they did. Each call has a number of its own:
+    one that comes again, since its answer was lost, changes nothing."""
 
     token: int
     session: int
     pairs: tuple[tuple[int, int], ...]
+    call: int
 
 
 class SlicesHeld(NamedTuple):

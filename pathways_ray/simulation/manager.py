@@ -182,11 +182,11 @@ class SimulatedManager:
         started: int,
         session: int,
         pairs: tuple[tuple[int, int], ...],
-        answer: Callable[[bool], None],
+        call: int,
+        answer: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        self._post(
-            caller, events.FromController(started, events.SlicesExchanged(self._token(caller, answer), session, pairs))
-        )
+        asked = events.SlicesExchanged(self._token(caller, answer), session, pairs, call)
+        self._post(caller, events.FromController(started, asked))
 
     def drain_island(
         self, caller: Process, started: int, island: int, deadline_s: float, reason: str, answer: Callable[[Any], None]

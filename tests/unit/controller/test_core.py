@@ -456,9 +456,22 @@ def test_what_gives_slices_back_is_never_given_up() -> None:
     assert of(CallManager, core.handle(ManagerKnows("manager 1"))) == []
 
 
+def test_a_slice_that_has_come_back_is_not_released() -> None:
+    """The resource manager missed that it was given back; an exchange brought it back since."""
+    core = CoreHarness(hosts=True)
+    core.open_session()
+    core.hold_slices(1)
+    number = max(core.core.launches.sessions[1].slices)
+    gone = CallManager("release_slice", (1, number + 1))
+    core.handle(ManagerMissed(gone))
+    core.handle(ManagerMissed(CallManager("release_slice", (1, number))))
+    assert of(CallManager, core.handle(ManagerKnows("manager 1"))) == [gone]
+    assert of(CallManager, core.handle(ManagerKnows("manager 1"))) == []
+
+
 def test_an_exchange_is_not_taken_back_at_a_resource_manager_that_never_made_it() -> None:
     core = CoreHarness(hosts=True)
-    call = CallManager("exchange_slices", (1, ((1, 2),)))
+    call = CallManager("exchange_slices", (1, ((1, 2),), -5))
     core.handle(ManagerKnows("manager 1"))
     core.handle(ManagerMissed(call))
     assert of(CallManager, core.handle(ManagerKnows("manager 1"))) == [call]

@@ -81,7 +81,8 @@ def test_an_exchange_gives_each_slice_the_devices_and_the_arrays_of_the_other() 
     assert reply(core.request(1, ListHeld(1, (HERE.mesh.id,)))) == Held((HeldBuffer(5, HERE.mesh.id, KIND, ()),))
     asked = core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),)))
     (call,) = of(CallManager, asked)
-    assert (call.method, call.arguments) == ("exchange_slices", (1, ((HERE.mesh.id, 77),)))
+    assert (call.method, call.arguments) == ("exchange_slices", (1, ((HERE.mesh.id, 77),), call.call))
+    assert call.call
     found = reply(core.answered(asked, True))
     assert isinstance(found, SlicesExchanged)
     (moved,) = found.slices
