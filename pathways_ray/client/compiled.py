@@ -344,7 +344,7 @@ def compiled(
         in_specs: `PartitionSpec`s, a pytree prefix of the arguments; one spec stands for all; None is replicated.
         out_specs: the same for the results.
         donate_argnums: arguments whose memory may be reused; their arrays are deleted by the call. What a program
-            returns of its arguments and constants is no copy: it is deleted with them.
+            returns of its arguments and captured arrays is no copy: it is deleted with them.
         static_argnums: arguments that are part of the trace; hashable. They may be given by name where all between are
             static, too, and left to their defaults.
         on_retrace: as in `pw.program`, for calls outside of programs.

@@ -21,7 +21,6 @@ class Outputs:
         self.session = session
         self._outputs = built.outputs
         self.is_plain = [output.result for output in built.outputs] == list(range(len(built.result_kinds)))
-        self._constants: dict[int, Array] = {}
 
     def of(self, results: list[Array], leaves: list[Any], placed: dict[int, Array]) -> list[Array]:
         """The handles that one call returns.
@@ -39,22 +38,17 @@ class Outputs:
         value = leaves[output.leaf] if output.leaf >= 0 else output.held
         if output.leaf >= 0 and output.leaf in placed:
             value = placed[output.leaf]
-        elif output.leaf < 0 and not isinstance(value, Array):
-            value = living(self._constants, id(output), value)
-        if not isinstance(value, Array):
+        if not isinstance(value, Array):  # a constant is put for each call: who gets it may donate or delete it
             with keeping_width(() if output.leaf >= 0 else (value,)):
                 value = self.session.put(value, self.session.default_slice(), ())
             if output.weak:
                 kind = value._type
                 value = Array(value._buffer, ArgumentType.of(kind.array, True, kind.slice, kind.spec, kind.extended))
-            if output.leaf < 0:
-                self._constants[id(output)] = value
         self.session.check_mine(value._buffer)
         return Array(value._buffer, value._type)
 
 
 def living(arrays: dict[int, Array], key: int, constant: Any) -> Any:
-    """The array made of a program's constant before, or the constant where that array is gone: deleted or donated by
-    the caller that got it, or lost with its host."""
+    """The array made of a program's constant before, or the constant where that array is gone: lost with its host."""
     found = arrays.get(key)
     return constant if found is None or found._buffer.record.state in (DELETED, FAILED) else found

@@ -112,14 +112,15 @@ def test_a_compiled_function_holds_no_other_one(session, slices, inc) -> None:
 
 
 def test_a_constant_returned_again_after_it_was_given_away(session, slices, inc, equal) -> None:
-    """1. A program returns a constant, placed once. 2. The caller deletes it, or donates it. 3. The next call places it
-    again."""
+    """1. A program returns a constant, placed for each call. 2. The caller deletes it, or donates it. 3. What another
+    call returned is there, and the next call places it again."""
     give = pw.compiled(lambda v: v * 2, slice=slices.a4, donate_argnums=0)
     constant = np.float32(7)
     f = pw.program(lambda v: (inc(v), constant))
-    first = f(V)[1]
-    assert f(V)[1]._buffer is first._buffer
+    first, second = f(V)[1], f(V)[1]
+    assert second._buffer is not first._buffer
     first.delete()
+    equal(second, constant)
     equal(give(f(V)[1]), np.float32(14))
     equal(f(V), (V + 1, constant))
 

@@ -312,3 +312,21 @@ def test_a_computed_value_that_comes_twice_is_two_arrays(session: Any) -> None:
     keys = pw.program(lambda key: (lambda k: (k, k))(jax.random.split(key)))(pw.put(jax.random.key(0), a))
     assert keys[1].dtype == keys[0].dtype
     assert keys[1].sharding == keys[0].sharding
+
+
+def test_a_returned_constant_is_an_array_of_each_call(session: Any) -> None:
+    """It was one for all calls: donating or deleting the result of one took that of another."""
+    zeros = np.zeros(3, np.float32)
+    init = pw.program(lambda: {"m": jnp.zeros(3), "n": zeros, "step": 0, "key": jax.random.key(5)})
+    one = init()
+    zeros += 1
+    two, three = init(), init()
+    jax.tree.map(lambda v: v.delete(), two)
+    pw.compiled(lambda m, n: m + n, slice=one["m"].slice, donate_argnums=(0, 1))(one["m"], one["n"])
+    assert one["m"].is_deleted()
+    assert one["n"].is_deleted()
+    for made in (three, init()):
+        np.testing.assert_array_equal([made["m"], made["n"]], np.zeros((2, 3)))
+        assert (int(made["step"]), made["step"].weak_type) == (0, True)
+        np.testing.assert_array_equal(jax.random.key_data(made["key"]), jax.random.key_data(jax.random.key(5)))
+    np.testing.assert_array_equal(jax.random.key_data(one["key"]), jax.random.key_data(jax.random.key(5)))
