@@ -22,7 +22,7 @@ from pathways_ray.client.completion import as_completed
 from pathways_ray.client.context import tracing
 from pathways_ray.client.numbers import whole
 from pathways_ray.client.placement import put_at, reshard
-from pathways_ray.client.program import program
+from pathways_ray.client.program import Program
 from pathways_ray.client.routing_inside import Part, RoutedInside, combine_inside, route_inside
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.specs import spec_from_user
@@ -355,7 +355,7 @@ def _mover(source: _Source, target: VirtualSlice, layout: Spec, number: int, row
         made = partition_spec((axes if rows % shards == 0 else (), *spec[1:]))
         here = compiled(cut, slice=where, in_specs=taken, out_specs=made)
         to = partition_spec(layout)
-        move = program(lambda *given: reshard(here(*given), target, to), name="route")
+        move = Program(lambda *given: reshard(here(*given), target, to), "route", slice=where)
         where.functions[key] = hops, move
     return move
 

@@ -127,3 +127,11 @@ def test_one_launch_moves_the_rows_of_all_shards(session: LocalSession) -> None:
         programs.append(session.launched[-1])
     assert programs[0] is not programs[1]
     assert programs[1] is programs[2] is programs[3]
+
+
+def test_rows_are_routed_in_the_session_of_their_slices(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was in the session made last, to which the rows are foreign."""
+    here, places = session.virtual_slice((2,), ("x",)), [session.virtual_slice((1,), ("y",)) for _ in range(2)]
+    monkeypatch.setattr(context, "sessions", [session, LocalSession()])
+    x, to = np.arange(24, dtype=np.float32).reshape(8, 3), chosen("even", 8, 2)
+    check([x], [to], [pw.put(x, here, P("x"))], places)
