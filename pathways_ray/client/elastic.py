@@ -25,8 +25,8 @@ from pathways_ray.client.buffer import DELETED, LOSSES, PENDING, Buffer
 from pathways_ray.client.codes import jax_settings, under
 from pathways_ray.client.history import History, Place
 from pathways_ray.client.interrupted import is_mine, new_lock
-from pathways_ray.client.methods import Method
-from pathways_ray.client.returned import Returned, owned
+from pathways_ray.client.methods import Method, deep_copy
+from pathways_ray.client.returned import Returned, owned, state_of
 from pathways_ray.client.snapshots import Snapshot, beside, snapshot
 from pathways_ray.client.weak import living
 from pathways_ray.errors import (
@@ -81,14 +81,12 @@ class Elastic(Method):
         if isinstance(copies, bool) or not isinstance(copies, int) or copies < 1:
             raise UsageError(f"copies= is a number of islands from 1 up, not {copies!r}")
         self.losses = self.replayed = 0
-        self._step, self._copies = step, copies
-        self._every = snapshot_every
+        self._step, self._copies, self._every = step, copies, snapshot_every
         self._history = History(snapshot_every)
         self._calls: dict[int, _Call] = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._returned: Returned | None = None
-        self._not_before, self._warned = 0.0, False
-        self._recovers = False
+        self._not_before, self._warned, self._recovers = 0.0, False, False
         self._session: Any = None
         self._lock = new_lock()
         functools.update_wrapper(self, step, updated=())
@@ -108,8 +106,14 @@ class Elastic(Method):
                 result = self._again(state, args, kwargs, error)
             self._calls[self._history.calls] = _Call(args, kwargs, result)
             self._history.calls += 1
-            self._returned = Returned(_state_of(result))
+            self._returned = Returned(state_of(result))
             return result
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """One that has made no calls."""
+        begun = vars(Elastic(self._step, self._every, self._copies))
+        rest = [name for name in begun if name != "_step" and not name.startswith("__")]
+        return deep_copy(self, memo, **{name: begun[name] for name in rest})
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
@@ -276,7 +280,7 @@ class Elastic(Method):
                 made.append((call, result))
                 leaves = jax.tree.leaves(result)
                 remade |= {id(buffer): leaves[place] for place, buffer in living}
-            state = _state_of(result)
+            state = state_of(result)
         for call, result in made:
             _wait(buffer for _, buffer in call.living())
             for buffer in _buffers(result):
@@ -366,10 +370,6 @@ def elastic(step: Callable[..., Any] | None = None, *, snapshot_every: int = 10,
     if step is None:
         return lambda found: Elastic(found, snapshot_every, copies)
     return Elastic(step, snapshot_every, copies)
-
-
-def _state_of(result: Any) -> Any:
-    return result[0] if type(result) is tuple and result else result  # a named tuple is a state by itself
 
 
 def _buffers(tree: Any) -> list[Buffer]:

@@ -21,7 +21,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.codes import jax_settings
 from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.joined_calls import Call, JoinedCalls
-from pathways_ray.client.methods import Method
+from pathways_ray.client.methods import Method, deep_copy
 from pathways_ray.client.numbers import whole
 from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.program import Program
@@ -93,6 +93,12 @@ class Padded(Method):
             if axis is not None:
                 leaves[k] = _cut(_value(leaves[k]), axis, size, count)
         return tree.unflatten(leaves)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        made = deep_copy(self, memo, _known={}, _joined=None)
+        if self._joined is not None:
+            made._joined = JoinedCalls(made._together, self.sizes[-1])
+        return made
 
     def calls(self, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """The types of the calls for all sizes, given those of a call of some size."""

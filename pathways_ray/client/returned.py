@@ -31,6 +31,11 @@ class Returned:
         return all(map(_is_same, self._leaves, leaves))
 
 
+def state_of(result: Any) -> Any:
+    """The state among what a step returned."""
+    return result[0] if type(result) is tuple and result else result  # a named tuple is a state by itself
+
+
 def owned(leaf: Any) -> Any:
     """A leaf that nobody else changes."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf

@@ -65,6 +65,32 @@ def test_a_copy_of_a_function_that_was_called_has_traced_nothing(session: LocalS
     assert copy.copy(a) is copy.deepcopy(a) is a
 
 
+def test_copies_of_padded_and_elastic_functions_begin_for_themselves(session: LocalSession) -> None:
+    a = session.virtual_slice((4,), ("x",))
+    for joined in (False, True):
+        function = pw.padded(pw.compiled(lambda v: v * 2, slice=a), sizes=(4, 8), join_calls=joined)
+        wanted = function(V[:3])
+        other = copy.deepcopy({"f": function, "again": function})
+        assert other["f"] is other["again"] is not function
+        assert other["f"].fun is not function.fun
+        assert (repr(other["f"]), other["f"].__name__) == (repr(function), function.__name__)
+        for one in (function, other["f"]):
+            np.testing.assert_array_equal(one(V[:3]), wanted)
+        assert (other["f"]._joined is None) == (not joined)
+        assert not joined or other["f"]._joined is not function._joined
+        assert copy.copy(function)(V[:3]).shape == (3,)
+    step: Any = pw.elastic(pw.compiled(lambda v: v + 1, slice=a), snapshot_every=3)
+    step.losses = 2
+    step._calls[0] = step._snapshots[0] = step._session = step._lock
+    other = copy.deepcopy({"f": step, "again": step})
+    made = other["f"]
+    assert made is other["again"] is not step
+    assert (made.__name__, made._every, made.losses) == (step.__name__, 3, 0)
+    assert (made._calls, made._snapshots, made._session) == ({}, {}, None)
+    assert made._lock is not step._lock
+    assert copy.deepcopy(Model()).step.__func__ is Model.step
+
+
 def test_one_array_is_not_several(session: LocalSession) -> None:
     """Its entries would be launches, which were waited for."""
     a = session.virtual_slice((4,), ("x",))
