@@ -236,27 +236,28 @@ def array_belongs(closed_because: str) -> str:
     return f"belongs to another session, now closed ({closed_because}), and went with it: make or put it again"
 
 
-def mesh_of(shape: Sequence[int] | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
+def mesh_of(shape: Sequence[int] | int | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The mesh a user asked for, in plain integers and names."""
-    if shape is None:
-        return (), tuple(axes) if axes is not None else ("x",)
+    sizes: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
     if isinstance(shape, int | np.integer):
         shape = (int(shape),)
-    sizes: tuple[int, ...] = ()
     try:
-        sizes = tuple(int(size) for size in shape)
-        exact = all(size == given for size, given in zip(sizes, shape, strict=True))
-    except (TypeError, ValueError):
+        if shape is not None:
+            sizes = tuple(int(size) for size in shape)
+        exact = shape is None or all(size == given for size, given in zip(sizes, shape, strict=True))
+        names = tuple(("x", "y", "z")[: max(1, len(sizes))] if axes is None else axes)
+    except (TypeError, ValueError, OverflowError):  # the last of infinity
         exact = False
-    if axes is None:
-        axes = ("x", "y", "z")[: max(1, len(sizes))]
     if isinstance(axes, str):
-        axes = (axes,)
-    if not exact or not all(isinstance(axis, str) for axis in axes):
+        names = (axes,)
+    if not exact or not all(isinstance(axis, str) for axis in names):
         raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
+    if shape is None:
+        return (), names
     if not sizes or any(size < 1 for size in sizes):
         raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
     if max(sizes) > _MAX_AXIS_SIZE:
         raise Unschedulable(f"slice shape {sizes} is larger than any cluster")
-    check_axis_names(tuple(axes))
-    return sizes, tuple(axes)
+    check_axis_names(names)
+    return sizes, names

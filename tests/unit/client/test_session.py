@@ -787,3 +787,12 @@ def test_a_slice_with_a_long_axis_name_is_refused() -> None:
     for axes in (("x" * 65,), ("x", "x")):
         with pytest.raises(Unschedulable, match="must be different and not empty, and have up to 64 characters"):
             mesh_of((1,) * len(axes), axes)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((float("inf"),), None), ((float("nan"),), None), ((2,), 3), ((2,), (3,)), (None, 3), (2.5, None)],
+)
+def test_a_slice_of_no_whole_sizes_or_of_no_names_is_refused(shape: Any, axes: Any) -> None:
+    with pytest.raises(UsageError, match=r"a slice has whole sizes and axis names; got shape .* and axes "):
+        mesh_of(shape, axes)
