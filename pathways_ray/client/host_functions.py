@@ -113,7 +113,7 @@ class HostFunction(CompiledFunction):
         if jax.numpy.issubdtype(kind.dtype, jax.dtypes.extended):
             raise UsageError(f"{what} of {self.__name__} has typed keys; pass jax.random.key_data(key)")
         name = np.dtype(kind.dtype).name
-        if _bits(kind.dtype) < 8:
+        if bits(kind.dtype) < 8:
             raise UsageError(f"{what} of {self.__name__} is of type {name}, which NumPy keeps otherwise; convert it")
         return ArrayType(tuple(kind.shape), name)
 
@@ -173,7 +173,7 @@ def _canonical(dtype: Any) -> Any:
     return dtype if jax.numpy.issubdtype(dtype, jax.dtypes.extended) else jax.dtypes.canonicalize_dtype(dtype)
 
 
-def _bits(dtype: Any) -> int:
+def bits(dtype: Any) -> int:
     """Bits of a number; those of less than a byte lie on hosts as bytes."""
     if jax.numpy.issubdtype(dtype, jax.numpy.integer):
         return int(jax.numpy.iinfo(dtype).bits)

@@ -1,7 +1,8 @@
 """Orbax's handler of arrays, and what it does with those on slices. Loaded where a program has loaded Orbax.
 
 Hosts write and read what they have, where the operator trusts the tenant, they see the checkpoint's folder, and what
-each of them has is one block. Else values go through the client.
+each of them has is one block. Else values go through the client, as do those of less than a byte, which no host
+function takes.
 
 Typed keys are written as Orbax writes those of plain JAX: their data, and in its metadata of arrays what makes keys of
 it.
@@ -27,6 +28,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 
 from pathways_ray.client import checkpoints_on_hosts, prng
 from pathways_ray.client.array import Array
+from pathways_ray.client.host_functions import bits
 from pathways_ray.client.placement import put_at
 from pathways_ray.client.shown import Work
 from pathways_ray.client.slices import slice_of
@@ -46,13 +48,14 @@ class Handler(type_handlers.ArrayHandler):
         args = args or [type_handlers.SaveArgs()] * len(values)
         arrays = {k: prng.to_data(value) for k, value in enumerate(values) if isinstance(value, Array)}
         others = [k for k in range(len(values)) if k not in arrays]
+        for k, array in arrays.items():
+            _check_has_elements(array, infos[k])
         described = {k: _described(array, infos[k], args[k]) for k, array in arrays.items()}
         futures: list[Any] = []
         if others:
             futures += await super().serialize(*_at(others, values, infos, args))
-        on_hosts = await self._seen_by_hosts(
-            {k: (array.slice, array._type.spec) for k, array in arrays.items()}, infos, checkpoints_on_hosts.all_see_new
-        )
+        whole = {k: (array.slice, array._type.spec) for k, array in arrays.items() if bits(array.dtype) >= 8}
+        on_hosts = await self._seen_by_hosts(whole, infos, checkpoints_on_hosts.all_see_new)
         by_client = [k for k in arrays if not any(k in numbers for numbers in on_hosts.values())]
         work = Work("hosts write a checkpoint", sum(arrays[k].nbytes for k in arrays if k not in by_client))
         for where, numbers in on_hosts.items():
@@ -80,9 +83,12 @@ class Handler(type_handlers.ArrayHandler):
         if others:
             found.update(zip(others, await super().deserialize(*_at(others, infos, args)), strict=True))
         on_hosts = await self._seen_by_hosts(mine, infos, checkpoints_on_hosts.all_see_old)
-        for where, numbers in on_hosts.items():
-            specs = [mine[k][1] for k in numbers]
-            stores = [await self._read(infos[k], args[k]) for k in numbers]
+        for where, seen in on_hosts.items():
+            read = {k: await self._read(infos[k], args[k]) for k in seen}
+            numbers = [k for k in seen if bits(read[k][1].dtype.numpy_dtype) >= 8]
+            if not numbers:
+                continue
+            specs, stores = [mine[k][1] for k in numbers], [read[k] for k in numbers]
             for k, (_, store) in zip(numbers, stores, strict=True):
                 _check_shape(infos[k].name, tuple(store.shape), args[k])
             leaves = [
@@ -148,6 +154,14 @@ class Handler(type_handlers.ArrayHandler):
             info, use_ocdbt=info.is_ocdbt_checkpoint, target_dtype=args.dtype
         )
         return described.json, await ts.open(ts.Spec(described.json), open=True, context=info.ts_context)
+
+
+def _check_has_elements(array: Array, info: Any) -> None:
+    """Refuses what Orbax has no file for, in its own words."""
+    if array.size == 0:
+        raise ValueError(
+            f"Cannot save arrays with zero size: ParamInfo: [name={info.name},value_typestr={info.value_typestr}]"
+        )
 
 
 def _described(value: Array, info: Any, args: Any) -> Any:

@@ -191,6 +191,37 @@ def test_typed_keys_are_saved_as_those_of_plain_jax(session, tmp_path: Path, tru
         checkpoints.restore(tmp_path / "one", pw.like({"one": jax.random.key(0, impl="rbg")}, b))
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_numbers_of_less_than_a_byte_go_through_the_client(session, tmp_path: Path, trusted: bool) -> None:
+    """No host function takes them; those beside them go by the hosts as ever, and plain JAX reads and writes the same
+    checkpoint."""
+    session.trusted = trusted
+    where = session.virtual_slice((4,), ("x",))
+    plain = {"q": jnp.arange(8, dtype=jnp.int4), "w": jnp.arange(8.0)}
+    state = pw.put(plain, where, P("x"))
+    checkpoints = ocp.StandardCheckpointer()
+    for name, saved in (("all", state), ("plain", plain), ("alone", {"q": state["q"]})):
+        checkpoints.save(tmp_path / name, saved)
+        checkpoints.wait_until_finished()
+        for target in (state, plain):
+            found = checkpoints.restore(tmp_path / name, {leaf: target[leaf] for leaf in saved})
+            for leaf, value in found.items():
+                assert (type(value), value.dtype) == (type(target[leaf]), plain[leaf].dtype)
+                np.testing.assert_array_equal(np.asarray(value), np.asarray(plain[leaf]))
+    names = [graph.name for graph in session.launched]
+    assert ("write_checkpoint" in names, "read_checkpoint" in names) == (trusted, trusted)
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_arrays_of_no_elements_are_refused_as_those_of_plain_jax(session, tmp_path: Path, trusted: bool) -> None:
+    """By `save` itself: else it ended with parameters that are missing, once all was written."""
+    session.trusted = trusted
+    where = session.virtual_slice((4,), ("x",))
+    for name, empty in (("plain", jnp.zeros((0, 3))), ("ours", pw.put(np.zeros((0, 3), np.float32), where))):
+        with pytest.raises(ValueError, match=r"Cannot save arrays with zero size: .*name=e\b"):
+            ocp.StandardCheckpointer().save(tmp_path / name, {"w": pw.put(np.ones(4), where), "e": empty})
+
+
 def save_alone(checkpoints: ocp.StandardCheckpointer, path: Path, leaf: dict[str, Any]) -> None:
     """Saves a leaf that is to be refused. Beside others, Orbax would close its event loop while these are read, and
     TensorStore complain of that from a thread of its own in whichever test comes next."""
