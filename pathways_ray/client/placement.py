@@ -12,11 +12,13 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from pathways_ray.client import context, leaves, prng
+from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.compiled import CompiledFunction
 from pathways_ray.client.context import tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.program import LoweredProgram, Program
+from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import broadcast_specs, ranks_of, spec_from_user
 from pathways_ray.errors import InvalidArray, SpecError, TraceError, UsageError
@@ -31,11 +33,12 @@ _check_once = functools.lru_cache(maxsize=1024)(check_layout)
 
 
 class _MoveAlone(Program):
-    """The program of a move outside of programs. Nothing is computed: 64 bits stay so, whatever JAX is set to."""
+    """The program of a move outside of programs. Nothing is computed: 64 bits stay so, whatever JAX is set to, and its
+    traces are not counted, for the user has no function that could be padded."""
 
-    def _lower(self, *arguments: Any, **named: Any) -> LoweredProgram:
+    def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool = False) -> LoweredProgram:
         with jax.enable_x64(True):
-            return super()._lower(*arguments, **named)
+            return super()._lower(session, tree, kinds)
 
 
 class Move(CompiledFunction):

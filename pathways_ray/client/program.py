@@ -172,7 +172,7 @@ class Program(Method):
                     self._traces.check(kinds)
                 found = self._known.traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
                 if noted:
-                    self._traces.note(kinds, stacklevel=5)
+                    self._traces.note(kinds)
             later: list[Exported] = []
             built = self._built(session, found, kinds, None if has_control(found.closed) else later)
             if later:  # it is known what they are: their code is made together

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from pathways_ray.client import source_info
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.errors import TraceError, UsageError
 
@@ -40,20 +41,20 @@ class Traces:
         if self._count and self.action == "raise":
             raise TraceError(self._again(_difference(self._last, _texts(kinds)), self._count + 1))
 
-    def note(self, kinds: Sequence[ArgumentType], stacklevel: int = 2) -> None:
+    def note(self, kinds: Sequence[ArgumentType]) -> None:
         """Counts a trace that succeeded; warns at the tenth, or at each further one where `action` says so."""
         now = _texts(kinds)
         before, self._last = self._last, now
         self._count += 1
         if self._count > 1 and self.action == "warn":
             text = self._again(_difference(before, now), self._count)
-            warnings.warn(text, ManyTraces, stacklevel=stacklevel)
+            warnings.warn(text, ManyTraces, stacklevel=source_info.stacklevel())
         elif self._count == MANY and self.action is None:
             warnings.warn(
                 f"{self.name} was traced for the {MANY}th time, and is compiled each time: {_difference(before, now)}. "
                 "Pad what changes to a few sizes (pw.padded), or pass numbers as arrays instead of static arguments",
                 ManyTraces,
-                stacklevel=stacklevel,
+                stacklevel=source_info.stacklevel(),
             )
 
     def _again(self, difference: str, count: int) -> str:

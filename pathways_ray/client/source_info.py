@@ -14,6 +14,8 @@ from pathways_ray.errors import PathwaysError
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
+_PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
 _LEFT_OUT = "--------------------\nFor simplicity, JAX has removed"
 
@@ -22,6 +24,11 @@ _WHILE_TRACING = "\nThe error occurred while tracing the function"
 
 def _foreign(file: str) -> bool:
     return not (file.startswith((_OURS, _JAX, "<frozen")) or os.sep + "contextlib.py" in file)
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file is neither ours, nor JAX's, nor Python's own, nor an installed library's."""
+    return _foreign(file) and not file.startswith(_PYTHON) and not any(name in file for name in _INSTALLED)
 
 
 def here() -> str:
@@ -53,6 +60,21 @@ def of_error(error: BaseException) -> str:
             found = f"{os.path.basename(file)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return found
+
+
+def stacklevel() -> int:
+    """The `stacklevel` by which a warning of the caller points at the user's line, however many of our functions are
+    between them; at a library's, where the call is from none of the user's."""
+    frame: types.FrameType | None = sys._getframe(1)
+    level, found = 1, 0
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if _is_users(file):
+            return level
+        if not found and _foreign(file):
+            found = level
+        frame, level = frame.f_back, level + 1
+    return found or 1
 
 
 def text_of(error: BaseException) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from typing import Any
+from unittest import mock
 
 import jax
 import numpy as np
@@ -148,6 +150,29 @@ def test_the_tenth_trace_is_warned_of_with_what_differs(session, a4) -> None:
         f({"v": np.ones(10, np.float32)}, 2.0)
     for size in (10, 11):
         f({"v": np.ones(size, np.float32)}, 2.0)
+
+
+def test_a_warning_of_traces_points_at_the_users_line(session, a4) -> None:
+    """However many functions of this package are between; and where a library calls, at the line that called it."""
+
+    def compiled() -> Any:
+        return pw.compiled(lambda v: v + 1, slice=a4, on_retrace="warn")
+
+    for f in (compiled(), pw.program(compiled(), on_retrace="warn"), pw.padded(compiled(), sizes=(4, 8, 16))):
+        f(V[:3])
+        for call, rows in ((f, 8), (mock.Mock(side_effect=f), 16)):
+            with pytest.warns(UserWarning, match="was traced again") as seen:
+                call(np.ones(rows, np.float32))
+            assert [one.filename for one in seen] == [__file__]
+
+
+def test_moves_alone_are_not_warned_of(session, a4, b22) -> None:
+    """Each is a transfer: there is no function of the user's that could be padded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in range(1, 13):
+            moved = pw.put(pw.put(np.ones(size, np.float32), a4), b22)
+            assert (moved.slice, pw.reshard(moved, a4).slice) == (b22, a4)
 
 
 def test_shard_map_over_the_mesh_of_a_slice_or_an_equal_one(session, a4) -> None:
