@@ -51,15 +51,17 @@ def of_equation(equation: Any) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """`file.py:line` of the user's code that an exception came through, innermost first."""
-    found = ""
+    """`file.py:line` of the user's code that an exception came through, innermost first; of a library's, where it came
+    through none of the user's."""
+    found = users = ""
     traceback = error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
         if _foreign(file):
             found = f"{os.path.basename(file)}:{traceback.tb_lineno}"
+            users = found if _is_users(file) else users
         traceback = traceback.tb_next
-    return found
+    return users or found
 
 
 def stacklevel() -> int:

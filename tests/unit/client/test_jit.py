@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import json
 import warnings
 import weakref
 from typing import Any
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -173,6 +176,27 @@ def test_moves_alone_are_not_warned_of(session, a4, b22) -> None:
         for size in range(1, 13):
             moved = pw.put(pw.put(np.ones(size, np.float32), a4), b22)
             assert (moved.slice, pw.reshard(moved, a4).slice) == (b22, a4)
+
+
+# --- errors of traces -------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_a_library_says_the_users_line(session, a4) -> None:
+    """1. The line that called it. 2. Where nobody but JAX called it, its own."""
+
+    def parsed(v: Any) -> Any:
+        return v * json.loads("{")["a"]
+
+    def limited(v: Any) -> Any:
+        return jnp.iinfo(v.dtype).max + v
+
+    for fun in (parsed, limited):
+        line = fun.__code__.co_firstlineno + 1
+        for f in (pw.compiled(fun, slice=a4), pw.program(fun)):
+            with pytest.raises(pw.errors.TraceError, match=rf"\(test_jit.py:{line}\) cannot be traced"):
+                f(V)
+    with pytest.raises(pw.errors.TraceError, match=r"\(decoder.py:\d+\) cannot be traced"):
+        pw.compiled(functools.partial(json.JSONDecoder.decode, json.JSONDecoder(), "{"), slice=a4)()
 
 
 def test_shard_map_over_the_mesh_of_a_slice_or_an_equal_one(session, a4) -> None:
