@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -82,6 +84,7 @@ class VirtualSlice:
         """Those that placing and routing have made for the slice; they go with it."""
         self.mesh = jax_hooks.mesh_of_its_own(placed.mesh.shape, placed.mesh.axes)
         object.__setattr__(self.mesh, _SLICE, self)  # who has the mesh alone has the slice
+        copyreg.dispatch_table[type(self.mesh)] = _mesh_by_its_slice
 
     @property
     def id(self) -> int:
@@ -208,6 +211,12 @@ def of_its_tenant(islands: Sequence[dict[str, Any]], own: int = -1) -> list[dict
 def slice_of(mesh: Any) -> VirtualSlice | None:
     """The slice whose `mesh` this is; None if it is that of none."""
     return getattr(mesh, _SLICE, None)
+
+
+def _mesh_by_its_slice(mesh: Any) -> Any:
+    """The mesh of a slice, for pickles of shardings and of what has them: it goes as its slice does, which says why it
+    does not."""
+    return operator.attrgetter("mesh"), (slice_of(mesh),)
 
 
 def island_of(island: int | None) -> int:

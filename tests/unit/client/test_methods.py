@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.errors import UsageError
@@ -63,6 +65,9 @@ def test_a_copy_of_a_function_that_was_called_has_traced_nothing(session: LocalS
                 other["f"](V[:4])
     assert copy.deepcopy(compiled).slice is a
     assert copy.copy(a) is copy.deepcopy(a) is a
+    sharding = NamedSharding(a.mesh, P("x"))
+    assert copy.copy(a.mesh) is copy.deepcopy(a.mesh) is copy.deepcopy(sharding).mesh is a.mesh
+    assert copy.deepcopy(sharding) == copy.copy(sharding) == sharding
 
 
 def test_copies_of_padded_and_elastic_functions_begin_for_themselves(session: LocalSession) -> None:
