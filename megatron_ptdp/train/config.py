@@ -110,7 +110,8 @@ class Optimizer(Section, frozen=True, forbid_unknown_fields=True, kw_only=True):
     Attributes:
         optimizer: "adamw", or "sgd" with momentum beta1
         learning_rate: at its highest, after `warmup_steps`
-        decay: how it falls to `final_learning_rate` at `decay_steps`; 0 of them: at the last step of the run
+        decay: how it falls to `final_learning_rate`, which it is after `decay_steps`, as in Megatron-LM; 0 of them:
+            after the last step of the run, which is a little above it
         clip: the largest global norm of a gradient; 0: any
     """
 

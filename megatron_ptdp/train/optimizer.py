@@ -14,7 +14,8 @@ Rate = Callable[[Any], Any]
 
 
 def rate(config: Optimizer, steps: int) -> Rate:
-    """Up in a line for `warmup_steps`, then down to `final_learning_rate` at `decay_steps` (0: at `steps`)."""
+    """Up in a line for `warmup_steps`, then down to `final_learning_rate`, which is first that of step `decay_steps`
+    (0: `steps`): the steps of a run are counted from 0, so its last one is a little above it."""
     high, low = config.learning_rate, config.final_learning_rate
     length = max(1, (config.decay_steps or steps) - config.warmup_steps)
     after: Any

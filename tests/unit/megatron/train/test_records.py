@@ -114,6 +114,7 @@ def test_learning_rates(decay: str, middle: float, end: float) -> None:
     rates = [float(rate(config, 24)(step)) for step in range(25)]
     assert rates[:5] == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0])
     assert rates[14] == pytest.approx(middle)
+    assert rates[23] > end or decay == "constant"  # the last step of the run
     assert rates[24] == pytest.approx(end)
     assert min(np.diff(rates[:4])) > 0 >= max(np.diff(rates[4:]))
 
