@@ -162,7 +162,11 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
         if rules.splits_backward:
             back = cost.inputs + cost.weights
             inputs = question.software.inputs_share * back if stage else 0.0  # the first stage has none to give
-            cost = replace(cost, inputs=inputs, weights=back - inputs + action)
+            weights = back - inputs
+            if plan.recompute == "full":  # both parts compute the layers again, and W goes the whole way back
+                inputs = cost.inputs if stage else 0.0
+                weights = back + (cost.inputs_tensor if stage else 0.0)
+            cost = replace(cost, inputs=inputs, weights=weights + action)
         made.append(cost + more)
     return tuple(made)
 

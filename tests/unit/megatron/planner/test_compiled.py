@@ -46,7 +46,7 @@ def test_each_action_is_a_launch(plan: Plan, actions: list[tuple[int, int, int]]
 
 
 def test_a_split_backward_pass_has_two_launches_and_the_first_stage_gives_no_gradients_of_inputs() -> None:
-    plan = Plan(pipeline=2, batch=4, schedule="zb-h1")
+    plan = Plan(pipeline=2, batch=4, schedule="zb-h1", recompute="none")
     question = asked(plan)
     plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, 1)
     first, last = action_costs(question, plan)
@@ -54,6 +54,17 @@ def test_a_split_backward_pass_has_two_launches_and_the_first_stage_gives_no_gra
     assert (first.inputs, first.weights) == (ACTION, pytest.approx(whole[0] + ACTION))
     assert last.inputs == pytest.approx(question.software.inputs_share * whole[1] + ACTION)
     assert last.inputs + last.weights == pytest.approx(whole[1] + 2 * ACTION)
+
+
+def test_both_parts_of_a_backward_pass_compute_the_layers_again() -> None:
+    plan = Plan(pipeline=2, tensor=2, batch=4, schedule="zb-h1", recompute="full")
+    question = asked(plan)
+    plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, 1)
+    first, last = action_costs(question, plan)
+    assert (first.inputs, first.weights) == (ACTION, pytest.approx(plain[0].inputs + plain[0].weights + ACTION))
+    assert last.inputs == pytest.approx(plain[1].inputs + ACTION)
+    assert last.inputs_tensor == plain[1].inputs_tensor > 0
+    assert last.weights == pytest.approx(plain[1].inputs + plain[1].inputs_tensor + plain[1].weights + ACTION)
 
 
 def test_other_software_pays_for_no_action() -> None:
