@@ -8,6 +8,9 @@ from typing import Any
 LAYOUT = "mhlo.layout_mode"
 """Says how an argument or result lies in memory."""
 
+MEMORY_KIND = "mhlo.memory_kind"
+"""Says in which memory of a device an argument or result is."""
+
 DONATING = frozenset({"jax.buffer_donor", "tf.aliasing_output"})
 """Say that the memory of an argument may be taken."""
 
@@ -50,6 +53,13 @@ def memory_layouts(main: Any) -> tuple[list[str], list[str]]:
         else []
         for name in ("arg_attrs", "res_attrs")
     )
+
+
+def result_memories(main: Any) -> list[str]:
+    """The kinds of memory that a function says its results are in, "" where it says none; empty without any."""
+    if "res_attrs" not in main.attributes:
+        return []
+    return [said[MEMORY_KIND].value if MEMORY_KIND in said else "" for said in main.attributes["res_attrs"]]
 
 
 def is_laid_out(main: Any, name: str, number: int) -> bool:

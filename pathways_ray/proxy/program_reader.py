@@ -23,7 +23,7 @@ from pathways_ray.compat import compiled_module, exported_module, module_of, ser
 from pathways_ray.ir.tilings import refined
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.jax_types import dtype_named
-from pathways_ray.module_functions import DONATING, memory_layouts
+from pathways_ray.module_functions import DONATING, memory_layouts, result_memories
 from pathways_ray.proxy.arrays import Code, Refused, Sharding
 from pathways_ray.proxy.codec import PACKED, laid_out, mlir_dtype
 from pathways_ray.proxy.descriptors import messages
@@ -92,10 +92,13 @@ def read_program(
             data = serialized_module(module)
         name, meshes, inputs, outputs, donated = _interface(module)
         asked = memory_layouts(_main(module))
+        memories = result_memories(_main(module))
     if len(devices) > 1 and (packed := next((kind for kind in (*inputs, *outputs) if kind.dtype in PACKED), None)):
         raise Refused(Code.UNIMPLEMENTED, f"values of type {packed.dtype} over several devices are not supported")
     given, made, taken = _shardings(data, devices, meshes, inputs, outputs, frozenset(donated))
     given = tuple(replace(one, order=orders[k]) if k in orders else one for k, one in enumerate(given))
+    if memories:
+        made = tuple(replace(one, memory=memory) for one, memory in zip(made, memories, strict=True))
     layouts: tuple[Orders, Orders] = (), ()
     if overrides or any(one != "default" for listed in asked for one in listed):
         compiled = compiled_here(data, len(devices), in_memory=True, overrides=overrides)

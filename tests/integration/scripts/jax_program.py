@@ -94,6 +94,22 @@ def placed() -> Any:
     return everything, [str(v.devices() == {DEVICES[3]}) for v in (back,)], host.sharding.memory_kind
 
 
+def in_host_memory() -> Any:
+    """Results in another kind of memory: by `out_shardings`, by `device_put` outside and inside, and by neither."""
+    x = jnp.arange(8.0)
+    alone = SingleDeviceSharding(DEVICES[0], memory_kind="pinned_host")
+    split = ROWS.with_memory_kind("unpinned_host")
+    space = jax.memory.Space.Host
+    made = [
+        jax.jit(lambda v: v + 1, out_shardings=alone)(x),
+        jax.jit(lambda v: v + 1, out_shardings=alone).lower(x).compile()(x),
+        jax.jit(lambda v: v * 2, out_shardings=split)(jax.device_put(x, ROWS)),
+        jax.device_put(x, space),
+        *jax.jit(lambda v: (jax.device_put(v, space), jax.device_put(v * 3, alone), v - 1))(x),
+    ]
+    return made, [v.sharding.memory_kind for v in made]
+
+
 def big() -> Any:
     value = np.arange(3 << 20, dtype=np.int32)
     there, here = jax.device_put(value, DEVICES[3]), jax.device_put(value)
@@ -155,6 +171,7 @@ PARTS: list[Callable[[], Any]] = [
     sharded,
     collectives,
     placed,
+    in_host_memory,
     big,
     donated,
     wide,

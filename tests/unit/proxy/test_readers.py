@@ -67,6 +67,18 @@ def test_a_program_is_read_with_its_shardings_and_looked_at(readers: Readers) ->
     assert "HloModule" in readers.text(program.module, 1)
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_program_says_in_which_memory_its_results_are(readers: Readers, devices: int) -> None:
+    mesh = jax.make_mesh((devices,), ("x",), devices=jax.devices("cpu")[:devices], axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    kinds = rows.with_memory_kind("pinned_host"), rows, rows.with_memory_kind("unpinned_host")
+    lowered = jax.jit(lambda v: (v + 1, v + 2, v + 3), in_shardings=rows, out_shardings=kinds).lower(np.zeros(8))
+    data = serialized_module(lowered.compiler_ir("stablehlo"))
+    signature = readers.read(Read(data, DEVICES[:devices], ("cpu",))).signature
+    assert [one.memory for one in signature.output_shardings] == ["pinned_host", "device", "unpinned_host"]
+    assert [one.memory for one in signature.input_shardings] == [""]
+
+
 ALWAYS_REFUSES = """
 import msgspec, sys, time
 from pathways_ray.worker import _read_frame, _write
