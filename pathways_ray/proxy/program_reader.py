@@ -19,6 +19,7 @@ import msgspec
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
+from pathways_ray import limits
 from pathways_ray.compat import compiled_module, exported_module, module_of, serialized_module
 from pathways_ray.ir.tilings import refined
 from pathways_ray.ir.types import ArrayType
@@ -31,6 +32,7 @@ from pathways_ray.proxy.events import Orders, Signature
 from pathways_ray.proxy.orders import in_order, orders_of
 from pathways_ray.proxy.programs import Overrides, Program
 from pathways_ray.proxy.readers import CPU_S, MEMORY_BYTES, Answer, Question, Read, Refusal
+from pathways_ray.proxy.statuses import code_of_xla
 from pathways_ray.proxy.tokens import has_tokens, replace_tokens
 from pathways_ray.worker import serve_alone
 
@@ -168,7 +170,11 @@ def _interface(
 def _type(kind: Any) -> ArrayType:
     if not isinstance(kind, ir.RankedTensorType) or not kind.has_static_shape:
         raise Refused(Code.UNIMPLEMENTED, f"programs with values of type {kind} are not supported")
-    return ArrayType(tuple(kind.shape), mlir_dtype(str(kind.element_type)))
+    found = ArrayType(tuple(kind.shape), mlir_dtype(str(kind.element_type)))
+    if found.nbytes > limits.MAX_TENSOR_BYTES:  # no mistake of the program: JAX would say that it is out of memory
+        text = f"{found} is larger than the {limits.MAX_TENSOR_BYTES} bytes that a value may have"
+        raise Refused(Code.RESOURCE_EXHAUSTED, text)
+    return found
 
 
 def _shardings(
@@ -238,7 +244,8 @@ def compiled_here(
     try:
         return compiled_module(module, local[:devices], with_end, in_memory, overrides)
     except Exception as error:
-        raise Refused(Code.INVALID_ARGUMENT, f"XLA refuses the program: {error}") from None
+        code = code_of_xla(str(error), Code.INVALID_ARGUMENT)
+        raise Refused(code, f"XLA refuses the program: {error}") from None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from pathways_ray.errors import Failure
 from pathways_ray.proxy.arrays import Code, Status
 
@@ -28,6 +30,18 @@ _CODES = {
 }
 
 
+_OF_XLA = re.compile(r"(?:^|: )([A-Z]+(?:_[A-Z]+)*): ")
+
+
 def status_of(failure: Failure) -> Status:
     """A failure of the runtime as the protocol says it."""
-    return Status(_CODES.get(failure.kind, Code.INTERNAL), f"{failure.kind}: {failure.message}")
+    code = _CODES.get(failure.kind, Code.INTERNAL)
+    if failure.kind == "CompileError":
+        code = code_of_xla(failure.message, code)
+    return Status(code, f"{failure.kind}: {failure.message}")
+
+
+def code_of_xla(text: str, otherwise: int) -> int:
+    """The code that XLA begins its errors with, as in `NOT_FOUND: No FFI handler`, in a text that quotes one."""
+    codes = (getattr(Code, name, None) for name in _OF_XLA.findall(text))
+    return next((code for code in codes if code is not None), otherwise)

@@ -464,6 +464,19 @@ def test_failures_of_the_runtime_have_codes(kind: str, code: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("NOT_FOUND: No FFI handler registered", Code.NOT_FOUND),
+        ("f could not be compiled on host 0: RESOURCE_EXHAUSTED: Out of memory", Code.RESOURCE_EXHAUSTED),
+        ("f could not be compiled on host 0: SOME_OTHER: no", Code.INTERNAL),
+        ("it took too long", Code.INTERNAL),
+    ],
+)
+def test_a_program_that_xla_refuses_has_the_code_of_xla(said: str, code: int) -> None:
+    assert status_of(Failure("CompileError", said)) == Status(code, f"CompileError: {said}")
+
+
+@pytest.mark.parametrize(
     ("op", "spec"),
     [
         (M.OpSharding(type="UNREDUCED"), ()),

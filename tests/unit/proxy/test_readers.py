@@ -79,6 +79,25 @@ def test_a_program_says_in_which_memory_its_results_are(readers: Readers, device
     assert [one.memory for one in signature.input_shardings] == [""]
 
 
+def test_a_value_that_nothing_can_hold_is_out_of_memory(readers: Readers) -> None:
+    lowered = jax.jit(lambda: jax.numpy.zeros(1 << 45)).lower()
+    data = serialized_module(lowered.compiler_ir("stablehlo"))
+    with pytest.raises(Refused, match="larger than") as error:
+        readers.read(Read(data, (0,), ("cpu",)))
+    assert error.value.status.code == Code.RESOURCE_EXHAUSTED
+
+
+def test_a_function_that_xla_does_not_know_is_not_found(readers: Readers) -> None:
+    unknown = jax.ffi.ffi_call("of_nobody", jax.ShapeDtypeStruct((8,), np.float32))
+    mesh = jax.make_mesh((2,), ("x",), devices=jax.devices("cpu")[:2], axis_types=(AxisType.Auto,))
+    rows = NamedSharding(mesh, PartitionSpec("x"))
+    lowered = jax.jit(unknown, in_shardings=rows, out_shardings=rows).lower(np.zeros(8, np.float32))
+    data = serialized_module(lowered.compiler_ir("stablehlo"))
+    with pytest.raises(Refused, match="of_nobody") as error:
+        readers.read(Read(data, DEVICES[:2], ("cpu",)))
+    assert error.value.status.code == Code.NOT_FOUND
+
+
 ALWAYS_REFUSES = """
 import msgspec, sys, time
 from pathways_ray.worker import _read_frame, _write
