@@ -334,9 +334,10 @@ class Carrier:
             program = self.readers.read(asked)
         loaded = Loaded(program, self.slice_of(program.place))
         if loaded.results:
-            number = self._registered(loaded, ())
+            donated = tuple(sorted(program.signature.donated))  # as most calls take them
+            number = self._registered(loaded, donated)
             try:
-                explained = self.session.explain(number, encode(loaded.graph(())))
+                explained = self.session.explain(number, encode(loaded.graph(donated)))
             except PathwaysError:
                 self.session.unregister(number)  # the client has nothing of it that it could unload
                 raise

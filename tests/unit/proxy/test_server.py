@@ -350,11 +350,13 @@ def test_a_program_that_cannot_be_read_is_refused_and_its_client_goes_on(door: D
 
 
 def test_a_program_that_hosts_cannot_compile_is_dropped() -> None:
-    """Its client has no executable, and so unloads none."""
+    """Its client has no executable, and so unloads none. Hosts are asked to compile it as its calls take arguments."""
+    readers = Mock(**{"read.return_value.signature.donated": frozenset((2, 0))})
     session = Mock(**{"explain.side_effect": CompileError("no"), "register.return_value": 7, "platforms": ("cpu",)})
-    carrier = Carrier(session, (), Mock(), Mock(), Mock(), Mock(), tell := Mock(), Mock(), Mock())
+    carrier = Carrier(session, (), Mock(), readers, Mock(), Mock(), tell := Mock(), Mock(), Mock())
+    loaded = Mock(registered={})
     with (
-        patch("pathways_ray.proxy.carrier.Loaded", return_value=Mock(registered={})),
+        patch("pathways_ray.proxy.carrier.Loaded", return_value=loaded),
         patch("pathways_ray.proxy.carrier.encode"),
         patch.object(Carrier, "slice_of"),
         patch("pathways_ray.proxy.carrier.programs.devices_of", return_value=((), {})),
@@ -362,6 +364,7 @@ def test_a_program_that_hosts_cannot_compile_is_dropped() -> None:
         carrier._compiled(do.Compile(3, Mock(type_name=PROGRAM, data=b""), None))
     assert isinstance(tell.call_args.args[0].signature, Status)
     session.unregister.assert_called_once_with(7)
+    assert loaded.registered == {(0, 2): 7}
     assert carrier.loaded == {}
     carrier.close()
 
