@@ -5,7 +5,7 @@ from __future__ import annotations
 import copyreg
 import operator
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -248,18 +248,17 @@ def array_belongs(closed_because: str) -> str:
 def mesh_of(shape: Sequence[int] | int | None, axes: Sequence[str] | None) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """The mesh a user asked for, in plain integers and names."""
     sizes: tuple[int, ...] = ()
-    names: tuple[str, ...] = ()
     if isinstance(shape, int | np.integer):
         shape = (int(shape),)
     try:
         if shape is not None:
             sizes = tuple(int(size) for size in shape)
         exact = shape is None or all(size == given for size, given in zip(sizes, shape, strict=True))
-        names = tuple(("x", "y", "z")[: max(1, len(sizes))] if axes is None else axes)
     except (TypeError, ValueError, OverflowError):  # the last of infinity
         exact = False
-    if isinstance(axes, str):
-        names = (axes,)
+    if axes is None:
+        axes = ("x", "y", "z")[: max(1, len(sizes))]
+    names = tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else (axes,)
     if not exact or not all(isinstance(axis, str) for axis in names):
         raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
     if shape is None:
