@@ -123,12 +123,12 @@ class Inventory:
 
     def state_of(self, island: int) -> IslandState:
         """Whether an island serves now."""
-        there = not self.missing(island)
-        if there:
+        state = IslandState.AWAY if self.missing(island) else IslandState.UP
+        if state is IslandState.UP:
             self.missed.pop(island, None)
         elif self.now - self.missed.setdefault(island, self.now) > self.lost_after_s:
             return IslandState.LOST
-        return IslandState.DRAINING if island in self.draining else IslandState.UP if there else IslandState.AWAY
+        return IslandState.DRAINING if island in self.draining else state
 
     def missing(self, island: int) -> set[int]:
         """The hosts of an island that are not up."""
@@ -269,7 +269,7 @@ class Inventory:
     def hold(self, session: int, slices: Sequence[HeldSlice], last_slice: int) -> bool:
         """A session has these slices, and no others up to `last_slice` or `past_slice`: this may come late."""
         self.next_slice = max(self.next_slice, last_slice)
-        self.exchanged.pop(session, None)  # of another controller, whose calls have other numbers
+        self.exchanged.pop(session, None)  # calls of another controller may have its number
         last = max(last_slice, self.past_slice)
         for number in {n for n in self.of_session.get(session, ()) if n <= last} - {s.placed.mesh.id for s in slices}:
             self.release(session, number)

@@ -13,6 +13,7 @@ from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.resource_manager.allocation import Inventory, SliceRecord, SliceRequest
 from pathways_ray.resource_manager.choosing import HostRecord
+from pathways_ray.transport.messages import HeldSlice
 from tests.unit.strategies import repeatable
 
 
@@ -295,6 +296,19 @@ def test_a_part_that_is_not_exchanged_goes_with_its_devices() -> None:
     assert made.release(1, other.mesh.id)
     assert made.slices.keys() == {(1, one.mesh.id), (1, parts[0]), (1, parts[3])}
     assert set(made.load().values()) == {0, 1}
+
+
+def test_calls_of_another_controller_may_have_the_same_number() -> None:
+    """The session has come back to one: its first exchange is made, though one before had its number."""
+    made = inventory(island(0, 2), island(1, 2))
+    one, other = made.create(1, request(2)), made.create(1, request(2))
+    pairs = ((one.mesh.id, other.mesh.id),)
+    assert made.exchange(1, pairs, 1)
+    assert made.slices[1, one.mesh.id].placed.island == other.island
+    held = [HeldSlice(1, made.slices[1, each.mesh.id].placed, "", 0) for each in (one, other)]
+    assert made.hold(1, held, other.mesh.id)
+    assert made.exchange(1, pairs, 1)
+    assert made.slices[1, one.mesh.id].placed.island == one.island
 
 
 def test_parts_of_a_slice_that_went_come_back_with_it() -> None:
