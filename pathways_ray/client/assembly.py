@@ -149,6 +149,6 @@ class BodyBuilder(GraphBuilder):
         self.nodes.append(Argument(number, array, self.inputs.places[number]))
         return value.ref
 
-    def _default_slice(self) -> VirtualSlice:
+    def default_slice(self) -> VirtualSlice:
         assert self.home is not None
         return self.home

@@ -72,7 +72,7 @@ class _Control:
         calls = [one for one in inner_equations(equation) if is_call(one)]
         sites = [one.params["site"] for one in calls if one.primitive is call_p]
         self.slices = list(dict.fromkeys(where for one in inner_equations(equation) for where in slices_named(one)))
-        self.home: VirtualSlice = self.slices[0] if self.slices else builder._default_slice()
+        self.home: VirtualSlice = self.slices[0] if self.slices else builder.default_slice()
         # A host function is no part of a computation: the controller has to decide around it.
         self.single = len(self.slices) < 2 and not any(site.exported.host_limit_ms for site in sites)
         self.names = list(dict.fromkeys(_name(one) for one in calls))

@@ -1,4 +1,5 @@
-"""Copies of what a program computes once and returns twice: each result is an array of its own, as of `jax.jit`."""
+"""Copies of what a program computes once and returns twice, and of constants that it returns: each result of each call
+is an array of its own, as of `jax.jit`."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from pathways_ray.jax_types import dtype_named
 
 
 def apart(builder: Any, outputs: Sequence[Any]) -> list[Any]:
-    """The outputs of a program of a `GraphBuilder`, where a computed value that comes again is a copy."""
+    """The outputs of a program of a `GraphBuilder`, where a computed value that comes again is a copy, and a constant,
+    which the program keeps for its calls."""
     seen: set[Ref] = set()
     copies: dict[tuple[ArrayType, VirtualSlice, Spec], Exported] = {}
     found: list[Any] = []
     for value in outputs:
-        ref, is_given = value.ref, value.leaf >= 0 or value.array is not None or value.constant is not None
-        if ref in seen:
-            array, (where, spec) = builder.type_of(value), builder.layout_of(value)
+        ref, is_given, is_constant = value.ref, value.leaf >= 0 or value.array is not None, value.constant is not None
+        if ref in seen or is_constant:
+            array, (where, spec) = builder.type_of(value), builder.layout_of(value) or (builder.default_slice(), ())
             copy = copies.get((array, where, spec))
             if copy is None:
                 aval = jax.ShapeDtypeStruct(array.shape, dtype_named(array.dtype))

@@ -66,13 +66,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Output:
-    """The source of leaf k of the result: result `result` of the launch, or what was there before. A constant among
-    these may be weakly typed, as Python's numbers are."""
+    """The source of leaf k of the result: result `result` of the launch, or what was there before."""
 
     result: int = -1
     leaf: int = -1
-    held: Any = None
-    weak: bool = False
+    held: Array | None = None
 
 
 @dataclass
@@ -192,7 +190,7 @@ class GraphBuilder:
         return ArgumentType.of(graph.type_of(ref), weak, self.slices[layout.slice], layout.spec, extended)
 
     def _output(self, value: Value, refs: list[Ref], aval: Any) -> Output:
-        """A value that is an argument, a captured array or a constant is handed back without a launch."""
+        """A value that is an argument or a captured array is handed back without a launch."""
         if value.leaf >= 0:
             if value.leaf in self.donated:
                 raise GraphError(
@@ -203,8 +201,6 @@ class GraphBuilder:
             return Output(leaf=value.leaf)
         if value.array is not None:
             return Output(held=value.array)
-        if value.constant is not None:
-            return Output(held=value.constant, weak=bool(getattr(aval, "weak_type", False)))
         assert value.ref is not None
         if value.ref not in refs:
             refs.append(value.ref)
@@ -358,7 +354,7 @@ class GraphBuilder:
         shapes = [self.type_of(value).shape for value in inputs]
         here = [k for k, layout in enumerate(layouts) if layout is not None and operation.slice in (None, layout[0])]
         if not here:
-            return operation.own_slice or self._default_slice(), [()] * len(inputs)
+            return operation.own_slice or self.default_slice(), [()] * len(inputs)
         first = here[0]
         lead = layouts[first]
         assert lead is not None
@@ -372,7 +368,7 @@ class GraphBuilder:
                 specs.append(spec if shape == shapes[first] else ())
         return where, specs
 
-    def _default_slice(self) -> VirtualSlice:
+    def default_slice(self) -> VirtualSlice:
         """The slice of an operation whose operands are all with the client: the first that the program uses."""
         if self.first is None:
             self.first = self.session.default_slice()

@@ -130,7 +130,7 @@ class Outliner(ProgramBuilder):
             self.nodes[-1] = Argument(value.leaf, argument.type, argument.layout)
         return found
 
-    def _default_slice(self) -> VirtualSlice:
+    def default_slice(self) -> VirtualSlice:
         assert self.home is not None
         return self.home
 

@@ -1,10 +1,9 @@
-"""Outputs of a call that are not its results in order: arguments, captured arrays, constants."""
+"""Outputs of a call that are not its results in order: arguments, captured arrays."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pathways_ray.client.argument_types import ArgumentType, keeping_width
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED
 from pathways_ray.client.graph_builder import BuiltProgram, Output
@@ -38,12 +37,8 @@ class Outputs:
         value = leaves[output.leaf] if output.leaf >= 0 else output.held
         if output.leaf >= 0 and output.leaf in placed:
             value = placed[output.leaf]
-        if not isinstance(value, Array):  # a constant is put for each call: who gets it may donate or delete it
-            with keeping_width(() if output.leaf >= 0 else (value,)):
-                value = self.session.put(value, self.session.default_slice(), ())
-            if output.weak:
-                kind = value._type
-                value = Array(value._buffer, ArgumentType.of(kind.array, True, kind.slice, kind.spec, kind.extended))
+        if not isinstance(value, Array):
+            value = self.session.put(value, self.session.default_slice(), ())
         self.session.check_mine(value._buffer)
         return Array(value._buffer, value._type)
 

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
@@ -330,3 +331,16 @@ def test_a_returned_constant_is_an_array_of_each_call(session: Any) -> None:
         assert (int(made["step"]), made["step"].weak_type) == (0, True)
         np.testing.assert_array_equal(jax.random.key_data(made["key"]), jax.random.key_data(jax.random.key(5)))
     np.testing.assert_array_equal(jax.random.key_data(one["key"]), jax.random.key_data(jax.random.key(5)))
+
+
+def test_a_returned_constant_is_uploaded_once(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The results are copies that are made with the launch: an upload for each call would take longer than it."""
+    big = np.arange(1 << 16, dtype=np.float32)
+    f = pw.program(lambda v: (v + 1, 0.5, big))
+    x = pw.put(np.zeros(4, np.float32))
+    f(x)
+    monkeypatch.setattr(session, "put", Mock(side_effect=AssertionError("it is uploaded again")))
+    one, two = f(x), f(x)
+    assert two[2]._buffer is not one[2]._buffer
+    assert [float(each[1]) for each in (one, two)] == [0.5, 0.5]
+    np.testing.assert_array_equal(np.asarray(two[2]), big)
