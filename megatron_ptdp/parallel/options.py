@@ -28,7 +28,8 @@ class Options:
             2, the sums of gradients too, which are then reduced with each microbatch; 3, the parameters too, gathered
             layer by layer for each use (only with one pipeline stage).
         scatter_gather: members of TENSOR that hold the same value each send a part of it to the next stage.
-        keep: "input" or "residuals"; left out, "input" where the model recomputes "full", else "residuals".
+        keep: "residuals", or "input": a backward computes its whole forward again, whatever the model recomputes
+            inside it, so with recompute "full" a layer's forward runs three times in a step, not two.
         join: on the last stage, a forward that is followed at once by its backward becomes one computation with it.
             Less is kept; but XLA rounds otherwise, so bits differ from schedules where another action stands between.
             A pipeline of one stage always does.
@@ -40,7 +41,7 @@ class Options:
     clip: float | None = None
     zero: int = 0
     scatter_gather: bool = True
-    keep: Keep | None = None
+    keep: Keep = "residuals"
     join: bool = False
     master: str = "float32"
     compute: str = "float32"
@@ -61,7 +62,7 @@ class Options:
             )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(f"clip is a norm above 0, or None, not {self.clip!r}")
-        if self.keep not in (None, "input", "residuals"):
+        if self.keep not in ("input", "residuals"):
             raise ConfigError(f"keep is 'input' or 'residuals', not {self.keep!r}")
         if isinstance(self.pieces, bool) or not isinstance(self.pieces, int) or self.pieces < 1:
             raise ConfigError(f"pieces is a whole number of at least 1, not {self.pieces!r}")
@@ -70,9 +71,3 @@ class Options:
                 raise ConfigError(f"{name} is one of {', '.join(_TYPES)}, not {dtype!r}")
         if "float64" in (self.master, self.compute) and not jax.config.read("jax_enable_x64"):
             raise ConfigError("float64 needs jax.config.update('jax_enable_x64', True) before the first array is made")
-
-    def keeps(self, model: object) -> Keep:
-        """The setting of `keep` for this model."""
-        return self.keep or (
-            "input" if getattr(getattr(model, "compute", model), "recompute", "none") == "full" else "residuals"
-        )

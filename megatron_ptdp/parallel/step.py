@@ -40,7 +40,7 @@ class Step(StatefulStep):
         self, model: Model, optimizer: Optimizer, layout: Layout, schedule: Schedule, options: Options
     ) -> None:
         self.layout, self.schedule, self.sizes = layout, schedule, layout.sizes
-        self.keep_input = options.keeps(model) == "input"
+        self.keep_input = options.keep == "input"
         self.actions = action_order.enqueued(schedule)
         self.completing = action_order.completing(self.actions)
         # With one stage there is no other schedule whose bits it could differ from.

@@ -35,7 +35,7 @@ def math_of(config: ModelConfig, compute: Compute, options: Options, mesh: jax.s
     model = build(config, compute)
     sizes = Sizes(data=data, tensor=tensor, microbatches=1, examples=1)
     shapes = StageShapes.of(model, cut(model.layers, 1), 0, sizes, options, [])
-    keep_input = options.keeps(model) == "input"
+    keep_input = options.keep == "input"
     return StageMath(model, shapes, 1, mesh.abstract_mesh, keep_input, options.compute, options.master, direct)
 
 

@@ -26,7 +26,7 @@ def stage(number: int, compute: Compute | None = None, options: Options | None =
     options = options or Options()
     shapes = StageShapes.of(model, cut(4, 2), number, SIZES, options, [True])
     mesh = AbstractMesh((2, 2), (DATA, TENSOR))
-    keep_input = options.keeps(model) == "input"
+    keep_input = options.keep == "input"
     return StageMath(model, shapes, SIZES.microbatches, mesh, keep_input, options.compute, options.master)
 
 
@@ -67,9 +67,9 @@ def test_more_recomputation_keeps_less() -> None:
         math = stage(0, Compute(tensor=2, recompute=recompute), options)  # type: ignore[arg-type]
         return sum(a.size * a.dtype.itemsize for a in jax.eval_shape(math.forward, *arguments(math))[1])
 
-    everything, selective, inputs = kept("none"), kept("selective"), kept("full", Options(keep="residuals"))
+    everything, selective, inputs = kept("none"), kept("selective"), kept("full")
     assert everything > selective > inputs > 0
-    assert kept("full") == 0  # only the stage's own input, which is there anyway
+    assert kept("full", Options(keep="input")) == 0  # only the stage's own input, which is there anyway
 
 
 def test_backward_gives_sums_as_it_takes_them_and_a_gradient_for_each_value() -> None:

@@ -33,7 +33,7 @@ class Parts:
         self.mesh = jax.make_mesh((2, 2), (DATA, TENSOR), axis_types=kinds, devices=jax.devices()[:4])
         options = Options(master="float64", compute="float64")
         shapes = StageShapes.of(model, cut(4, stages), number, sizes, options, [True] * (stages - 1))
-        self.math = StageMath(model, shapes, 1, self.mesh.abstract_mesh, False, "float64", "float64")
+        self.math = StageMath(model, shapes, 1, self.mesh.abstract_mesh, options.keep == "input", "float64", "float64")
         self.parts = SplitBackward(self.math)
         random = np.random.default_rng(0)
 
@@ -102,22 +102,33 @@ def test_two_parts_give_what_one_backward_does(
         assert np.linalg.norm(one - other) <= 1e-14 * np.linalg.norm(other)
 
 
+def flops(run: Any, given: Any) -> float:
+    """Operations of a computation by XLA's count."""
+    found = run.lower(*given).compile().cost_analysis()["flops"]
+    assert isinstance(found, float)
+    return found
+
+
 def test_no_part_repeats_the_other_and_little_is_kept_between_them() -> None:
     with jax.enable_x64(True):
         stage = Parts(GPT, {}, 1, 2)
         with jax.set_mesh(stage.mesh):
-
-            def flops(run: Any, given: Any) -> float:
-                found = run.lower(*given).compile().cost_analysis()["flops"]
-                assert isinstance(found, float)
-                return found
-
             run, given = stage.first()
             saved = jax.eval_shape(run, *given)[1]
             whole, first, second = flops(*stage.whole()), flops(run, given), flops(*stage.second(saved))
     assert first + second == pytest.approx(whole, rel=0.1)
     assert 0.3 * whole < second < 0.6 * whole
     assert size([*stage.late, *saved]) < 0.6 * size(stage.kept)
+
+
+def test_full_recomputation_computes_the_forward_of_a_layer_once_more() -> None:
+    with jax.enable_x64(True):
+        plain, full = Parts(GPT, {}, 1, 2), Parts(GPT, {"recompute": "full"}, 1, 2)
+        with jax.set_mesh(plain.mesh):
+            forward = flops(jax.jit(plain.math.forward), (plain.params, plain.values, plain.batch, jnp.int32(0)))
+            once, again = flops(*plain.whole()), flops(*full.whole())
+    assert again < once + 1.05 * forward
+    assert size(full.kept) < 0.1 * size(plain.kept)
 
 
 def test_the_first_stage_has_no_first_part() -> None:
