@@ -267,6 +267,11 @@ def _constrained(leaf: jax.Array, spec: Spec, mesh: AbstractMesh) -> jax.Array:
     return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, partition_spec(spec)))
 
 
+def _place(equation: jex_core.JaxprEqn) -> str:
+    """The user's line of an operation; that of the call, where JAX calls the operation by itself and notes no line."""
+    return source_info.of_equation(equation) or source_info.here()
+
+
 def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
     size = constant_bytes(closed)
     if size > limits.MAX_CONSTANT_BYTES:
@@ -280,16 +285,16 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
     for equation in equations_of(closed.jaxpr):
         if equation.primitive.name in _OURS:
             raise TraceError(
-                f"{name} calls a compiled function ({source_info.of_equation(equation)}), and is one itself: one node. "
+                f"{name} calls a compiled function ({_place(equation)}), and is one itself: one node. "
                 "Call both from a pw.program, or call the plain function, which the attribute 'fun' is"
             )
         for variable in equation.outvars:
             size = math.prod(getattr(variable.aval, "shape", ()))
             if size > _MAX_ELEMENTS:
-                raise TooLarge(f"{name} makes {variable.aval} at {source_info.of_equation(equation)}: {size} elements")
+                raise TooLarge(f"{name} makes {variable.aval} at {_place(equation)}: {size} elements")
         if equation.primitive.name in _CALLBACKS:
             raise TraceError(
-                f"{name} calls back to the host ({equation.primitive.name} at {source_info.of_equation(equation)}); "
+                f"{name} calls back to the host ({equation.primitive.name} at {_place(equation)}); "
                 "compiled functions run where the user's Python is not"
             )
     if closed.effects:

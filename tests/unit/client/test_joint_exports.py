@@ -135,6 +135,8 @@ def test_a_function_that_cannot_be_exported_is_named(session) -> None:
     plain = pw.compiled(lambda v: v + 1, slice=where)
     with pytest.raises(TraceError, match="calls back to the host"):
         pw.program(lambda v: plain(called(plain(v))))(V)
+    with pytest.raises(TraceError, match=r"calls back to the host \(pure_callback at test_joint_exports\.py:\d+\)"):
+        jax.pure_callback(lambda w: w, V, pw.put(V, where))  # JAX notes no line of what it calls by itself
 
 
 MAIN = "func.func public @main(%a: tensor<8xf32>, %b: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>)"
