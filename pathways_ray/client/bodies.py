@@ -23,7 +23,7 @@ from pathways_ray.client.assembly import BodyBuilder, Inputs, array_type_of, ext
 from pathways_ray.client.batched_loops import with_scalar_test
 from pathways_ray.client.debugging import NanCheck, checks_asked, has_such
 from pathways_ray.client.graph_builder import GraphBuilder, Value
-from pathways_ray.client.jaxprs import CONTROL, equations_of, inner_constants, inner_equations
+from pathways_ray.client.jaxprs import CONTROL, equations_of, inner_constants, inner_equations, is_transposed
 from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_layout, without_code
 from pathways_ray.client.rounds import Loop, nothing_yet, unrolled, while_of
 from pathways_ray.client.routed_rows import RowCheck
@@ -84,8 +84,10 @@ class _Control:
         self.arrays = _captured(equation)
         self.known = dict(builder.slices)
         """Slices that outlines have found: those of the program, and of the bodies."""
+        # Nobody wrote the bodies of a derivative: a result goes where one of the branches, or the first value, lies.
+        self.derived = builder.derived or is_transposed(equation)
         # In a body all inputs have got a place, whether they lie there or not: its outline was checked.
-        self.checked = isinstance(builder, BodyBuilder)
+        self.checked = self.derived or isinstance(builder, BodyBuilder)
 
     def build(self) -> list[Value]:
         if self.single and not self._keeps_values_elsewhere():
@@ -130,7 +132,7 @@ class _Control:
     def _outline(self, closed: Any, places: Sequence[Place]) -> Outline:
         outer = self.builder
         outliner = Outliner(outer.session, outer.name, [], outer.control, without_code, slices=self.known)
-        outliner.home, outliner.single = self.home, self.single
+        outliner.home, outliner.single, outliner.derived = self.home, self.single, self.derived
         outliner._use_slice(self.home)
         given = []
         for variable, place in zip(closed.jaxpr.invars, places, strict=True):

@@ -20,7 +20,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
 from pathways_ray.client.estimates import NO_WORK, Work
 from pathways_ray.client.export import Exported, export_function
-from pathways_ray.client.jaxprs import CONTROL, INLINED, body_of, constant_bytes, used_equations
+from pathways_ray.client.jaxprs import CONTROL, INLINED, body_of, constant_bytes, is_transposed, used_equations
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice, array_belongs, slice_belongs
 from pathways_ray.client.tracer import CallSite, Trace, call_p, capture_p, first_slice, holds_calls, is_call
@@ -96,6 +96,7 @@ class GraphBuilder:
         export: exports ordinary operations.
         operations: those of the same trace that were exported (`Operation.exported`).
         later: takes functions without code, whose nodes have no function; left out, it is made.
+        derived: whether what is built now is the backward of a derivative, which JAX has made.
     """
 
     session: Session
@@ -115,6 +116,7 @@ class GraphBuilder:
     moved: dict[tuple[Ref, Layout], Ref] = field(default_factory=dict)
     operations: dict[Any, Exported] = field(default_factory=dict)
     later: list[Exported] | None = None
+    derived: bool = False
 
     def build(self, traced: Trace) -> BuiltProgram:
         """Raises `GraphError`, `TraceError`, `SpecError` or `TooLarge` as the program deserves."""
@@ -253,7 +255,10 @@ class GraphBuilder:
             )
         inner = body_of(equation)
         held = [constant(c) for c in getattr(inner, "consts", ())]
-        return self._run(getattr(inner, "jaxpr", inner), held, inputs)
+        before, self.derived = self.derived, self.derived or is_transposed(equation)
+        made = self._run(getattr(inner, "jaxpr", inner), held, inputs)
+        self.derived = before
+        return made
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,11 @@ def body_of(equation: Any) -> Any:
     return equation.params["jaxpr"] if "jaxpr" in equation.params else equation.params["call_jaxpr"]
 
 
+def is_transposed(equation: Any) -> bool:
+    """Whether JAX made an operation for the backward of a derivative, so that nobody wrote its bodies."""
+    return "transpose(" in str(equation.source_info.name_stack)
+
+
 def equations_of(jaxpr: Any) -> Iterator[Any]:
     """All equations of a jaxpr, those of nested jaxprs included."""
     for equation in jaxpr.eqns:

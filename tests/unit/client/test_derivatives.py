@@ -199,9 +199,34 @@ def test_derivatives_through_branches_and_loops(model: Model) -> None:
             wanted = jax.value_and_grad(total(plain))(given)
             for one in (total(function), total(pw.program(function))):
                 compared(pw.program(jax.value_and_grad(one))(pw.put(given, model.a)), wanted)
-    over_two = pw.program(jax.grad(total(lambda v: pw.cond(v[0] > 0, lambda u: f(g(u)), f, v))))
+
+
+def chosen(control: Any, f: Any, g: Any) -> Any:
+    """A branch that goes by another slice, and one that does not."""
+    return lambda v: control.cond(v[0] > 0, lambda u: f(g(f(u))), f, v)
+
+
+def repeated(control: Any, f: Any, g: Any) -> Any:
+    """The same in a loop, on both ways."""
+    return lambda v: control.scan(lambda u, k: (chosen(control, f, g)(u * k), u[1]), v, jnp.array([1.0, -1.0, 1.0]))
+
+
+def test_derivatives_through_branches_over_several_slices(model: Model) -> None:
+    """Of their bodies, which nobody wrote, each leaves the cotangent of an input where its own operations are."""
+    f, g = pw.compiled(double, slice=model.a), pw.compiled(squared, slice=model.b)
+    v = np.arange(1, 9, dtype=np.float32) / 8
+    for make in (chosen, repeated):
+        function, plain = total(make(pw, f, g)), total(make(jax.lax, double, squared))
+        for given in (v, -v):
+            x = pw.put(given, model.a)
+            compared(pw.program(jax.value_and_grad(function))(x), jax.value_and_grad(plain)(given))
+            again = pw.program(jax.grad(jax.checkpoint(function)))
+            compared(again(x), jax.grad(plain)(given))
+            twice = [total(jax.grad(one)) for one in (function, plain)]
+            compared(pw.program(jax.grad(twice[0]))(x), jax.grad(twice[1])(given))
+    apart = pw.program(jax.grad(total(lambda v: pw.cond(v[0] > 0, g, f, v))))
     with pytest.raises(pw.errors.GraphError, match="the branches leave result 0 in different layouts"):
-        over_two(pw.put(v, model.a))
+        apart(pw.put(v, model.a))  # which a user wrote
 
 
 def compared(made: Any, wanted: Any) -> None:
