@@ -306,8 +306,8 @@ class ControllerLost(PathwaysError):
     When: nothing answers at `url`; the controller ended while a launch was under way, of which nobody knows whether it
         ran. Arrays that were ready stay, and the session goes on with the controller's successor; where that does not
         come, later calls raise `SessionClosed`
-    Do: call again (`pw.retry(step, on=pw.errors.ControllerLost)`), with arrays that are left; start a new cluster where
-        the session is closed
+    Do: call again (`pw.retry(step, on=pw.errors.ControllerLost)(x)`), with arrays that are left; start a new cluster
+        where the session is closed
     """
 
 

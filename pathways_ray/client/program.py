@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import escape
-from typing import Any
+from typing import Any, cast
 
 import jax
 from jax.tree_util import tree_flatten
@@ -18,7 +18,7 @@ from pathways_ray.client.bodies import control_node, has_control
 from pathways_ray.client.buffer import INLINE, PENDING, READY, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
 from pathways_ray.client.codes import export_together, few_collections, jax_settings
-from pathways_ray.client.context import current_session, tracing
+from pathways_ray.client.context import current_session, sessions, tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
 from pathways_ray.client.known_programs import KnownPrograms
@@ -97,7 +97,7 @@ class Program(Method):
         return self._prepared(leaves, tree, args, {})
 
     def _prepared(self, leaves: list[Any], tree: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoweredProgram:
-        session = self._session()
+        session = self._session(leaves)
         kinds = self._kinds(leaves, args, kwargs)
         key = (session, tree, *jax_settings(), *kinds)
         try:
@@ -125,7 +125,7 @@ class Program(Method):
     ) -> PathwaysError:
         """The error about an array that cannot be used, with the name of the argument that it is, if it is one."""
         for number, leaf in enumerate(leaves):
-            if isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not self._session()):
+            if isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not self._session(leaves)):
                 return named(error, f"{argument(self.fun, args, kwargs, number)} of {self.__name__}")
         return error
 
@@ -140,23 +140,26 @@ class Program(Method):
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         kinds = self._kinds(leaves, args, kwargs)
-        lowered = self._lower(self._session(), tree, kinds)
+        lowered = self._lower(self._session(leaves), tree, kinds)
         return Lowered(lowered, kinds, tree, lowered.output_tree)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Traced` of the program: `.jaxpr`, `.out_info`. Nothing is launched, nor sent."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return traced(self._session(), self.fun, self.__name__, tree, self._kinds(leaves, args, kwargs))
+        return traced(self._session(leaves), self.fun, self.__name__, tree, self._kinds(leaves, args, kwargs))
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, in their tree, with their shardings."""
         return self.lower(*args, **kwargs).out_info
 
-    def _session(self) -> Session:
-        if self.slice is not None:
-            session: Any = self.slice.session  # a slice knows a part of it only
+    def _session(self, leaves: Sequence[Any]) -> Session:
+        """The session in which a call runs: that of its slice, of its first array, or the one opened last."""
+        owners: list[Any] = [] if self.slice is None else [self.slice.session]
+        if len(sessions) > 1:
+            owners += [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
+        for session in owners:
             if not session.closed_because:
-                return session
+                return cast("Session", session)
         return current_session()
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool = False) -> LoweredProgram:

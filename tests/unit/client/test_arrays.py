@@ -481,6 +481,24 @@ def test_arrays_of_two_sessions_do_not_meet(session, a4) -> None:
     other.close()
 
 
+def test_a_program_runs_in_the_session_of_its_first_array(session, a4) -> None:
+    """Whichever was opened last; with NumPy arrays alone it is that one."""
+    double = pw.compiled(lambda v: v * 2, slice=a4)
+    step, x = pw.program(lambda v, k: double(v) + k), pw.put(V, a4)
+    other = opened()
+    z = pw.put(V, other.virtual_slice((4,)))
+    assert np.array_equal(step(V, x), V * 3)
+    assert np.array_equal(step(x, V), V * 3)
+    assert np.array_equal(pw.padded(step, sizes=(8, 16), in_axes=(None, 0))(x, V), V * 3)
+    assert step.lower(x, V).out_info.sharding.mesh == a4.mesh
+    assert np.array_equal(pw.program(lambda v: v + 1)(z), V + 1)
+    with pytest.raises(pw.errors.GraphError, match="of NumPy arrays alone in the session opened last"):
+        step(V, V)
+    with pytest.raises(pw.errors.ForeignArray, match="belongs to another session; fetch it there"):
+        step(x, z)
+    other.close()
+
+
 def test_what_was_made_before_a_shutdown_says_that_its_session_is_closed(session, a4) -> None:
     """And a session has begun since."""
     double, kept = pw.compiled(lambda v: v * 2, slice=a4), pw.put(V, a4)
