@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, cast
@@ -21,6 +22,7 @@ from pathways_ray.client.codes import export_together, few_collections, jax_sett
 from pathways_ray.client.context import current_session, sessions, tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
+from pathways_ray.client.jaxprs import equations_of
 from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.methods import Method, deep_copy
@@ -31,14 +33,23 @@ from pathways_ray.client.retraces import Traces
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
-from pathways_ray.client.tracer import Trace, check_no_outer_assignment, is_outside, trace, traced
+from pathways_ray.client.tracer import (
+    Trace,
+    check_no_outer_assignment,
+    first_slice,
+    is_outside,
+    slices_named,
+    trace,
+    traced,
+)
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
 
 
 class Program(Method):
     """The result of `pw.program`. Calling it launches; inside another program it is inlined.
 
-    It runs in the session that was made last. A compiled function called alone runs in that of its slice: `slice`.
+    It runs in the session of the first array that it is given, of the first slice that its function names, or else in
+    the one opened last. A compiled function called alone runs in that of its slice: `slice`.
     """
 
     def __init__(
@@ -55,6 +66,7 @@ class Program(Method):
         self.slice = slice
         self._known = KnownPrograms()
         self._cache: dict[Any, LoweredProgram] = self._known.lowered
+        self._named: weakref.ref[Session] | None = None
         self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__), on_retrace)
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = str(name or getattr(fun, "__name__", type(fun).__name__))
@@ -105,7 +117,8 @@ class Program(Method):
         except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
             raise UsageError(f"the arguments of {self.__name__} cannot be told from earlier ones: {error}") from error
         if lowered is None:
-            lowered = self._cache[key] = self._lower(session, tree, kinds, noted=True)
+            lowered = self._lower(session, tree, kinds, noted=True)
+            self._cache[lowered.session, *key[1:]] = lowered
         return lowered
 
     def _kinds(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentType]:
@@ -153,13 +166,18 @@ class Program(Method):
         return self.lower(*args, **kwargs).out_info
 
     def _session(self, leaves: Sequence[Any]) -> Session:
-        """The session in which a call runs: that of its slice, of its first array, or the one opened last."""
-        owners: list[Any] = [] if self.slice is None else [self.slice.session]
-        if len(sessions) > 1:
-            owners += [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
-        for session in owners:
+        """The session in which a call runs: that of its slice, of its first array, of what the function was found to
+        name, or the one opened last."""
+        if self.slice is not None:
+            session: Any = self.slice.session  # a slice knows a part of it only
             if not session.closed_because:
                 return cast("Session", session)
+        if len(sessions) > 1:
+            owners: list[Any] = [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
+            owners.append(self._named() if self._named is not None else None)
+            for one in owners:
+                if one is not None and not one.closed_because:
+                    return cast("Session", one)
         return current_session()
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool = False) -> LoweredProgram:
@@ -176,12 +194,25 @@ class Program(Method):
                 found = self._known.traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
                 if noted:
                     self._traces.note(kinds)
+            if len(sessions) > 1 and self.slice is None:
+                called = (where for one in equations_of(found.closed.jaxpr) for where in slices_named(one))
+                session = self._of_named(session, next(called, None) or first_slice(kinds, found.closed))
+                self._known.traced[session, *key[1:]] = found
             later: list[Exported] = []
             built = self._built(session, found, kinds, None if has_control(found.closed) else later)
             if later:  # it is known what they are: their code is made together
                 export_together(one.code for one in later)
                 built = self._built(session, found, kinds, None)
             return LoweredProgram(session, built, found.output_tree)
+
+    def _of_named(self, session: Session, first: VirtualSlice | None) -> Session:
+        """The session of the first slice that a function uses; the given one without such a slice, or where it is closed."""
+        if first is None or first.session is session or first.session.closed_because:
+            return session
+        owner: Any = first.session  # a slice knows a part of it only
+        owner.known_by(self._known)
+        self._named = weakref.ref(owner)
+        return cast("Session", owner)
 
     def _built(
         self, session: Session, found: Trace, kinds: list[ArgumentType], later: list[Exported] | None

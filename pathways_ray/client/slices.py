@@ -232,8 +232,7 @@ def slice_belongs(closed_because: str) -> str:
     """The words for a slice of a session that is not the one at hand, and what to do where that was closed."""
     if not closed_because:
         return (
-            "belongs to another session: a call runs in that of its first array, of NumPy arrays alone in the session "
-            "opened last (pw.put an argument on the slice first)"
+            "belongs to another session: a call runs in that of the first array or slice that it uses, and in no other"
         )
     return (
         f"belongs to another session, now closed ({closed_because}): make the slice again, and the functions that were "

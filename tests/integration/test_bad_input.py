@@ -80,10 +80,11 @@ def test_argument_of_another_session(session, slices, inc) -> None:
                 mine(y)
             with pytest.raises(pw.errors.ForeignArray, match="which belongs to another session; fetch it there"):
                 pw.program(lambda: mine(y))()
-        # The session made last is the other one. A function alone runs in that of its slice, a program in the last.
+            with pytest.raises(pw.errors.GraphError, match=r"uses slice a4 \(x=4\), which belongs to another session"):
+                pw.program(lambda v: (mine(v), inc(v)))(V)
+        # The session made last is the other one. Functions and programs run in that of the first slice that they use.
         assert np.array_equal(np.asarray(inc(V)), V + 1)
-        with pytest.raises(pw.errors.GraphError, match=r"uses slice a4 \(x=4\), which belongs to another session"):
-            pw.program(lambda v: inc(v))(V)
+        assert np.array_equal(np.asarray(pw.program(lambda v: inc(v))(V)), V + 1)
     for use in (inc, pw.program(lambda v: v), pw.program(lambda v: (inc(V), v))):
         with pytest.raises(pw.errors.ForeignArray, match="belongs to another session, now closed"):
             use(x)

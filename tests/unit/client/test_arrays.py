@@ -481,21 +481,33 @@ def test_arrays_of_two_sessions_do_not_meet(session, a4) -> None:
     other.close()
 
 
-def test_a_program_runs_in_the_session_of_its_first_array(session, a4) -> None:
-    """Whichever was opened last; with NumPy arrays alone it is that one."""
+def test_a_program_runs_in_the_session_of_its_arrays_or_slices(session, a4) -> None:
+    """Whichever was opened last; with neither it is that one."""
     double = pw.compiled(lambda v: v * 2, slice=a4)
-    step, x = pw.program(lambda v, k: double(v) + k), pw.put(V, a4)
+    x = pw.put(V, a4)
+    steps = [pw.program(lambda v, k: double(v) + k), pw.program(lambda v, k: 2 * v + k)]
+    holding = pw.program(lambda v: v * 2 + x)
     other = opened()
-    z = pw.put(V, other.virtual_slice((4,)))
-    assert np.array_equal(step(V, x), V * 3)
-    assert np.array_equal(step(x, V), V * 3)
-    assert np.array_equal(pw.padded(step, sizes=(8, 16), in_axes=(None, 0))(x, V), V * 3)
-    assert step.lower(x, V).out_info.sharding.mesh == a4.mesh
-    assert np.array_equal(pw.program(lambda v: v + 1)(z), V + 1)
-    with pytest.raises(pw.errors.GraphError, match="of NumPy arrays alone in the session opened last"):
-        step(V, V)
-    with pytest.raises(pw.errors.ForeignArray, match="belongs to another session; fetch it there"):
-        step(x, z)
+    there = other.virtual_slice((4,))
+    z = pw.put(V, there)
+    for step in steps:
+        for given in ((V, x), (x, V)):
+            assert np.array_equal(step(*given), V * 3)
+            assert step(*given).slice is a4
+        assert np.array_equal(pw.padded(step, sizes=(8, 16), in_axes=(None, 0))(x, V), V * 3)
+        assert step.lower(x, V).out_info.sharding.mesh == a4.mesh
+        with pytest.raises(pw.errors.ForeignArray, match="belongs to another session; fetch it there"):
+            step(x, z)
+    for _ in range(2):
+        assert [one.slice for one in (steps[0](V, V), holding(V), pw.program(lambda v: v + 1)(z))] == [a4, a4, there]
+    assert steps[1](V, V).slice.session is other
+    looped = pw.program(lambda v: pw.fori_loop(0, 2, lambda k, u: double(u), v))
+    assert np.array_equal(looped(V), V * 4)
+    mixed = pw.program(lambda v: (double(v), pw.reshard(v, there)))
+    with pytest.raises(
+        pw.errors.GraphError, match=r"uses slice 1 .*, which belongs to another session: a call runs in"
+    ):
+        mixed(V)
     other.close()
 
 
