@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 Kind: TypeAlias = Literal["F", "B", "I", "W"]
@@ -28,9 +28,6 @@ KINDS: tuple[Kind, ...] = ("F", "B", "I", "W")
 
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
 _OVERLAP = re.compile(rf"\(({_ACTION.pattern});({_ACTION.pattern})\)OVERLAP_F_B")
-_HEADER = re.compile(
-    r"(\S+): (\d+) microbatches, stages on devices ([\d ]+)(?:; an update every (\d+)(?:, (\d+) behind)?)?"
-)
 
 
 class ScheduleError(ValueError):
@@ -143,23 +140,6 @@ class Schedule:
         """
         read = tuple(tuple(parse(entry) if isinstance(entry, str) else entry for entry in row) for row in rows)
         return cls(name, microbatches, tuple(placement), read)
-
-    @classmethod
-    def from_text(cls, text: str) -> Schedule:
-        """The inverse of `as_text`.
-
-        Raises:
-            ScheduleError: the text is of another form.
-        """
-        header, *lines = text.splitlines() or [""]
-        found = _HEADER.fullmatch(header)
-        if not found:
-            raise ScheduleError(f"the first line is {header!r}, not like '1f1b: 8 microbatches, stages on devices 0 1'")
-        placement = [int(device) for device in found[3].split()]
-        made = cls.of(found[1], int(found[2]), placement, map(str.split, lines))
-        if found[4] is None:
-            return made
-        return replace(made, updates=Updates(int(found[4]), None if found[5] is None else int(found[5])))
 
     def as_text(self) -> str:
         """A line about the whole, then a line of actions for each device."""

@@ -131,7 +131,6 @@ def most_in_flight(sizes: Sizes) -> int:
 @repeatable(100)
 def test_text_and_schedule_are_the_same(sizes: Sizes) -> None:
     schedule = sizes.build()
-    assert Schedule.from_text(schedule.as_text()) == schedule
     again = Schedule.of(schedule.name, schedule.microbatches, schedule.placement, schedule.texts())
     assert again == schedule
     assert hash(again) == hash(schedule)
@@ -150,12 +149,6 @@ def test_a_schedule_reads_well() -> None:
 def test_what_is_no_action_is_refused(text: str) -> None:
     with pytest.raises(ScheduleError, match=f"{re.escape(repr(text))} is no action: write 3F7"):
         parse(text)
-
-
-def test_what_is_no_schedule_is_refused() -> None:
-    for text in ("", "0F0 0B0", "1f1b: x microbatches, stages on devices 0"):
-        with pytest.raises(ScheduleError, match="the first line is"):
-            Schedule.from_text(text)
 
 
 @pytest.mark.parametrize(
