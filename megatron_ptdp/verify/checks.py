@@ -6,13 +6,12 @@
     mistake     a bug planted into the step of a case is found by the comparison of gradients or of trainings
 
 What must be the same to the bit. Each stage adds gradients up over microbatches, and the same computations in the same
-order give the same bits. That is so where `same_computations` holds: each stage runs the backwards of the microbatches
-in the same order, each backward is one computation, and the last stage joins forward and backward of the same
-microbatches. So it is for gpipe, 1f1b and interleaved, for the same cut, if nothing is joined. Scatter/gather only
-moves. Not compared: `join`, as XLA compiles two computations in one otherwise; looped-bfs and dualpipe-v, which run
-backwards in another order; zb-h1, interleaved-zb and zb-v, whose backwards are two computations; other t and d, as
-sums over members have other terms; other cuts, as XLA may compile a stage of two layers otherwise than two stages of
-one.
+order give the same bits. That is so where each stage runs the backwards of the microbatches in the same order, each
+backward is one computation, and the last stage joins forward and backward of the same microbatches. So it is for gpipe,
+1f1b and interleaved, for the same cut, if nothing is joined. Scatter/gather only moves. Not compared: `join`, as XLA
+compiles two computations in one otherwise; looped-bfs and dualpipe-v, which run backwards in another order; zb-h1,
+interleaved-zb and zb-v, whose backwards are two computations; other t and d, as sums over members have other terms;
+other cuts, as XLA may compile a stage of two layers otherwise than two stages of one.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from megatron_ptdp import schedules
 from megatron_ptdp.errors import ConfigError
-from megatron_ptdp.parallel import action_order
 from megatron_ptdp.verify import cases, compare, models, reference, runs
 from megatron_ptdp.verify.cases import Case, Grid
 from megatron_ptdp.verify.compare import Difference, DType
@@ -97,20 +94,6 @@ BITS: Sequence[tuple[Case, Case]] = (
     (_EXPERTS, replace(_EXPERTS, schedule="gpipe", sg=False)),
 )
 """Pairs of cases that must compute the same bits. The first is one case, run twice."""
-
-
-def same_computations(one: Case, other: Case) -> bool:
-    """Whether two cases with different schedules run the same computations in the same order on each stage."""
-    found = []
-    for case in (one, other):
-        schedule = schedules.build(case.schedule, case.p, case.m, case.v)
-        backwards: list[list[tuple[str, int]]] = [[] for _ in range(schedule.stages)]
-        for action in action_order.enqueued(schedule):
-            if action.kind != "F":
-                backwards[action.stage].append((action.kind, action.microbatch))
-        fused = action_order.fused_last_stage(schedule) if case.join else frozenset()
-        found.append((backwards, fused, case.counts, case.keep))
-    return found[0] == found[1]
 
 
 TRAININGS: Sequence[Case] = (

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from megatron_ptdp import schedules
@@ -99,27 +97,3 @@ def test_every_bug_is_planted_after_the_case_passes_without_it() -> None:
 def test_float32_has_no_training_as_no_bound_is_stated() -> None:
     assert "training" not in {check.kind for check in checks.listed("full", "float32")}
     assert "training" in {check.kind for check in checks.listed("small", "float64")}
-
-
-@pytest.mark.parametrize("pair", checks.BITS, ids=lambda pair: pair[1].label())
-def test_pairs_that_are_compared_to_the_bit_run_the_same_computations(pair: tuple[Case, Case]) -> None:
-    assert checks.same_computations(*pair)
-
-
-@pytest.mark.parametrize(
-    "schedule, join, same",
-    [
-        ("gpipe", False, True),
-        ("gpipe", True, False),  # of gpipe there is nothing to join
-        ("zb-h1", False, False),
-    ],
-)
-def test_schedules_that_compute_otherwise_are_not_compared_to_the_bit(schedule: str, join: bool, same: bool) -> None:
-    plain = Case("gpt", p=2, m=4, join=join)
-    assert checks.same_computations(plain, dataclasses.replace(plain, schedule=schedule)) == same
-
-
-@pytest.mark.parametrize("schedule", ["looped-bfs", "interleaved-zb", "zb-v", "dualpipe-v"])
-def test_neither_are_those_with_chunks_but_interleaved(schedule: str) -> None:
-    four = Case("gpt", p=4, m=4, keep="input")
-    assert not checks.same_computations(four, dataclasses.replace(four, p=2, v=2, schedule=schedule))
