@@ -130,15 +130,9 @@ Outcome = int | Failure
 """The expected content of a buffer: a value, or the failure of the poisoned call it comes from."""
 
 
-def run_alone(graph: Graph, arguments: Sequence[Outcome]) -> list[Outcome]:
-    """The results of a program that runs alone, without a fault. One that decides fails whole, whatever of it fails."""
-    made, failure = made_alone(graph, arguments)
-    return [failure] * len(made) if failure is not None else made
-
-
 def made_alone(graph: Graph, arguments: Sequence[Outcome]) -> tuple[list[Outcome], Failure | None]:
-    """Each result as hosts make it, and the failure with which a program that decides fails whole: some of its
-    results may be made by then."""
+    """Each result of a program that runs alone, without a fault, as hosts make it, and the failure with which one that
+    decides fails whole: some of its results may be made by then."""
     failures: list[Failure] = []
     made = _run(prune(graph), arguments, failures)
     return made, failures[0] if failures and has_control(graph) else None

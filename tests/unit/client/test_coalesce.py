@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import LENGTHS, MAX_CONTENDED_US, MAX_UNCONTENDED_US, Coalescer
 from pathways_ray.ir.graph import Compute, Graph, calls_in
-from pathways_ray.simulation.values import run_alone
+from pathways_ray.simulation.values import made_alone
 from pathways_ray.transport.messages import EarlyLaunch, Free, Launch, Message, Put, Register
 from tests.unit.helpers import VECTOR, Sketch
 from tests.unit.strategies import repeatable
@@ -533,7 +533,7 @@ class Cluster:
             match message:
                 case Launch():
                     inputs = [self.store[buffer] for buffer in message.arguments]
-                    results = run_alone(self.client.graphs[message.program], inputs)  # type: ignore[arg-type]
+                    results = made_alone(self.client.graphs[message.program], inputs)[0]  # type: ignore[arg-type]
                     taken = set(self.store) & set(range(message.results, message.results + len(results)))
                     assert not taken
                     self.store.update(enumerate(results, message.results))

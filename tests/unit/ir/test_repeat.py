@@ -9,7 +9,7 @@ from pathways_ray.ir.graph import Argument, Compute, Graph, Ref, Result
 from pathways_ray.ir.passes import lower
 from pathways_ray.ir.repeat import Feeds, joined, repeated
 from pathways_ray.ir.text import graph_text
-from pathways_ray.simulation.values import run_alone
+from pathways_ray.simulation.values import made_alone
 from pathways_ray.transport.messages import encode
 from tests.unit.helpers import SCALAR, VECTOR, Sketch
 
@@ -17,7 +17,7 @@ from tests.unit.helpers import SCALAR, VECTOR, Sketch
 def one_by_one(graph: Graph, times: int, feeds: Feeds, arguments: list[int]) -> list[object]:
     given: list[object] = list(arguments)
     for _ in range(times):
-        results = run_alone(graph, given)  # type: ignore[arg-type]
+        results = made_alone(graph, given)[0]  # type: ignore[arg-type]
         for argument, result in feeds:
             given[argument] = results[result]
     return list(results)
@@ -40,7 +40,7 @@ def step(outputs: int = 1, donated: tuple[int, ...] = (), no_fusion: bool = Fals
 def test_it_gives_what_the_calls_give(times: int, outputs: int, feeds: Feeds) -> None:
     graph = step(outputs)
     for made in (repeated(graph, times, feeds), lower(repeated(graph, times, feeds))):
-        assert run_alone(made, [3, 5]) == one_by_one(graph, times, feeds, [3, 5])
+        assert made_alone(made, [3, 5])[0] == one_by_one(graph, times, feeds, [3, 5])
 
 
 def computes(graph: Graph) -> int:
@@ -58,7 +58,7 @@ def test_calls_of_a_program_that_is_one_computation_are_one_loop() -> None:
 def test_a_loop_may_be_repeated_again() -> None:
     made = repeated(repeated(step(), 4, ((0, 0),)), 3, ((0, 0),))
     assert "fused=24 as 3 x (4 x (f; g))" in graph_text(made)
-    assert run_alone(made, [3, 5]) == one_by_one(step(), 12, ((0, 0),), [3, 5])
+    assert made_alone(made, [3, 5])[0] == one_by_one(step(), 12, ((0, 0),), [3, 5])
 
 
 def test_calls_of_a_program_of_several_computations_are_copies_of_its_nodes() -> None:
@@ -74,7 +74,7 @@ def test_without_fusion_each_call_stays_a_node() -> None:
 
 
 def test_what_is_fed_may_be_donated_and_what_stays_may_not() -> None:
-    assert run_alone(repeated(step(donated=(0,)), 3, ((0, 0),)), [3, 5]) == one_by_one(step(), 3, ((0, 0),), [3, 5])
+    assert made_alone(repeated(step(donated=(0,)), 3, ((0, 0),)), [3, 5])[0] == one_by_one(step(), 3, ((0, 0),), [3, 5])
     with pytest.raises(GraphError, match="uses it afterwards"):
         repeated(step(donated=(0,)), 2, ((1, 0),))
 
@@ -115,9 +115,9 @@ def test_programs_in_turn_are_one_that_gives_what_they_give() -> None:
     f, g = two_in_turn()
     taken = ((Ref(-1, 0), Ref(-1, 1)), (Ref(0, 1), Ref(-1, 0)))
     made = joined((f, g), taken, (Ref(0, 0), Ref(1, 0)))
-    x, y = run_alone(f, [3, 5])
-    (z,) = run_alone(g, [y, 3])
-    assert run_alone(made, [3, 5]) == [x, z]
+    x, y = made_alone(f, [3, 5])[0]
+    (z,) = made_alone(g, [y, 3])[0]
+    assert made_alone(made, [3, 5])[0] == [x, z]
     assert computes(made) == 2
     assert "fused=32 as 16 x (f; g)" in graph_text(repeated(made, 16, ((0, 1),)))
 
@@ -142,6 +142,6 @@ def test_arguments_that_vary_come_behind_those_of_the_first_call(fusion: bool) -
     made = repeated(graph, 3, ((0, 0),), fusion, varied=(1,))
     value = 3
     for w in (5, 7, 9):
-        (value,) = run_alone(graph, [value, w])  # type: ignore[assignment]
-    assert run_alone(lower(made, fusion=fusion), [3, 5, 7, 9]) == [value]
+        (value,) = made_alone(graph, [value, w])[0]  # type: ignore[assignment]
+    assert made_alone(lower(made, fusion=fusion), [3, 5, 7, 9])[0] == [value]
     assert [node.index for node in made.arguments] == [0, 1, 2, 3]

@@ -15,7 +15,7 @@ from pathways_ray.ir.script import Await, Course, Launch, Rounds, has_control
 from pathways_ray.ir.text import graph_text
 from pathways_ray.ir.verify import verify
 from pathways_ray.simulation.decisions import drawn_decisions
-from pathways_ray.simulation.values import run_alone
+from pathways_ray.simulation.values import made_alone
 from tests.unit.courses import run_course
 from tests.unit.helpers import SCALAR, VECTOR, Sketch, calls, placed
 
@@ -24,7 +24,7 @@ SLICES = [placed(1, ["0.0", "0.1"]), placed(2, ["1.0", "1.1"], island=1), placed
 
 def run(graph: Graph, arguments: Sequence[int], late: random.Random) -> tuple[list[int], list[int]]:
     """The results by the script, and the buffers that were never freed."""
-    results, left = run_course(graph, arguments, late, lambda segment, given: run_alone(segment, given))
+    results, left = run_course(graph, arguments, late, lambda segment, given: made_alone(segment, given)[0])
     return [int(value) for value in results], left
 
 
@@ -35,7 +35,7 @@ def test_courses_compute_what_graphs_say() -> None:
         graph = verify(drawn.graph)
         arguments = [101 + k for k in range(len(drawn.arguments))]
         results, left = run(graph, arguments, random.Random(seed))
-        assert results == run_alone(graph, arguments), seed
+        assert made_alone(graph, arguments) == (results, None), seed
         assert left == [], seed
         decided += has_control(graph)
     assert decided > 60
@@ -206,7 +206,7 @@ def test_rounds_that_hand_on_what_they_get_are_no_steps(times: int) -> None:
     turned = turning(sketch, [sketch.argument(a) for _ in range(3)], times)
     graph = verify(sketch.graph(*(Ref(turned.node, k) for k in range(3)), sketch.call("f", turned, slice=a)))
     assert split(graph)[0].block.steps == ()
-    results, left = run_course(graph, [5, 6, 7], random.Random(0), lambda segment, given: run_alone(segment, given))
+    results, left = run_course(graph, [5, 6, 7], random.Random(0), lambda segment, given: made_alone(segment, given)[0])
     turns = times % 3
     assert results[:3] == [5, 6, 7][turns:] + [5, 6, 7][:turns]
     assert left == []
