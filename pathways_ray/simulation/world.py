@@ -322,8 +322,3 @@ class World:
 
     def group(self, island: int, epoch: int) -> Group:
         return self.groups.setdefault((island, epoch), Group(self.checker.report))
-
-
-def simulate(seed: int, faults: int = 5, policy: str = "", logged: bool = False) -> Result:
-    """Runs one seed."""
-    return World(seed, Settings.drawn(seed, faults, policy), logged).run()

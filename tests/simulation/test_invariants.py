@@ -27,7 +27,7 @@ from pathways_ray.simulation.__main__ import main
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.policies import POLICIES
 from pathways_ray.simulation.settings import Settings
-from pathways_ray.simulation.world import World, simulate
+from pathways_ray.simulation.world import World
 from pathways_ray.transport.messages import BuffersLost, HeldSlices, Holds, HostUp
 from tests.drawn import drawn
 from tests.simulation.planted import BUGS
@@ -311,7 +311,7 @@ def test_a_scheduler_whose_stream_is_given_up_is_killed(monkeypatch: pytest.Monk
 
 def test_faults_strike_and_launches_fail_of_them() -> None:
     """Runs without anything in them would hold every invariant too."""
-    results = [simulate(seed, FAULTS) for seed in range(30)]
+    results = [World(seed, Settings.drawn(seed, FAULTS, "")).run() for seed in range(30)]
     assert sum(result.struck for result in results) >= 30 * FAULTS
     assert sum(result.launches for result in results) > 30 * 20
     assert sum(result.failed for result in results) > 0
@@ -321,7 +321,8 @@ def test_faults_strike_and_launches_fail_of_them() -> None:
 @pytest.mark.slow
 def test_a_seed_has_one_log_whatever_the_order_of_sets() -> None:
     program = (
-        "from pathways_ray.simulation.world import simulate\nprint(*(simulate(seed, 8).digest for seed in range(12)))"
+        "from pathways_ray.simulation.settings import Settings\nfrom pathways_ray.simulation.world import World\n"
+        "print(*(World(seed, Settings.drawn(seed, 8, '')).run().digest for seed in range(12)))"
     )
     logs = {
         subprocess.run(
