@@ -131,7 +131,6 @@ class Overview:
         return {
             "now": now,
             "programs": [self._program(program) for program in programs[:MAX_PROGRAMS]],
-            "more_programs": max(0, len(programs) - MAX_PROGRAMS),
             "launches": [
                 {
                     "sequence": record.sequence,

@@ -130,7 +130,6 @@ class IslandView(View, frozen=True):
     absent: tuple[int, ...] = ()
     dispatched: tuple[Dispatched, ...] = ()
     queues: tuple[Queue, ...] = ()
-    more_queues: int = 0
     places: tuple[Place, ...] = ()
     running: tuple[Running, ...] = ()
     compiling: tuple[Compiling, ...] = ()

@@ -58,4 +58,4 @@ class ControllerAbsence:
             return []
         self.since = now
         reason = f"there was no controller for {CONTROLLER_ABSENCE_LIMIT_S:.0f} s"
-        return [events.ToHosts(wire.Dismissed()), events.Exit(REJOIN_PAUSE_S, reason)]
+        return [events.ToHosts(wire.Dismissed()), events.Exit(reason)]

@@ -126,9 +126,8 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """End this process after a pause; its successor starts without state."""
+    """End this process after `REJOIN_PAUSE_S`; its successor starts without state."""
 
-    pause_s: float
     reason: str
 
 

@@ -37,7 +37,6 @@ def island_view(
         tuple(sorted(members.hosts - members.present)),
         tuple(_dispatched(record, now) for record in order.outstanding.values()),
         tuple(_queue(order, queue) for queue in ranked[: views.MAX_SESSIONS]),
-        max(0, len(ranked) - views.MAX_SESSIONS),
         _places(order, ranked, asked),
         tuple(
             views.Running(host, sequence, now - since)

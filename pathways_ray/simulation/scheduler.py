@@ -6,6 +6,7 @@ import math
 from typing import Any, Protocol
 
 from pathways_ray.scheduler import events
+from pathways_ray.scheduler.controller_absence import REJOIN_PAUSE_S
 from pathways_ray.scheduler.core import TICK_S, SchedulerCore
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
@@ -137,5 +138,5 @@ class SimulatedScheduler:
                         self.links.pop((host, epoch)).close()
                 case events.Withdraw(name, address):
                     self.world.manager.withdraw(self.process, name, address)
-                case events.Exit(pause_s, reason):
-                    self.world.network.after(self.process, pause_s, self.world.kill, self.process, reason)
+                case events.Exit(reason):
+                    self.world.network.after(self.process, REJOIN_PAUSE_S, self.world.kill, self.process, reason)

@@ -84,7 +84,6 @@ def snapshot(**status: Any) -> dict[str, Any]:
                     "edges": [{"from": 0, "to": 1}],
                 }
             ],
-            "more_programs": 0,
             "launches": [
                 {
                     "sequence": 640,

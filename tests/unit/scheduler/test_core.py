@@ -8,7 +8,6 @@ import pytest
 
 from pathways_ray.errors import Failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
-from pathways_ray.scheduler.controller_absence import REJOIN_PAUSE_S
 from pathways_ray.scheduler.core import LOAD_PERIOD_S, TICK_S, SchedulerCore
 from pathways_ray.scheduler.events import (
     Accept,
@@ -112,7 +111,7 @@ def test_a_scheduler_without_its_controller_withdraws_the_address_and_goes_on_fo
     assert not [c for c in core.handle(Ticked(), 64.0) if isinstance(c, Exit)]
     assert core.handle(Ticked(), 65.0)[:2] == [
         ToHosts(Dismissed()),
-        Exit(REJOIN_PAUSE_S, "there was no controller for 60 s"),
+        Exit("there was no controller for 60 s"),
     ]
 
 
