@@ -47,9 +47,6 @@ class IslandKeeper:
         self.lock = threading.Lock()
         threading.Thread(target=self._serve, name="serve", daemon=True).start()
 
-    def ready(self) -> None:
-        """Answers once the process runs."""
-
     def _serve(self) -> None:
         """Looks again and again; what fails is tried again with the next look."""
         while True:

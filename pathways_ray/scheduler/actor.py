@@ -88,10 +88,6 @@ class IslandScheduler(Inspectable):
         """The address it serves its hosts on; answers once it has joined the controller."""
         return self.address.result()
 
-    def statistics(self) -> dict[str, int]:
-        order = self.core.order
-        return {"queued": sum(order.queues.lengths().values()), "outstanding": len(order.outstanding)}
-
     def traced(self, since: float, most: int) -> list[Any]:
         """Launches that were over since then, the last ones: number, when hosts got them, when they were over."""
         return newest(self.core.order.over.records(), since, 2, most)
