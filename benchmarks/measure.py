@@ -179,12 +179,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
-def median_within(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """The values between which the median of what they are drawn from lies, with this confidence: those at equal ranks
-    from both ends, whatever the distribution. With a few values it is all of them."""
+def median_within(values: Sequence[float]) -> tuple[float, float]:
+    """The values between which the median of what they are drawn from lies, with a confidence of 95%: those at equal
+    ranks from both ends, whatever the distribution. With a few values it is all of them."""
     ordered, n = sorted(values), len(values)
     outside, rank = 0.0, 0
-    while rank < (n - 1) // 2 and outside + math.comb(n, rank) / 2**n <= (1 - level) / 2:
+    while rank < (n - 1) // 2 and outside + math.comb(n, rank) / 2**n <= 0.025:
         outside += math.comb(n, rank) / 2**n
         rank += 1
     rank = max(0, rank - 1)

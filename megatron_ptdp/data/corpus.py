@@ -17,16 +17,13 @@ _TOPICS = Path("pydoc_data") / "topics.py"
 TEXT_ENDINGS = (".txt", ".md", ".rst", ".py")
 
 
-def default_corpus(folder: Path | None = None) -> list[Path]:
+def default_corpus() -> list[Path]:
     """`pydoc_data/topics.py`, then the library's other .py files by name; tests and installed packages are left out.
-
-    Args:
-        folder: of the standard library; left out, that of this interpreter.
 
     Raises:
         TokenFileError: there is no such source, as in an interpreter without its library's text.
     """
-    library = folder or Path(sysconfig.get_path("stdlib"))
+    library = Path(sysconfig.get_path("stdlib"))
     found = sorted(
         (path for path in library.rglob("*.py") if not _LEFT_OUT.intersection(path.relative_to(library).parts)),
         key=lambda path: (path.relative_to(library) != _TOPICS, path.relative_to(library).as_posix()),

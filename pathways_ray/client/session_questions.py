@@ -112,12 +112,12 @@ class SessionQuestions:
         assert isinstance(reply, wire.Explained)
         return reply
 
-    def await_outcomes(self, limit_s: float = 1.0) -> None:
+    def await_outcomes(self) -> None:
         """Waits until the launches have outcomes that hosts were handed before they were sent, or whose results are
-        there, so that the records of all processes have them; `limit_s` at most."""
+        there, so that the records of all processes have them; one second at most."""
         core = self._core
         self._driver.hurry()
-        self._driver.wait_until(lambda: not core.early.handed and not core.are_some_there(), limit_s)
+        self._driver.wait_until(lambda: not core.early.handed and not core.are_some_there(), 1.0)
 
     def explain_timeout(self, error: BaseException, record: BufferRecord, timeout: float | None) -> None:
         """Adds to the end of a wait of a second or more why it was not over, if the controller says so within half of
