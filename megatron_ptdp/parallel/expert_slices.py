@@ -23,6 +23,7 @@ from megatron_ptdp.models import DATA, TENSOR, Gpt, join, layers, moe, take, who
 from megatron_ptdp.models.interface import Parameter, Tree
 from megatron_ptdp.parallel.gradient_step import Gradients, specs_of
 from megatron_ptdp.parallel.options import Options
+from megatron_ptdp.parallel.part_nodes import named
 from megatron_ptdp.parallel.sizes import Sizes
 from megatron_ptdp.parallel.stage_specs import BATCH_SPEC
 
@@ -166,7 +167,7 @@ class ExpertSlices:
         rest = {name: part for name, part in every[0].items() if name != "layers"}
         layer = every[0]["layers"][0]
         self.microbatches = pw.compiled(
-            _named("microbatches", lambda batch: [{n: a[k] for n, a in batch.items()} for k in range(count)]),
+            named("microbatches", lambda batch: [{n: a[k] for n, a in batch.items()} for k in range(count)]),
             slice=self.slices[0],
             in_specs=BATCH_SPEC,
             out_specs=P(DATA),
@@ -176,18 +177,16 @@ class ExpertSlices:
         self.behind = self._at_home("behind_experts", self._behind, (P(), P(), P()))
         self.end = self._at_home("end", self._end, (rest, P(), P(), P(), P()))
         self.experts = [
-            pw.compiled(
-                _named(f"experts{number}", self._experts), slice=slice, in_specs=(P(TENSOR), P()), out_specs=P()
-            )
+            pw.compiled(named(f"experts{number}", self._experts), slice=slice, in_specs=(P(TENSOR), P()), out_specs=P())
             for number, slice in enumerate(self.slices[1:])
         ]
         placed = list(zip(self.slices, every, strict=True))
         self.add = [
-            pw.compiled(_named("add", _sum), slice=slice, in_specs=(specs, specs), out_specs=specs)
+            pw.compiled(named("add", _sum), slice=slice, in_specs=(specs, specs), out_specs=specs)
             for slice, specs in placed
         ]
         self.prepare = [
-            pw.compiled(_named("parameters", self._cast), slice=slice, in_specs=(specs,), out_specs=specs)
+            pw.compiled(named("parameters", self._cast), slice=slice, in_specs=(specs,), out_specs=specs)
             for slice, specs in placed
             if self.dtype not in ("float32", "float64")
         ]
@@ -199,7 +198,7 @@ class ExpertSlices:
         def run(*arguments: Any) -> Any:
             return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=P())(*arguments)
 
-        return pw.compiled(_named(name, run), slice=self.slices[0], in_specs=specs, out_specs=P())
+        return pw.compiled(named(name, run), slice=self.slices[0], in_specs=specs, out_specs=P())
 
     # --- on the slices ------------------------------------------------------------------------------------------------
 
@@ -261,11 +260,3 @@ def _row(stack: Tree, k: int) -> Tree:
 
 def _stacked(rows: Sequence[Tree]) -> Tree:
     return jax.tree.map(lambda *arrays: np.stack(arrays), *rows)
-
-
-def _named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    run.__name__ = name
-    return run

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from megatron_ptdp.models.interface import Tree
 from megatron_ptdp.parallel.stage_specs import Signature
 from megatron_ptdp.parallel.update import PartShapes, Update, decide
 
@@ -57,10 +56,20 @@ class PartNodes:
     def _compiled(
         self, what: str, function: Callable[..., Any], signature: Signature, donate: tuple[int, ...] = ()
     ) -> Any:
-        def run(*arguments: Tree) -> Any:
-            return function(*arguments)
-
-        run.__name__ = f"stage{self.number}_{what}"
         return pw.compiled(
-            run, slice=self.slice, in_specs=signature.inputs, out_specs=signature.output, donate_argnums=donate
+            named(f"stage{self.number}_{what}", function),
+            slice=self.slice,
+            in_specs=signature.inputs,
+            out_specs=signature.output,
+            donate_argnums=donate,
         )
+
+
+def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function under a name, as timelines and plans show it."""
+
+    def run(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    run.__name__ = name
+    return run

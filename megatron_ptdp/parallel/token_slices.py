@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import pathways_ray as pw
 from megatron_ptdp.errors import BadSizes
 from megatron_ptdp.parallel import action_order
+from megatron_ptdp.parallel.part_nodes import named
 from megatron_ptdp.schedules import Schedule, check_slices
 
 Tree = Any
@@ -140,7 +141,7 @@ class SliceGradients:
 def _forward(number: int, stage: SliceStage) -> Any:
     params, values, out, left = stage.specs
     taken, made = (params, values, left), (out, left)
-    function = _named(number, "forward", stage.mapped(stage.function, taken, made))
+    function = named(f"stage{number}_forward", stage.mapped(stage.function, taken, made))
     return pw.compiled(function, slice=stage.slice, in_specs=taken, out_specs=made)
 
 
@@ -149,7 +150,7 @@ def _compiled_backward(number: int, stage: SliceStage, further: bool) -> Any:
     params, values, out, left = stage.specs
     given = values[0] if isinstance(values, tuple) else values
     taken, made = (params, values, left, out, left, *([params] if further else [])), (params, given, left)
-    function = _named(number, "backward", stage.mapped(_backward(stage.function), taken, made))
+    function = named(f"stage{number}_backward", stage.mapped(_backward(stage.function), taken, made))
     return pw.compiled(
         function, slice=stage.slice, in_specs=taken, out_specs=made, donate_argnums=(5,) if further else ()
     )
@@ -186,11 +187,3 @@ def _backward(function: Callable[[Tree, Any, list[Tree]], tuple[Any, Tree]]) -> 
 
 def _sum(before: Tree, new: Tree) -> Tree:
     return new if before is None else jax.tree.map(jnp.add, before, new)
-
-
-def _named(stage: int, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    run.__name__ = f"stage{stage}_{what}"
-    return run
