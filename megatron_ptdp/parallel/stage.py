@@ -27,11 +27,12 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 
 from megatron_ptdp.models.interface import DATA, Model, Tree
+from megatron_ptdp.models.layers import vary
 from megatron_ptdp.parallel.gathering import fetching, is_fetched
 from megatron_ptdp.parallel.reduce import scattered
 from megatron_ptdp.parallel.shapes import StageShapes, is_float
 from megatron_ptdp.parallel.split_backward.jaxpr_split import used_inputs
-from megatron_ptdp.parallel.split_backward.residuals import AXES, Pullback, vary
+from megatron_ptdp.parallel.split_backward.residuals import AXES, Pullback
 from megatron_ptdp.parallel.stage_specs import BATCH_SPEC, Signature, StageSpecs
 
 
@@ -74,7 +75,7 @@ class StageMath:
 
         if self.shapes.zero == 3:
             params = jax.tree.map(gathered, params, self.shapes.shared, is_fetched(self.shapes))
-        return vary(params, (DATA,))
+        return vary(params, DATA)
 
     def _function(self, values: Tree, batch: Mapping[str, Any], k: Any) -> tuple[Callable[..., Any], list[Any]]:
         """The stage as a function of parameters and floating values, and these values. It gives floating outputs and
@@ -91,10 +92,10 @@ class StageMath:
             extra = {"fetch": fetch} if fetch else {}
             out = self.model.forward(shapes.stage, params, jax.tree.unflatten(tree, full), one, **extra)
             if shapes.stage.has_loss:
-                return [vary(out, (DATA,))], []
+                return [vary(out, DATA)], []
             kinds = jax.tree.leaves(shapes.outgoing)
             made = [
-                vary(array, [axis for axis in AXES if axis in jax.tree.leaves(tuple(kind.spec))])
+                vary(array, *(axis for axis in AXES if axis in jax.tree.leaves(tuple(kind.spec))))
                 for array, kind in zip(jax.tree.leaves(out), kinds, strict=True)
             ]
             return (
@@ -149,7 +150,7 @@ class StageMath:
             pull = self.pullback.join((params, moved), kept)
         if self.shapes.stage.has_loss:
             dtype = jnp.float64 if self.master == "float64" else jnp.float32
-            upstream = [vary(upstream[0].astype(dtype), (DATA,))]
+            upstream = [vary(upstream[0].astype(dtype), DATA)]
         gradients, downstream = pull(upstream)
         return gradients, downstream, loss
 

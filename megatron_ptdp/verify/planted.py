@@ -28,7 +28,6 @@ from megatron_ptdp.parallel import action_order
 from megatron_ptdp.parallel.batch_feed import BatchFeed
 from megatron_ptdp.parallel.nodes import StageNodes
 from megatron_ptdp.parallel.reduce import Reduction
-from megatron_ptdp.parallel.split_backward.residuals import varying
 from megatron_ptdp.parallel.stage import StageMath
 from megatron_ptdp.parallel.step import Step
 from megatron_ptdp.parallel.step_trace import StepTrace
@@ -128,7 +127,7 @@ def _vary_norms(ready: Any, math: StageMath, params: Tree) -> Tree:
     """Parameters of norms typed as if members of TENSOR had different ones: autodiff does not sum over them."""
 
     def cast(path: Any, array: Any) -> Any:
-        if not _is_norm(path) or TENSOR in varying(array):
+        if not _is_norm(path) or TENSOR in layers.varying(array):
             return array
         return jax.lax.pcast(array, TENSOR, to="varying")
 

@@ -21,24 +21,9 @@ import jax
 from jax.sharding import PartitionSpec as P
 
 from megatron_ptdp.models.interface import DATA, TENSOR, Tree
+from megatron_ptdp.models.layers import varying
 
 AXES = (DATA, TENSOR)
-
-
-def varying(array: Any) -> frozenset[str]:
-    """The axes over which members hold different parts of `array`, inside `jax.shard_map`."""
-    kind: Any = jax.typeof(array)
-    return frozenset(kind.manual_axis_type.varying)
-
-
-def vary(tree: Tree, axes: Sequence[str]) -> Tree:
-    """The tree with all arrays typed as different over `axes`, whatever they were; no values change."""
-
-    def cast(array: Any) -> Any:
-        missing = tuple(axis for axis in axes if axis not in varying(array))
-        return jax.lax.pcast(array, missing, to="varying") if missing else array
-
-    return jax.tree.map(cast, tree)
 
 
 @dataclass(frozen=True, eq=False)

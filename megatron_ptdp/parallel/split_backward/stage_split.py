@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from megatron_ptdp.models.interface import Tree
+from megatron_ptdp.models.layers import vary, varying
 from megatron_ptdp.parallel.split_backward.jaxpr_split import SplitJaxpr
-from megatron_ptdp.parallel.split_backward.residuals import AXES, specs_over, vary, varying
+from megatron_ptdp.parallel.split_backward.residuals import AXES, specs_over
 from megatron_ptdp.parallel.stage import StageMath
 from megatron_ptdp.parallel.stage_specs import Signature
 
@@ -76,7 +77,7 @@ class SplitBackward:
         """All that was kept, in its order; zeros that nothing uses for what is not there."""
         if early is None:
             kinds = [tuple(axis for axis in AXES if axis in axes) for axes in self.math.kept_axes()]
-            early = [vary(jnp.zeros(self._local[k].shape, self._local[k].dtype), kinds[k]) for k in self.early]
+            early = [vary(jnp.zeros(self._local[k].shape, self._local[k].dtype), *kinds[k]) for k in self.early]
         found = dict(zip((*self.early, *self.late), (*early, *late), strict=True))
         return [found[k] for k in range(len(found))]
 
