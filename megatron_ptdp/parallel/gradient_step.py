@@ -89,11 +89,6 @@ class Part:
         """Specs of the parameters: members of DATA hold all of them."""
         return specs_of(self.parameters)
 
-    def names(self) -> tuple[str, ...]:
-        """The paths of the parameters, in the order of the leaves."""
-        paths = jax.tree_util.tree_leaves_with_path(self.parameters)
-        return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths)
-
 
 def specs_of(parameters: Tree) -> Tree:
     """The spec of each `Parameter` of a tree."""

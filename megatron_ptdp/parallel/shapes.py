@@ -65,6 +65,12 @@ def is_float(value: Value) -> bool:
     return bool(jnp.issubdtype(jnp.dtype(value.dtype), jnp.floating))
 
 
+def names_of(parameters: Tree) -> tuple[str, ...]:
+    """The paths of parameters, in the order of the leaves."""
+    paths = jax.tree_util.tree_leaves_with_path(parameters)
+    return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths)
+
+
 @dataclass(frozen=True)
 class StageShapes:
     """Shapes and specs of one stage's arrays.
@@ -159,8 +165,3 @@ class StageShapes:
     @property
     def outgoing_specs(self) -> Tree:
         return jax.tree.map(lambda v: v.spec, self.outgoing)
-
-    def names(self) -> tuple[str, ...]:
-        """The paths of the parameters, in the order of the leaves."""
-        paths = jax.tree_util.tree_leaves_with_path(self.parameters)
-        return tuple(jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths)

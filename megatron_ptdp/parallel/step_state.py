@@ -18,6 +18,7 @@ from megatron_ptdp.models.interface import Model, Tree
 from megatron_ptdp.parallel import canonical
 from megatron_ptdp.parallel.options import Options
 from megatron_ptdp.parallel.part_nodes import PartNodes
+from megatron_ptdp.parallel.shapes import names_of
 
 
 class State(NamedTuple):
@@ -104,7 +105,7 @@ class StatefulStep:
         for number in reversed(range(len(self.parts[0]))):
             counts = np.asarray(metrics["bad"][number])
             if counts.any():
-                return number, self.parts[0][number].part.names()[int(np.flatnonzero(counts)[0])]
+                return number, names_of(self.parts[0][number].part.parameters)[int(np.flatnonzero(counts)[0])]
         return None
 
     # --- traced -------------------------------------------------------------------------------------------------------

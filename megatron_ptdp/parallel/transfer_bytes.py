@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 import pathways_ray as pw
-from megatron_ptdp.parallel.shapes import StageShapes, is_float, wire_spec
+from megatron_ptdp.parallel.shapes import StageShapes, is_float, names_of, wire_spec
 
 
 def boundary(source: StageShapes, here: pw.VirtualSlice, there: pw.VirtualSlice, scatter: bool) -> pw.TransferBytes:
@@ -52,6 +52,6 @@ def unshared(shapes: Sequence[StageShapes]) -> list[Any]:
         (number, name)
         for number, stage in enumerate(shapes)
         if stage.zero
-        for name, dimension in zip(stage.names(), jax.tree.leaves(stage.shared), strict=True)
+        for name, dimension in zip(names_of(stage.parameters), jax.tree.leaves(stage.shared), strict=True)
         if dimension < 0
     ]

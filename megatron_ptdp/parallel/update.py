@@ -31,8 +31,6 @@ class PartShapes(Protocol):
     @property
     def master_specs(self) -> Tree: ...
 
-    def names(self) -> tuple[str, ...]: ...
-
 
 def _require_same(slot: Any, parameter: Any) -> None:
     if slot.shape != parameter.shape:

@@ -15,6 +15,7 @@ from megatron_ptdp.models import DATA, TENSOR, Compute, Gpt, build, preset, whol
 from megatron_ptdp.parallel import Layout, Options, Sizes, cuts
 from megatron_ptdp.parallel.gradient_step import GradientStep
 from megatron_ptdp.parallel.layout import places_on
+from megatron_ptdp.parallel.shapes import names_of
 from megatron_ptdp.schedules import build as schedule
 from tests.unit.client.local import LocalSession
 from tests.unit.megatron.models import members
@@ -79,7 +80,7 @@ def test_microbatches_add_up_and_a_state_is_gathered_and_placed(session: LocalSe
     agree(found, halves.gather(two), 1e-6)
     assert sorted(found["slots"]) == ["0/mu", "0/nu"]
     agree(halves.gather(halves.place(found)), found, 0.0)
-    names = {name for number in range(3) for name in halves.parts[0][number].part.names()}
+    names = {name for number in range(3) for name in names_of(halves.parts[0][number].part.parameters)}
     assert {"layers/0/ffn/router/weight", "0/in/weight"} <= names
 
 
