@@ -8,12 +8,17 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from pathways_ray.ir.types import Spec
+from pathways_ray.ir.types import ArrayType, Spec
 
 
 def dtype_named(name: str) -> np.dtype[Any]:
     """The NumPy dtype for a name, those of `ml_dtypes` included."""
     return np.dtype(getattr(ml_dtypes, name, None) or name)
+
+
+def array_type(value: Any) -> ArrayType:
+    """The type of an array, or of what JAX says of one."""
+    return ArrayType(value.shape, value.dtype.name)
 
 
 def partition_spec(spec: Spec) -> PartitionSpec:

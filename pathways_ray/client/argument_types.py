@@ -122,10 +122,6 @@ def extended_dtype(value: Any) -> Any:
     return value.dtype if isinstance(value, jax.Array | jax.ShapeDtypeStruct) and prng.is_key(value) else None
 
 
-def array_type(value: np.ndarray[Any, Any] | jax.ShapeDtypeStruct) -> ArrayType:
-    return ArrayType(value.shape, value.dtype.name)
-
-
 def keeping_width(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
     """Has JAX keep 64 bits where one of these arrays, or types, has them: outside of the `jax.enable_x64` under which
     they were made as well."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import msgspec
-import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
@@ -24,7 +23,7 @@ from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import GraphError
 from pathways_ray.ir.graph import Argument, Body, Compute, Ref, Result
 from pathways_ray.ir.types import ArrayType, Layout, Spec
-from pathways_ray.jax_types import dtype_named
+from pathways_ray.jax_types import array_type, dtype_named
 
 
 @dataclass
@@ -47,8 +46,7 @@ class Inputs:
 
 def array_type_of(variable: Any) -> ArrayType:
     """The type of a variable of a jaxpr as it lies on devices."""
-    aval = prng.data_type(variable.aval)
-    return ArrayType(tuple(aval.shape), np.dtype(aval.dtype).name)
+    return array_type(prng.data_type(variable.aval))
 
 
 def extended_of(variable: Any) -> Any:

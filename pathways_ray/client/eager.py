@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding
 from pathways_ray import jax_hooks
 from pathways_ray.client import prng, puts, source_info
 from pathways_ray.client.always_jitted import always_jitted
-from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype
+from pathways_ray.client.argument_types import ArgumentType, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.bodies import control_node
 from pathways_ray.client.context import current_session
@@ -36,6 +36,7 @@ from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.stages import Lowered
 from pathways_ray.client.tracer import holds_calls, is_call, slices_named
 from pathways_ray.errors import UsageError
+from pathways_ray.jax_types import array_type
 
 _known: weakref.WeakKeyDictionary[Any, KnownPrograms] = weakref.WeakKeyDictionary()
 """For each jaxpr that JAX keeps in its caches, the programs made of it, by session and argument types; and, as what was

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax import export
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
@@ -32,7 +31,7 @@ from pathways_ray.formulas.calls import text_of
 from pathways_ray.formulas.formula import Formula, is_formulas, unpacked
 from pathways_ray.ir.graph import MAX_ESTIMATED_US, Part, Ref
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
-from pathways_ray.jax_types import partition_spec
+from pathways_ray.jax_types import array_type, partition_spec
 from pathways_ray.joint_exports import Packed, is_joint_export
 
 _CALLBACKS = ("pure_callback", "io_callback", "callback", "infeed", "outfeed")
@@ -139,7 +138,7 @@ def export_function(
     """
     mesh = where.mesh.abstract_mesh
     data = [prng.data_type(aval) for aval in avals]
-    _check_layouts(map(_array_type, data), input_specs, where, f"{name}, input")
+    _check_layouts(map(array_type, data), input_specs, where, f"{name}, input")
     given = _Results()
     run = _laid_out(flat, avals, input_specs, output_specs, mesh, given)
     shardings = tuple(NamedSharding(mesh, partition_spec(spec)) for spec in input_specs)
@@ -147,7 +146,7 @@ def export_function(
     formula = _formula_as_it_is(known, mesh)
     if known is not None and formula is not None:
         given.types = list(map(prng.logical, known.out_avals))
-        given.specs = output_specs([_array_type(kind) for kind in given.types])
+        given.specs = output_specs([array_type(kind) for kind in given.types])
         effects: frozenset[Any] = frozenset()
         pending = Pending(name, Evaluated(known), shardings, tuple(data), mesh, platforms, (), jax_settings(), formula)
     else:
@@ -155,7 +154,7 @@ def export_function(
     traced = pending.traced
     check_stays(name, traced.jaxpr.jaxpr, where)
     specs = (*given.specs, *((),) * (len(traced.jaxpr.out_avals) - len(given.specs)))
-    outputs = tuple(map(_array_type, traced.jaxpr.out_avals))
+    outputs = tuple(map(array_type, traced.jaxpr.out_avals))
     _check_layouts(outputs, specs, where, f"{name}, output")
     return Exported(
         name=name,
@@ -200,14 +199,10 @@ def _laid_out(
         logical = [jax.numpy.asarray(leaf) for leaf in flat(*taken)]
         given.types = list(map(type_of, logical))
         out = [prng.to_data(leaf) for leaf in logical]
-        given.specs = output_specs([_array_type(leaf) for leaf in out])
+        given.specs = output_specs([array_type(leaf) for leaf in out])
         return tuple(_constrained(leaf, spec, mesh) for leaf, spec in zip(out, given.specs, strict=True))
 
     return run
-
-
-def _array_type(value: Any) -> ArrayType:
-    return ArrayType(value.shape, np.dtype(value.dtype).name)
 
 
 def _check_layouts(types: Iterable[ArrayType], specs: Sequence[Spec], where: VirtualSlice, what: str) -> None:

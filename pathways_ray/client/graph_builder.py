@@ -15,7 +15,7 @@ from jax.extend import core as jex_core
 
 from pathways_ray import limits
 from pathways_ray.client import copies, prng, puts, source_info
-from pathways_ray.client.argument_types import ArgumentType, array_type, check_width, extended_dtype
+from pathways_ray.client.argument_types import ArgumentType, check_width, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
 from pathways_ray.client.estimates import NO_WORK, Work
@@ -28,6 +28,7 @@ from pathways_ray.errors import ForeignArray, GraphError, TooLarge, TraceError
 from pathways_ray.ir.graph import Argument, Branch, Compute, Graph, Node, Recipe, Ref, Repeat, Result, Transfer
 from pathways_ray.ir.types import ArrayType, Layout, Spec
 from pathways_ray.ir.verify import verify
+from pathways_ray.jax_types import array_type
 
 if TYPE_CHECKING:
     from pathways_ray.client.session import Session

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray.client import prng
@@ -21,6 +20,7 @@ from pathways_ray.client.operation import Operation
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.ir.graph import Argument, Compute, Node, Ref
 from pathways_ray.ir.types import ArrayType, Layout, Spec
+from pathways_ray.jax_types import array_type
 
 Place = Layout | None
 """The layout of a value; None where nothing has asked for the value yet."""
@@ -165,7 +165,7 @@ def without_code(
     """An operation with its types and layouts, and no code."""
     made = jax.eval_shape(flat, *avals)
     data = [prng.data_type(one) for one in made]
-    outputs = tuple(ArrayType(tuple(one.shape), np.dtype(one.dtype).name) for one in data)
+    outputs = tuple(map(array_type, data))
     specs = tuple(output_specs(list(outputs)))
     no_code = (None, (), True, 0, lambda *_: ())
     return Exported(name, Code(), tuple(input_specs), outputs, tuple(avals), tuple(made), specs, *no_code)

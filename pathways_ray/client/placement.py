@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import NamedSharding
 
 from pathways_ray.client import context, leaves, prng
@@ -23,7 +22,7 @@ from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import broadcast_specs, ranks_of, spec_from_user
 from pathways_ray.errors import InvalidArray, SpecError, TraceError, UsageError
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
-from pathways_ray.jax_types import partition_spec
+from pathways_ray.jax_types import array_type, partition_spec
 
 Target = tuple[VirtualSlice, Spec]
 """Where an array is placed."""
@@ -118,9 +117,7 @@ def reshard(tree: Any, slice: Any = None, spec: Any = None) -> Any:
         return jax.tree.unflatten(structure, _placed(tree, found, places))
     for number, (leaf, (where, layout)) in enumerate(zip(found, places, strict=True)):
         if isinstance(leaf, jax.core.Tracer | Array):
-            kind = prng.data_type(leaf.aval)
-            array = ArrayType(tuple(kind.shape), np.dtype(kind.dtype).name)
-            _check_layout(tree, number, array, where, layout)
+            _check_layout(tree, number, array_type(prng.data_type(leaf.aval)), where, layout)
     return jax.tree.unflatten(structure, _moved(found, places))
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from pathways_ray.client import notebook, prng
-from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, keeping_width, to_numpy
+from pathways_ray.client.argument_types import ArgumentType, extended_dtype, keeping_width, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.estimates import Work
 from pathways_ray.client.explanation import explanation
@@ -23,6 +23,7 @@ from pathways_ray.errors import InvalidArray, UsageError
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.text import graph_text
 from pathways_ray.jax_hooks import setting
+from pathways_ray.jax_types import array_type
 from pathways_ray.observe.computations import Computation
 from pathways_ray.transport.messages import encode
 

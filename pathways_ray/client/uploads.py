@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, cast
 
-from pathways_ray.client.argument_types import ArgumentType, array_type, extended_dtype, to_numpy
+from pathways_ray.client.argument_types import ArgumentType, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.array_pieces import ArrayPipe, Given
 from pathways_ray.client.arrivals import Arrival
@@ -16,6 +16,7 @@ from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout
+from pathways_ray.jax_types import array_type
 
 
 class UploadCalls:
