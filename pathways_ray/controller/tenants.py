@@ -64,17 +64,11 @@ class Tenant(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     trusted: bool = False
 
 
-class _Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class _Entry(Tenant, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A tenant as the file has it: with exactly one of `token` and `token_sha256` (64 hexadecimal digits)."""
 
-    name: str
     token: str = ""
     token_sha256: str = ""
-    weight: float = 1.0
-    priority: int = 0
-    quota: Quota = Quota()
-    launch_limit_s: float | None = None
-    trusted: bool = False
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,7 +156,7 @@ def decode(data: bytes) -> TenantBook:
             raise UsageError(
                 f"{what} has a token of {len(entry.token)} characters; {MIN_TOKEN_CHARACTERS} are the least"
             )
-        tenant = Tenant(entry.name, entry.weight, entry.priority, entry.quota, entry.launch_limit_s, entry.trusted)
+        tenant = Tenant(*(getattr(entry, field) for field in Tenant.__struct_fields__))
         try:
             table.add(tenant, entry.token_sha256 or token_digest(entry.token))
         except UsageError as error:
@@ -172,19 +166,7 @@ def decode(data: bytes) -> TenantBook:
 
 def encode(book: TenantBook) -> bytes:
     """The file of a table, with digests in place of tokens."""
-    tenants = [
-        _Entry(
-            tenant.name,
-            "",
-            digest,
-            tenant.weight,
-            tenant.priority,
-            tenant.quota,
-            tenant.launch_limit_s,
-            tenant.trusted,
-        )
-        for tenant, digest in book.entries
-    ]
+    tenants = [_Entry(**msgspec.structs.asdict(tenant), token_sha256=digest) for tenant, digest in book.entries]
     return msgspec.json.format(msgspec.json.encode({"tenants": tenants}), indent=2) + b"\n"
 
 
