@@ -7,9 +7,9 @@ import math
 import time
 from typing import Any
 
-from pathways_ray.client.asking import call
+from pathways_ray.client.asking import call, text_in
 from pathways_ray.errors import UsageError
-from pathways_ray.transport.messages import DrainIsland, RemoveIsland, Status, StatusReply, UndrainIsland
+from pathways_ray.transport.messages import DrainIsland, RemoveIsland, Status, UndrainIsland
 
 DRAIN_LIMIT_S = 60.0
 """A drain waits this long for slices to go, and keeps them this long, where the caller says nothing else."""
@@ -34,7 +34,8 @@ def drain(url: str, token: str, island: int, deadline_s: float, ca: str = "") ->
     call(url, token, DrainIsland(0, island, float(deadline_s)), ca=ca)
     until = time.monotonic() + deadline_s
     while True:
-        left = [one for one in _slices(url, token, ca) if one["island"] == island]
+        status = json.loads(text_in(call(url, token, Status(0), ca=ca), url))
+        left = [one for one in status["slices"] if one["island"] == island]
         if not left or time.monotonic() >= until:
             return left
         time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
@@ -59,13 +60,6 @@ def remove(url: str, token: str, island: int, ca: str = "") -> None:
         AuthenticationError: the token is not the operator's.
     """
     call(url, token, RemoveIsland(0, checked(island)), ca=ca)
-
-
-def _slices(url: str, token: str, ca: str) -> list[dict[str, Any]]:
-    reply = call(url, token, Status(0), ca=ca)
-    assert isinstance(reply, StatusReply)
-    found: list[dict[str, Any]] = json.loads(reply.text)["slices"]
-    return found
 
 
 def checked(island: int) -> int:

@@ -14,9 +14,9 @@ from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.parts import Computation, HostFunction, Keeps, Store, first_failure
 from pathways_ray.executor.run.prepared import PreparedProgram, RunnableStep
 from pathways_ray.executor.run.steps import Slots
-from pathways_ray.ir.exchange import Exchange, exchange
+from pathways_ray.ir.exchange import exchange
 from pathways_ray.ir.graph import functions_in
-from pathways_ray.ir.plan import Bundle, Edge, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
+from pathways_ray.ir.plan import Bundle, Execute, IslandPlan, PlacedSlice, Regroup, Reshard, Step, transfer_id
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.observe.computations import Computation as Analysis
 from pathways_ray.simulation.calls import SimulatedCalls
@@ -240,9 +240,7 @@ class SimulatedParts:
         return made, self.plan.placed(made.source), self.plan.placed(made.target)
 
 
-@functools.lru_cache(maxsize=512)
-def _exchange(edge: Edge, source: PlacedSlice, target: PlacedSlice) -> Exchange:
-    return exchange(edge, source, target)
+_exchange = functools.lru_cache(maxsize=512)(exchange)
 
 
 class SimulatedOutgoing:
