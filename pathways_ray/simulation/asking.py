@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from random import Random
-from typing import Protocol
 
 from pathways_ray.client.buffer import INLINE, READY
-from pathways_ray.client.core import ClientCore
-from pathways_ray.controller.tenants import Tenant
-from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, may_carry
-from pathways_ray.simulation.mover import SimulatedMover
-from pathways_ray.simulation.network import Process
-from pathways_ray.simulation.programs import Drawn
+from pathways_ray.simulation.client_data import Handle, carried, may_carry
+from pathways_ray.simulation.client_view import Client
 from pathways_ray.simulation.serving_host import Shards
 from pathways_ray.simulation.values import Outcome, made_alone, mixed
 from pathways_ray.transport.messages import ServeCall
@@ -21,30 +15,13 @@ PAUSES_S = (0.0, 0.001, 0.02, 0.3, 1.0)
 """From when a user makes up its mind until the call."""
 
 
-class AskingClient(Protocol):
-    """A client whose user asks for values."""
-
-    process: Process
-    random: Random
-    mover: SimulatedMover
-    over: bool
-    core: ClientCore
-    data: ClientData
-    tenant: Tenant
-    handles: dict[int, Handle]
-    programs: list[Drawn]
-
-    @property
-    def world(self) -> DataEnvironment: ...
-
-
-def ask_some(client: AskingClient) -> None:
+def ask_some(client: Client) -> None:
     """Calls programs for their values, now and in the moments that follow, where their hosts serve that."""
     for _ in range(client.random.choice([1, 4, 12])):
         client.world.network.after(client.process, client.random.choice(PAUSES_S), _ask, client)
 
 
-def _ask(client: AskingClient) -> None:
+def _ask(client: Client) -> None:
     if client.over or client.mover.held:
         return
     program = client.random.choice(client.programs)
@@ -71,7 +48,7 @@ def _ask(client: AskingClient) -> None:
     client.data.ask_host(client.tenant.name, host, message, partial(_answered, client, program.number, host, made))
 
 
-def _answered(client: AskingClient, program: int, host: int, made: list[Outcome], values: Shards | None) -> None:
+def _answered(client: Client, program: int, host: int, made: list[Outcome], values: Shards | None) -> None:
     client.core.early.served(program, values is not None)
     if values is None:
         return

@@ -2,45 +2,15 @@
 
 from __future__ import annotations
 
-from random import Random
-from typing import Protocol
-
-from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import Layout
-from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle
-from pathways_ray.simulation.mover import SimulatedMover
-from pathways_ray.simulation.network import Process
+from pathways_ray.simulation.client_data import Handle
+from pathways_ray.simulation.client_view import Client
 from pathways_ray.simulation.programs import Drawn
 
 LOOK_S = 0.002
 """A user whose value is not there looks again after this time."""
 
 
-class LoopingClient(Protocol):
-    """A client with a loop."""
-
-    process: Process
-    random: Random
-    mover: SimulatedMover
-    handles: dict[int, Handle]
-    data: ClientData
-    loop: Drawn | None
-    loops: list[WaitingLoop]
-    over: bool
-
-    @property
-    def world(self) -> DataEnvironment: ...
-
-    def launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]: ...
-
-    def put(self, layout: Layout) -> Handle: ...
-
-    def drop(self, handle: Handle) -> None: ...
-
-    def slice_of(self, layout: Layout) -> PlacedSlice: ...
-
-
-def go_round(client: LoopingClient, program: Drawn) -> None:
+def go_round(client: Client, program: Drawn) -> None:
     """Calls a program with its result, again and again; only some values are kept."""
     handle, random = client.put(program.arguments[0]), client.random
     if (waits := client.world.settings.waits) and random.random() < waits:
@@ -55,7 +25,7 @@ def go_round(client: LoopingClient, program: Drawn) -> None:
 class WaitingLoop:
     """Rounds of which each value is looked at: so many are left, and the next one takes `handle`."""
 
-    def __init__(self, client: LoopingClient, program: Drawn, handle: Handle, rounds: int) -> None:
+    def __init__(self, client: Client, program: Drawn, handle: Handle, rounds: int) -> None:
         self.client, self.program, self.handle, self.rounds = client, program, handle, rounds
         client.loops.append(self)
 

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from random import Random
-from typing import Any, Protocol
-
 from pathways_ray.client import events
 from pathways_ray.client.buffer import BufferRecord
-from pathways_ray.client.core import ClientCore
-from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import Layout
-from pathways_ray.simulation.client_data import AMISS, ClientData
-from pathways_ray.simulation.network import End
-from pathways_ray.simulation.programs import ARRAY, Drawn
+from pathways_ray.simulation.client_data import AMISS
+from pathways_ray.simulation.client_view import Client
+from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.simulation.values import mixed
 from pathways_ray.transport import messages as wire
 
 
-class Misusing(Protocol):
-    """The client whose user makes them."""
-
-    random: Random
-    core: ClientCore
-    data: ClientData
-    end: End
-    programs: list[Drawn]
-    last_drop: float
-
-    @property
-    def session(self) -> int: ...
-
-    @property
-    def world(self) -> Any: ...
-
-    def slice_of(self, layout: Layout) -> PlacedSlice: ...
-
-    def do(self, commands: Sequence[events.Command]) -> None: ...
-
-
-def name_what_is_not_mine(client: Misusing) -> None:
+def name_what_is_not_mine(client: Client) -> None:
     """A launch with a buffer that this session does not have: another one may have a buffer of that number."""
     program = client.random.choice(client.programs)
     last = max(client.core.buffers, default=0) + 1000
@@ -54,7 +26,7 @@ def name_what_is_not_mine(client: Misusing) -> None:
     client.do((message or events.ReleaseQueue(),))
 
 
-def upload_amiss(client: Misusing) -> None:
+def upload_amiss(client: Client) -> None:
     """A launch whose arguments are not on all hosts, or of a wrong type or with other bytes on one of several; this
     client does not wait for any. It has called the program before, so nobody can blame that."""
     program = client.random.choice(client.programs)

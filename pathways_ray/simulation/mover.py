@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from functools import partial
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 from pathways_ray.client.buffer import PENDING, BufferRecord
-from pathways_ray.client.core import ClientCore
 from pathways_ray.client.ending import ONCE
 from pathways_ray.client.events import Cancelling, MakeWay, MoveSlices, Placed
 from pathways_ray.client.moving import (
@@ -32,10 +31,8 @@ from pathways_ray.client.suspending import resume, suspend
 from pathways_ray.client.suspension import Kept, Suspension
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.simulation.client_data import ClientData, Fetch, Handle
-from pathways_ray.simulation.controller import SimulatedController
-from pathways_ray.simulation.environment import Environment
-from pathways_ray.simulation.network import End, Process
+from pathways_ray.simulation.client_data import Fetch, Handle
+from pathways_ray.simulation.client_view import Client
 from pathways_ray.transport import messages as wire
 
 LOOK_S = 0.01
@@ -47,34 +44,12 @@ SUSPENDED_S = (0.0, 0.5, 3.0, 20.0)
 """A session stays suspended for one of these times, and tries again after as long where it could not be resumed."""
 
 
-class Movable(Protocol):
-    """The client that a mover works for."""
-
-    process: Process
-    controller: SimulatedController
-    core: ClientCore
-    data: ClientData
-    end: End
-    slices: list[PlacedSlice]
-    handles: dict[int, Handle]
-    over: bool
-    last_drop: float
-
-    @property
-    def world(self) -> Environment: ...
-
-    @property
-    def programs(self) -> Sequence[object]: ...
-
-    def handle(self, event: Any) -> None: ...
-
-
 class SimulatedMover:
     """Moves the slices of one client, one after the other, and suspends its session. `moved` counts what it has done,
     `failed` what stayed as it was. While the client is `held` it makes no calls; it does not count on the slices
     `away`, which a suspended session has given back."""
 
-    def __init__(self, client: Movable) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self.waiting: list[tuple[int, int]] = []
         self.steps: Generator[Step, Any, None] | None = None

@@ -7,16 +7,14 @@ and that of the array which comes back from it.
 from __future__ import annotations
 
 from random import Random
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 from pathways_ray.client import events
 from pathways_ray.client.buffer import READY
-from pathways_ray.client.core import ClientCore
 from pathways_ray.client.moving import copies_graph
-from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
 from pathways_ray.simulation.client_data import Handle
-from pathways_ray.simulation.environment import Environment
+from pathways_ray.simulation.client_view import Client
 from pathways_ray.simulation.programs import ARRAY, Drawn
 from pathways_ray.transport import messages as wire
 
@@ -31,27 +29,10 @@ class Snapshot(NamedTuple):
     copy: Handle
 
 
-class Keeper(Protocol):
-    """The client that takes snapshots."""
-
-    core: ClientCore
-    slices: list[PlacedSlice]
-    handles: dict[int, Handle]
-
-    @property
-    def world(self) -> Environment: ...
-
-    def handle(self, event: Any) -> None: ...
-
-    def slice_of(self, layout: Layout) -> PlacedSlice: ...
-
-    def launch(self, program: Drawn, given: list[Handle] | None = None) -> tuple[Handle, ...]: ...
-
-
 class SimulatedSnapshots:
     """The snapshots of one client. `restored` counts the arrays that came back after a loss."""
 
-    def __init__(self, client: Keeper) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self.kept: list[Snapshot] = []
         self.programs: dict[tuple[Layout, Layout], Drawn] = {}

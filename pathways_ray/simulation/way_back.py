@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.core import ClientCore
 from pathways_ray.client.ending import ANSWER_LIMIT_S
-from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
-from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType, Spec
+from pathways_ray.simulation.client_view import Client
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.environment import Environment
-from pathways_ray.simulation.mover import SimulatedMover
-from pathways_ray.simulation.network import End, Process
 from pathways_ray.simulation.programs import ARRAY
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import slice_tag
@@ -39,38 +35,11 @@ class Kind(NamedTuple):
     array: ArrayType = ARRAY
 
 
-class Returning(Protocol):
-    """The client that comes back."""
-
-    process: Process
-    tenant: Tenant
-    controller: SimulatedController
-    core: ClientCore
-    mover: SimulatedMover
-    end: End
-    slices: list[PlacedSlice]
-    programs: list[Any]
-    over: bool
-    last_drop: float
-
-    @property
-    def session(self) -> int: ...
-
-    @property
-    def world(self) -> Any: ...
-
-    def handle(self, event: Any) -> None: ...
-
-    def connect(self, controller: SimulatedController) -> bool: ...
-
-    def left_behind(self, before: list[int], failure: Failure | None, by_client: bool = True) -> None: ...
-
-
 class WayBack:
     """Looks for the successor, and opens the session there. `back` counts the sessions that were opened again,
     `answered` the launches by what became of them."""
 
-    def __init__(self, client: Returning) -> None:
+    def __init__(self, client: Client) -> None:
         self.client = client
         self.calls = self.calls_before = self.back = 0
         self.since = 0.0
