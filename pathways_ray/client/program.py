@@ -206,7 +206,7 @@ class Program(Method):
             return LoweredProgram(session, built, found.output_tree)
 
     def _of_named(self, session: Session, first: VirtualSlice | None) -> Session:
-        """The session of the first slice that a function uses; the given one without such a slice, or where it is closed."""
+        """The session of a function's first slice; the given one where it uses no slice, or that one is closed."""
         if first is None or first.session is session or first.session.closed_because:
             return session
         owner: Any = first.session  # a slice knows a part of it only
