@@ -273,12 +273,9 @@ class GraphBuilder:
     def _move(self, value: Value, where: VirtualSlice, spec: Spec) -> Value:
         """The value in a layout, by a transfer, which two that ask for the same share."""
         self._use_slice(where)
-        before, layout = self.layout_of(value), Layout(where.id, spec)
-        ref = self._ref(value, where, spec)
-        if before == (where, spec):
+        ref, layout = self._ref(value, where, spec), Layout(where.id, spec)
+        if self.layout_of(value) == (where, spec):  # it may have been with the client; a constant is one still
             return value
-        if self.layout_of(Value(ref=ref)) == (where, spec):  # it was still with the client, and goes there
-            return value if value.leaf >= 0 else Value(ref=ref)
         if (ref, layout) not in self.moved:
             self.nodes.append(Transfer(ref, self.type_of(value), layout))
             self.moved[ref, layout] = Ref(len(self.nodes) - 1)

@@ -344,3 +344,33 @@ def test_a_returned_constant_is_uploaded_once(session: Any, monkeypatch: pytest.
     assert two[2]._buffer is not one[2]._buffer
     assert [float(each[1]) for each in (one, two)] == [0.5, 0.5]
     np.testing.assert_array_equal(np.asarray(two[2]), big)
+
+
+@pytest.mark.parametrize("by", ["pw.reshard", "jax.device_put"])
+@pytest.mark.parametrize("is_key", [False, True])
+def test_a_constant_that_a_program_moves_is_uploaded_once(
+    session: Any, monkeypatch: pytest.MonkeyPatch, by: str, is_key: bool
+) -> None:
+    """A program keeps it for its calls, wherever it lies: it is not given away, and what is returned is a copy."""
+    a, b = session.virtual_slice((4,), ("x",)), session.virtual_slice((2, 2), ("x", "y"))
+    held = jax.random.split(jax.random.key(5), 1 << 14) if is_key else np.arange(1 << 14, dtype=np.float32)
+
+    def moved(spec: P) -> Any:
+        if by == "pw.reshard":
+            return pw.reshard(held, b, spec)
+        return jax.device_put(held, NamedSharding(b.mesh, spec))
+
+    add = pw.compiled(lambda v: v + 1, slice=a)
+    give = pw.compiled(lambda v: v[::-1], slice=b, in_specs=P("y"), out_specs=P("y"), donate_argnums=0)
+    f = pw.program(lambda v: (add(v), give(moved(P("y"))), moved(P("x"))))
+    x = pw.put(V, a)
+    f(x)
+    monkeypatch.setattr(session, "put", Mock(side_effect=AssertionError("it is uploaded again")))
+    one, two, three = f(x), f(x), f(x)
+    assert session.launched[-1].donated_arguments == ()
+    one[2].delete()
+    pw.compiled(lambda v: v[::-1], slice=b, in_specs=P("x"), donate_argnums=0)(two[2])
+    data = jax.random.key_data if is_key else np.asarray
+    np.testing.assert_array_equal(data(three[1]), data(held)[::-1])
+    np.testing.assert_array_equal(data(three[2]), data(held))
+    assert [str(array.sharding.spec) for array in three[1:]] == [str(P("y")), str(P("x"))]
