@@ -20,7 +20,7 @@ from pathways_ray import compat
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.registered import type_of
 from pathways_ray.executor.compile.compiler import Compiler
-from pathways_ray.ir.graph import Part, Recipe, Ref
+from pathways_ray.ir.graph import Compute, Part, Recipe, Ref
 from pathways_ray.ir.plan import Executable
 from pathways_ray.ir.types import ArrayType, Layout
 from tests.unit.client import local
@@ -374,3 +374,23 @@ def test_a_constant_that_a_program_moves_is_uploaded_once(
     np.testing.assert_array_equal(data(three[1]), data(held)[::-1])
     np.testing.assert_array_equal(data(three[2]), data(held))
     assert [str(array.sharding.spec) for array in three[1:]] == [str(P("y")), str(P("x"))]
+
+
+def test_copies_of_returned_constants_are_exported_once_and_together(
+    session: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As operations are: once for all slices of a layout, and with one code for those of one program."""
+    copied = Mock(wraps=jnp.copy)
+    monkeypatch.setattr(jnp, "copy", copied)
+    constants = [np.arange(k, dtype=np.float32) for k in (4, 8, 12)]
+    add = jax.jit(lambda v: v + 1)
+    f = pw.program(lambda v: [add(v), *constants, *constants])
+    for _ in range(2):
+        x = pw.put(V, session.virtual_slice((2,), ("x",)), P("x"))
+        built = f.prepared((x,))._built
+        copies = [node for node in built.graph.nodes if isinstance(node, Compute) and node.name == "copy"]
+        parts = [built.graph.recipes[node.recipe].parts[0] for node in copies]
+        assert (len(parts), len({part.function for part in parts}), len({part.digest for part in parts})) == (6, 3, 1)
+        assert copied.call_count == len(constants)
+    for one, other in zip(f(x)[1:], constants * 2, strict=True):
+        np.testing.assert_array_equal(np.asarray(one), other)
