@@ -17,7 +17,7 @@ from pathways_ray.client.wanted import ANY, Wanted
 from pathways_ray.client.weak import living
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import SliceType, Spec, check_axis_names
+from pathways_ray.ir.types import SliceType, Spec, check_axis_names, plain_name
 
 _MAX_AXIS_SIZE = 1 << 20
 """Devices on one axis of a slice; sizes beyond are a slip, and would not fit into a message either."""
@@ -263,6 +263,7 @@ def mesh_of(shape: Sequence[int] | int | None, axes: Sequence[str] | None) -> tu
     names = tuple(axes) if isinstance(axes, Iterable) and not isinstance(axes, str) else (axes,)
     if not exact or not all(isinstance(axis, str) for axis in names):
         raise UsageError(f"a slice has whole sizes and axis names; got shape {shape!r} and axes {axes!r}")
+    names = tuple(map(plain_name, names))
     if shape is None:
         return (), names
     if not sizes or any(size < 1 for size in sizes):

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 
 from pathways_ray.client import leaves
 from pathways_ray.errors import SpecError
-from pathways_ray.ir.types import Spec, canonical_spec, check_spec
+from pathways_ray.ir.types import Spec, canonical_spec, check_spec, plain_name
 
 
 def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...], rank: int | None = None) -> Spec:
@@ -35,9 +35,9 @@ def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...], rank: int
         if entry is None:
             entries.append(())
         elif isinstance(entry, str):
-            entries.append((entry,))
+            entries.append((plain_name(entry),))
         elif isinstance(entry, tuple) and all(isinstance(axis, str) for axis in entry):
-            entries.append(entry)
+            entries.append(tuple(map(plain_name, entry)))
         else:
             raise SpecError(f"entry {entry!r} of {value} is no axis name; write a name, a tuple of names, or None")
     spec = canonical_spec(tuple(entries))

@@ -107,6 +107,11 @@ def canonical_spec(entries: tuple[tuple[str, ...], ...]) -> Spec:
     return entries[:end]
 
 
+def plain_name(name: str) -> str:
+    """The name as a string of Python's own: NumPy's are strings too, and no message takes them."""
+    return str.__str__(name)
+
+
 def check_axis_names(axes: tuple[str, ...]) -> None:
     """Raises `Unschedulable` unless the names of a mesh's axes are different, not empty, and short: status shows those
     of all slices."""

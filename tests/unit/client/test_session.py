@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.client import driver, fetches, mover
@@ -27,6 +28,7 @@ from pathways_ray.client.interrupted import is_mine
 from pathways_ray.client.moving import is_quiet
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, mesh_of
+from pathways_ray.client.specs import spec_from_user
 from pathways_ray.client.uploads import upload
 from pathways_ray.client.why import EXPLAIN_WITHIN_S
 from pathways_ray.errors import (
@@ -66,6 +68,7 @@ from pathways_ray.transport.messages import (
     SessionResumed,
     Status,
     StatusReply,
+    encode,
 )
 from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline, eventually
 
@@ -796,3 +799,13 @@ def test_a_slice_with_a_long_axis_name_is_refused() -> None:
 def test_a_slice_of_no_whole_sizes_or_of_no_names_is_refused(shape: Any, axes: Any) -> None:
     with pytest.raises(UsageError, match=r"a slice has whole sizes and axis names; got shape .* and axes "):
         mesh_of(shape, axes)
+
+
+@pytest.mark.parametrize("axes", [np.array(["x", "y"]), ("x", np.str_("y"))])
+def test_axis_names_of_numpy_are_those_of_python(axes: Any) -> None:
+    """No message takes a string of NumPy."""
+    _, names = mesh_of((2, 2), axes)
+    asked = [encode(CreateSlice(1, (2, 2), given, -1, "", "")) for given in (names, ("x", "y"))]
+    assert asked[0] == asked[1]
+    spec = spec_from_user(P(np.str_("x"), (np.str_("y"),)), names)
+    assert {type(axis) for dimension in spec for axis in dimension} == {str}
