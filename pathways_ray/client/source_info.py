@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 import types
 from typing import Any
 
@@ -14,8 +15,11 @@ from pathways_ray.errors import PathwaysError
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _JAX = os.path.dirname(os.path.abspath(jax.__file__))
+_NUMPY = os.path.dirname(os.path.abspath(np.__file__)) + os.sep
 _PYTHON = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_SCRIPTS = os.path.join(sysconfig.get_path("scripts"), "")
+"""The folder of the scripts that call what is installed."""
 
 _LEFT_OUT = "--------------------\nFor simplicity, JAX has removed"
 
@@ -26,9 +30,16 @@ def _foreign(file: str) -> bool:
     return not (file.startswith((_OURS, _JAX, "<frozen")) or os.sep + "contextlib.py" in file)
 
 
-def _is_users(file: str) -> bool:
-    """Whether a file is neither ours, nor JAX's, nor Python's own, nor an installed library's."""
-    return _foreign(file) and not file.startswith(_PYTHON) and not any(name in file for name in _INSTALLED)
+def _rank(file: str) -> int:
+    """The likelihood that a file is the user's: 0 of ours and JAX's, 1 of Python's own and NumPy's, 2 of what is
+    installed, a library or the user's own package, 3 of others."""
+    if not _foreign(file):
+        return 0
+    if file.startswith(_NUMPY):
+        return 1
+    if file.startswith(_SCRIPTS) or any(name in file for name in _INSTALLED):  # these may be in Python's folder
+        return 2
+    return 1 if file.startswith(_PYTHON) else 3
 
 
 def here() -> str:
@@ -51,32 +62,28 @@ def of_equation(equation: Any) -> str:
 
 
 def of_error(error: BaseException) -> str:
-    """`file.py:line` of the user's code that an exception came through, innermost first; of a library's, where it came
-    through none of the user's."""
-    found = users = ""
+    """`file.py:line` of the user's code that an exception came through, innermost first; where it came through none
+    that is surely the user's, of what is installed before Python's own."""
+    best, found = 1, ""
     traceback = error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if _foreign(file):
-            found = f"{os.path.basename(file)}:{traceback.tb_lineno}"
-            users = found if _is_users(file) else users
+        if (rank := _rank(file)) >= best:
+            best, found = rank, f"{os.path.basename(file)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
-    return users or found
+    return found
 
 
 def stacklevel() -> int:
     """The `stacklevel` by which a warning of the caller points at the user's line, however many of our functions are
-    between them; at a library's, where the call is from none of the user's."""
+    between them; where the call is from none that is surely the user's, at what is installed before Python's own."""
     frame: types.FrameType | None = sys._getframe(1)
-    level, found = 1, 0
+    best, level, found = 0, 1, 1
     while frame is not None:
-        file = frame.f_code.co_filename
-        if _is_users(file):
-            return level
-        if not found and _foreign(file):
-            found = level
+        if (rank := _rank(frame.f_code.co_filename)) > best:
+            best, found = rank, level
         frame, level = frame.f_back, level + 1
-    return found or 1
+    return found
 
 
 def text_of(error: BaseException) -> str:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import os
+import sysconfig
+import textwrap
 import warnings
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
@@ -197,6 +201,44 @@ def test_an_error_of_a_library_says_the_users_line(session, a4) -> None:
                 f(V)
     with pytest.raises(pw.errors.TraceError, match=r"\(decoder.py:\d+\) cannot be traced"):
         pw.compiled(functools.partial(json.JSONDecoder.decode, json.JSONDecoder(), "{"), slice=a4)()
+
+
+def test_a_package_of_the_users_may_be_installed(session, a4) -> None:
+    """As in a container: the lines are of that package, before those of Python's own, of NumPy, and of the script that
+    calls it, which runs in a thread here, as tests are not installed."""
+    package = os.path.join(sysconfig.get_path("purelib"), "theirs", "main.py")
+    script = os.path.join(sysconfig.get_path("scripts"), "theirs")
+    main = defined(
+        """
+        def parsed(v):
+            return v * json.loads("{")["a"]
+
+        def ordered(v):
+            return v * numpy.cross(v, numpy.ones(7))
+
+        def main(f, *given):
+            for one in given:
+                f(one)
+        """,
+        package,
+        json=json,
+        numpy=np,
+    )
+    for name, line in (("parsed", 3), ("ordered", 6)):
+        with pytest.raises(pw.errors.TraceError, match=rf"\(main.py:{line}\) cannot be traced"):
+            pw.compiled(main[name], slice=a4)(V)
+
+    f = pw.compiled(lambda v: v + 1, slice=a4, on_retrace="warn")
+    run = defined("\ndef run(*given):\n    main(*given)", script, main=main["main"])["run"]
+    with ThreadPoolExecutor(1) as pool, pytest.warns(UserWarning, match="was traced again") as seen:
+        pool.submit(run, f, V[:3], V).result()
+    assert [(one.filename, one.lineno) for one in seen] == [(package, 10)]
+
+
+def defined(text: str, file: str, **known: Any) -> dict[str, Any]:
+    """What Python's text defines, as if it were in that file."""
+    exec(compile(textwrap.dedent(text), file, "exec"), known)
+    return known
 
 
 def test_shard_map_over_the_mesh_of_a_slice_or_an_equal_one(session, a4) -> None:
