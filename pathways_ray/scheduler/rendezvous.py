@@ -89,13 +89,15 @@ class OrderCheck:
         if clash is None:
             return []
         records = [outstanding.get(gang.sequence) for _, gang in clash]
+        tenants = {record.usage.tenant if record is not None else "" for record in records}
+        launch = clash[0][1].sequence if len(tenants) == 1 and "" not in tenants else 0
+        # It names programs to their tenant alone. What it says else, numbers of launches, all may know.
         one, other = (
-            f"host {members[place]} had {_gang_text(gang, record)}"
+            f"host {members[place]} had {_gang_text(gang, record if launch else None)}"
             for (place, gang), record in zip(clash, records, strict=True)
         )
-        tenants = {record.usage.tenant if record is not None else "" for record in records}
         reason = f"hosts of island {self.island} enqueued gangs in different orders: {one} where {other}"
-        return [RestartIsland(host, reason, "OrderMismatch", clash[0].gang.sequence if len(tenants) == 1 else 0)]
+        return [RestartIsland(host, reason, "OrderMismatch", launch)]
 
     def add(self, host: int, gangs: Iterable[Gang]) -> tuple[HostGang, HostGang] | None:
         """Notes the gangs that a host enqueued next, by its place in the island. Returns two gangs that two hosts have

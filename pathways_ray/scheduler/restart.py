@@ -68,7 +68,7 @@ class Restart:
         candidates, compiling = self._causes(host, decided)
         first = launch or (candidates[0] if candidates else 0)
         story = self.story.lines(now, launch=first, hosts=self.members.hosts)
-        names = decided is not None
+        names = decided is not None and bool(decided.launch or decided.program)
         self.story.note(Entry(now, "island restarts", reason, kind, launch=launch, host=host, private=names))
         commands: list[events.Command] = [events.ForgetHosts()]
         # The cause first: the controller knows the launches that it names until it has heard of the first loss.

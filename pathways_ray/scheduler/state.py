@@ -18,9 +18,8 @@ class RestartIsland(NamedTuple):
     """A decision of the order, always its last one: the island's hosts have to start again.
 
     `host` is the one whose report led to it, `kind` the error that launches get. `launch` is the launch that the reason
-    names, or 0; `program` the one whose compilation is at fault, or 0. One that names launches of several tenants has
-    neither: nobody is told but the operator. A launch that was over its limit had its devices for `seconds`, and is to
-    blame.
+    names, or 0; `program` the one whose compilation is at fault, or 0. One that has neither names nothing of a tenant,
+    and is told to all. A launch that was over its limit had its devices for `seconds`, and is to blame.
     """
 
     host: int

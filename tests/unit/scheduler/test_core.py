@@ -408,6 +408,19 @@ def test_a_clash_of_launches_of_two_tenants_is_about_neither(tenant: str, launch
     assert {down.launch for down in found} == {launch}
 
 
+def test_a_clash_with_a_launch_that_is_over_is_told_to_all_by_numbers() -> None:
+    """Whose it was is not known any more. All heard nothing but that their island starts again."""
+    core = core_of(0, 1)
+    core.handle(ControllerMessage(Program(1, b"", {}, "p")), 0.0)
+    core.handle(launch(2), 0.0)
+    core.handle(HostMessage(0, 1, Ordered(0, (Gang(1, 0, 0b11), Gang(2, 0, 0b11)))), 1.0)
+    found = downs(core.handle(HostMessage(1, 1, Ordered(1, (Gang(2, 0, 0b11), Gang(1, 0, 0b11)))), 1.0))
+    assert {(down.kind, down.launch, down.decided) for down in found} == {("OrderMismatch", 0, False)}
+    assert all(
+        down.reason.endswith("host 0 had gang 0 of launch 1 where host 1 had gang 0 of launch 2") for down in found
+    )
+
+
 def test_hosts_with_different_orders_are_reported_with_the_launch_at_fault() -> None:
     core = core_of(0, 1)
     core.handle(ControllerMessage(Program(1, b"", {}, "p")), 0.0)
