@@ -125,12 +125,13 @@ def stage_memory(plan: Plan, model: Model, cluster: Cluster, software: Software)
     first = _device_memory(plan, model, cluster, software, 0)
     if p == 1:
         return StageMemory(first, first, first)
-    between = [_device_memory(plan, model, cluster, software, position) for position in _fullest_between(plan, model)]
+    positions = _fullest_between(plan, model, software)
+    between = [_device_memory(plan, model, cluster, software, position) for position in positions]
     middle = max(between, key=lambda memory: memory.total, default=first)
     return StageMemory(first, middle, _device_memory(plan, model, cluster, software, p - 1))
 
 
-def _fullest_between(plan: Plan, model: Model) -> Sequence[int]:
+def _fullest_between(plan: Plan, model: Model, software: Software) -> Sequence[int]:
     """Positions between the first and the last of which one is the fullest of all between.
 
     Of devices with the same layers, the first one has the most microbatches in flight; where more gradients of weights
@@ -138,10 +139,15 @@ def _fullest_between(plan: Plan, model: Model) -> Sequence[int]:
     """
     if not has_closed_form(plan):
         return range(1, plan.pipeline - 1)
-    rules = rules_of(plan.schedule)
-    spans = _spans(model, plan.pipeline, plan.chunks, rules.v_placement)
-    grows = rules.splits_backward and plan.recompute == "full"
+    spans = _spans(model, plan.pipeline, plan.chunks, rules_of(plan.schedule).v_placement)
+    grows = _recomputed_waits(plan, software)
     return [last if grows else first for first, last in spans]
+
+
+def _recomputed_waits(plan: Plan, software: Software) -> bool:
+    """Whether what is recomputed for the inputs' gradients stays until the weights' have been made. Of compiled stages
+    both parts of a backward pass recompute it (`estimate.action_costs`)."""
+    return plan.recompute == "full" and rules_of(plan.schedule).splits_backward and not software.compiled_stages
 
 
 @lru_cache(maxsize=4096)
@@ -221,8 +227,7 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
     edge = element * model.sequence * model.hidden / rep
     dropped = edge / element if share.has_first and model.dropout else 0.0
     activations = (kept(plan.recompute) + dropped) * b * in_flight(plan, position)
-    if plan.recompute == "full" and rules_of(plan.schedule).splits_backward:
-        # What was recomputed for the inputs' gradients stays until the weights' have been made.
+    if _recomputed_waits(plan, software):
         activations += kept("selective") * b * waiting(plan, position)
 
     largest = max((layer for layer, _ in share.layers), key=model.layer_parameters, default=model.row[-1])

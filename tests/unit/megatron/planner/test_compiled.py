@@ -67,6 +67,18 @@ def test_both_parts_of_a_backward_pass_compute_the_layers_again() -> None:
     assert last.weights == pytest.approx(plain[1].inputs + plain[1].inputs_tensor + plain[1].weights + ACTION)
 
 
+def test_nothing_that_was_recomputed_waits_for_the_gradients_of_weights() -> None:
+    """Both parts recompute it; other software keeps it from the first to the second, the most on the last device."""
+    plan = Plan(pipeline=4, tensor=1, batch=8, schedule="zb-h1", recompute="full")
+    question = asked(plan)
+    compiled = stage_memory(plan, MODEL, question.cluster, question.software)
+    others = stage_memory(plan, MODEL, question.cluster, replace(question.software, compiled_stages=False))
+    inputs = 4 * MODEL.sequence * MODEL.hidden * 2  # float32, of two layers
+    for device in (compiled.first, compiled.middle, compiled.last):
+        assert device.activations == pytest.approx(4 * inputs)  # of as many microbatches as devices
+    assert 4 * inputs < others.first.activations < others.middle.activations < others.last.activations
+
+
 def test_other_software_pays_for_no_action() -> None:
     plan = Plan(pipeline=2, tensor=1, batch=4, schedule="zb-h1")
     question = asked(plan, software="megatron-2022")
