@@ -188,6 +188,13 @@ class Transformer:
 
     def loss(self, params: Tree, x: jax.Array, balance: Tree, batch: Mapping[str, Any]) -> jax.Array:
         """The sum of the token losses of this member's examples from the last layer's output."""
+        if self.compute.recompute == "full":
+            # Nothing as large as the logits is kept. Where one computation has forward and backward, XLA sees that both
+            # compute the same here, and does it once.
+            return jax.checkpoint(self._loss, prevent_cse=False)(params, x, balance, batch)
+        return self._loss(params, x, balance, batch)
+
+    def _loss(self, params: Tree, x: jax.Array, balance: Tree, batch: Mapping[str, Any]) -> jax.Array:
         c = self.config
         x = layers.norm(x, self.prepared(params["final"]))
         if c.kind == "t5" and c.tied:

@@ -21,16 +21,39 @@ def enqueued(schedule: Schedule) -> tuple[Action, ...]:
     return tuple(chain.from_iterable(span.entry.parts for span in simulate(schedule).started))
 
 
-def fused_last_stage(schedule: Schedule) -> frozenset[int]:
+def fused_last_stage(schedule: Schedule, recomputed: bool = False) -> frozenset[int]:
     """The microbatches whose forward on the last stage is followed at once by their full backward. Fused into one
-    computation, they need not write the logits out."""
+    computation, they need not write the logits out.
+
+    Args:
+        recomputed: layers are. Then those too whose backward comes later but in the order of the forwards: nothing
+            waits for their forward, which between the two would keep the input of each layer. Where backwards run in
+            another order, the last stage would stand still until the first of them.
+    """
     last = schedule.stages - 1
     row = tuple(chain.from_iterable(entry.parts for entry in schedule.rows[schedule.placement[last]]))
+    if recomputed:
+        return _in_order([action for action in row if action.stage == last])
     return frozenset(
         here.microbatch
         for here, there in pairwise(row)
         if here == Action(last, "F", here.microbatch) and there == Action(last, "B", here.microbatch)
     )
+
+
+def _in_order(row: Iterable[Action]) -> frozenset[int]:
+    """The microbatches whose full backward on a stage comes before that of any whose forward came later."""
+    forwards: list[int] = []
+    found, latest = set(), -1
+    for action in row:
+        if action.kind == "F":
+            forwards.append(action.microbatch)
+        elif action.kind in "BI":
+            place = forwards.index(action.microbatch)
+            if action.kind == "B" and place > latest:
+                found.add(action.microbatch)
+            latest = max(latest, place)
+    return frozenset(found)
 
 
 def completing(actions: Iterable[Action]) -> frozenset[Action]:

@@ -32,7 +32,8 @@ class Options:
             inside it, so with recompute "full" a layer's forward runs three times in a step, not two.
         join: on the last stage, a forward that is followed at once by its backward becomes one computation with it.
             Less is kept; but XLA rounds otherwise, so bits differ from schedules where another action stands between.
-            A pipeline of one stage always does.
+            A pipeline of one stage always does, and so does any where the model recomputes "full", also if other
+            forwards stand between.
         master: dtype of parameters, optimizer state and sums of gradients
         compute: dtype of the copy of the parameters that forward and backward use
         pieces: into how many pieces per island the gradients of a stage are cut to cross islands

@@ -43,9 +43,11 @@ class Step(StatefulStep):
         self.keep_input = options.keep == "input"
         self.actions = action_order.enqueued(schedule)
         self.completing = action_order.completing(self.actions)
-        # With one stage there is no other schedule whose bits it could differ from.
-        fused = options.join or schedule.stages == 1
-        self.fused_last_stage = action_order.fused_last_stage(schedule) if fused else frozenset()
+        # With one stage there is no other schedule whose bits it could differ from. Where layers are recomputed, all
+        # schedules that keep the order of the microbatches fuse, and have the same bits.
+        recomputed = getattr(getattr(model, "compute", None), "recompute", "none") == "full"
+        fused = options.join or schedule.stages == 1 or recomputed
+        self.fused_last_stage = action_order.fused_last_stage(schedule, recomputed) if fused else frozenset()
         self.model, self.options = model, options
         self.shapes = self._stage_shapes()
         self.tied = tied_arrays([shapes.parameters for shapes in self.shapes])

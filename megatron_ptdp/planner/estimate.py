@@ -159,16 +159,26 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     for stage, cost in enumerate(costs):
         fused = rules.fuses_last_stage and stage == len(costs) - 1
         more = Cost(0.0 if fused else action, action)
+        if stage == len(costs) - 1 and _logits_again(plan):
+            head = logits_cost(question.model, split_of(plan), question.cluster, question.software)
+            cost += Cost(0.0, head.forward, inputs_tensor=head.forward_tensor)
         if rules.splits_backward:
             back = cost.inputs + cost.weights
             inputs = question.software.inputs_share * back if stage else 0.0  # the first stage has none to give
             weights = back - inputs
-            if plan.recompute == "full":  # both parts compute the layers again, and W goes the whole way back
+            if plan.recompute == "full":  # both parts compute that again, and W goes the whole way back
                 inputs = cost.inputs if stage else 0.0
                 weights = back + (cost.inputs_tensor if stage else 0.0)
             cost = replace(cost, inputs=inputs, weights=weights + action)
         made.append(cost + more)
     return tuple(made)
+
+
+def _logits_again(plan: Plan) -> bool:
+    """Whether the backward passes of a compiled last stage compute the logits again: those that do not have the forward
+    pass inside (`parallel.action_order.fused_last_stage`)."""
+    apart = rules_of(plan.schedule).splits_backward or plan.schedule == "looped-bfs"
+    return plan.recompute == "full" and plan.pipeline > 1 and apart
 
 
 def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:

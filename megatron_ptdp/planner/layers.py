@@ -225,7 +225,7 @@ def embedding_cost(model: Model, split: Split, cluster: Cluster, software: Softw
 
 @lru_cache(maxsize=4096)
 def logits_cost(model: Model, split: Split, cluster: Cluster, software: Software) -> Cost:
-    """Seconds of the last norm, the logits and the loss for one microbatch. They are never recomputed."""
+    """Seconds of the last norm, the logits and the loss for one microbatch. Megatron-LM never recomputes them."""
     device, t, element = cluster.device, split.tensor, software.element_bytes
     tokens = split.microbatch * model.sequence
     own = padded_vocabulary(model, t) // t

@@ -240,6 +240,7 @@ GRID = [
     ("1f1b", {"pipeline": 4, "tensor": 1}, {"recompute": "selective"}, {"join": True}),
     ("1f1b", {"pipeline": 2, "tensor": 2}, {"recompute": "full"}, {"keep": "residuals"}),
     ("1f1b", {"pipeline": 2, "tensor": 2}, {"recompute": "full"}, {"scatter_gather": False}),
+    *((name, {"pipeline": 2}, {"recompute": "full"}, {}) for name in ("gpipe", "looped-bfs", "zb-h1", "dualpipe-v")),
     ("zb-v", {"pipeline": 2, "tensor": 2}, {"sequence_parallel": True}, {}),
     ("1f1b", {"pipeline": 2, "data": 2}, {}, {"zero": 1}),
     ("interleaved", {"pipeline": 2, "data": 2}, {}, {"zero": 2}),

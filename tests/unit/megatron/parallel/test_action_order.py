@@ -41,6 +41,15 @@ def test_the_last_stage_of_1f1b_runs_forward_and_backward_as_one_and_that_of_gpi
     assert fused_last_stage(build("zb-h1", 4, 6)) == frozenset()  # its backward is cut in two
 
 
+def test_with_recomputation_the_last_stage_leaves_to_its_backwards_each_forward_that_nothing_waits_for() -> None:
+    assert fused_last_stage(build("gpipe", 4, 6), True) == frozenset(range(6))
+    for schedule in (build("1f1b", 4, 6), build("interleaved", 2, 4, 2)):
+        assert fused_last_stage(schedule, True) == fused_last_stage(schedule)
+    assert fused_last_stage(build("zb-h1", 4, 6), True) == frozenset()
+    assert fused_last_stage(build("dualpipe-v", 2, 4, 2), True) == {1, 2, 3}  # that of 0 is cut in two
+    assert fused_last_stage(build("looped-bfs", 2, 4, 2), True) == {3}  # whose backward comes first
+
+
 def test_the_gradients_of_a_stage_are_complete_after_its_last_backward() -> None:
     mine = Schedule.of("mine", 2, (0, 1), [["0F0", "0F1", "0B1", "0B0"], ["1F0", "1I0", "1F1", "1I1", "1W1", "1W0"]])
     assert completing(enqueued(mine)) == {Action(0, "B", 0), Action(1, "W", 0)}

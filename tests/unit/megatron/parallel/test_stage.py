@@ -72,6 +72,15 @@ def test_more_recomputation_keeps_less() -> None:
     assert kept("full", Options(keep="input")) == 0  # only the stage's own input, which is there anyway
 
 
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_with_full_recomputation_a_forward_keeps_no_logits(recompute: str) -> None:
+    math = stage(1, Compute(tensor=2, recompute=recompute))  # type: ignore[arg-type]
+    _, kept = jax.eval_shape(math.forward, *arguments(math))
+    own = -(-CONFIG.vocabulary // 2)
+    logits = [array for array in kept if array.shape[-1] == own and array.dtype == jnp.float32]  # no tokens
+    assert bool(logits) == (recompute == "selective")
+
+
 def test_backward_gives_sums_as_it_takes_them_and_a_gradient_for_each_value() -> None:
     math = stage(1)
     params, values, batch, k = arguments(math)

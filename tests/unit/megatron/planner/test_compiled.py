@@ -10,6 +10,7 @@ import pytest
 from megatron_ptdp.config import load
 from megatron_ptdp.config.cluster import Cluster, Level
 from megatron_ptdp.planner.estimate import Question, action_costs, pipeline_work, split_of, stage_costs, time_split
+from megatron_ptdp.planner.layers import logits_cost
 from megatron_ptdp.planner.memory import stage_memory
 from megatron_ptdp.planner.plan import Plan
 from tests.unit.megatron.planner.helpers import gpt
@@ -56,15 +57,29 @@ def test_a_split_backward_pass_has_two_launches_and_the_first_stage_gives_no_gra
     assert last.inputs + last.weights == pytest.approx(whole[1] + 2 * ACTION)
 
 
+@pytest.mark.parametrize(("schedule", "chunks", "again"), [("gpipe", 1, 0), ("1f1b", 1, 0), ("looped-bfs", 2, 1)])
+def test_a_whole_backward_computes_the_logits_again_where_it_comes_in_another_order(
+    schedule: str, chunks: int, again: int
+) -> None:
+    plan = Plan(pipeline=2, chunks=chunks, batch=4, schedule=schedule, recompute="full")
+    question = asked(plan)
+    plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, chunks)
+    head = logits_cost(MODEL, split_of(plan), question.cluster, question.software)
+    last = action_costs(question, plan)[-1]
+    assert last.inputs == pytest.approx(plain[-1].inputs + again * head.forward + ACTION)
+
+
 def test_both_parts_of_a_backward_pass_compute_the_layers_again() -> None:
     plan = Plan(pipeline=2, tensor=2, batch=4, schedule="zb-h1", recompute="full")
     question = asked(plan)
     plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, 1)
+    head = logits_cost(MODEL, split_of(plan), question.cluster, question.software)  # which is computed again as well
     first, last = action_costs(question, plan)
     assert (first.inputs, first.weights) == (ACTION, pytest.approx(plain[0].inputs + plain[0].weights + ACTION))
-    assert last.inputs == pytest.approx(plain[1].inputs + ACTION)
-    assert last.inputs_tensor == plain[1].inputs_tensor > 0
-    assert last.weights == pytest.approx(plain[1].inputs + plain[1].inputs_tensor + plain[1].weights + ACTION)
+    inputs, inputs_tensor = plain[1].inputs + head.forward, plain[1].inputs_tensor + head.forward_tensor
+    assert last.inputs == pytest.approx(inputs + ACTION)
+    assert last.inputs_tensor == inputs_tensor > 0
+    assert last.weights == pytest.approx(inputs + inputs_tensor + plain[1].weights + ACTION)
 
 
 def test_nothing_that_was_recomputed_waits_for_the_gradients_of_weights() -> None:

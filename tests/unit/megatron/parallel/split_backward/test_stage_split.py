@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -129,6 +130,31 @@ def test_full_recomputation_computes_the_forward_of_a_layer_once_more() -> None:
             once, again = flops(*plain.whole()), flops(*full.whole())
     assert again < once + 1.05 * forward
     assert size(full.kept) < 0.1 * size(plain.kept)
+
+
+def test_a_backward_with_its_forward_inside_computes_the_logits_once() -> None:
+    """Although a forward by itself keeps none of them where layers are recomputed."""
+    wide = dataclasses.replace(GPT, vocabulary=512)
+    head = 2 * wide.sequence * wide.hidden * wide.vocabulary / 2  # on each of two members
+    joined = []
+    with jax.enable_x64(True):
+        for recompute in ("none", "full"):
+            stage = Parts(wide, {"recompute": recompute}, 1, 2)
+            with jax.set_mesh(stage.mesh):
+                given = (stage.params, stage.values, stage.batch, jnp.int32(0))
+                forward = flops(jax.jit(stage.math.forward), given)
+                run = jax.jit(stage.math.backward(recompute=True, weights=True, inputs=True))
+                more: tuple[Any, ...] = (
+                    stage.params,
+                    stage.values,
+                    [],
+                    stage.batch,
+                    jnp.int32(0),
+                    stage.upstream,
+                    stage.sums,
+                )
+                joined.append(flops(run, more))
+    assert joined[1] < joined[0] + 1.1 * (forward - head)
 
 
 def test_the_first_stage_has_no_first_part() -> None:
