@@ -132,6 +132,9 @@ MAX_SIBLINGS = 255
 """Small results of a launch that come along with one that was asked for, and results that a question for one waits for
 besides."""
 
+MAX_SIBLINGS_BYTES = 1 << 16
+"""All results that come along with one that was asked for."""
+
 MAX_FETCHED_SHARDS = 4096
 """Shards that one fetch asks a host for: no host has more devices. A fetch that waits is kept with their numbers."""
 

@@ -15,9 +15,6 @@ from pathways_ray import limits
 MAX_SIBLING_BYTES = 1 << 12
 """A result that goes along unasked."""
 
-MAX_BYTES = 1 << 16
-"""All that go along with one question."""
-
 
 class Results(NamedTuple):
     """The results of a launch: of which program, the number of the first buffer, and their kinds."""
@@ -56,7 +53,7 @@ class Siblings:
             self._useless.discard(results.program)
         if results.program in self._useless:
             return ()
-        room = MAX_BYTES
+        room = limits.MAX_SIBLINGS_BYTES
         found: list[int] = []
         for number, kind in enumerate(results.kinds, results.first):
             size = kind.array.nbytes

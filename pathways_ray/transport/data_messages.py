@@ -53,8 +53,8 @@ class Fetch(Message, tag=52):
     only whether it is, which `FetchDone` answers.
 
     `also` are further requests and their buffers, for the same devices: they are answered before this one as far as
-    they are small and computed, and not at all otherwise. Where no devices are asked for, the one answer comes once
-    these are ready as well.
+    they are small, computed and no more than `limits.MAX_SIBLINGS_BYTES` together, and not at all otherwise; nor where
+    much waits for the client to read it. Where no devices are asked for, the one answer comes once these are ready too.
     """
 
     request: int

@@ -13,7 +13,7 @@ from typing import Any
 from pathways_ray import limits
 from pathways_ray.errors import Failure, to_failure
 from pathways_ray.executor.data.buffer_store import BufferStore, Later, may_be_later
-from pathways_ray.executor.data.client_stream import ClientStream, FetchRequest
+from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream, FetchRequest
 from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
 from pathways_ray.transport import messages as wire
@@ -132,8 +132,10 @@ class FetchServer:
                 if message.also:
                     self.reader.begin(stream.session, message)
                 found = self.reader.parts(message.request, value, message.devices)
-                answer = [*self.reader.siblings(stream.session, message), *found]
-                self._reply(stream, fetching, answer)
+                # One for no devices waits for the others here; nothing is made unasked for a client that does not read.
+                along = not message.devices or stream.outbox.has_room(MAX_UNREAD)
+                others = self.reader.siblings(stream.session, message) if along else ()
+                self._reply(stream, fetching, [*others, *found])
             else:
                 self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
         except Exception as error:

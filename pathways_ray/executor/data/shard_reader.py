@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pathways_ray import limits
 from pathways_ray.errors import Failure, GraphError, from_failure
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.jax_arrays import shards_by_device, shards_of
@@ -77,17 +78,23 @@ class ShardReader:
         return found
 
     def siblings(self, session: int, message: wire.Fetch) -> Sequence[wire.FetchPart | wire.FetchDone]:
-        """The small results that come along with the answer to a question. One for no devices waits for all of them."""
+        """The small results that come along with the answer to a question, no more than a client of this project asks
+        for. One for no devices waits for all of them."""
         parts: list[wire.FetchPart | wire.FetchDone] = []
         if not message.devices:
             for _, buffer in message.also:
                 self.value(session, buffer).block_until_ready()
             return parts
+        room = limits.MAX_SIBLINGS_BYTES
         for request, buffer in message.also:
             value: Any = self.store.get(session, buffer)
             if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES and is_computed(value):
                 with contextlib.suppress(Exception):  # a question for it tells what is wrong
-                    parts += self.parts(request, value, message.devices)
+                    found = self.parts(request, value, message.devices)
+                    room -= sum(part.total for part in found if isinstance(part, wire.FetchPart))
+                    if room < 0:
+                        break
+                    parts += found
         return parts
 
     def write(self, value: Any, devices: Sequence[int], file: SharedFile) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from pathways_ray import limits
-from pathways_ray.client.siblings import MAX_BYTES, MAX_SIBLING_BYTES, Results, Siblings
+from pathways_ray.client.siblings import MAX_SIBLING_BYTES, Results, Siblings
 
 
 def results(first: int, *sizes: int, program: int = 1) -> Results:
@@ -22,7 +22,8 @@ def test_small_results_of_the_launch_come_along() -> None:
 
 def test_what_comes_along_is_bounded() -> None:
     siblings = Siblings()
-    assert len(siblings.of(results(1, *[MAX_SIBLING_BYTES] * 100), 1)) == MAX_BYTES // MAX_SIBLING_BYTES
+    most = limits.MAX_SIBLINGS_BYTES // MAX_SIBLING_BYTES
+    assert len(siblings.of(results(1, *[MAX_SIBLING_BYTES] * 100), 1)) == most
     assert len(siblings.of(results(1, *[1] * 1000), 1)) == limits.MAX_SIBLINGS
 
 
