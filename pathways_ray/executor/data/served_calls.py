@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import math
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,7 +46,7 @@ class ServedCalls:
         self._reader = reader
         self._local = local
         self._may, self._hand = may, hand
-        self._loop = asyncio.get_running_loop()
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._numbers = itertools.count(1)
         self._asked: dict[int, tuple[ClientStream, socket.socket | None]] = {}
 
@@ -57,9 +58,13 @@ class ServedCalls:
         called = Called(stream.session, stream.grant.tenant, message, next(self._numbers))
         self._asked[called.number] = stream, local
         most = len(self._reader.devices)
-        few = stream.outbox.has_room(MAX_UNREAD) and max(map(len, message.devices), default=0) <= most
+        few = self.has_room(stream) and max(map(len, message.devices), default=0) <= most
         if not self._may(stream) or not few or not self._hand(called):
             self.leave(called)
+
+    def has_room(self, stream: ClientStream) -> bool:
+        """Whether a client reads what it gets, so that its calls may be served."""
+        return stream.outbox.has_room(MAX_UNREAD)
 
     def answer(self, called: Called, completing: Sequence[Any], values: Sequence[Any]) -> None:
         """Sends the values of a call, which are there; for any thread. Where anything of it has failed, also what is no
@@ -92,7 +97,11 @@ class ServedCalls:
 
     def _send(self, called: Called, answer: Sequence[wire.Message]) -> None:
         stream, local = self._asked.pop(called.number)
-        if local is None or not self._local.send(local, wire.encode(answer)):
+        if local is not None and self._local.send(local, wire.encode(answer)):
+            return
+        if threading.get_ident() == self._thread:  # at once, so that it counts before the next call of its batch comes
+            self._send_by_stream(stream, answer)
+        else:
             self._loop.call_soon_threadsafe(self._send_by_stream, stream, answer)
 
     def _send_by_stream(self, stream: ClientStream, answer: Sequence[wire.Message]) -> None:

@@ -14,7 +14,8 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -65,7 +66,10 @@ MAX_FILES = 16
 them goes over the link."""
 
 MAX_BATCH = 1 << 14
-"""Messages in one batch of a client: what others wait for, a few tenths of a second, before they are served."""
+"""Messages in one batch of a client: they are decoded at once."""
+
+TURN_S = 0.005
+"""Seconds for which the messages of one batch are taken, one behind the other, before other clients are served."""
 
 MAX_BUFFERS = 2 * limits.MAX_SESSION_BUFFERS
 """Arrays of one session on this host, beyond which it takes no upload. The controller lets a session have half as many,
@@ -170,11 +174,7 @@ class DataServer:
         try:
             while (data := await link.read()) is not None and not self.store.ended(stream.session):
                 check_batch(data, MAX_BATCH)
-                for message in wire.TO_HOST_DATA.decode_batch(data):
-                    try:
-                        self._take(stream, message)
-                    except FreesAwaited as error:  # its bytes are behind it: nothing more is read meanwhile
-                        await self._open_later(stream, message, error)
+                await self._take_batch(stream, wire.TO_HOST_DATA.decode_batch(data))
                 await stream.outbox.room(MAX_UNREAD)
                 # Batches that are here already would otherwise be worked off before another client is served.
                 await asyncio.sleep(0)
@@ -187,6 +187,23 @@ class DataServer:
             stream.outbox.close()
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(pump, CLOSE_LIMIT_S)
+
+    async def _take_batch(self, stream: ClientStream, batch: Sequence[wire.ToHostData]) -> None:
+        """Takes the messages of a batch. Between them others are served, once it takes long: it may be of calls that
+        are computed here. Before a call that would be left, answers to those before it may leave."""
+        began = time.perf_counter()
+        for message in batch:
+            crowded = type(message) is wire.ServeCall and not self.served.has_room(stream)
+            if crowded or time.perf_counter() - began > TURN_S:
+                await stream.outbox.room(MAX_UNREAD)
+                await asyncio.sleep(0)
+                if self.store.ended(stream.session):
+                    return
+                began = time.perf_counter()
+            try:
+                self._take(stream, message)
+            except FreesAwaited as error:  # its bytes are behind it: nothing more is read meanwhile
+                await self._open_later(stream, message, error)
 
     def _take(self, stream: ClientStream, message: wire.ToHostData, *local: Any) -> None:
         """Takes a message; `local` are the local socket by which it came, if any, and the file that came with it."""

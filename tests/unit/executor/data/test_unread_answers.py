@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import jax
 import pytest
 
+from pathways_ray.executor.data import server as data_server
+from pathways_ray.executor.data.served_calls import MAX_UNREAD
+from pathways_ray.executor.run.instructions import Called
+from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.frames import framed
-from pathways_ray.transport.messages import Fetch, FetchDone, FetchPart, Message, encode
-from tests.unit.executor.data.test_server import LIMIT_S, SMALL, Host, Wire
+from pathways_ray.transport.messages import (
+    CancelFetch,
+    DataFailed,
+    EarlyAllowed,
+    Fetch,
+    FetchDone,
+    FetchPart,
+    Message,
+    ServeCall,
+    encode,
+)
+from tests.unit.executor.data.test_server import LIMIT_S, SMALL, Host, Wire, eventually
 
 
 @pytest.fixture
@@ -34,3 +52,83 @@ def test_nothing_comes_along_while_a_client_does_not_read(host: Host) -> None:
     host.put(8, SMALL)
     assert wire.next() == FetchDone(7)
     wire.link.close()
+
+
+MANY = range(1, 4 * MAX_UNREAD + 1)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_calls_of_one_batch_are_served_as_far_as_their_client_reads(host: Host, reads: bool) -> None:
+    """Each is answered in the thread that has read it, before the next one is looked at."""
+    taken: list[Called] = []
+    value = jax.device_put(SMALL)
+
+    def serve(called: Called) -> bool:
+        taken.append(called)
+        host.server.served.answer(called, [], [value])
+        return True
+
+    host.server.served._hand = serve
+    host.server.early.allow(tenant_mark(""))
+    wire = Wire(host)
+    assert isinstance(wire.next(), EarlyAllowed)
+    (stream,) = host.server.streams
+    if not reads:
+        paused = threading.Event()
+        host.server.later(lambda _: stream.link.pause_writing(), None)
+        host.server.later(lambda _: paused.set(), None)
+        assert paused.wait(LIMIT_S)
+    send_as_one(wire, *(ServeCall(1, (), (number,), ((0,),)) for number in MANY))
+    if not reads:
+        eventually(lambda: not stream.outbox.has_room(len(MANY) - 1))
+        assert len(taken) == MAX_UNREAD + 1
+        host.server.later(lambda _: stream.link.resume_writing(), None)
+    answers = [wire.next() for _ in MANY]
+    assert [answer.request for answer in answers] == [*MANY]
+    served = [answer.request for answer in answers if not isinstance(answer, DataFailed)]
+    assert served == [called.message.requests[0] for called in taken]
+    assert len(served) == (len(MANY) if reads else MAX_UNREAD + 1)
+    assert host.server.served._asked == {}
+    wire.link.close()
+
+
+def test_other_clients_are_served_between_the_messages_of_a_long_batch(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One in which a turn has passed."""
+    monkeypatch.setattr(data_server, "TURN_S", 0.0)
+    taken: list[int] = []
+    over = threading.Event()
+
+    def withdraw(stream: Any, request: int) -> None:
+        host.server.later(lambda _: taken.append(-request), None)
+        taken.append(request)
+        if request == 3:
+            over.set()
+
+    monkeypatch.setattr(host.server.fetches, "withdraw", withdraw)
+    wire = Wire(host)
+    wire.doors.get(timeout=LIMIT_S)
+    send_as_one(wire, *(CancelFetch(number) for number in (1, 2, 3)))
+    assert over.wait(LIMIT_S)
+    assert taken[:5] == [1, -1, 2, -2, 3]
+    monkeypatch.undo()
+    wire.link.close()
+
+
+def test_nothing_more_of_a_batch_is_taken_once_its_session_has_ended(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_server, "TURN_S", 0.0)
+    taken: list[int] = []
+
+    def withdraw(stream: Any, request: int) -> None:
+        taken.append(request)
+        host.store.drop_session(stream.session)
+
+    monkeypatch.setattr(host.server.fetches, "withdraw", withdraw)
+    wire = Wire(host)
+    wire.doors.get(timeout=LIMIT_S)
+    send_as_one(wire, *(CancelFetch(number) for number in (1, 2, 3)))
+    eventually(lambda: not host.server.streams)
+    assert taken == [1]
