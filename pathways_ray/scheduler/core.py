@@ -158,8 +158,7 @@ class SchedulerCore:
         order = self.order
         commands: list[events.Command] = []
         if present := frozenset(self.members.present):
-            longest_s = order.ledger.longest_limit_s
-            overdue = self.deadlines.overdue(order.outstanding, order.programs, present, now, longest_s)
+            overdue = self.deadlines.overdue(order, present, now)
             commands += self._carry_out([overdue]) if overdue is not None else []
         for host in self.liveness.silent(now, slowness):
             reason = f"it did not answer for {self.liveness.limit_s:.0f} s"

@@ -13,10 +13,12 @@ restarts too, and nobody is blamed.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from pathways_ray.errors import Failure
 from pathways_ray.limits import COMPILE_LIMIT_S
+from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import Outstanding, ProgramState, RestartIsland
 from pathways_ray.transport.messages import Heartbeat
 
@@ -41,6 +43,7 @@ class Deadlines:
     `running` has by host and launch when it came to the head of its devices' queues there, `early` the programs of
     those that clients handed over and nobody has sent yet, `compiling` by host and program the seconds that its
     compilation took so far, `beats` when each host was heard last, `ran_s` how long each has run.
+    `limits_s` has the limits of those that are running: a launch keeps its own once it is over and its program dropped.
     `held` is when a launch on some devices was last seen in the `queued` of a host.
     `first_since` has what each host had run when a launch that has failed somewhere was first seen first in line,
     `stuck_since` when the oldest launch, and those at the devices, were last seen to get on.
@@ -58,6 +61,7 @@ class Deadlines:
     compiling: dict[tuple[int, int], float] = field(default_factory=dict)
     beats: dict[int, float] = field(default_factory=dict)
     ran_s: dict[int, float] = field(default_factory=dict)
+    limits_s: dict[int, float] = field(default_factory=dict)
     held: dict[int, float] = field(default_factory=dict)
     first_since: dict[int, dict[int, float]] = field(default_factory=dict)
     stuck_since: tuple[int, frozenset[int], float] = (0, frozenset(), 0.0)
@@ -69,6 +73,7 @@ class Deadlines:
         self.compiling.clear()
         self.beats.clear()
         self.ran_s.clear()
+        self.limits_s.clear()
         self.first_since.clear()
 
     def heard(self, host: int, message: Heartbeat, now: float) -> None:
@@ -84,21 +89,9 @@ class Deadlines:
         self.queued[host] = frozenset(message.queued)
         self.early = {entry.sequence: entry.program for entry in message.running if entry.program}
 
-    def overdue(
-        self,
-        outstanding: Mapping[int, Outstanding],
-        programs: Mapping[int, ProgramState],
-        hosts: frozenset[int],
-        now: float,
-        longest_s: float = 0.0,
-    ) -> RestartIsland | None:
-        """The reason to restart the island, if there is one.
-
-        Args:
-            outstanding: launches with the hosts, in the order in which they were sent.
-            hosts: those of the island that are up, at least one.
-            longest_s: the longest limit that a tenant has of its own, here or on other islands.
-        """
+    def overdue(self, order: IslandOrder, hosts: frozenset[int], now: float) -> RestartIsland | None:
+        """The reason to restart the island, if there is one; `hosts` are those of it that are up, at least one."""
+        outstanding, programs = order.outstanding, order.programs
         for (host, program), seconds in self.compiling.items():
             if seconds > self.compile_limit_s:
                 what = "a program that was dropped, or that an earlier scheduler sent,"
@@ -109,11 +102,11 @@ class Deadlines:
                 return RestartIsland(host, reason, program=program)
         runs = {sequence for running in self.running.values() for sequence in running}
         self.held = {sequence: at for sequence, at in self.held.items() if sequence in runs}
-        for sequence in sorted(runs):
+        self.limits_s = {sequence: self._limit_of(sequence, order) for sequence in runs}
+        for sequence, limit_s in sorted(self.limits_s.items()):
             record = outstanding.get(sequence)
-            seconds = now - self._since(sequence, record.hosts if record is not None else hosts, now)
-            limit_s = (record.usage.launch_limit_s if record is not None else None) or self.limit_s
-            if seconds > limit_s:
+            seconds = self._seconds(sequence, record, hosts, now)
+            if seconds > limit_s and not _has_succeeded(sequence, order):
                 # One that has failed may have left a computation on a device: one that did not depend on what failed.
                 name = _named(record) if record is not None else self._unknown(sequence, programs)
                 text = f"{name} was first on its devices for {seconds:.0f} s"
@@ -124,7 +117,18 @@ class Deadlines:
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
         # Each behind another one: hosts have taken launches in different orders, and none of these will end.
         waiting = None if runs.difference(*self.queued.values()) else frozenset(runs)
+        longest_s = order.ledger.longest_limit_s
         return self._stranded(failed, hosts) or self._stuck(outstanding, waiting, hosts, now, longest_s)
+
+    def _limit_of(self, sequence: int, order: IslandOrder) -> float:
+        """The limit of a launch that runs, or has failed: that of its tenant, or the runtime's."""
+        if (record := order.outstanding.get(sequence)) is not None:
+            return record.usage.launch_limit_s or self.limit_s
+        program = order.programs.get(next((key for number, key, _ in _over(order) if number == sequence), 0))
+        usage = order.ledger.usages.get(program.tenant) if program is not None else None
+        if usage is None:
+            return self.limits_s.get(sequence, self.limit_s)
+        return usage.launch_limit_s or self.limit_s
 
     def _unknown(self, sequence: int, programs: Mapping[int, ProgramState]) -> str:
         """A launch that is not with the hosts, as far as this scheduler knows."""
@@ -132,6 +136,14 @@ class Deadlines:
             return f"launch {sequence}, which has failed,"
         program = programs.get(self.early.get(sequence, 0))
         return f"a launch of program {program.name if program is not None else ''!r} that was only handed over"
+
+    def _seconds(self, sequence: int, record: Outstanding | None, hosts: frozenset[int], now: float) -> float:
+        """The seconds that a launch has run. Nobody says when one ends that is not with the hosts: it ran when they
+        were heard last."""
+        if record is not None:
+            return now - self._since(sequence, record.hosts, now)
+        heard = max((self.beats[host] for host in hosts if sequence in self.running.get(host, ())), default=now)
+        return heard - self._since(sequence, hosts, now)
 
     def _since(self, sequence: int, hosts: Collection[int], now: float) -> float:
         """The time at which a launch came to the head of the last device queue that it is in."""
@@ -189,6 +201,16 @@ def first_in_line(outstanding: Mapping[int, Outstanding], host: int | None = Non
             if host is None or host in group.hosts:
                 first.setdefault((id(group), record.program.counts), sequence)
     return tuple(dict.fromkeys(first.values()))
+
+
+def _over(order: IslandOrder) -> Iterator[tuple[int, int, Failure | None]]:
+    """The number, program and failure of launches that are over, the last one first."""
+    return ((sequence, program, failure) for _, _, sequence, program, _, failure in reversed(order.ended))
+
+
+def _has_succeeded(sequence: int, order: IslandOrder) -> bool:
+    """Whether a launch is over, and left nothing on a device."""
+    return next((failure is None for number, _, failure in _over(order) if number == sequence), False)
 
 
 def _named(record: Outstanding) -> str:

@@ -37,9 +37,9 @@ Decision = Command | RestartIsland
 class ProgramState:
     """A program as the scheduler knows it. `seconds` is the time of a launch on each of its devices. One that `calls`
     host functions waits for them beside the devices. A launch has so many `results`, and may take the memory of the
-    `donated` arguments. One whose `islands` are 0 is not known. The `inline` hosts run its computations within the call
-    that enqueues them, where nothing is under way that these take or wait behind; all of its hosts do where it
-    `is_inline`."""
+    `donated` arguments. It is its `tenant`'s. One whose `islands` are 0 is not known. The `inline` hosts run its
+    computations within the call that enqueues them, where nothing is under way that these take or wait behind; all of
+    its hosts do where it `is_inline`."""
 
     name: str = ""
     devices: DeviceSet = field(default_factory=DeviceSet)
@@ -50,6 +50,7 @@ class ProgramState:
     results: int = 0
     donated: tuple[int, ...] = ()
     islands: int = 0
+    tenant: str = ""
     inline: set[int] = field(default_factory=set)
     is_inline: bool = False
 
@@ -58,7 +59,7 @@ class ProgramState:
         """The program of a message; one that was `known` keeps the time that its launches have taken."""
         seconds = known.seconds if known is not None else MovingAverage()
         kind = message.cross_island, seconds, message.computations, message.calls
-        return cls(message.name, devices, *kind, message.results, message.donated, message.islands)
+        return cls(message.name, devices, *kind, message.results, message.donated, message.islands, message.tenant)
 
     @property
     def counts(self) -> bool:

@@ -10,11 +10,13 @@ from pathways_ray.errors import Failure
 from pathways_ray.scheduler.deadlines import LONGEST_BEAT_S, STUCK_BEHIND_OTHERS_LIMITS, STUCK_LIMITS
 from pathways_ray.scheduler.devices import MIN_DEVICE_LAUNCHES
 from pathways_ray.scheduler.events import Command, HostMessage, Kill, Ticked, ToController, ToHosts
+from pathways_ray.scheduler.order import MAX_ENDED
 from pathways_ray.scheduler.policies import fifo, share
 from pathways_ray.transport.messages import (
     Account,
     Compiling,
     Done,
+    DropProgram,
     Heard,
     Heartbeat,
     Holds,
@@ -132,6 +134,60 @@ def test_a_launch_that_has_failed_and_left_a_computation_on_a_device_is_blamed_f
     (down,) = downs(made.tick(LIMIT_S + 1, running={1: 0.5}))
     assert (down.kind, down.candidates, down.decided) == ("LaunchTimeout", (1,), True)
     assert "launch 1, which has failed, was first" in down.reason
+
+
+def test_a_launch_that_is_over_has_not_run_since_its_host_was_heard() -> None:
+    """
+    1. It ends in time, less than a heartbeat before the limit.
+    2. It ends beyond the limit, right after its host has said that it runs, and before the scheduler looks.
+    """
+    made = island(0, brief=("0.0",))
+    for sequence, heard, looks in ((1, LIMIT_S - 0.5, LIMIT_S + 0.4), (2, LIMIT_S + 0.1, LIMIT_S + 0.2)):
+        launch(made, sequence, 1)
+        beat(made, heard, 0, {sequence: 0.0})
+        made.from_host(0, 1, Done((sequence,), (9_600_000,)))
+        made.now = looks
+        assert downs(made._handle(Ticked())) == []
+
+
+def of_tenant(name: str, limit_s: float) -> Island:
+    """Host 0, and a program of a tenant that has a limit of its own."""
+    made = island(0)
+    made.from_controller(Account(1, name, 1.0, 0, limit_s))
+    made.from_controller(Program(1, b"", {}, "its program", devices("0.0"), tenant=name))
+    return made
+
+
+def test_a_launch_that_is_over_has_the_limit_that_it_had() -> None:
+    """It ended, within the limit of its tenant, which is a longer one than that of the runtime. Its host has yet to be
+    heard again, and others that were brief have ended since."""
+    made = of_tenant("patient", 3 * LIMIT_S)
+    launch(made, 1, 1)
+    assert downs(made.tick(2 * LIMIT_S, running={1: 0.0})) == []
+    made.from_host(0, 1, Done((1,), (20_000_000,)))
+    for sequence in range(2, MAX_ENDED + 2):
+        launch(made, sequence, 1)
+        made.from_host(0, 1, Done((sequence,), (10,)))
+    made.now += 0.5
+    assert downs(made._handle(Ticked())) == []
+
+
+@pytest.mark.parametrize("heard_before", [False, True])
+@pytest.mark.parametrize("limit_s", [LIMIT_S / 2, 3 * LIMIT_S])
+def test_what_a_launch_that_has_failed_left_on_a_device_has_its_tenants_limit(
+    limit_s: float, heard_before: bool
+) -> None:
+    """Also once its program is dropped, where its host has said before that it runs."""
+    made = of_tenant("its own", limit_s)
+    launch(made, 1, 1)
+    if heard_before:
+        assert downs(made.tick(1.0, running={1: 0.0})) == []
+    made.from_host(0, 1, IslandLaunchFailed(1, Failure("ExecutionError", "the other output")))
+    if heard_before:
+        made.from_controller(DropProgram(1, 1))
+    assert downs(made.tick(limit_s - 0.5, running={1: 0.0})) == []
+    (down,) = downs(made.tick(limit_s + 0.5, running={1: 0.0}))
+    assert f"the limit is {limit_s:.0f} s" in down.reason
 
 
 def test_a_launch_that_is_at_no_device_ends_its_island_without_blame() -> None:
