@@ -121,10 +121,12 @@ class Deadlines:
         return self._stranded(failed, hosts) or self._stuck(outstanding, waiting, hosts, now, longest_s)
 
     def _limit_of(self, sequence: int, order: IslandOrder) -> float:
-        """The limit of a launch that runs, or has failed: that of its tenant, or the runtime's."""
+        """The limit of a launch that runs, or has failed: that of its tenant, or the runtime's. One that nobody has
+        sent yet is of the tenant whose program it is: hosts take it from no other."""
         if (record := order.outstanding.get(sequence)) is not None:
             return record.usage.launch_limit_s or self.limit_s
-        program = order.programs.get(next((key for number, key, _ in _over(order) if number == sequence), 0))
+        key = self.early.get(sequence) or next((key for number, key, _ in _over(order) if number == sequence), 0)
+        program = order.programs.get(key)
         usage = order.ledger.usages.get(program.tenant) if program is not None else None
         if usage is None:
             return self.limits_s.get(sequence, self.limit_s)

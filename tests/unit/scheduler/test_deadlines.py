@@ -49,10 +49,12 @@ def launch(made: Island, sequence: int, program: int) -> None:
     made.from_controller(IslandLaunch(sequence, program, program, (), 0))
 
 
-def beat(made: Island, now: float, host: int, running: Mapping[int, float], queued: tuple[int, ...] = ()) -> None:
-    """A host says since when it is at which launches."""
+def beat(
+    made: Island, now: float, host: int, running: Mapping[int, float], queued: tuple[int, ...] = (), program: int = 0
+) -> None:
+    """A host says since when it is at which launches; `program` is theirs where nobody has sent them yet."""
     made.now = now
-    entries = tuple(Running(sequence, round(1000 * (now - at))) for sequence, at in running.items())
+    entries = tuple(Running(sequence, round(1000 * (now - at)), program) for sequence, at in running.items())
     made._handle(HostMessage(host, 1, Heartbeat(host, 1.0, entries, queued)))
 
 
@@ -187,6 +189,25 @@ def test_what_a_launch_that_has_failed_left_on_a_device_has_its_tenants_limit(
         made.from_controller(DropProgram(1, 1))
     assert downs(made.tick(limit_s - 0.5, running={1: 0.0})) == []
     (down,) = downs(made.tick(limit_s + 0.5, running={1: 0.0}))
+    assert f"the limit is {limit_s:.0f} s" in down.reason
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+@pytest.mark.parametrize("limit_s", [LIMIT_S / 2, 3 * LIMIT_S])
+def test_what_was_only_handed_over_has_the_limit_of_its_tenant(limit_s: float, dropped: bool) -> None:
+    """As a call that its host serves, of which the scheduler never hears otherwise."""
+    made = of_tenant("its own", limit_s)
+    beat(made, 1.0, 0, {-3: 0.0}, program=1)
+    assert downs(made._handle(Ticked())) == []
+    if dropped:
+        made.from_controller(DropProgram(1, 1))
+    beat(made, limit_s - 0.2, 0, {-3: 0.0}, program=1)
+    assert downs(made._handle(Ticked())) == []
+    made.now = limit_s + 0.5
+    assert downs(made._handle(Ticked())) == [], "it may have ended since"
+    beat(made, limit_s + 0.8, 0, {-3: 0.0}, program=1)
+    (down,) = downs(made._handle(Ticked()))
+    assert (down.kind, down.compiling, down.decided) == ("LaunchTimeout", (1,), True)
     assert f"the limit is {limit_s:.0f} s" in down.reason
 
 
