@@ -40,9 +40,9 @@ STUCK_BEHIND_OTHERS_LIMITS = 10
 class Deadlines:
     """Times at which launches began to keep their devices, and hosts to compile.
 
-    `running` has by host and launch when it came to the head of its devices' queues there, `early` the programs of
-    those that clients handed over and nobody has sent yet, `compiling` by host and program the seconds that its
-    compilation took so far, `beats` when each host was heard last, `ran_s` how long each has run.
+    `running` has by host and launch when it came to the head of its devices' queues there, `early` in the same way the
+    programs of those that clients handed over and nobody has sent yet, `compiling` by host and program the seconds that
+    its compilation took so far, `beats` when each host was heard last, `ran_s` how long each has run.
     `limits_s` has the limits of those that are running: a launch keeps its own once it is over and its program dropped.
     `held` is when a launch on some devices was last seen in the `queued` of a host.
     `first_since` has what each host had run when a launch that has failed somewhere was first seen first in line,
@@ -56,7 +56,7 @@ class Deadlines:
     limit_s: float = math.inf
     compile_limit_s: float = COMPILE_LIMIT_S
     running: dict[int, dict[int, float]] = field(default_factory=dict)
-    early: dict[int, int] = field(default_factory=dict)
+    early: dict[int, dict[int, int]] = field(default_factory=dict)
     queued: dict[int, frozenset[int]] = field(default_factory=dict)
     compiling: dict[tuple[int, int], float] = field(default_factory=dict)
     beats: dict[int, float] = field(default_factory=dict)
@@ -69,6 +69,7 @@ class Deadlines:
     def clear(self) -> None:
         """The hosts start again."""
         self.running.clear()
+        self.early.clear()
         self.queued.clear()
         self.compiling.clear()
         self.beats.clear()
@@ -87,7 +88,7 @@ class Deadlines:
                 self.compiling[one, program] += ran
         self.running[host] = {entry.sequence: now - entry.ms / 1000 for entry in message.running}
         self.queued[host] = frozenset(message.queued)
-        self.early = {entry.sequence: entry.program for entry in message.running if entry.program}
+        self.early[host] = {entry.sequence: entry.program for entry in message.running if entry.program}
 
     def overdue(self, order: IslandOrder, hosts: frozenset[int], now: float) -> RestartIsland | None:
         """The reason to restart the island, if there is one; `hosts` are those of it that are up, at least one."""
@@ -111,7 +112,7 @@ class Deadlines:
                 name = _named(record) if record is not None else self._unknown(sequence, programs)
                 text = f"{name} was first on its devices for {seconds:.0f} s"
                 reason = f"{text}; the limit is {limit_s:.0f} s (launch_limit_s)"
-                program = self.early.get(sequence, 0)
+                program = self._early_program(sequence)
                 return RestartIsland(min(hosts), reason, "LaunchTimeout", sequence, program, seconds)
         first = first_in_line(outstanding)
         failed = {sequence: outstanding[sequence] for sequence in first if outstanding[sequence].failed is not None}
@@ -125,18 +126,22 @@ class Deadlines:
         sent yet is of the tenant whose program it is: hosts take it from no other."""
         if (record := order.outstanding.get(sequence)) is not None:
             return record.usage.launch_limit_s or self.limit_s
-        key = self.early.get(sequence) or next((key for number, key, _ in _over(order) if number == sequence), 0)
+        key = self._early_program(sequence) or next((key for number, key, _ in _over(order) if number == sequence), 0)
         program = order.programs.get(key)
         usage = order.ledger.usages.get(program.tenant) if program is not None else None
         if usage is None:
             return self.limits_s.get(sequence, self.limit_s)
         return usage.launch_limit_s or self.limit_s
 
+    def _early_program(self, sequence: int) -> int:
+        """The program of a launch that nobody has sent yet; otherwise 0. Of several hosts not all need be at it."""
+        return next((early[sequence] for early in self.early.values() if sequence in early), 0)
+
     def _unknown(self, sequence: int, programs: Mapping[int, ProgramState]) -> str:
         """A launch that is not with the hosts, as far as this scheduler knows."""
         if sequence >= 0:
             return f"launch {sequence}, which has failed,"
-        program = programs.get(self.early.get(sequence, 0))
+        program = programs.get(self._early_program(sequence))
         return f"a launch of program {program.name if program is not None else ''!r} that was only handed over"
 
     def _seconds(self, sequence: int, record: Outstanding | None, hosts: frozenset[int], now: float) -> float:

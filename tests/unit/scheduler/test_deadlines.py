@@ -211,6 +211,19 @@ def test_what_was_only_handed_over_has_the_limit_of_its_tenant(limit_s: float, d
     assert f"the limit is {limit_s:.0f} s" in down.reason
 
 
+def test_the_program_of_what_was_only_handed_over_is_blamed_whichever_host_was_heard_last() -> None:
+    """Host 0 is at it; the other one is through with its part, or not yet at it. After the restart nothing is left."""
+    made = island(0, 1, endless=("0.0", "1.0"))
+    for now in (LIMIT_S, LIMIT_S + 1.0):
+        beat(made, now, 0, {-3: 0.0}, program=1)
+        beat(made, now, 1, {})
+        commands = made._handle(Ticked())
+    down, other = downs(commands)
+    assert (down.kind, down.compiling, other.compiling) == ("LaunchTimeout", (1,), ())
+    assert "a launch of program 'endless' that was only handed over" in down.reason
+    assert not made.core.deadlines.early
+
+
 def test_a_launch_that_is_at_no_device_ends_its_island_without_blame() -> None:
     made = island(0, waiting=("0.0",))
     launch(made, 1, 1)
