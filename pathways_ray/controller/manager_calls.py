@@ -3,12 +3,13 @@
 Each resource manager that the controller meets is told once what there is: hosts, schedulers, slices (`Holdings`). So
 is one of whom some news did not get through. Questions that did not get through are asked again once it answers
 reports, for as long as somebody may wait for the reply. What says that slices are given back, or whose they are, is
-never given up: a resource manager that was out of reach and lives on would keep them for ever.
+never given up: a resource manager that was out of reach and lives on would keep them for ever. What a question given
+up was to change may have been made there: it hears which slices the session has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import msgspec
@@ -26,6 +27,9 @@ MAX_UNANSWERED = 1 << 14
 
 NEWS = frozenset({"publish", "withdraw", "serves", "leave", "kill_host"})
 """Calls that say what `Holdings` say as well, or are made again by others."""
+
+CHANGES = frozenset({"exchange_slices", "release_session"})
+"""Questions that are answered before the controller makes the change that they ask for."""
 
 FENCED_CALLS = frozenset(
     {
@@ -46,12 +50,14 @@ nothing."""
 class ManagerCalls:
     """Calls of the resource manager that have to be made again.
 
-    `schedulers` has for each island that is connected the address at which its scheduler serves hosts.
+    `schedulers` has for each island that is connected the address at which its scheduler serves hosts, `changing` the
+    sessions of which one of `CHANGES` has no answer.
     """
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.schedulers: dict[int, str] = {}
+        self.changing: Container[int] = ()
         self.incarnation = ""
         self.is_behind = True
         self.told = 0
@@ -68,9 +74,17 @@ class ManagerCalls:
             self.is_behind, self.incarnation = False, event.incarnation
             self.told += 1
             commands.append(events.TellManager(holdings(self.tables, self.schedulers, self.told)))
+        asked = {call.arguments[0] for call in self.again if call.method in CHANGES}
+        # A change that may have been made there, and is not known here yet, would be undone: that waits for its answer.
+        later = {
+            key: call
+            for key, call in self.unanswered.items()
+            if call.arguments[0] in self.changing and call.arguments[0] not in asked
+        }
+        now = [call for key, call in self.unanswered.items() if key not in later]
         # The slices that sessions have by now come before what gives them back.
-        again = sorted([*self.unanswered.values(), *self.again], key=lambda call: call.method != "hold_slices")
-        self.again, self.unanswered = [], {}
+        again = sorted([*now, *self.again], key=lambda call: call.method != "hold_slices")
+        self.again, self.unanswered = [], later
         return [*commands, *(self._anew(call) for call in again if not self._is_over(call))]
 
     def _is_over(self, call: events.CallManager) -> bool:
@@ -106,6 +120,8 @@ class ManagerCalls:
         for call in over:
             if call.method == "release_slice":  # the controller has done so already
                 self._keep(msgspec.structs.replace(call, call=0, since=None))
+            elif call.method in CHANGES:  # the controller has not, and the resource manager may have
+                self._keep(_hold(call))
         return over
 
     def _keep(self, call: events.CallManager) -> None:
@@ -114,6 +130,11 @@ class ManagerCalls:
         self.unanswered[key] = call
         if len(self.unanswered) > MAX_UNANSWERED:
             del self.unanswered[next(iter(self.unanswered))]
+
+
+def _hold(call: events.CallManager) -> events.CallManager:
+    """The call that says which slices the session of another call has; with what it has when that leaves."""
+    return events.CallManager("hold_slices", (call.arguments[0], b""))
 
 
 def holdings(tables: Tables, schedulers: Mapping[int, str], number: int) -> Holdings:

@@ -42,8 +42,8 @@ MAX_CALL_BYTES = 1 << 16
 AUDIT_PAUSE_S = 1.0
 """Time between two notes of refused requests."""
 
-AFTER_EXCHANGE = wire.ReleaseSlice | wire.ExchangeSlices | wire.Suspend
-"""Requests of a session that wait until slices of it have been exchanged."""
+AFTER_CHANGE = wire.ReleaseSlice | wire.ExchangeSlices | wire.Suspend
+"""Requests of a session that wait until slices of it have been exchanged, or all given back."""
 
 _SLICE = msgspec.msgpack.Decoder(wire.SliceCreated | wire.Refused | wire.NotYet)
 
@@ -89,7 +89,7 @@ class Requests:
     waiting: dict[int, Continuation] = field(default_factory=dict)
     calls: OpenCalls = field(default_factory=OpenCalls)
     slicing: dict[int, deque[Requested]] = field(default_factory=dict)
-    exchanging: dict[int, deque[Requested]] = field(default_factory=dict)
+    changing: dict[int, deque[Requested]] = field(default_factory=dict)
     not_yet: list[Slicing] = field(default_factory=list)
     known_status: dict[str, status.KnownStatus] = field(default_factory=dict)
     resume: Callable[[Requested, wire.ResumeSession, Caller, float], list[Command]] = _nothing_to_resume
@@ -143,8 +143,7 @@ class Requests:
 
     def manager_answered(self, call: int, answer: Any) -> list[Command]:
         """Answers the request that waited for the resource manager."""
-        go_on = self.waiting.pop(call, None)
-        if go_on is None:
+        if (go_on := self.waiting.pop(call, None)) is None:
             return []
         reply, commands = _outcome(go_on, answer)
         return commands if reply is None else [*commands, AnswerCall(call, reply)]
@@ -180,8 +179,8 @@ class Requests:
             return None, self.changes.island(event.call, request)
         if client is None or isinstance(request, wire.OpenSession) or request.session != client.session:
             raise AuthenticationError("what the call asks for is another session's, or takes a session's own secret")
-        if client.session in self.exchanging and isinstance(request, AFTER_EXCHANGE):
-            self.exchanging[client.session].append(event)
+        if client.session in self.changing and isinstance(request, AFTER_CHANGE):
+            self.changing[client.session].append(event)
             return None, []
         match request:
             case wire.CreateSlice():
@@ -192,10 +191,8 @@ class Requests:
                 return None, self._ask_manager(event.call, "release_slice", released, lambda _: (wire.Accepted(), []))
             case wire.ListHeld():
                 return self.changes.moves.held(self.launches.sessions[client.session], request), []
-            case wire.ExchangeSlices():
-                return None, self._exchange(event, client.session, request)
-            case wire.Suspend():
-                return None, self.changes.suspend(event.call, client.session, request.gives_way)
+            case wire.ExchangeSlices() | wire.Suspend():
+                return None, self._change(event.call, client.session, request)
             case wire.CloseSession():
                 return wire.Accepted(), self.clients.close(client.session, at_once=False)
             case wire.Explain():
@@ -296,17 +293,20 @@ class Requests:
             waiting[session].extend(events)
         return commands
 
-    def _exchange(self, event: Requested, session: int, request: wire.ExchangeSlices) -> list[Command]:
-        """Has slices exchanged. What else changes the session's slices waits meanwhile: the resource manager would do
-        it after the exchange, and the controller before."""
-        commands = self.changes.exchange(event.call, session, request)
-        self.exchanging[session], go_on = deque(), self.waiting[event.call]
+    def _change(self, call: int, session: int, request: wire.ExchangeSlices | wire.Suspend) -> list[Command]:
+        """Has slices exchanged, or all given back for a while. What else changes the session's slices waits meanwhile:
+        the resource manager would do it after that, and the controller before."""
+        if isinstance(request, wire.Suspend):
+            commands = self.changes.suspend(call, session, request.gives_way)
+        else:
+            commands = self.changes.exchange(call, session, request)
+        self.changing[session], go_on = deque(), self.waiting[call]
 
         def answered(answer: Any) -> tuple[wire.Reply | None, list[Command]]:
             reply, commands = _outcome(go_on, answer)
-            return reply, commands + self._go_on(self.exchanging, session)
+            return reply, commands + self._go_on(self.changing, session)
 
-        self.waiting[event.call] = answered
+        self.waiting[call] = answered
         return commands
 
     def ask_again(self, now: float) -> list[Command]:

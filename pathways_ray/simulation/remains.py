@@ -144,7 +144,7 @@ def disagreements(world: Cluster) -> Iterable[str]:
     if not (controller.process.alive and manager.process.alive) or controller.calling or manager.core.uninformed:
         return
     calls = controller.core.manager_calls
-    if calls.is_behind or calls.again or calls.incarnation != str(manager.process.number):
+    if calls.is_behind or calls.again or calls.unanswered or calls.incarnation != str(manager.process.number):
         return
     inventory, launches = manager.core.inventory, controller.launches
     found = {key: record.placed for key, record in inventory.slices.items()}

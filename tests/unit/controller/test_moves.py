@@ -112,7 +112,7 @@ def test_a_slice_that_is_released_while_it_is_exchanged_goes_after_that(released
     (call,) = of(CallManager, found)
     assert (call.method, call.arguments) == ("release_slice", (1, released))
     assert {number: placed.devices for number, placed in session.slices.items()} == {left[0]: left[1].devices}
-    assert core.core.requests.exchanging == {}
+    assert core.core.requests.changing == {}
     assert reply(core.answered(found, True)) == Accepted()
 
 

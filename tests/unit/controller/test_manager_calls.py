@@ -1,0 +1,77 @@
+"""What the controller says to a resource manager that lives, of whose changes it does not know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from pathways_ray.controller.events import CallManager, ManagerKnows, ManagerMissed
+from pathways_ray.controller.manager_calls import QUESTION_LIMIT_S, held_by
+from pathways_ray.transport.messages import ExchangeSlices, HeldSlices, Refused, Suspend
+from tests.unit.controller.core_harness import CoreHarness, of, reply
+from tests.unit.controller.test_moves import HERE, moving
+
+CHANGES = [ExchangeSlices(1, ((HERE.mesh.id, 77),)), Suspend(1)]
+
+
+def known(core: CoreHarness) -> list[CallManager]:
+    """What the resource manager is called for when it answers a report."""
+    return of(CallManager, core.handle(ManagerKnows("manager 1")))
+
+
+def given_up(core: CoreHarness, call: CallManager) -> list[Any]:
+    """A question has no answer until it is given up."""
+    core.answering = False
+    commands: list[Any] = core.handle(ManagerMissed(call))
+    while core.now <= QUESTION_LIMIT_S:
+        for island in list(core.core.islands.links):
+            core.from_island(island)
+        commands += core.tick(core.now + 1.0)
+    return commands
+
+
+def check_held(core: CoreHarness, call: CallManager) -> None:
+    """A call says what the session has by now."""
+    assert call.method == "hold_slices"
+    number, found = call.arguments
+    assert number == 1
+    slices = held_by(core.core.launches.sessions[1])
+    assert msgspec.msgpack.decode(found, type=HeldSlices) == HeldSlices(slices, core.core.launches.tables.last_slice)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_that_is_given_up_is_undone_where_it_was_made(change: ExchangeSlices | Suspend) -> None:
+    """
+    1. Its answer is lost until the client hears that it failed. The controller keeps slices and places.
+    2. The resource manager, which may have made it, hears where the slices are, once.
+    """
+    core = moving()
+    before = held_by(core.core.launches.sessions[1])
+    (asked,) = of(CallManager, core.request(1, change))
+    refused = reply(given_up(core, asked))
+    assert isinstance(refused, Refused)
+    assert "could not be reached for 60 s" in refused.failure.message
+    (call,) = known(core)
+    check_held(core, call)
+    assert held_by(core.core.launches.sessions[1]) == before
+    assert known(core) == []
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_where_slices_are_is_not_said_while_a_change_may_have_been_made(change: ExchangeSlices | Suspend) -> None:
+    """
+    1. A session's change has no answer yet. What is to be said of its slices would undo it: that waits.
+    2. Once its answer is lost, it is asked again, behind where the slices are.
+    """
+    core = moving()
+    asked = of(CallManager, core.request(1, change))
+    core.handle(ManagerMissed(CallManager("hold_slices", (1, b""))))
+    core.handle(ManagerMissed(CallManager("hold_slices", (7, b""))))
+    assert [call.arguments[0] for call in known(core)] == [7]
+    core.handle(ManagerMissed(asked[0]))
+    held, again = known(core)
+    check_held(core, held)
+    assert again.method == asked[0].method
+    assert known(core) == []
