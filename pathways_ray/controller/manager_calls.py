@@ -69,11 +69,13 @@ class ManagerCalls:
         """Answers a resource manager that can be reached; it may be another one than before, which knows of nothing."""
         commands: list[events.Command] = []
         if self.is_behind or event.incarnation != self.incarnation:
-            if event.incarnation != self.incarnation:  # it hears where slices are, and knows of no exchange
-                self.unanswered = {k: c for k, c in self.unanswered.items() if c.method != "exchange_slices"}
             self.is_behind, self.incarnation = False, event.incarnation
             self.told += 1
             commands.append(events.TellManager(holdings(self.tables, self.schedulers, self.told)))
+        # Nobody knows whether an exchange was made, and of what: where slices are here comes before it.
+        for call in [*self.unanswered.values(), *self.again]:
+            if call.method == "exchange_slices" or self._is_over(call):
+                self._keep(_hold(call))
         asked = {call.arguments[0] for call in self.again if call.method in CHANGES}
         # A change that may have been made there, and is not known here yet, would be undone: that waits for its answer.
         later = {
@@ -108,8 +110,8 @@ class ManagerCalls:
         call = event.command
         if isinstance(call, events.TellManager) or call.method in NEWS:
             self.is_behind = True
-        elif not call.call:
-            self._keep(call)
+        elif not call.call:  # an exchange takes another one back, which the slices that the session has say too
+            self._keep(_hold(call) if call.method == "exchange_slices" else call)
         else:
             self.again.append(msgspec.structs.replace(call, since=now if call.since is None else call.since))
 

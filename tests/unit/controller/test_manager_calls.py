@@ -7,9 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from pathways_ray.controller.events import CallManager, ManagerKnows, ManagerMissed
+from pathways_ray.controller.channel import Carrier
+from pathways_ray.controller.events import CallManager, ClientMessages, ManagerAnswered, ManagerKnows, ManagerMissed
 from pathways_ray.controller.manager_calls import QUESTION_LIMIT_S, held_by
-from pathways_ray.transport.messages import ExchangeSlices, HeldSlices, Refused, Suspend
+from pathways_ray.resource_manager.allocation import Inventory
+from pathways_ray.transport.messages import (
+    ExchangeSlices,
+    Free,
+    HeldSlices,
+    Refused,
+    ReleaseSlice,
+    SlicesExchanged,
+    Suspend,
+)
 from tests.unit.controller.core_harness import CoreHarness, of, reply
 from tests.unit.controller.test_moves import HERE, moving
 
@@ -75,3 +85,32 @@ def test_where_slices_are_is_not_said_while_a_change_may_have_been_made(change: 
     check_held(core, held)
     assert again.method == asked[0].method
     assert known(core) == []
+
+
+@pytest.mark.parametrize("released", [False, True])
+@pytest.mark.parametrize("made", [False, True])
+def test_an_exchange_that_comes_again_is_made_of_what_the_controller_knows(released: bool, made: bool) -> None:
+    """
+    1. A slice is given back, and an exchange is to bring it back. The answers of both are lost, and perhaps the calls.
+    2. Both come again, in their order. The resource manager has what the controller has once it hears of that.
+    """
+    core = moving()
+    session = core.core.launches.sessions[1]
+    there = Inventory()
+    there.restore(held_by(session))
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Free((5,))]))
+    (release,) = of(CallManager, core.request(1, ReleaseSlice(1, HERE.mesh.id)))
+    (exchange,) = of(CallManager, core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),))))
+    assert not released or there.release(*release.arguments)
+    assert not made or there.exchange(*exchange.arguments)
+    for call in (msgspec.structs.replace(release, call=0), exchange):
+        core.handle(ManagerMissed(call))
+    for call in known(core):
+        if call.method == "hold_slices":
+            found = msgspec.msgpack.decode(call.arguments[1], type=HeldSlices)
+            there.hold(1, found.slices, found.last_slice)
+        else:
+            getattr(there, call.method.removesuffix("_slices").removesuffix("_slice"))(*call.arguments)
+    assert isinstance(reply(core.handle(ManagerAnswered(exchange.call, True))), SlicesExchanged)
+    assert {number: record.placed for (_, number), record in there.slices.items()} == session.slices
+    assert session.slices.keys() == {HERE.mesh.id, 77}
