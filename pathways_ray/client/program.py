@@ -66,7 +66,7 @@ class Program(Method):
         self.slice = slice
         self._known = KnownPrograms()
         self._cache: dict[Any, LoweredProgram] = self._known.lowered
-        self._named: weakref.ref[Session] | None = None
+        self._owner: weakref.ref[Session] | None = None
         self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__), on_retrace)
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = str(name or getattr(fun, "__name__", type(fun).__name__))
@@ -166,15 +166,15 @@ class Program(Method):
         return self.lower(*args, **kwargs).out_info
 
     def _session(self, leaves: Sequence[Any]) -> Session:
-        """The session in which a call runs: that of its slice, of its first array, of what the function was found to
-        name, or the one opened last."""
+        """The session in which a call runs: that of its slice, of its first array, of the first slice that the function
+        named when it was traced, or the one opened last."""
         if self.slice is not None:
             session: Any = self.slice.session  # a slice knows a part of it only
             if not session.closed_because:
                 return cast("Session", session)
         if len(sessions) > 1:
             owners: list[Any] = [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
-            owners.append(self._named() if self._named is not None else None)
+            owners.append(self._owner() if self._owner is not None else None)
             for one in owners:
                 if one is not None and not one.closed_because:
                     return cast("Session", one)
@@ -194,9 +194,8 @@ class Program(Method):
                 found = self._known.traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
                 if noted:
                     self._traces.note(kinds)
-            if len(sessions) > 1 and self.slice is None:
-                called = (where for one in equations_of(found.closed.jaxpr) for where in slices_named(one))
-                session = self._of_named(session, next(called, None) or first_slice(kinds, found.closed))
+            if self.slice is None:
+                session = self._owner_of(found, session)
                 self._known.traced[session, *key[1:]] = found
             later: list[Exported] = []
             built = self._built(session, found, kinds, None if has_control(found.closed) else later)
@@ -205,13 +204,15 @@ class Program(Method):
                 built = self._built(session, found, kinds, None)
             return LoweredProgram(session, built, found.output_tree)
 
-    def _of_named(self, session: Session, first: VirtualSlice | None) -> Session:
-        """The session of a function's first slice; the given one where it uses no slice, or that one is closed."""
-        if first is None or first.session is session or first.session.closed_because:
+    def _owner_of(self, found: Trace, session: Session) -> Session:
+        """The session of the first slice that a traced function names; the given one where it names no open one's."""
+        called = (where for one in equations_of(found.closed.jaxpr) for where in slices_named(one))
+        first = next(called, None) or first_slice((), found.closed)
+        if first is None or first.session.closed_because:
             return session
         owner: Any = first.session  # a slice knows a part of it only
+        self._owner = weakref.ref(owner)
         owner.known_by(self._known)
-        self._named = weakref.ref(owner)
         return cast("Session", owner)
 
     def _built(

@@ -487,7 +487,10 @@ def test_a_program_runs_in_the_session_of_its_arrays_or_slices(session, a4) -> N
     x = pw.put(V, a4)
     steps = [pw.program(lambda v, k: double(v) + k), pw.program(lambda v, k: 2 * v + k)]
     holding = pw.program(lambda v: v * 2 + x)
+    once = pw.program(lambda v: double(v), on_retrace="raise")
+    once(V)
     other = opened()
+    assert once(V).slice is a4
     there = other.virtual_slice((4,))
     z = pw.put(V, there)
     for step in steps:
