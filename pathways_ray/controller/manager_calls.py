@@ -54,10 +54,10 @@ class ManagerCalls:
     sessions of which one of `CHANGES` has no answer.
     """
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, tables: Tables, changing: Container[int] = ()) -> None:
         self.tables = tables
         self.schedulers: dict[int, str] = {}
-        self.changing: Container[int] = ()
+        self.changing = changing
         self.incarnation = ""
         self.is_behind = True
         self.told = 0

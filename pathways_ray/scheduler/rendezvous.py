@@ -90,8 +90,8 @@ class OrderCheck:
             return []
         records = [outstanding.get(gang.sequence) for _, gang in clash]
         tenants = {record.usage.tenant if record is not None else "" for record in records}
-        launch = clash[0][1].sequence if len(tenants) == 1 and "" not in tenants else 0
-        # It names programs to their tenant alone. What it says else, numbers of launches, all may know.
+        launch = clash[0].gang.sequence if len(tenants) == 1 and "" not in tenants else 0
+        # Programs are named where their tenant alone is told. Numbers of launches all may know.
         one, other = (
             f"host {members[place]} had {_gang_text(gang, record if launch else None)}"
             for (place, gang), record in zip(clash, records, strict=True)
