@@ -235,9 +235,10 @@ class DataServer:
                 lost = OSError("no file and no pipe came with an array; its host may have no descriptor left for one")
                 self._put_failed(stream, message.request, None, lost)
                 return
-            counted = isinstance(message, wire.Fetch) and stream.files < MAX_FILES  # uploads are by `stream.upload`
+            if file is not None and not isinstance(message, wire.PutOpen):  # uploads are counted by `stream.upload`
+                file = file if isinstance(message, wire.Fetch) and stream.files < MAX_FILES else None
             try:
-                self._take(stream, message, connection, file if counted or isinstance(message, wire.PutOpen) else None)
+                self._take(stream, message, connection, file)
             except FreesAwaited as error:
                 self._wait(stream, message, error, connection, file)
         except WireError as error:

@@ -1335,15 +1335,18 @@ def test_other_clients_are_served_between_the_batches_of_one(host: Host, monkeyp
 
 def test_files_of_fetches_are_counted_while_others_are_answered(host: Host, wire: Wire) -> None:
     """
-    1. A client asks by its local socket, and the fetches before are counted. Meanwhile another thread answers one of
-       them.
+    1. A client asks by its local socket, with a file, and the files before are counted. Meanwhile another thread
+       answers one of these questions.
     2. The question is answered as well: its client would wait for ever.
+    3. One without a file has nothing counted: there may be thousands, and all clients wait for that.
     """
     door = local(wire)
-    host.put(1, SMALL)
+    host.put(1, LARGE)
+    host.put(2, SMALL)
     door.send(encode(Fetch(1, 99, (0,))))
     eventually(lambda: bool(host.server.streams) and any(stream.fetches for stream in host.server.streams))
     (stream,) = host.server.streams
+    looks = []
 
     class Answered:
         """A fetch that another thread answers at the moment at which it is looked at."""
@@ -1352,16 +1355,22 @@ def test_files_of_fetches_are_counted_while_others_are_answered(host: Host, wire
 
         @property
         def file(self) -> None:
-            stream.fetches.pop(3, None)
+            looks.append(stream.fetches.pop(3, None))
 
     stream.fetches[2] = Answered()  # type: ignore[assignment]
     stream.fetches[3] = stream.fetches[1]
     stream.fetches[4] = stream.fetches[1]
-    door.send(encode(Fetch(5, 1, (0,))))
+    door.send(encode(Fetch(5, 1, (0,))), SharedFile.create(LARGE.nbytes))
+    done = wire.next()
+    assert isinstance(done, FetchDone)
+    assert done.request == 5
+    assert len(looks) == 1
+    door.send(encode(Fetch(6, 2, (0,))))
     door.connection.settimeout(LIMIT_S)
     (part,) = FROM_HOST_DATA.decode_batch(door.connection.recv(1 << 16))
     assert isinstance(part, FetchPart)
-    assert part.request == 5
+    assert part.request == 6
+    assert len(looks) == 1
     for number in (2, 3, 4):
         stream.fetches.pop(number, None)
     door.close()
