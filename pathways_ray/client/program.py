@@ -94,14 +94,23 @@ class Program(Method):
     def ask(self, *args: Any) -> Any:
         """Calls it for its values alone: what it returns as NumPy, where the host of the call says it at once; else
         handles, as other calls return."""
-        values = None
-        if tracing.session is None and is_outside():
-            leaves, tree = tree_flatten((args, {}))
-            try:  # noqa: SIM105  # a context would take longer
-                values = self._prepared(leaves, tree, args, {}).values(leaves)
-            except PathwaysError:  # the call says what is wrong
-                pass
-        return self(*args) if values is None else values
+        if tracing.session is not None or not is_outside():
+            return self(*args)
+        leaves, tree = tree_flatten((args, {}))
+        try:
+            lowered = self._prepared(leaves, tree, args, {})
+        except PathwaysError as error:
+            raise source_info.trimmed(error)  # noqa: B904
+        try:
+            values = lowered.values(leaves)
+        except PathwaysError:  # the launch says what is wrong
+            values = None
+        if values is not None:
+            return values
+        try:
+            return lowered.launch(leaves)
+        except (BufferDeleted, ForeignArray) as error:
+            raise self._about_leaf(error, leaves, args, {}) from None
 
     def prepared(self, args: tuple[Any, ...]) -> LoweredProgram:
         """The program for a call with such arguments, as that call will find it."""

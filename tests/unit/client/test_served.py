@@ -13,6 +13,7 @@ from pathways_ray.client import asked_calls
 from pathways_ray.client.asked_calls import may_be_served
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.early import ASKED_AGAIN, MAX_REFUSED
+from pathways_ray.client.program import Program
 from pathways_ray.client.served import ServedCall, Server, plans_on
 from pathways_ray.client.session import Session
 from pathways_ray.transport.messages import Prepared
@@ -132,6 +133,30 @@ def test_a_call_that_is_not_served_is_launched(session: Any, monkeypatch: pytest
     wide = pw.padded(pw.compiled(lambda w, rows: rows * w, slice=where), sizes=(2,), in_axes=(None, 0))
     np.testing.assert_array_equal(wide(late, ROWS), ROWS)
     assert len(host.calls) == 1
+
+
+def test_a_call_that_is_not_served_is_prepared_once(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    double = pw.padded(pw.compiled(lambda rows: rows * 2, slice=where), sizes=(2,))
+    Asked(monkeypatch, where.placed.hosts[0], None)
+    found, prepared = Program._prepared, []
+    monkeypatch.setattr(Program, "_prepared", lambda *args: prepared.append(args) or found(*args))
+    np.testing.assert_array_equal(double(ROWS), 2 * ROWS)
+    assert len(prepared) == 1
+
+
+def test_a_function_whose_trace_fails_runs_once(session: Any) -> None:
+    where = session.virtual_slice((1,), ("x",))
+    ran = []
+
+    def wrong(rows: Any) -> Any:
+        ran.append(rows)
+        return rows @ rows
+
+    serve = pw.padded(pw.compiled(wrong, slice=where), sizes=(2,))
+    with pytest.raises(pw.errors.TraceError, match="wrong"):
+        serve(ROWS)
+    assert len(ran) == 1
 
 
 def test_an_argument_that_is_deleted_says_so(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
