@@ -8,6 +8,7 @@ which then gets a copy.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,16 +28,20 @@ LOOKS = 64
 COMPARED_BYTES = 1 << 20
 """Bytes that are compared at a time: what is not equal costs no more to find out, and no memory."""
 
+MAX_SESSIONS = 1 << 10
+"""Sessions of an array that are remembered: behind so many, one of them may be given it once more."""
+
 
 class _Kept:
-    """An array that was uploaded first, by a session; `shared` once another one may have it as well."""
+    """An array that was uploaded first, by a session; `shared` once another one may have it as well. `sessions` are
+    those that may."""
 
-    __slots__ = ("array", "key", "session", "shared")
+    __slots__ = ("array", "key", "sessions", "shared")
 
     def __init__(
         self, key: tuple[Any, ...], session: int, array: jax.Array, gone: Callable[[weakref.ref[jax.Array]], None]
     ) -> None:
-        self.key, self.session, self.array, self.shared = key, session, weakref.ref(array, gone), False
+        self.key, self.sessions, self.array, self.shared = key, {session}, weakref.ref(array, gone), False
 
 
 class EqualUploads:
@@ -50,6 +55,7 @@ class EqualUploads:
         self._devices = devices
         self._by_key: dict[tuple[Any, ...], _Kept] = {}
         self._by_array: dict[int, _Kept] = {}
+        self._giving = threading.Lock()
 
     @property
     def shared(self) -> int:
@@ -58,7 +64,7 @@ class EqualUploads:
 
     def one_of(self, tenant: str, session: int, upload: Upload, array: jax.Array) -> jax.Array:
         """Returns the array to keep for an upload: one that another session of the tenant has uploaded and that has
-        the same bytes, layout and devices; or else `array`, to which it has come."""
+        the same bytes, layout and devices, once for each session; or else `array`, to which it has come."""
         if not tenant or upload.size < LEAST_BYTES:
             return array
         looks = tuple(data[:: (len(data) // LOOKS) | 1].tobytes() for data in upload.buffers)
@@ -68,8 +74,12 @@ class EqualUploads:
         if kept is None or other is None:
             self._keep(key, session, array)
             return array
-        if kept.session == session:  # which may be about to have both overwritten, as a step of training does
-            return array
+        with self._giving:  # several threads read the uploads of a session
+            if session in kept.sessions:  # it may be about to have both overwritten, as a step of training does
+                return array
+            if len(kept.sessions) >= MAX_SESSIONS:
+                kept.sessions.clear()
+            kept.sessions.add(session)
         kept.shared = True
         # A launch that takes its memory looks at `shared` once it has taken it out: one of the two sees the other.
         if self._by_key.get(key) is not kept or not _has_bytes(other, upload, self._devices):

@@ -70,7 +70,39 @@ def test_other_tenants_and_those_that_nobody_knows_share_nothing() -> None:
 def test_a_session_keeps_what_it_uploads_twice() -> None:
     """It may be about to have both overwritten, as a step does that is given the zeros of an optimizer."""
     equal = uploads()
-    assert kept(equal, V, 1) is not kept(equal, V, 1)
+    one = kept(equal, V, 1)
+    assert one is not kept(equal, V, 1)
+    assert kept(equal, V, 2) is one
+    second = kept(equal, V, 2)
+    assert second is not one, "also where another session was first"
+    assert not equal.take_out(second), "nobody else has it"
+    assert kept(equal, V, 1) is not one
+
+
+def test_two_uploads_of_a_session_that_are_compared_at_a_time_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    equal = uploads()
+    one = kept(equal, V, 1)
+    compared = equal_uploads._has_bytes
+    amid: list[Any] = []
+
+    def has_bytes(*asked: Any) -> bool:
+        if not amid:
+            amid.append(None)
+            amid[0] = kept(equal, V, 2)
+        return compared(*asked)
+
+    monkeypatch.setattr(equal_uploads, "_has_bytes", has_bytes)
+    assert kept(equal, V, 2) is one
+    assert amid[0] is not one
+
+
+def test_an_array_of_very_many_sessions_remembers_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equal_uploads, "MAX_SESSIONS", 3)
+    equal = uploads()
+    one = kept(equal, V, 1)
+    assert all(kept(equal, V, session) is one for session in range(2, 10))
+    (only,) = equal._by_array.values()
+    assert len(only.sessions) <= 3
 
 
 def test_small_arrays_are_kept_as_they_come() -> None:
