@@ -151,7 +151,9 @@ class PreparedProgram:
         """Whether a call can be served: its arguments are here, and it asks for each result."""
         if not len(self.plan.results) == len(call.requests) == len(call.devices):
             return False
-        if self._served.get(session) == call.arguments:  # a buffer stays of its kind as long as it is here
+        # A buffer stays of its kind as long as it is here. Clients use no number twice; one that does computes nonsense
+        # of its own bytes, or has its call left: XLA looks at the size and the device of each argument.
+        if self._served.get(session) == call.arguments:
             buffers = self.store.of_session(session)
             for number in call.arguments:
                 if number and number not in buffers:
