@@ -17,19 +17,25 @@ from pathways_ray.client.slices import VirtualSlice
 
 class KnownPrograms:
     """The programs of one function that were `lowered`, and what was `traced` for them. The first part of each key is
-    the session; among the others are the types of the arguments."""
+    the session; among the others are the types of the arguments. Under that of calls which say no session, a program
+    may be of another one: of the `owners` by types of arguments, which have the first slice that the function named."""
 
-    __slots__ = ("__weakref__", "lowered", "traced")
+    __slots__ = ("__weakref__", "lowered", "owners", "traced")
 
     def __init__(self) -> None:
         self.lowered: dict[Any, Any] = {}
         self.traced: dict[Any, Any] = {}
+        self.owners: dict[Any, Any] = {}
 
     def forget_session(self, session: Any) -> None:
         """A session is closed."""
         for table in (self.lowered, self.traced):
             for key in [key for key in list(table) if key[0] is session]:
                 table.pop(key, None)
+        for key in [key for key, program in list(self.lowered.items()) if program.session is session]:
+            self.lowered.pop(key, None)
+        for key in [key for key, owner in list(self.owners.items()) if owner is session]:
+            self.owners.pop(key, None)
 
     def forget_slices(self, gone: Set[VirtualSlice]) -> None:
         """Nobody can have an argument on these slices any more."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any, cast
@@ -22,7 +21,6 @@ from pathways_ray.client.codes import export_together, few_collections, jax_sett
 from pathways_ray.client.context import current_session, sessions, tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
-from pathways_ray.client.jaxprs import equations_of
 from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.leaves import argument, named
 from pathways_ray.client.methods import Method, deep_copy
@@ -38,7 +36,6 @@ from pathways_ray.client.tracer import (
     check_no_outer_assignment,
     first_slice,
     is_outside,
-    slices_named,
     trace,
     traced,
 )
@@ -48,8 +45,8 @@ from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, Pathw
 class Program(Method):
     """The result of `pw.program`. Calling it launches; inside another program it is inlined.
 
-    It runs in the session of the first array that it is given, of the first slice that its function names, or else in
-    the one opened last. A compiled function called alone runs in that of its slice: `slice`.
+    It runs in the session of the first array that it is given, of the first slice that its function names for arguments
+    of these types, or else in the one opened last. A compiled function called alone runs in that of its slice: `slice`.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class Program(Method):
         self.slice = slice
         self._known = KnownPrograms()
         self._cache: dict[Any, LoweredProgram] = self._known.lowered
-        self._owner: weakref.ref[Session] | None = None
         self._traces = Traces(name or getattr(fun, "__name__", type(fun).__name__), on_retrace)
         functools.update_wrapper(self, fun, updated=())
         self.__name__ = str(name or getattr(fun, "__name__", type(fun).__name__))
@@ -89,7 +85,7 @@ class Program(Method):
         try:
             return lowered.launch(leaves)
         except (BufferDeleted, ForeignArray) as error:
-            raise self._about_leaf(error, leaves, args, kwargs) from None
+            raise self._about_leaf(error, lowered.session, leaves, args, kwargs) from None
 
     def ask(self, *args: Any) -> Any:
         """Calls it for its values alone: what it returns as NumPy, where the host of the call says it at once; else
@@ -118,16 +114,21 @@ class Program(Method):
         return self._prepared(leaves, tree, args, {})
 
     def _prepared(self, leaves: list[Any], tree: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoweredProgram:
-        session = self._session(leaves)
+        given = self._given(leaves) if len(sessions) > 1 or self.slice is not None else None
+        session = given or current_session()
         kinds = self._kinds(leaves, args, kwargs)
         key = (session, tree, *jax_settings(), *kinds)
         try:
             lowered = self._cache.get(key)
         except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
             raise UsageError(f"the arguments of {self.__name__} cannot be told from earlier ones: {error}") from error
-        if lowered is None:
-            lowered = self._lower(session, tree, kinds, noted=True)
-            self._cache[lowered.session, *key[1:]] = lowered
+        if lowered is None or (lowered.session is not session and lowered.session.closed_because):
+            owner = self._session(leaves, tree, kinds)
+            lowered = self._cache.get((owner, *key[1:])) if owner is not session else None
+            if lowered is None:
+                lowered = self._lower(owner, tree, kinds, noted=True)
+            session.known_by(self._known)
+            self._cache[lowered.session, *key[1:]] = self._cache[key] = lowered  # the next call looks once
         return lowered
 
     def _kinds(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentType]:
@@ -143,11 +144,11 @@ class Program(Method):
         return kinds
 
     def _about_leaf(
-        self, error: PathwaysError, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, error: PathwaysError, session: Session, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> PathwaysError:
         """The error about an array that cannot be used, with the name of the argument that it is, if it is one."""
         for number, leaf in enumerate(leaves):
-            if isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not self._session(leaves)):
+            if isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not session):
                 return named(error, f"{argument(self.fun, args, kwargs, number)} of {self.__name__}")
         return error
 
@@ -162,67 +163,81 @@ class Program(Method):
         """
         leaves, tree = jax.tree.flatten((args, kwargs))
         kinds = self._kinds(leaves, args, kwargs)
-        lowered = self._lower(self._session(leaves), tree, kinds)
+        lowered = self._lower(self._session(leaves, tree, kinds), tree, kinds)
         return Lowered(lowered, kinds, tree, lowered.output_tree)
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The `jax.stages.Traced` of the program: `.jaxpr`, `.out_info`. Nothing is launched, nor sent."""
         leaves, tree = jax.tree.flatten((args, kwargs))
-        return traced(self._session(leaves), self.fun, self.__name__, tree, self._kinds(leaves, args, kwargs))
+        kinds = self._kinds(leaves, args, kwargs)
+        return traced(self._session(leaves, tree, kinds), self.fun, self.__name__, tree, kinds)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, in their tree, with their shardings."""
         return self.lower(*args, **kwargs).out_info
 
-    def _session(self, leaves: Sequence[Any]) -> Session:
-        """The session in which a call runs: that of its slice, of its first array, of the first slice that the function
-        named when it was traced, or the one opened last."""
+    def _given(self, leaves: Sequence[Any]) -> Session | None:
+        """The session that a call says: that of its slice, or of its first array."""
+        owner: Any  # arrays and slices know a part of it only
+        found: Session | None = None
         if self.slice is not None:
-            session: Any = self.slice.session  # a slice knows a part of it only
-            if not session.closed_because:
-                return cast("Session", session)
-        if len(sessions) > 1:
-            owners: list[Any] = [leaf._buffer.session for leaf in leaves if type(leaf) is Array]
-            owners.append(self._owner() if self._owner is not None else None)
-            for one in owners:
-                if one is not None and not one.closed_because:
-                    return cast("Session", one)
-        return current_session()
+            owner = self.slice.session
+            if not owner.closed_because:
+                found = owner
+                return found
+        for leaf in leaves:
+            if type(leaf) is Array:
+                owner = leaf._buffer.session
+                if not owner.closed_because:
+                    found = owner
+                    return found
+        return None
+
+    def _session(self, leaves: Sequence[Any], tree: Any, kinds: list[ArgumentType]) -> Session:
+        """The session in which a call runs: that which it says, that of the first slice which the function named when
+        it was traced for such arguments, or the one opened last."""
+        return self._given(leaves) or self._owner(_traced_for(tree, kinds)) or current_session()
+
+    def _owner(self, arguments: Any) -> Session | None:
+        """The session of the first slice that the function named when it was traced for these, unless it is closed."""
+        owner: Session | None = self._known.owners.get(arguments)
+        return None if owner is None or owner.closed_because else owner
 
     def _lower(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool = False) -> LoweredProgram:
         """The program for arguments of these types. What the function does depends on their shapes and dtypes alone: it
         does not run again for arguments that lie elsewhere, as long as all is there that it used."""
         session.check_open()
         session.known_by(self._known)
-        key = (session, tree, *jax_settings(), *(kind.aval for kind in kinds))
-        found = self._known.traced.get(key)
+        arguments = _traced_for(tree, kinds)
+        found = self._known.traced.get((session, *arguments))
+        owner = None
         with few_collections():
             if found is None or not found.is_current:
-                if noted:
-                    self._traces.check(kinds)
-                found = self._known.traced[key] = trace(session, self.fun, self.__name__, tree, kinds)
-                if noted:
-                    self._traces.note(kinds)
-            if self.slice is None:
-                session = self._owner_of(found, session)
-                self._known.traced[session, *key[1:]] = found
+                found = self._known.traced[session, *arguments] = self._traced(session, tree, kinds, noted)
+            if self.slice is None and (owner := _owner_of(found)) is not None:
+                session = owner
+                session.known_by(self._known)
+                self._known.traced[session, *arguments] = found
             later: list[Exported] = []
             built = self._built(session, found, kinds, None if has_control(found.closed) else later)
             if later:  # it is known what they are: their code is made together
                 export_together(one.code for one in later)
                 built = self._built(session, found, kinds, None)
+            if owner is not None and self._owner(arguments) is None:  # the first stays: calls do not change theirs
+                self._known.owners[arguments] = owner
             return LoweredProgram(session, built, found.output_tree)
 
-    def _owner_of(self, found: Trace, session: Session) -> Session:
-        """The session of the first slice that a traced function names; the given one where it names no open one's."""
-        called = (where for one in equations_of(found.closed.jaxpr) for where in slices_named(one))
-        first = next(called, None) or first_slice((), found.closed)
-        if first is None or first.session.closed_because:
-            return session
-        owner: Any = first.session  # a slice knows a part of it only
-        self._owner = weakref.ref(owner)
-        owner.known_by(self._known)
-        return cast("Session", owner)
+    def _traced(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool) -> Trace:
+        if noted:
+            self._traces.check(kinds)
+        found = trace(session, self.fun, self.__name__, tree, kinds)
+        used: list[Any] = [where.session for where in (*found.slices, *(one.slice for one in found.arrays))]
+        others = [one for one in used if one is not session and not one.closed_because]
+        if others and session in used:  # perhaps by default slices, which are those of the session that it is traced in
+            found = trace(others[0], self.fun, self.__name__, tree, kinds)
+        if noted:
+            self._traces.note(kinds)
+        return found
 
     def _built(
         self, session: Session, found: Trace, kinds: list[ArgumentType], later: list[Exported] | None
@@ -237,6 +252,18 @@ class Program(Method):
         """The program in a notebook: its graph for the argument types of the last call, where there was one."""
         last = next(reversed(self._cache.values()), None)
         return f"<p>{escape(repr(self))}</p>" if last is None else notebook.graph_html(last.graph)
+
+
+def _traced_for(tree: Any, kinds: Sequence[ArgumentType]) -> tuple[Any, ...]:
+    """Types and settings that a trace depends on beside its session."""
+    return (tree, *jax_settings(), *(kind.aval for kind in kinds))
+
+
+def _owner_of(found: Trace) -> Session | None:
+    """The session of the first slice that a traced function names, where it names one of an open session."""
+    first = next(found.slices, None) or first_slice((), found.closed)
+    owner: Any = None if first is None or first.session.closed_because else first.session
+    return cast("Session | None", owner)
 
 
 class LoweredProgram(RegisteredProgram):

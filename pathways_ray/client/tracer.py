@@ -11,7 +11,7 @@ import dis
 import functools
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -158,12 +158,19 @@ class Trace:
     operations: dict[Any, Exported] = field(default_factory=dict)
 
     @property
+    def arrays(self) -> list[Array]:
+        """The arrays that it captured."""
+        return [*self.captured, *(one for one in constants_of(self.closed) if isinstance(one, Array))]
+
+    @property
+    def slices(self) -> Iterator[VirtualSlice]:
+        """The slices of what it calls and that it puts values on, in order."""
+        return (where for one in equations_of(self.closed.jaxpr) for where in slices_named(one))
+
+    @property
     def is_current(self) -> bool:
-        """Whether the arrays that it captured, and the slices of what it calls and that it puts values on, are still
-        there. Where they are not, the function may have others now."""
-        arrays = (*self.captured, *(one for one in constants_of(self.closed) if isinstance(one, Array)))
-        slices = (where for one in equations_of(self.closed.jaxpr) for where in slices_named(one))
-        return not any(array.is_deleted() for array in arrays) and not any(where.released for where in slices)
+        """Whether its arrays and slices are still there. Where they are not, the function may have others now."""
+        return not any(array.is_deleted() for array in self.arrays) and not any(where.released for where in self.slices)
 
 
 def traced(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Any:

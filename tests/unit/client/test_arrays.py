@@ -21,6 +21,7 @@ from tests.unit.client.local import LocalSession, opened
 
 V = np.arange(8, dtype=np.float32)
 M = np.arange(32, dtype=np.float32).reshape(8, 4)
+BIG = np.ones(1 << 14, np.float32)
 
 
 def same(session: LocalSession, function: Any, *arguments: Any) -> Any:
@@ -511,6 +512,66 @@ def test_a_program_runs_in_the_session_of_its_arrays_or_slices(session, a4) -> N
         pw.errors.GraphError, match=r"uses slice 1 .*, which belongs to another session: a call runs in"
     ):
         mixed(V)
+    other.close()
+
+
+def test_a_function_may_name_slices_of_several_sessions(session, a4) -> None:
+    """Those of one for arguments of these types, of another for others: each call finds its program."""
+    other = opened()
+    there = other.virtual_slice((4,))
+    here, away = (pw.compiled(lambda v: v * 2, slice=where) for where in (a4, there))
+    traced = []
+
+    @pw.program
+    def either(v: Any) -> Any:
+        traced.append(v.shape)
+        return v * 3 if v.ndim == 2 else here(v) + BIG.sum() if v.size == 8 else away(v) + BIG.sum()
+
+    assert either(M).slice.session is other  # it names no slice for a matrix
+    made = [either.prepared((v,)) for v in (V, V[:4], M)]
+    for _ in range(3):
+        assert [either(v).slice for v in (V, V[:4])] == [a4, there]
+        assert either(M).slice.session is other
+    assert [either.prepared((v,)) for v in (V, V[:4], M)] == made
+    third = opened()
+    assert [either.prepared((v,)) for v in (V, V[:4])] == made[:2]
+    assert len(traced) == 3
+    assert either(M).slice.session is third
+    third.close()
+    other.close()
+
+
+def test_a_program_whose_session_has_ended_is_not_called_by_way_of_another(session, a4) -> None:
+    double, last = pw.compiled(lambda v: v * 2, slice=a4), opened()
+    step = pw.program(lambda v: double(v))
+    assert step(V).slice is a4
+    session._driver.disconnected("it was shut down")
+    for _ in range(2):
+        with pytest.raises(pw.errors.GraphError, match="belongs to another session, now closed"):
+            step(V)
+    last.close()
+
+
+def test_default_slices_are_of_the_session_whose_slices_a_function_names(session, a4) -> None:
+    """For each type of arguments; whichever session was opened last."""
+    double, anywhere = pw.compiled(lambda v: v * 2, slice=a4), pw.compiled(lambda v: v + 1)
+    step = pw.program(lambda v: (anywhere(v), double(v), pw.reshard(v)))
+    step(V)
+    other = opened()
+    for one in (step, pw.program(step.fun)):
+        for given in (V, V[:4]):
+            assert {made.slice.session for made in one(given)} == {session}
+    other.close()
+
+
+def test_a_call_that_fails_decides_for_no_other_where_it_runs(session, a4) -> None:
+    x, other = pw.put(V, a4), opened()
+    z = pw.put(V, other.virtual_slice((4,)))
+    anywhere = pw.compiled(lambda v, w: v + w)
+    step = pw.program(lambda v, w: anywhere(v, w))
+    with pytest.raises(pw.errors.ForeignArray, match="belongs to another session; fetch it there"):
+        step(x, z)
+    assert step(V, V).slice.session is other
     other.close()
 
 

@@ -157,6 +157,22 @@ def test_programs_go_with_their_session() -> None:
     assert [session() for session in gone] == [None] * 3
 
 
+def test_programs_of_calls_that_say_no_session_go_with_theirs(offline) -> None:
+    """Here it is that of the slice which the function names, and another was opened last."""
+    one = Offline(max_launches=1024)
+    context.enter(one.session)
+    context.enter(offline.session)
+    away = pw.compiled(lambda v: v + 1, slice=one.where)
+    call = pw.program(lambda v: away(v))
+    lowered: Any = weakref.ref(call.prepared((V,)))
+    gc.collect()
+    assert lowered().session is one.session
+    one.session.close()
+    gc.collect()
+    assert lowered() is None
+    assert not call._known.owners
+
+
 def test_a_closed_session_keeps_no_functions(offline) -> None:
     """Who has a slice has its session; and JAX keeps the calls of some functions that are over, with their slices."""
     called_on_a_new_slice(offline, shifted)
