@@ -32,8 +32,9 @@ class Options:
             inside it, so with recompute "full" a layer's forward runs three times in a step, not two.
         join: on the last stage, a forward that is followed at once by its backward becomes one computation with it.
             Less is kept; but XLA rounds otherwise, so bits differ from schedules where another action stands between.
-            A pipeline of one stage always does, and so does any where the model recomputes "full", also if other
-            forwards stand between.
+            A pipeline of one stage always does. Where the model recomputes "full", so do microbatches whose backward is
+            one computation and comes before that of any later forward, also if other forwards stand between: all of
+            gpipe, 1f1b and interleaved, some of dualpipe-v, the last of looped-bfs, none where all backwards are split.
         master: dtype of parameters, optimizer state and sums of gradients
         compute: dtype of the copy of the parameters that forward and backward use
         pieces: into how many pieces per island the gradients of a stage are cut to cross islands

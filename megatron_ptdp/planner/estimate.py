@@ -175,8 +175,9 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
 
 
 def _logits_again(plan: Plan) -> bool:
-    """Whether the backward passes of a compiled last stage compute the logits again: those that do not have the forward
-    pass inside (`parallel.action_order.fused_last_stage`)."""
+    """Whether backward passes of a compiled last stage compute the logits again: those that do not have the forward
+    pass inside (`parallel.action_order.fused_last_stage`). A stage has one cost for all its microbatches, so those of
+    looped-bfs and dualpipe-v that have it inside, the last of one and most of the other, are charged like the rest."""
     apart = rules_of(plan.schedule).splits_backward or plan.schedule == "looped-bfs"
     return plan.recompute == "full" and plan.pipeline > 1 and apart
 
