@@ -6,6 +6,7 @@ the devices behind the link.
 
 from __future__ import annotations
 
+from megatron_ptdp.planner import simulated
 from megatron_ptdp.planner.estimate import Estimate, Question, boundary_seconds, message_bytes
 from megatron_ptdp.planner.memory import device_parameters, stage_layers, stages_of
 from megatron_ptdp.planner.network import Group, Traffic, crossed, spread
@@ -60,7 +61,7 @@ def _pipeline(question: Question, plan: Plan) -> dict[str, float]:
 
 
 def _data(question: Question, plan: Plan) -> dict[str, float]:
-    """Gradients summed once, or scattered and weights gathered; for each microbatch with ZeRO 2 and 3."""
+    """Gradients summed once an update, or scattered and weights gathered; for each microbatch with ZeRO 2 and 3."""
     owned = device_parameters(plan, question.model, 0)
     software, m = question.software, plan.microbatches
     gradients, weights = owned * software.gradient_bytes, owned * software.weight_bytes
@@ -70,4 +71,4 @@ def _data(question: Question, plan: Plan) -> dict[str, float]:
         size, passes = gradients * (m if plan.zero == 2 else 1) + weights, 1.0
     else:
         size, passes = m * (gradients + weights * (3 if plan.recompute == "full" else 2)), 1.0
-    return spread(question.cluster, Group(plan.data, plan.tensor), size, passes)
+    return spread(question.cluster, Group(plan.data, plan.tensor), size, passes * simulated.updates(plan))
