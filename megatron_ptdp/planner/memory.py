@@ -94,8 +94,9 @@ def in_flight(plan: Plan, position: int) -> float:
     """Microbatches whose activations the device at `position` of the pipeline holds at most, each of all its layers.
 
     GPipe and looped m; 1F1B min(p - r, m) (PTD-P section 2.2); interleaved (2 (p - 1 - r) + (v - 1) p + 1)/v
-    (Megatron-LM's warm-up); ZB-H1 and ZB-V min(p, m), DualPipe-V p + 1/2, on every device, as those whose weights'
-    gradients wait count too. Tests hold these to the schedules' action lists. Other schedules: from these lists.
+    (Megatron-LM's warm-up); ZB-H1 min(p, m), ZB-V p, DualPipe-V p + 1/2, on every device, as those whose weights'
+    gradients wait count too. Before ZB-V is full, which takes 2p - 1 microbatches, device r has (m + 1 + r)/2 of them.
+    Tests hold these to the schedules' action lists. Other schedules: from these lists.
     """
     if not has_closed_form(plan):
         return simulated.in_flight(plan, position)
@@ -104,6 +105,8 @@ def in_flight(plan: Plan, position: int) -> float:
         return m
     if plan.schedule == "dualpipe-v":
         return min(p + 0.5, m)
+    if plan.schedule == "zb-v":
+        return min(p, (m + 1 + position) / 2)
     if rules_of(plan.schedule).splits_backward:
         return min(p, m)
     if v > 1:
@@ -112,11 +115,15 @@ def in_flight(plan: Plan, position: int) -> float:
 
 
 def waiting(plan: Plan, position: int) -> float:
-    """Microbatches between their inputs' and their weights' gradients on a device, each of all its layers."""
+    """Microbatches between their inputs' and their weights' gradients on a device, each of all its layers.
+
+    With fewer than 2p - 1 microbatches those of ZB-V are a bound, which its last device reaches.
+    """
     if not has_closed_form(plan):
         return simulated.waiting(plan, position)
-    at_most = {"zb-h1": position + 1.0, "zb-v": position + 0.5, "dualpipe-v": (position + 1) / 2}
-    return min(at_most.get(plan.schedule, 0.0), plan.microbatches)
+    p, m = plan.pipeline, plan.microbatches
+    at_most = {"zb-h1": position + 1.0, "zb-v": min(position, m - p) + 0.5, "dualpipe-v": (position + 1) / 2}
+    return min(at_most.get(plan.schedule, 0.0), m)
 
 
 def stage_memory(plan: Plan, model: Model, cluster: Cluster, software: Software) -> StageMemory:
@@ -125,22 +132,23 @@ def stage_memory(plan: Plan, model: Model, cluster: Cluster, software: Software)
     first = _device_memory(plan, model, cluster, software, 0)
     if p == 1:
         return StageMemory(first, first, first)
-    positions = _fullest_between(plan, model, software)
+    positions = _fullest_between(plan, model)
     between = [_device_memory(plan, model, cluster, software, position) for position in positions]
     middle = max(between, key=lambda memory: memory.total, default=first)
     return StageMemory(first, middle, _device_memory(plan, model, cluster, software, p - 1))
 
 
-def _fullest_between(plan: Plan, model: Model, software: Software) -> Sequence[int]:
+def _fullest_between(plan: Plan, model: Model) -> Sequence[int]:
     """Positions between the first and the last of which one is the fullest of all between.
 
-    Of devices with the same layers, the first one has the most microbatches in flight; where more gradients of weights
-    wait the later a device comes, the last one is the fullest. A schedule without a closed form may do as it likes.
+    Of devices with the same layers, the first one has the most microbatches in flight; where a schedule splits the
+    backward pass no device has fewer than the one before, in flight or waiting, so that the last one is the fullest.
+    A schedule without a closed form may do as it likes.
     """
     if not has_closed_form(plan):
         return range(1, plan.pipeline - 1)
     spans = _spans(model, plan.pipeline, plan.chunks, rules_of(plan.schedule).v_placement)
-    grows = _recomputed_waits(plan, software)
+    grows = rules_of(plan.schedule).splits_backward
     return [last if grows else first for first, last in spans]
 
 

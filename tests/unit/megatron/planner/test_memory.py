@@ -61,6 +61,27 @@ def test_waiting_gradients_equal_those_of_the_action_lists(name: str, p: int, m:
     assert [waiting(plan, position) for position in range(p)] == [chunks / v for chunks in held]
 
 
+@pytest.mark.parametrize("p", [2, 3, 4, 7])
+def test_a_v_that_is_never_full_holds_what_its_action_lists_hold(p: int) -> None:
+    for m in range(p, 2 * p):
+        schedule, plan = build("zb-v", p, m), Plan(pipeline=p, chunks=2, batch=m, schedule="zb-v")
+        kept, waits = (peak_memory(schedule, (stash,) * (2 * p), (1.0,) * (2 * p)) for stash in (1.0, 0.0))
+        assert [in_flight(plan, position) for position in range(p)] == [chunks / 2 for chunks in kept]
+        least = [chunks / 2 for chunks in waits]
+        bound = [waiting(plan, position) for position in range(p)]
+        assert bound[-1] == least[-1]
+        assert all(one <= other for one, other in zip(least, bound, strict=True))
+        assert bound == least or p < m < 2 * p - 1
+
+
+def test_a_v_that_is_never_full_fits_where_its_fullest_device_does() -> None:
+    """39 billion parameters over 32 devices, with as many microbatches as stages."""
+    model, cluster = load.model("gpt-39b"), selene()
+    plan = Plan(8, 4, chunks=2, microbatch=4, batch=32, schedule="zb-v", recompute="selective")
+    assert illegal(plan, model) is None
+    assert stage_memory(plan, model, cluster, load.software("ptdp")).most <= cluster.device.memory_bytes
+
+
 @pytest.mark.parametrize(("zero", "gigabytes"), [(0, 120), (1, 31.4), (2, 16.6), (3, 1.9)])
 def test_zero_equals_its_papers_example(zero: int, gigabytes: float) -> None:
     """7.5 billion parameters on 64 devices, 2 + 2 + 12 bytes each (Rajbhandari et al. 2020, figure 1)."""
@@ -98,8 +119,9 @@ def test_a_plan_needs_what_its_fullest_device_needs(name: str, schedule: str) ->
     model = load.model(name)
     if rules_of(schedule).stale:
         model = replace(model, tied=False)
-    for p, v, recompute in itertools.product((2, 4, 7, 12, 14, 16, 24), (1, 2, 3), RECOMPUTE):
-        plan = Plan(pipeline=p, tensor=8, chunks=v, batch=2 * p, schedule=schedule, recompute=recompute)
+    sizes = itertools.product((2, 4, 7, 12, 14, 16, 24), (1, 2, 3), RECOMPUTE, (1, 2))
+    for p, v, recompute, rounds in sizes:
+        plan = Plan(pipeline=p, tensor=8, chunks=v, batch=rounds * p, schedule=schedule, recompute=recompute)
         if illegal(plan, model):
             continue
         seen += 1
