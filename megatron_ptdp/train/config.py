@@ -26,6 +26,7 @@ from megatron_ptdp.config.parallel import Recompute, Zero, batch_fault
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.models.config import DType, ModelConfig, changed, preset, presets
 from megatron_ptdp.schedules import schedule_names
+from megatron_ptdp.train.rules import check_numbers
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -217,11 +218,6 @@ SETTINGS: dict[str, str] = {
 }
 """The table of each setting, by its name."""
 
-_POSITIVE = (
-    "pipeline", "tensor", "data", "microbatch", "data_islands", "pieces", "token_slices", "expert_members", "steps",
-    "keep", "log_every", "in_flight", "eval_batches", "hosts_per_island", "lost_after",
-)  # fmt: skip
-
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
     """A whole configuration, checked as far as it can be without devices."""
@@ -359,13 +355,7 @@ def _check(config: Config) -> None:
         ConfigError, BadSizes.
     """
     for section in SECTIONS:
-        values = msgspec.structs.asdict(getattr(config, section))
-        for name, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                continue
-            if not value >= (1 if name in _POSITIVE else 0) or value == float("inf"):
-                least = "at least 1" if name in _POSITIVE else "0 or more, and finite"
-                raise ConfigError(f"table {section}: {name} is {value}, must be {least}")
+        check_numbers(section, msgspec.structs.asdict(getattr(config, section)))
     if config.data.held_out >= 1:
         raise ConfigError(f"table data: held_out is {config.data.held_out}, must be below 1: it is a share")
     if config.parallel.min_data > config.parallel.data:
@@ -377,18 +367,21 @@ def _check(config: Config) -> None:
         raise ConfigError(f"table parallel: stage_layers is {config.parallel.stage_layers}, each must be 0 or more")
     if config.parallel.schedule not in schedule_names():
         raise ConfigError.unknown("schedule", config.parallel.schedule, schedule_names())
+    _check_optimizer(config.optimizer)
+    if bool(config.cluster.url) != bool(config.cluster.token):
+        raise ConfigError(
+            "table cluster: url and token belong together; set both, or neither; `pathways status` shows them"
+        )
+    config.parallel.counted()
+
+
+def _check_optimizer(optimizer: Optimizer) -> None:
     for name in ("beta1", "beta2"):
-        if getattr(config.optimizer, name) >= 1:
-            raise ConfigError(f"table optimizer: {name} is {getattr(config.optimizer, name)}, must be below 1")
-    optimizer = config.optimizer
+        if getattr(optimizer, name) >= 1:
+            raise ConfigError(f"table optimizer: {name} is {getattr(optimizer, name)}, must be below 1")
     if optimizer.decay != "constant" and optimizer.learning_rate < optimizer.final_learning_rate:
         raise ConfigError(
             f"table optimizer: learning_rate is {optimizer.learning_rate}, below final_learning_rate, which is "
             f"{optimizer.final_learning_rate}: it would rise to that; set final_learning_rate to at most "
             f"{optimizer.learning_rate}, or decay to constant"
         )
-    if bool(config.cluster.url) != bool(config.cluster.token):
-        raise ConfigError(
-            "table cluster: url and token belong together; set both, or neither; `pathways status` shows them"
-        )
-    config.parallel.counted()
