@@ -26,7 +26,7 @@ from megatron_ptdp.config.parallel import Recompute, Zero, batch_fault
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.models.config import DType, ModelConfig, changed, preset, presets
 from megatron_ptdp.schedules import schedule_names
-from megatron_ptdp.train.rules import check_numbers
+from megatron_ptdp.train.rules import MIN_EPSILON, check_numbers
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -379,6 +379,11 @@ def _check_optimizer(optimizer: Optimizer) -> None:
     for name in ("beta1", "beta2"):
         if getattr(optimizer, name) >= 1:
             raise ConfigError(f"table optimizer: {name} is {getattr(optimizer, name)}, must be below 1")
+    if optimizer.optimizer == "adamw" and optimizer.epsilon < MIN_EPSILON:
+        raise ConfigError(
+            f"table optimizer: epsilon is {optimizer.epsilon}, must be at least {MIN_EPSILON}: a parameter whose "
+            "gradient is 0 would become NaN"
+        )
     if optimizer.decay != "constant" and optimizer.learning_rate < optimizer.final_learning_rate:
         raise ConfigError(
             f"table optimizer: learning_rate is {optimizer.learning_rate}, below final_learning_rate, which is "

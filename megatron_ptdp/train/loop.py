@@ -195,8 +195,8 @@ class Loop:
         last = len(self.training.layout.stages) - 1
         where = f"stage {found[0]}: the gradient of {found[1]}" if found else f"stage {last}: the loss or the norm"
         return (
-            f"step {one.number} is not finite: loss {loss}, norm of the gradient {norm}; first: {where}. The state "
-            f"before it is good; {self._what_is_kept()}. Lower learning_rate, set clip, or look at the data"
+            f"step {one.number} is not finite: loss {loss}, norm of the gradient {norm}; first: {where}; "
+            f"{self._what_is_kept()}. Lower learning_rate, set clip, or look at the data"
         )
 
     def _what_is_kept(self) -> str:

@@ -12,6 +12,9 @@ _POSITIVE = (
     "keep", "log_every", "in_flight", "eval_batches", "hosts_per_island", "lost_after",
 )  # fmt: skip
 
+MIN_EPSILON = 1.2e-38
+"""What float32 does not take for 0."""
+
 
 def check_numbers(table: str, values: Mapping[str, Any]) -> None:
     """Makes sure that the numbers among the settings of a table are in range.

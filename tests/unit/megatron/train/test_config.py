@@ -72,6 +72,11 @@ def test_a_plan_of_the_planner_is_a_configuration(tmp_path: Path) -> None:
         (["learning_rate=inf"], "table optimizer: learning_rate is inf, must be 0 or more, and finite"),
         (["beta2=1.0"], "table optimizer: beta2 is 1.0, must be below 1"),
         (
+            ["epsilon=0"],
+            "table optimizer: epsilon is 0.0, must be at least 1.2e-38: a parameter whose gradient is 0 would",
+        ),
+        (["epsilon=1e-46"], "table optimizer: epsilon is 1e-46, must be at least 1.2e-38"),
+        (
             ["learning_rate=1e-5"],
             "table optimizer: learning_rate is 1e-05, below final_learning_rate, which is 3e-05: it would rise to "
             "that; set final_learning_rate to at most 1e-05, or decay to constant",
@@ -95,6 +100,10 @@ def test_what_cannot_be_is_refused_with_the_name_and_the_value(settings: list[st
 def test_a_low_learning_rate_has_a_lower_end_or_none() -> None:
     for more in (["final_learning_rate=1e-5"], ["final_learning_rate=0"], ["decay=constant"]):
         assert of(TINY, "learning_rate=1e-5", *more).optimizer.learning_rate == 1e-5
+
+
+def test_sgd_has_no_epsilon() -> None:
+    assert of(TINY, "optimizer=sgd", "epsilon=0").optimizer.epsilon == 0
 
 
 def test_a_model_must_be_named() -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -17,6 +18,7 @@ from megatron_ptdp.errors import ConfigError, TrainingStopped
 from megatron_ptdp.train.config import Optimizer
 from megatron_ptdp.train.optimizer import rate, transformation
 from megatron_ptdp.train.records import METRICS, Records, locked
+from megatron_ptdp.train.rules import MIN_EPSILON
 from megatron_ptdp.train.stop import Stop
 
 
@@ -117,6 +119,16 @@ def test_learning_rates(decay: str, middle: float, end: float) -> None:
     assert rates[23] > end or decay == "constant"  # the last step of the run
     assert rates[24] == pytest.approx(end)
     assert min(np.diff(rates[:4])) > 0 >= max(np.diff(rates[4:]))
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_the_least_epsilon_leaves_a_parameter_without_a_gradient(jitted: bool) -> None:
+    config = Optimizer(epsilon=MIN_EPSILON, decay="constant", weight_decay=0.0)
+    made = transformation(config, 10)({"w": True})
+    params = {"w": jnp.ones(2)}
+    update = jax.jit(made.update) if jitted else made.update
+    updates, _ = update({"w": jnp.array([1.0, 0.0])}, made.init(params), params)
+    np.testing.assert_allclose(updates["w"], [-config.learning_rate, 0.0], rtol=1e-5)
 
 
 def test_only_what_decays_decays() -> None:
