@@ -390,3 +390,9 @@ def _check_optimizer(optimizer: Optimizer) -> None:
             f"{optimizer.final_learning_rate}: it would rise to that; set final_learning_rate to at most "
             f"{optimizer.learning_rate}, or decay to constant"
         )
+    if optimizer.decay != "constant" and 0 < optimizer.decay_steps <= optimizer.warmup_steps:
+        raise ConfigError(
+            f"table optimizer: decay_steps is {optimizer.decay_steps}, must be above warmup_steps, which is "
+            f"{optimizer.warmup_steps}: the rate would rise after them; set decay_steps to 0 for as many as steps, or "
+            "decay to constant"
+        )

@@ -81,6 +81,10 @@ def test_a_plan_of_the_planner_is_a_configuration(tmp_path: Path) -> None:
             "table optimizer: learning_rate is 1e-05, below final_learning_rate, which is 3e-05: it would rise to "
             "that; set final_learning_rate to at most 1e-05, or decay to constant",
         ),
+        (
+            ["warmup_steps=10", "decay_steps=10"],
+            "table optimizer: decay_steps is 10, must be above warmup_steps, which is 10: the rate would rise",
+        ),
         (["zero=4"], "table parallel: zero is 4, must be one of 0, 1, 2, 3"),
         (["stage_layers=[1,x]"], "table parallel: stage_layers is '[1,x]'"),
         (["stage_layers=[1,-1]"], "stage_layers is (1, -1), each must be 0 or more"),
@@ -100,6 +104,13 @@ def test_what_cannot_be_is_refused_with_the_name_and_the_value(settings: list[st
 def test_a_low_learning_rate_has_a_lower_end_or_none() -> None:
     for more in (["final_learning_rate=1e-5"], ["final_learning_rate=0"], ["decay=constant"]):
         assert of(TINY, "learning_rate=1e-5", *more).optimizer.learning_rate == 1e-5
+
+
+def test_a_run_may_end_while_its_rate_rises() -> None:
+    """As one of a few steps does, that tries a configuration out."""
+    assert of(TINY, "warmup_steps=10", "steps=3").run.steps == 3
+    assert of(TINY, "warmup_steps=10", "decay_steps=5", "decay=constant").optimizer.decay_steps == 5
+    assert of(TINY, "warmup_steps=10", "decay_steps=11").optimizer.decay_steps == 11
 
 
 def test_sgd_has_no_epsilon() -> None:
