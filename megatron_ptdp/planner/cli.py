@@ -134,9 +134,9 @@ def compare(
     a: str, b: str, model: str | None, cluster: str, software: str | None, tokens: float, as_json: bool
 ) -> None:
     """Compare two plans: configuration files, or settings as tensor=8,pipeline=12,batch=1536."""
-    named = model or read_plan(a)[0] or read_plan(b)[0]  # one of the two may leave it to the other
+    named = read_plan(a, model)[0] or read_plan(b, model)[0]  # one of the two may leave it to the other
     (asked_a, plan_a), (asked_b, plan_b) = (
-        question_of(text, model or read_plan(text)[0] or named, cluster, software, tokens) for text in (a, b)
+        question_of(text, read_plan(text, model)[0] or named, cluster, software, tokens) for text in (a, b)
     )
     first, second = estimate_exactly(asked_a, plan_a), estimate_exactly(asked_b, plan_b)
     if as_json:

@@ -58,22 +58,33 @@ def settings(fixes: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def read_plan(text: str) -> tuple[str | None, Plan]:
-    """A plan and perhaps its model, from a configuration's path or from `tensor=8,pipeline=12,…`."""
+def read_plan(text: str, model: str | None = None) -> tuple[str | None, Plan]:
+    """A plan, from a configuration's path or from `tensor=8,pipeline=12,…`; and `model`, or, left out, perhaps the one
+    that it names."""
     path = Path(text)
     if path.suffix != ".toml":
-        return None, plan_from(settings([text]), "the plan")
+        return model, plan_from(settings([text]), "the plan")
     table = read_toml(path)
-    model = table.pop("model", None)
+    named = table.pop("model", None)
     table.pop("clip", None)  # `settings.config_text` writes it for training; it changes no time
-    return model, plan_from(table, path.name)
+    return model or _named(named, path.name), plan_from(table, path.name)
+
+
+def _named(model: Any, where: str) -> str | None:
+    """The model that a configuration names, as `model = "gpt-1.7b"` or as the preset of its table."""
+    if isinstance(model, dict) and list(model) == ["preset"]:
+        model = model["preset"]
+    if model is not None and not isinstance(model, str):
+        said = f"a table of {', '.join(model) or 'nothing'}" if isinstance(model, dict) else repr(model)
+        raise BadFigure(f"model in {where} is {said}, must be a shipped name or a TOML file; or give --model")
+    return model
 
 
 def question_of(
     text: str, model: str | None, cluster: str, software: str | None, tokens: float
 ) -> tuple[Question, Plan]:
     """The question that a plan answers: its own devices and batch."""
-    named, plan = read_plan(text)
-    if not (model or named):
+    named, plan = read_plan(text, model)
+    if not named:
         raise PlanningError("--model is missing, and the plan names none")
-    return ask(model or str(named), cluster, software, plan.devices, plan.batch, tokens), plan
+    return ask(named, cluster, software, plan.devices, plan.batch, tokens), plan

@@ -120,6 +120,27 @@ def test_compare_takes_the_model_of_either_and_shows_both_questions(tmp_path: Pa
         assert "on 16 × A100-SXM4-80GB" in done.output
 
 
+def test_a_table_may_name_the_model_and_no_more(tmp_path: Path) -> None:
+    """As `[model] preset` of the trainer does; other sizes are in files of the planner's own."""
+    path = tmp_path / "plan.toml"
+    plan = "pipeline = 2\nbatch = 8\n"
+    path.write_text(f'{plan}[model]\npreset = "gpt-tiny"\n')
+    for command in (("simulate", str(path)), ("compare", str(path), "tensor=2,batch=8")):
+        assert invoke(*command).exit_code == 0
+    for model, said in (
+        ('[model]\npreset = "gpt-tiny"\nlayers = 6\n', "a table of preset, layers"),
+        ("[model]\npreset = 5\n", "5"),
+        ("model = 5\n", "5"),
+        ("model = {}\n", "a table of nothing"),
+    ):
+        path.write_text(plan + model)
+        for command in (("simulate", str(path)), ("compare", "tensor=2,batch=8", str(path))):
+            done = invoke(*command)
+            assert done.exit_code == 2
+            assert f"model in plan.toml is {said}, must be a shipped name or a TOML file" in done.output
+            assert invoke(*command, "--model", "gpt-tiny").exit_code == 0
+
+
 def test_compare_gives_both_as_json() -> None:
     a, b = "tensor=8,pipeline=12,batch=24", "tensor=8,pipeline=12,batch=24,chunks=4,schedule=interleaved"
     record = json.loads(invoke("compare", a, b, "--model", "gpt3-175b", "--json").output)
