@@ -220,6 +220,8 @@ def simulate(
             draw(steps, png, title=f"{question.model.name}: {one.label()}")
         except OSError as error:
             raise PlanningError(f"{png.name} cannot be written: {error.strerror}") from error
+        except ValueError as error:  # of an ending that Matplotlib does not know
+            raise BadFigure(f"{png.name} cannot be drawn: {error}") from error
     if perfetto:
         write_text(perfetto, chrome_trace(steps))
 

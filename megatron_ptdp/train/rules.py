@@ -12,6 +12,14 @@ _POSITIVE = (
     "keep", "log_every", "in_flight", "eval_batches", "hosts_per_island", "lost_after",
 )  # fmt: skip
 
+_MOST = {
+    **dict.fromkeys(("steps", "warmup_steps", "decay_steps"), 2**31 - 1),  # the optimizer counts them in int32
+    **dict.fromkeys(("microbatch", "microbatches", "batch"), 10**8),  # as the planner
+    **dict.fromkeys(("pipeline", "tensor", "data", "data_islands"), 10**7),
+    "pieces": 10**4,
+}
+"""Larger ones are typing errors."""
+
 MIN_EPSILON = 1.2e-38
 """What float32 does not take for 0."""
 
@@ -28,3 +36,5 @@ def check_numbers(table: str, values: Mapping[str, Any]) -> None:
         if not value >= (1 if name in _POSITIVE else 0) or value == float("inf"):
             least = "at least 1" if name in _POSITIVE else "0 or more, and finite"
             raise ConfigError(f"table {table}: {name} is {value}, must be {least}")
+        if value > _MOST.get(name, value):
+            raise ConfigError(f"table {table}: {name} is {value}, must be at most {_MOST[name]:,}")

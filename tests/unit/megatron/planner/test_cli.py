@@ -170,6 +170,9 @@ def test_a_picture_that_cannot_be_written_is_said_so(tmp_path: Path) -> None:
     done = invoke("simulate", "pipeline=2,batch=4", "--model", "gpt-1.7b", "--png", str(tmp_path / "no" / "a.png"))
     assert done.exit_code == 2
     assert "pathways-plan: a.png cannot be written: No such file" in done.output
+    done = invoke("simulate", "pipeline=2,batch=4", "--model", "gpt-1.7b", "--png", str(tmp_path / "a.foo"))
+    assert done.exit_code == 2
+    assert "pathways-plan: a.foo cannot be drawn: Format 'foo' is not supported" in done.output
 
 
 def test_list_names_what_is_shipped() -> None:
