@@ -256,13 +256,18 @@ def overlap_window(plan: Plan) -> float:
     return 1.0 + (group - 1) * (plan.chunks - 1) / plan.chunks
 
 
+def shared_embedding(question: Question, plan: Plan) -> tuple[Group, float]:
+    """The devices that sum the gradients of the matrix which the first and the last stage share, and its bytes on each;
+    one device and none, where there is no other stage, or both are on one device."""
+    if plan.pipeline == 1 or not question.model.tied or rules_of(plan.schedule).v_placement:
+        return Group(1), 0.0
+    size = question.software.gradient_bytes * question.model.vocabulary * question.model.hidden / plan.tensor
+    return Group(2, plan.tensor * plan.data * (plan.pipeline - 1)), size
+
+
 def embedding_seconds(question: Question, plan: Plan) -> float:
     """Seconds in which the first and the last stage sum the gradients of the matrix they share."""
-    if plan.pipeline == 1 or not question.model.tied or rules_of(plan.schedule).v_placement:
-        return 0.0
-    size = question.software.gradient_bytes * question.model.vocabulary * question.model.hidden / plan.tensor
-    distance = plan.tensor * plan.data * (plan.pipeline - 1)
-    return all_reduce(question.cluster, Group(2, distance), size)
+    return all_reduce(question.cluster, *shared_embedding(question, plan))
 
 
 def time_split(question: Question, plan: Plan, pipeline_seconds: float | None = None) -> TimeSplit:
