@@ -6,6 +6,12 @@ MAX_NODES = 8192
 MAX_HOSTS = 4096
 """Hosts in a cluster: 12 bits of a transfer id name the receiving host."""
 
+MAX_ISLAND_HOSTS = 512
+"""Hosts of one island: they form one JAX group, whose members find each other one by one."""
+
+MAX_HOST_DEVICES = 4096
+"""Devices of one host, far more than machines have: those of CPU hosts are virtual, and each takes memory and time."""
+
 MAX_CONSTANT_BYTES = 64 << 20
 """Constants captured by one function or program: they are copied into the compiled program on every device."""
 

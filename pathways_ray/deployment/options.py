@@ -76,6 +76,12 @@ class Options:
 
     def check(self) -> None:
         """Raises `UsageError` for an invalid value."""
+        for name in ("fusion", "coalesce", "check_order", "insecure"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        for name in ("policy", "name", "bind", "token", "tenants", "metrics_bind"):
+            if not isinstance(getattr(self, name), str):
+                raise UsageError(f"{name} must be a text, not {getattr(self, name)!r}")
         if self.dispatch not in ("parallel", "sequential"):
             raise UsageError(f"dispatch must be 'parallel' or 'sequential', not {self.dispatch!r}")
         policy_named(self.policy)

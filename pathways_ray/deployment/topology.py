@@ -52,6 +52,8 @@ class Island:
             raise UsageError(f"memory must be a whole number of bytes, or 0 for what devices have, not {self.memory!r}")
         _check_number("hosts", self.hosts)
         _check_number("devices", self.devices)
+        if self.devices > limits.MAX_HOST_DEVICES:
+            raise UsageError(f"a host has at most {limits.MAX_HOST_DEVICES} devices, not {self.devices}")
         if self.platform not in (*PLATFORMS, "auto"):
             raise UsageError(f"platform must be one of {', '.join(PLATFORMS)} or auto, not {self.platform!r}")
         if not isinstance(self.generation, str) or not isinstance(self.torus, bool):
@@ -96,6 +98,9 @@ class Topology:
         if not self.islands:
             raise UsageError("a runtime needs at least one island")
         _check_hosts(self.hosts)
+        most = max(island.hosts for island in self.islands)
+        if most > limits.MAX_ISLAND_HOSTS:
+            raise UsageError(f"an island has 1 to {limits.MAX_ISLAND_HOSTS} hosts, not {most}; have several islands")
 
     @property
     def hosts(self) -> int:

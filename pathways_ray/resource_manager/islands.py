@@ -16,9 +16,6 @@ from pathways_ray.errors import TooLarge, UsageError
 from pathways_ray.resource_manager.allocation import Inventory, IslandState
 from pathways_ray.transport.messages import HeldSlice, HeldSlices
 
-MAX_ISLAND_HOSTS = 512
-"""Hosts of one island: they form one JAX group, whose members find each other one by one."""
-
 
 class KeptIslands(msgspec.Struct, frozen=True):
     """The list of islands that a resource manager finds after its own restart: the hosts of those that all share, those
@@ -77,8 +74,8 @@ class SharedIslands:
             UsageError: no island has so many hosts.
             TooLarge: the runtime has no numbers left for them.
         """
-        if not 1 <= hosts <= MAX_ISLAND_HOSTS:
-            raise UsageError(f"an island has 1 to {MAX_ISLAND_HOSTS} hosts, not {hosts}")
+        if not 1 <= hosts <= limits.MAX_ISLAND_HOSTS:
+            raise UsageError(f"an island has 1 to {limits.MAX_ISLAND_HOSTS} hosts, not {hosts}")
         island, first = self.next_island, self._free_hosts(hosts)
         while island in self.members:  # a tenant's
             island += 1

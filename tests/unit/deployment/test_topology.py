@@ -116,6 +116,9 @@ def test_text_that_is_no_island(text: str) -> None:
         (lambda: Island("npu"), "platform must be one of cpu, gpu, tpu or auto, not 'npu'"),
         (lambda: Island("cpu", 0), "hosts must be a whole number of at least 1, not 0"),
         (lambda: Topology((Island("cpu", 4097),)), "4097 hosts are more than the 4096"),
+        (lambda: Topology((Island("cpu"), Island("cpu", 513))), "an island has 1 to 512 hosts, not 513"),
+        (lambda: topology_on([CPUS], 1, 513), "an island has 1 to 512 hosts, not 513"),
+        (lambda: topology_on([CPUS], 1, 1, 10**9), "a host has at most 4096 devices, not 1000000000"),
     ],
 )
 def test_what_no_runtime_can_be(make, says: str) -> None:
