@@ -125,6 +125,8 @@ class Changes:
 
         def answered(answer: Any) -> tuple[wire.Reply, list[Command]]:
             reply = _CHANGED.decode(answer)
+            if isinstance(request, wire.UndrainIsland) and request.island in self.moves.draining:
+                reply = wire.Accepted()  # refused where a call whose answer was lost has taken the drain back
             if not isinstance(reply, wire.Accepted):
                 return reply, []
             if isinstance(request, wire.RemoveIsland):

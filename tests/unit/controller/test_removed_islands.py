@@ -37,6 +37,19 @@ def test_the_operator_alone_drains_and_removes() -> None:
     assert core.core.requests.changes.moves.draining == set(), "its slices need not move any more"
 
 
+def test_a_drain_that_a_lost_call_took_back_is_over() -> None:
+    """
+    1. The answer to a call that takes a drain back is lost. Asked again, there is nothing to take back.
+    2. The controller no longer has the island emptied. Of one that it has not, it passes the refusal on.
+    """
+    core = CoreHarness(hosts=True)
+    core.answered(core.request(None, DrainIsland(0, 1, 5.0)), encode(Accepted()))
+    refused = Refused(Failure("UsageError", "island 1 is not draining; there is nothing to take back"))
+    assert reply(core.answered(core.request(None, UndrainIsland(0, 1)), encode(refused))) == Accepted()
+    assert core.core.requests.changes.moves.draining == set()
+    assert reply(core.answered(core.request(None, UndrainIsland(0, 1)), encode(refused))) == refused
+
+
 def test_an_island_that_stays_is_not_forgotten() -> None:
     core = CoreHarness(hosts=True)
     asked = core.request(None, RemoveIsland(0, 0))
