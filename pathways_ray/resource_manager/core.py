@@ -134,8 +134,7 @@ class ManagerCore:
                 if self.inventory.leave(host, epoch):
                     self.starting.forget(host)
             case events.KillRequested(host, epoch):
-                record = self.inventory.hosts.get(host)
-                if record is not None and record.epoch == epoch:
+                if (record := self.inventory.hosts.get(host)) is not None and record.epoch == epoch:
                     return [self._kill(record, "its scheduler cannot use it", now)]
             case events.Ticked(slowness):
                 lost = self._look_at_islands(now)
@@ -354,18 +353,19 @@ class ManagerCore:
                     self.shared.undrain(island)
                     self.story.note(Entry(now, "drain taken back", f"island {island}"))
                 case events.RemoveRequested(_, island):
-                    ended = [events.EndIsland(island, self.shared.remove(island, now)), *self._remove(island, now)]
+                    members = self.shared.remove(island, now)
+                    ended = [events.EndIsland(island, members), *self._remove(island, now, members)]
         except PathwaysError as error:
             return [events.Answer(event.token, Refused(to_failure(error)))]
         return [events.Keep(self.shared.kept()), *ended, events.Answer(event.token, answer)]
 
-    def _remove(self, island: int, now: float) -> list[events.Command]:
+    def _remove(self, island: int, now: float, hosts: Sequence[int] = ()) -> list[events.Command]:
         self.story.note(Entry(now, "island removed", f"island {island}"))
         known = island in self.shared.numbers  # one that was added, and did not start
+        for host in [*hosts, *self.islands.get(island, ()), *(one.host for one in self.inventory.remove(island))]:
+            self.rejoining.forget(host)  # which may have never joined
+            self.starting.forget(host)
         self.shared.forget(island)
-        for host in self.inventory.remove(island):
-            self.rejoining.forget(host.host)
-            self.starting.forget(host.host)
         for table in (self.forming, self.schedulers, self.states, self.tried, self.inventory.missed):
             table.pop(island, None)
         self.addresses.known.pop(f"{SCHEDULER}{island}", None)

@@ -20,18 +20,31 @@ from pathways_ray.resource_manager.allocation import IslandState
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.events import (
     Answer,
+    ControllerHolds,
+    ControllerServes,
     DrainRequested,
     EndIsland,
     IslandAdded,
+    IslandRemoved,
     JoinRequested,
     Keep,
+    KillHost,
     Published,
     RemoveRequested,
+    Ticked,
     UndrainRequested,
 )
 from pathways_ray.resource_manager.islands import KeptIslands
 from pathways_ray.resource_manager.status import status
-from pathways_ray.transport.messages import Accepted, HostInfo, JoinReply, Refused, SliceCreated
+from pathways_ray.transport.messages import (
+    Accepted,
+    Holdings,
+    HostInfo,
+    JoinReply,
+    KnownHost,
+    Refused,
+    SliceCreated,
+)
 from tests.unit.resource_manager.test_core import request, running
 
 
@@ -91,6 +104,28 @@ def test_a_drained_island_gets_no_slice_and_keeps_those_that_it_has() -> None:
     assert isinstance(refused, Refused)
     assert "island 1 with 2 cpu devices on 1 host(s), which is draining" in refused.failure.message
     assert {placed.placed.island for placed in core.inventory.slices.values()} == {0, 1}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_hosts_that_never_joined_are_not_killed_once_their_island_is_removed(asked: bool) -> None:
+    """
+    1. A resource manager follows another one. It watches all hosts, of which one does not join.
+    2. The island of that host is removed, by the operator, or since it did not start.
+    """
+    core = ManagerCore(KeptIslands.first({0: [0], 1: [1]}), last_epoch=5, controller="controller")
+
+    def serve(now: float) -> None:
+        core.handle(ControllerServes("c1", "c:1", "controller", (), 1, 1), now)
+
+    serve(1.0)
+    here = KnownHost(HostInfo(0, 0, "cpu", 2, "node", 300, "", (0,)), 5, True)
+    core.handle(ControllerHolds("c1", Holdings((here,), ((0, "s0:1"),), (), 0, 1)), 1.0)
+    core.handle(RemoveRequested(1, 1) if asked else IslandRemoved(1), 2.0)
+    killed: list[Any] = []
+    for second in range(3, 200):
+        serve(float(second))
+        killed += [c for c in core.handle(Ticked(), float(second)) if isinstance(c, KillHost)]
+    assert killed == []
 
 
 def test_an_island_with_slices_is_removed_when_the_deadline_of_its_drain_is_over() -> None:
