@@ -124,15 +124,19 @@ class Preemption:
             return commands
         capacity = self.memory.capacity()
         held = self._held(now, capacity)
+        kept = set[str]()
         for one in sorted(self._wanting(), key=lambda w: (-w.session.tenant.priority, w.since)):
             if not one.is_away and one.session.id in self.giving:
                 continue  # one before it has it give way
             if one.is_away and self._goes_first(self.giving[one.session.id]):
                 continue
+            pools = {pool for pool, size in one.pools.items() if size}
+            if pools & kept:
+                continue  # it would take the room of one before it
             found = self._served(one, now, held, capacity)
             commands += found
             if not found and one.is_away:
-                break  # those behind it would take its room
+                kept |= pools
         return commands
 
     def ask(self, session: Session, to: Session, now: float) -> list[Send]:

@@ -32,17 +32,22 @@ from tests.unit.controller.harness import Harness
 
 
 class Room(Memory):
-    """One pool of 100 bytes; `bytes` are what each session holds there."""
+    """Pools of 100 bytes; `bytes` are what each session holds in the pool "p", or in one of `pool_of`."""
 
     def __init__(self, tables: Tables) -> None:
         super().__init__(tables)
         self.bytes: dict[int, int] = {}
+        self.pool_of: dict[int, str] = {}
 
     def capacity(self) -> dict[str, int]:
-        return {"p": 100}
+        return {"p": 100, **dict.fromkeys(self.pool_of.values(), 100)}
 
     def held(self, sessions: Any) -> dict[str, int]:
-        return {"p": sum(self.bytes.get(one.id, 0) for one in sessions if not one.suspended)}
+        found = {"p": 0}
+        for one in sessions:
+            pool = self.pool_of.get(one.id, "p")
+            found[pool] = found.get(pool, 0) + (0 if one.suspended else self.bytes.get(one.id, 0))
+        return found
 
 
 class Story:
@@ -61,7 +66,7 @@ class Story:
             self.memory.bytes[number] = 60
 
     def waits(self, number: int) -> None:
-        self.memory.waiting[number], self.memory.lacking[number] = self.now, "p"
+        self.memory.waiting[number], self.memory.lacking[number] = self.now, self.memory.pool_of.get(number, "p")
 
     def starts(self, number: int) -> None:
         self.memory.waits_no_more(number)
@@ -112,6 +117,28 @@ def test_a_lower_priority_gives_way_soon_and_comes_back_when_there_is_room() -> 
     story.after(AGAIN_S + 1)
     assert story.core.to(0) == 0
     assert not story.core.giving
+
+
+@pytest.mark.parametrize(("pool", "asked"), [("q", {2: False}), ("p", {})])
+def test_one_that_cannot_come_back_keeps_its_own_room_and_no_other(pool: str, asked: dict[int, bool]) -> None:
+    """
+    1. Session 0 has given way to session 1, which is asked to in its turn, and has calls under way.
+    2. Session 3 waits for memory that session 2 holds, of a lower priority: in another pool, or in that of session 0.
+    """
+    story = Story(1, 2, 0, 1)
+    story.memory.pool_of = {2: pool, 3: pool}
+    story.memory.bytes |= {1: 0, 2: 0, 3: 0}
+    story.waits(1)
+    assert story.after(PATIENCE_S) == {0: False}
+    story.suspended(0)
+    story.memory.bytes[1] = 60
+    story.starts(1)
+    story.calls[1] = ["a call"]
+    story.after(1)
+    assert story.after(TURN_S) == {1: False}
+    story.memory.bytes[2] = 60
+    story.waits(3)
+    assert story.after(PATIENCE_S) == asked
 
 
 def test_equals_take_turns() -> None:
