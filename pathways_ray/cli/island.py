@@ -90,10 +90,11 @@ def spread_command(address: str, name: str, deadline: float) -> None:
     """
     from pathways_ray.deployment import detached, growing, keeper
 
+    replaced = 0
     with _ray(address, name):
-        replaced = keeper.spread(growing.processes_of(name), detached.find(name), deadline)
-    for old, new in replaced:
-        click.echo(f"island {new} took the place of island {old}")
+        for old, new in keeper.spread(growing.processes_of(name), detached.find(name), deadline):
+            click.echo(f"island {new} took the place of island {old}")
+            replaced += 1
     if not replaced:
         click.echo("islands are spread as far as they can be")
 

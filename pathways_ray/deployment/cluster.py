@@ -94,9 +94,10 @@ class Cluster:
 
     def spread(self, deadline_s: float) -> list[tuple[int, int]]:
         """Replaces islands that share a Ray node while another one has fewer; see `keeper.spread`."""
-        replaced = keeper.spread(self.processes, (self.url, self.token, self.ca), deadline_s, self._add)
-        for old, _ in replaced:
-            self.forget_island(old)
+        replaced = []
+        for old, new in keeper.spread(self.processes, (self.url, self.token, self.ca), deadline_s, self._add):
+            self.forget_island(old)  # at once: a later one may fail
+            replaced.append((old, new))
         return replaced
 
     def forget_island(self, number: int) -> None:

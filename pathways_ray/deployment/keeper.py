@@ -6,6 +6,7 @@ import json
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -120,7 +121,7 @@ def islands_seen(status: dict[str, Any], specs: dict[int, bytes]) -> list[Island
 
 def spread(
     processes: Processes, access: tuple[str, str, str], deadline_s: float, add: Any = None
-) -> list[tuple[int, int]]:
+) -> Iterator[tuple[int, int]]:
     """Replaces islands that share a Ray node while another one has fewer, one after the other: another island like it
     is started there, its slices move, and it is removed.
 
@@ -130,18 +131,16 @@ def spread(
             arrays.
         add: starts an island on a node and returns its number; left out, `growing.add_island`.
 
-    Returns:
-        The number of each island that was replaced, and of its successor.
+    Yields:
+        The number of each island that was replaced, once it is removed, and of its successor.
 
     Raises:
         PathwaysError: an island could not be started, drained or removed; those before it have been replaced.
     """
     url, token, ca = access
     seen = look(processes.runtime)
-    replaced = []
     for one, node in crowded(seen.nodes, seen.islands):
         number = add(one.spec, node) if add else growing.add_island(processes, one.spec, node=node)[0].number
         changing.drain(url, token, one.island, deadline_s, ca)
         changing.remove(url, token, one.island, ca)
-        replaced.append((one.island, number))
-    return replaced
+        yield one.island, number

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
 from ray._private import auto_init_hook
 
-from pathways_ray.deployment import cluster, growing
+from pathways_ray.deployment import cluster, growing, keeper
 from pathways_ray.deployment.cluster import Cluster
+from pathways_ray.deployment.following import IslandSeen, Looked
+from pathways_ray.deployment.islands import IslandActors
 from pathways_ray.deployment.topology import Island, Topology
 from pathways_ray.errors import PathwaysError
 
@@ -44,6 +47,32 @@ def test_an_island_that_is_added_to_a_cluster_that_ends_starts_no_other_ray(monk
     with pytest.raises(PathwaysError, match="the cluster was stopped while the island was started"):
         one.add_island("cpu", 1, 1)
     assert auto_init_hook.enable_auto_connect
+
+
+def test_islands_that_were_replaced_before_one_that_cannot_be_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their actors have ended. A record that asks them too gets no answer of any host."""
+    one, spec = a_cluster([]), Island("cpu")
+    one.processes = SimpleNamespace(runtime="r")  # type: ignore[assignment]
+    one.islands = [IslandActors(number, f"scheduler {number}", {number: f"host {number}"}) for number in (0, 1)]
+    one.actors = [actor for island in one.islands for actor in island.all()]
+
+    def add(processes: Any, island: Island, node: str) -> tuple[IslandActors, Any]:
+        number = one.islands[-1].number + 1
+        return IslandActors(number, f"scheduler {number}", {number: f"host {number}"}), None
+
+    def drain(url: str, token: str, island: int, deadline_s: float, ca: str) -> None:
+        if island == 0:
+            raise PathwaysError("the controller is away")
+
+    monkeypatch.setattr(growing, "add_island", add)
+    monkeypatch.setattr(keeper, "look", lambda runtime: Looked((), ()))
+    both = [(IslandSeen(island, ("a",), "up", 0, spec), "b") for island in (1, 0)]
+    monkeypatch.setattr(keeper, "crowded", lambda nodes, islands: both)
+    monkeypatch.setattr(keeper, "changing", SimpleNamespace(drain=drain, remove=lambda *_: None))
+    with pytest.raises(PathwaysError, match="the controller is away"):
+        one.spread(1.0)
+    assert [island.number for island in one.islands] == [0, 2, 3]
+    assert one.actors == [actor for island in one.islands for actor in island.all()]
 
 
 def test_the_end_of_a_cluster_whose_ray_was_ended_before_starts_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
