@@ -51,8 +51,8 @@ from pathways_ray.observe.why import WHY
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 
-ASK_LIMIT_S = 60.0
-"""The controller answers within this time; for a slice it may wait for islands."""
+ASK_LIMIT_S = 120.0
+"""The controller answers within this time; for a slice it may wait for islands, for up to 90 s for a tenant's own."""
 
 UNDONE = Ask | Hold | Copy | Save | Load | Arrive | Pause
 """Steps in place of which what was done before may be taken back. The others note what has happened."""
@@ -90,7 +90,7 @@ class Mover:
             with self._turn:
                 if self._driver.suspension is None:
                     losses = self._core.losses
-                    reply = self._connection.call(asked)
+                    reply = self._connection.call(asked, ASK_LIMIT_S)
                     assert isinstance(reply, wire.SliceCreated)
                     found = self._slices[reply.placed.mesh.id] = handle(reply)
                     if self._core.losses == losses and not left.is_set():

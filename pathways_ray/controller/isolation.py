@@ -16,10 +16,14 @@ from dataclasses import dataclass, field
 from pathways_ray.controller import events
 from pathways_ray.controller.clients import Client
 from pathways_ray.controller.tenants import Tenant
+from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.transport import messages as wire
 
 IDLE_LIMIT_S = 60.0
 """Islands of a tenant without sessions end after this time: a tenant that comes back at once finds them."""
+
+START_LIMIT_S = 60.0
+"""An island of a tenant has to start within this time."""
 
 MAX_ENDED = 256
 """Islands that are gone and are remembered: the answer to a request for a slice may come later. Their numbers never
@@ -53,6 +57,10 @@ class Isolation:
     def islands_for(self, tenant: Tenant, token: str) -> str:
         """The same for a client that is to be, of a tenant with a token; "" stands for that of the operator."""
         return tenant.name if self.enabled and token else ""
+
+    def patience_s(self, client: Client) -> float:
+        """Seconds that a request for a slice waits for islands to join: those of a tenant may have yet to start."""
+        return MAX_REJOIN_S + (START_LIMIT_S if self.islands_of(client) else 0.0)
 
     def opened(self, client: Client, now: float) -> list[events.Command]:
         """A session has opened: its tenant needs islands."""

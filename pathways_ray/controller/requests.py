@@ -31,7 +31,6 @@ from pathways_ray.errors import (
     WireError,
     to_failure,
 )
-from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.story import Entry
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.capabilities import authorised, data_token, resume_tag, session_of, slice_tag
@@ -248,7 +247,8 @@ class Requests:
             quotas.enforce(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
         self.slicing[client.session] = deque()
         now = self.launches.tables.now
-        return self._ask_for_slice(Slicing(event.call, client, request, now + MAX_REJOIN_S), now)
+        deadline = now + self.isolation.patience_s(client)
+        return self._ask_for_slice(Slicing(event.call, client, request, deadline), now)
 
     def _ask_for_slice(self, asked: Slicing, now: float) -> list[Command]:
         client, request = asked.client, asked.request

@@ -13,12 +13,10 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from pathways_ray import limits, names
+from pathways_ray.controller.isolation import START_LIMIT_S
 from pathways_ray.deployment import detached
 from pathways_ray.deployment.islands import IslandActors, Processes, await_started, kill, start_island
 from pathways_ray.deployment.topology import Topology
-
-START_LIMIT_S = 60.0
-"""An island of a tenant has to start within this time."""
 
 RETRY_S = 0.5
 """Seconds until the resource manager is asked again, after it has died."""

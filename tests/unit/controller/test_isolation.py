@@ -6,9 +6,18 @@ import msgspec
 
 from pathways_ray.controller.channel import ChannelState
 from pathways_ray.controller.events import AnswerCall, CallManager, IslandsHeld, StreamOpened, TenantsRead, WantIslands
-from pathways_ray.controller.isolation import IDLE_LIMIT_S, REPEAT_S
+from pathways_ray.controller.isolation import IDLE_LIMIT_S, REPEAT_S, START_LIMIT_S
 from pathways_ray.controller.tenants import Tenant, TenantBook, token_digest
-from pathways_ray.transport.messages import CloseSession, CreateSlice, HostUp, SessionEnded, SliceCreated, encode
+from pathways_ray.resource_manager.core import MAX_REJOIN_S
+from pathways_ray.transport.messages import (
+    CloseSession,
+    CreateSlice,
+    HostUp,
+    NotYet,
+    SessionEnded,
+    SliceCreated,
+    encode,
+)
 from tests.unit.controller.core_harness import CoreHarness, of, sent
 from tests.unit.controller.harness import SLICES
 
@@ -38,6 +47,18 @@ def test_a_tenant_gets_islands_with_its_first_session() -> None:
     assert of(WantIslands, core.open_session(BOB)) == [WantIslands(("alice", "bob"))]
     (call,) = of(CallManager, core.request(1, CreateSlice(1, (2,), ("x",), 0, "", "")))
     assert call.arguments[6] == "alice"
+
+
+def test_a_slice_waits_for_as_long_as_the_islands_of_its_tenant_may_take_to_start() -> None:
+    """It was refused after 30 s, while they started on a busy machine, for up to 60 s."""
+    core = isolated()
+    core.open_session(ALICE)
+    core.handle(StreamOpened(1))
+    commands = core.request(1, CreateSlice(1, (2,), ("x",), 0, "", ""))
+    while not (asked := [c for c in of(CallManager, commands) if c.method == "create_slice"])[0].arguments[-1]:
+        assert of(AnswerCall, core.answered(asked, encode(NotYet()))) == []
+        commands = core.tick(core.now + 1)
+    assert core.now == MAX_REJOIN_S + START_LIMIT_S
 
 
 def test_the_operator_uses_the_islands_of_all() -> None:
