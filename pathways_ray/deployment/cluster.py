@@ -199,8 +199,7 @@ class Starting:
         options, runtime = self.options, self.runtime
         common = msgspec.msgpack.encode(self.common)
         limits = (options.silence_limit_s, options.lost_after_s)
-        specs = {k: msgspec.msgpack.encode(island) for k, island in enumerate(self.topology.islands)}
-        settings = (runtime, self.members, *self.link_secrets, *limits, common, specs)
+        settings = (runtime, self.members, *self.link_secrets, *limits, common, self.topology.specs())
         groups = dict(GROUPS)
         try:
             self._actor(

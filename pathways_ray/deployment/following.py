@@ -44,13 +44,15 @@ class NodeSeen(NamedTuple):
 
 
 class IslandSeen(NamedTuple):
-    """An island: the nodes of its hosts that are up, its state, its slices, and how it was started."""
+    """An island: the nodes of its hosts that are up, its state, its slices, how it was started, and the node that it
+    was to be on; "" where that was left open."""
 
     island: int
     nodes: tuple[str, ...]
     state: str
     slices: int
     spec: Island
+    node: str = ""
 
 
 class Looked(NamedTuple):
@@ -102,9 +104,9 @@ class Following:
     Args:
         auto: the island of each node; None where the operator says which islands there are.
 
-    `homes` are the nodes of each island when it was last seen up, `adding` the causes of islands that are being
-    started, `made` those of islands that were, `again` when one that failed is tried again, `leaving` until when
-    islands are drained by this.
+    `homes` are the nodes of each island when it was last seen up, or where it was to be, `adding` the causes of islands
+    that are being started, `made` those of islands that were, `again` when one that failed is tried again, `leaving`
+    until when islands are drained by this.
     """
 
     auto: Auto | None = None
@@ -147,6 +149,8 @@ class Following:
         numbers = {one.island for one in islands}
         for one in islands:
             home = self.homes.get(one.island)
+            if home is None and self.auto is not None and one.node:  # a keeper before this one may have seen it there
+                home = self.homes[one.island] = frozenset({one.node})
             if home and self.auto is not None and not home & there:
                 continue  # Ray has restarted its host on the node of another island, or is about to
             if one.nodes and (one.state == "up" or home is None):

@@ -15,7 +15,7 @@ from pathways_ray import names
 from pathways_ray.deployment import placement
 from pathways_ray.deployment.islands import IslandActors, Processes, await_started, start_island
 from pathways_ray.deployment.options import START_LIMIT_S
-from pathways_ray.deployment.topology import ACCELERATORS, Island, platform_of
+from pathways_ray.deployment.topology import ACCELERATORS, Island, IslandSpec, platform_of
 from pathways_ray.errors import PathwaysError, Unschedulable, UsageError, from_failure
 from pathways_ray.transport.endpoints import is_loopback
 from pathways_ray.transport.messages import Refused
@@ -69,7 +69,7 @@ def add_island(
             f"no Ray node has {island.devices} devices of platform {island.platform}; {island} has no place"
         )
     manager = ray.get_actor(names.resource_manager(processes.runtime), names.NAMESPACE)
-    asked = manager.add_island.remote(island.hosts, msgspec.msgpack.encode(island))
+    asked = manager.add_island.remote(island.hosts, msgspec.msgpack.encode(IslandSpec(island, node)))
     with _undone(processes.runtime, manager, asked):
         found = _answer(asked)
         if isinstance(found, bytes):

@@ -32,7 +32,7 @@ from pathways_ray.deployment.following import (
     crowded,
 )
 from pathways_ray.deployment.islands import Processes
-from pathways_ray.deployment.topology import Auto, Island
+from pathways_ray.deployment.topology import Auto, IslandSpec
 from pathways_ray.transport.messages import DrainIsland
 
 ANSWER_LIMIT_S = 10.0
@@ -107,15 +107,17 @@ def islands_seen(status: dict[str, Any], specs: dict[int, bytes]) -> list[Island
     held = [one["island"] for one in status["slices"]]
     joined = {one["island"]: one for one in status["islands"]}
     away: dict[str, Any] = {"hosts": (), "state": "away"}
+    found = {island: msgspec.msgpack.decode(spec, type=IslandSpec) for island, spec in specs.items()}
     return [
         IslandSeen(
             island,
             tuple(host["node"] for host in joined.get(island, away)["hosts"] if host["up"]),
             joined.get(island, away)["state"],
             held.count(island),
-            msgspec.msgpack.decode(spec, type=Island),
+            spec.island,
+            spec.node,
         )
-        for island, spec in specs.items()
+        for island, spec in found.items()
     ]
 
 

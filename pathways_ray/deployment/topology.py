@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from pathways_ray import limits
 from pathways_ray.errors import Unschedulable, UsageError
 from pathways_ray.ir import links
@@ -86,6 +88,14 @@ class Island:
         return taken
 
 
+class IslandSpec(msgspec.Struct, frozen=True):
+    """An island as it was started, which the resource manager keeps; `node` is the Ray node that it was to be on, ""
+    where that was left open."""
+
+    island: Island
+    node: str = ""
+
+
 @dataclass(frozen=True)
 class Topology:
     """All islands of a runtime. Hosts are numbered through, island after island. `nodes` has the Ray node for each
@@ -109,6 +119,12 @@ class Topology:
     @property
     def devices(self) -> int:
         return sum(island.hosts * island.devices for island in self.islands)
+
+    def specs(self) -> dict[int, bytes]:
+        """Each island as the resource manager keeps it, an encoded `IslandSpec`."""
+        nodes = self.nodes or [""] * len(self.islands)
+        specs = map(IslandSpec, self.islands, nodes)
+        return {number: msgspec.msgpack.encode(spec) for number, spec in enumerate(specs)}
 
     def members(self) -> dict[int, list[int]]:
         """The numbers of the hosts of each island."""

@@ -110,6 +110,17 @@ def test_what_the_operator_drains_is_the_operators() -> None:
     assert look(core, [node("a"), node("b")], islands, 100.0) == []
 
 
+@pytest.mark.parametrize("restarted", [(), ("a",)], ids=["it is away", "Ray has restarted its host elsewhere"])
+def test_a_keeper_that_starts_again_knows_whose_node_is_gone(restarted: tuple[str, ...]) -> None:
+    """It has not seen the island there: that it was started for this node is kept with it."""
+    core = Following(Auto(devices=2))
+    seen = [island(0, "a")._replace(node="a"), island(1, *restarted, slices=1)._replace(node="b")]
+    assert look(core, [node("a")], seen) == [Drain(1, 0.0, GONE)]
+    seen[1] = seen[1]._replace(state="draining")
+    assert look(core, [node("a")], seen, 2.0) == [Remove(1)]
+    assert look(core, [node("a"), node("b")], seen[:1], 4.0) == [Add("for node b", TWO, "b")]
+
+
 # --- an island for each node ------------------------------------------------------------------------------------------
 
 

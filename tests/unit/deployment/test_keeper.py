@@ -11,8 +11,8 @@ import pytest
 from pathways_ray.client import islands as changing
 from pathways_ray.deployment import detached, growing, keeper
 from pathways_ray.deployment.following import Following, IslandSeen, Looked, NodeSeen
-from pathways_ray.deployment.keeper import IslandKeeper
-from pathways_ray.deployment.topology import Auto, Island
+from pathways_ray.deployment.keeper import IslandKeeper, islands_seen
+from pathways_ray.deployment.topology import Auto, Island, Topology
 from pathways_ray.errors import UsageError
 
 
@@ -51,3 +51,10 @@ def test_a_node_gets_its_island_although_the_end_of_another_one_is_refused(
     one._handle(Looked([NodeSeen("b", {"CPU": 2.0})], [IslandSeen(0, (), "lost", 0, spec)]))
     assert done.wait(5.0)
     assert added == ["b"]
+
+
+def test_a_look_has_the_node_that_each_island_was_started_for() -> None:
+    spec = Island("cpu", 1, 2, topology=(2,), memory=7)
+    nothing: dict[str, Any] = {"islands": [], "slices": []}
+    assert islands_seen(nothing, Topology((spec,), ("b",)).specs()) == [IslandSeen(0, (), "away", 0, spec, "b")]
+    assert islands_seen(nothing, Topology((spec,)).specs()) == [IslandSeen(0, (), "away", 0, spec)]
