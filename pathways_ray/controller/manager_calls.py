@@ -4,7 +4,8 @@ Each resource manager that the controller meets is told once what there is: host
 is one of whom some news did not get through. Questions that did not get through are asked again once it answers
 reports, for as long as somebody may wait for the reply. What says that slices are given back, or whose they are, is
 never given up: a resource manager that was out of reach and lives on would keep them for ever. What a question given
-up was to change may have been made there: it hears which slices the session has.
+up was to change may have been made there: it hears which slices the session has. A slice that it may have made is given
+back by the number of the call; one that is asked for again is the one that it has made.
 """
 
 from __future__ import annotations
@@ -122,6 +123,8 @@ class ManagerCalls:
         for call in over:
             if call.method == "release_slice":  # the controller has done so already
                 self._keep(msgspec.structs.replace(call, call=0, since=None))
+            elif call.method == "create_slice":  # what may have been made for it is nobody's
+                self._keep(events.CallManager("release_slice", (call.arguments[0], -call.call)))
             elif call.method in CHANGES:  # the controller has not, and the resource manager may have
                 self._keep(_hold(call))
         return over

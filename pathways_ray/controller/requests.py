@@ -245,8 +245,7 @@ class Requests:
         quotas.enforce(quotas.slices(state))
         if request.shape and all(size > 0 for size in request.shape) and not is_replacement(state, request):
             quotas.enforce(quotas.devices(client.tenant, math.prod(request.shape), self.launches.sessions.values()))
-        self.slicing[client.session] = deque()
-        now = self.launches.tables.now
+        self.slicing[client.session], now = deque(), self.launches.tables.now
         deadline = now + self.isolation.patience_s(client)
         return self._ask_for_slice(Slicing(event.call, client, request, deadline), now)
 
@@ -266,6 +265,7 @@ class Requests:
             request.topology,
             request.memory,
             request.generation,
+            asked.call,
             now >= asked.deadline,
         )
 

@@ -31,10 +31,10 @@ from pathways_ray.liveness import SILENCE_LIMIT_S
 from pathways_ray.machine_load import slowness
 from pathways_ray.process_log import ProcessLog
 from pathways_ray.resource_manager import events
-from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.controllers import TICK_S
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.resource_manager.status import status
 from pathways_ray.transport.inspectable import Inspectable
 from pathways_ray.transport.messages import HeldSlices, Holdings, HostInfo, KnownHost, Refused, encode
@@ -238,6 +238,7 @@ class ResourceManager(Inspectable):
         topology: tuple[int, ...],
         memory: int,
         generation: str,
+        call: int,
         final: bool,
     ) -> bytes:
         """An encoded `SliceCreated`, or `Refused` with what exists.
@@ -247,9 +248,9 @@ class ResourceManager(Inspectable):
             tenant: the one that has islands for itself; "" where all share them.
             within: the slice that it is a part of, by its devices number `places`; 0 for one of its own.
             instead: the slice whose place it is to take, elsewhere; 0 for none.
-            topology, memory, generation: see `SliceRequest`.
+            topology, memory, generation, call: see `SliceRequest`.
         """
-        wanted = (topology, memory, generation)
+        wanted = (topology, memory, generation, call)
         request = SliceRequest(shape, axes, island, platform, name, tenant, within, places, instead, *wanted)
         return encode(await self._of(started, lambda token: events.SliceRequested(token, session, request, final)))
 

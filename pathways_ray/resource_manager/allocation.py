@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from pathways_ray.errors import Unschedulable
-from pathways_ray.ir.links import Hardware, text
+from pathways_ray.ir.links import Hardware
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType, check_axis_names
 from pathways_ray.resource_manager.choosing import Choice, HostRecord, choose, hardware_text
+from pathways_ray.resource_manager.slice_requests import SliceRequest, check_shape, request_text
 from pathways_ray.transport.messages import HeldSlice, HeldSlices
 
 BUSY_SLICES = 4
@@ -46,46 +47,16 @@ class IslandState(StrEnum):
     LOST = "lost"
 
 
-@dataclass(frozen=True)
-class SliceRequest:
-    """A client's request. An empty `shape` stands for every device of one island, on one axis.
-
-    `tenant` restricts it to the islands that this tenant has for itself, under the numbers of those they share devices
-    with; "" stands for the islands of all. With `within`, it asks for a part of that slice of the session: its devices
-    number `places`, in this order. One that is to be there `instead` of another slice of the session goes to another
-    island than that, unless `island` names one.
-
-    `topology` has the sides of the sub-grid that its devices are to be in the links of their island, `memory` is the
-    bytes that each has at least, `generation` what their maker calls them; (), 0 and "" leave that open.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    island: int = -1
-    platform: str = ""
-    name: str = ""
-    tenant: str = ""
-    within: int = 0
-    places: tuple[int, ...] = ()
-    instead: int = 0
-    topology: tuple[int, ...] = ()
-    memory: int = 0
-    generation: str = ""
-
-    @property
-    def is_particular(self) -> bool:
-        """Whether it depends on what hosts say of their devices."""
-        return bool(self.topology or self.memory or self.generation)
-
-
 @dataclass
 class SliceRecord:
-    """A slice and its owner. A part of another slice does not count as load: its devices are counted for that one."""
+    """A slice and its owner. A part of another slice does not count as load: its devices are counted for that one.
+    `call` is the one that asked for it, of a controller that may not know of it."""
 
     session: int
     name: str
     placed: PlacedSlice
     within: int = 0
+    call: int = 0
 
 
 @dataclass
@@ -171,6 +142,8 @@ class Inventory:
         """Another controller has come: a host is down until that one has heard of it. Slices stay: it says which
         sessions do not come back."""
         self.busy, self.past_slice = {}, self.next_slice
+        for record in self.slices.values():
+            record.call = 0  # its calls may have the same numbers
         for host in self.hosts.values():
             host.up = False
 
@@ -203,11 +176,13 @@ class Inventory:
         return {d: self.held[d] + round(BUSY_SLICES * self.busy.get(d, 0.0)) for d in devices}
 
     def create(self, session: int, request: SliceRequest) -> PlacedSlice:
-        """Maps a slice.
+        """Maps a slice, unless a call whose answer was lost has done so.
 
         Raises:
             Unschedulable: no island can hold it; the message lists what exists.
         """
+        if number := self._made_for(session, request.call):
+            return self.slices[session, number].placed
         if request.within:
             return self._create_part(session, request)
         check_shape(request)
@@ -216,7 +191,7 @@ class Inventory:
         if best is None:
             where = f" beside island {own}, where it is," if own >= 0 > request.island else ""
             raise Unschedulable(
-                f"no island{where} can hold {_request_text(request)}; "
+                f"no island{where} can hold {request_text(request)}; "
                 f"there is {self.describe(request.tenant, request.is_particular)}"
             )
         chosen = best[1].devices
@@ -224,6 +199,11 @@ class Inventory:
         placed = self._keep(session, request, shape, self.hosts[chosen[0].host].island, chosen)
         self.held.update(placed.devices)
         return placed
+
+    def _made_for(self, session: int, call: int) -> int:
+        """The slice that was made for a call of the controller; 0 without one."""
+        own = self.of_session.get(session, ()) if call else ()
+        return next((number for number in own if self.slices[session, number].call == call), 0)
 
     def _create_part(self, session: int, request: SliceRequest) -> PlacedSlice:
         whole = self.slices.get((session, request.within))
@@ -250,7 +230,7 @@ class Inventory:
     ) -> PlacedSlice:
         self.next_slice += 1
         placed = PlacedSlice.on(SliceType(self.next_slice, shape, request.axes), island, devices)
-        self.slices[session, placed.mesh.id] = SliceRecord(session, request.name, placed, request.within)
+        self.slices[session, placed.mesh.id] = SliceRecord(session, request.name, placed, request.within, request.call)
         self.of_session.setdefault(session, set()).add(placed.mesh.id)
         return placed
 
@@ -337,7 +317,9 @@ class Inventory:
         return best
 
     def release(self, session: int, slice_id: int) -> bool:
-        """Whether the session had the slice, which is free now."""
+        """Whether the session had the slice, which is free now. A negative number is that of the call that it was made
+        for."""
+        slice_id = slice_id if slice_id >= 0 else self._made_for(session, -slice_id)
         record = self.slices.pop((session, slice_id), None)
         if record is None:
             return False
@@ -372,29 +354,3 @@ class Inventory:
         for island in sorted(self.members.keys() - self.islands().keys()) if not tenant else ():
             parts.append(f"island {island}, whose hosts have not joined")
         return ", ".join(parts) or "nothing"
-
-
-def check_shape(request: SliceRequest) -> None:
-    """Raises `Unschedulable` unless there are one to three sizes of at least 1, and as many different axes."""
-    if request.shape and not 1 <= len(request.shape) <= 3:
-        raise Unschedulable(f"a slice has 1 to 3 axes, {request.shape} has {len(request.shape)}")
-    if any(size < 1 for size in request.shape):
-        raise Unschedulable(f"slice shape {request.shape} has a size below 1; every axis needs at least one device")
-    check_axis_names(request.axes)
-    if len(request.axes) != max(len(request.shape), 1):
-        raise Unschedulable(f"slice shape {request.shape} and axis names {request.axes} differ in number")
-    sides = request.topology
-    if any(side < 1 for side in sides) or len(sides) > 3 or request.memory < 0:
-        raise Unschedulable(f"a topology has up to 3 sides of at least 1, not {sides}; memory is not negative")
-    if sides and request.shape and math.prod(sides) != math.prod(request.shape):
-        raise Unschedulable(f"a sub-grid {text(sides)} has not as many devices as slice shape {request.shape}")
-
-
-def _request_text(request: SliceRequest) -> str:
-    size = f"a slice of shape {request.shape} ({math.prod(request.shape)} devices)" if request.shape else "a slice"
-    island = f" on island {request.island}" if request.island != -1 else ""
-    platform = f" of platform {request.platform!r}" if request.platform else ""
-    sub_grid = f" in a sub-grid {text(request.topology)}" if request.topology else ""
-    memory = f" with {request.memory} bytes for each device" if request.memory else ""
-    generation = f" of generation {request.generation!r}" if request.generation else ""
-    return size + island + platform + generation + sub_grid + memory

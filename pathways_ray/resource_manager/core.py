@@ -34,10 +34,11 @@ from pathways_ray.errors import PathwaysError, to_failure
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
 from pathways_ray.resource_manager import events
 from pathways_ray.resource_manager.addresses import SCHEDULER, Addresses, of_schedulers
-from pathways_ray.resource_manager.allocation import Inventory, IslandState, SliceRequest
+from pathways_ray.resource_manager.allocation import Inventory, IslandState
 from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.controllers import TICK_S, Controllers
 from pathways_ray.resource_manager.islands import KeptIslands, SharedIslands, checked_deadline
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport.messages import Accepted, JoinReply, KnownHost, NotYet, Refused, SliceCreated
 
@@ -298,8 +299,7 @@ class ManagerCore:
         """All hosts of an island have come: they get a common epoch, and the coordinator that the first one offered."""
         members = sorted(self.forming.pop(island).items())
         hosts = [joining.request.host for _, joining in members]
-        records = [HostRecord.of(host) for host in hosts]
-        epoch = self.inventory.join(records)
+        epoch = self.inventory.join([HostRecord.of(host) for host in hosts])
         if island not in self.inventory.draining:  # what it was to be drained for was its place before
             self.inventory.drained_for.pop(island, None)
         coordinator = hosts[0].coordinator if len(hosts) > 1 else ""

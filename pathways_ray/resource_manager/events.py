@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from pathways_ray.ir.links import Hardware
 from pathways_ray.ir.plan import Device
-from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.transport.messages import (
     Accepted,
     HeldSlices,

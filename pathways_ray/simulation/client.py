@@ -21,7 +21,7 @@ from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import Layout
-from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.simulation.asking import ask_some
 from pathways_ray.simulation.client_data import ClientData, DataEnvironment, Handle, carried, early_delays, may_carry
 from pathways_ray.simulation.controller import SimulatedController

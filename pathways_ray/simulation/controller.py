@@ -19,8 +19,8 @@ from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.tenants import Tenant, TenantBook, TokenOwner, token_digest
 from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import Failure
-from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.manager import SimulatedManager
 from pathways_ray.simulation.network import End, Process

@@ -13,7 +13,7 @@ from pathways_ray import limits
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.ir.graph import Graph, Part, Recipe, Ref, Result
 from pathways_ray.ir.types import ArrayType, SliceType
-from pathways_ray.resource_manager.allocation import SliceRequest
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.simulation.controller import SimulatedController
 from pathways_ray.simulation.environment import Environment
 from pathways_ray.simulation.network import End

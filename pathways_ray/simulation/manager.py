@@ -11,10 +11,10 @@ import msgspec
 from pathways_ray.ir.links import Hardware
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.resource_manager import events
-from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.controllers import TICK_S
 from pathways_ray.resource_manager.core import ManagerCore
 from pathways_ray.resource_manager.islands import KeptIslands
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.simulation.environment import Environment, Observer
 from pathways_ray.simulation.network import Process
 from pathways_ray.simulation.placing import ring

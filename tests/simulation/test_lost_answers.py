@@ -15,8 +15,7 @@ from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
 from tests.drawn import drawn
 
-LOST = ("exchange_slices", "release_session", "release_slice", "hold_slices")
-"""Not of `create_slice`: what was made for it stays until its session ends."""
+LOST = ("create_slice", "exchange_slices", "release_session", "release_slice", "hold_slices")
 
 
 def test_both_know_the_same_slices_whichever_answers_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:

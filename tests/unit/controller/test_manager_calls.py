@@ -11,14 +11,21 @@ from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.events import CallManager, ClientMessages, ManagerAnswered, ManagerKnows, ManagerMissed
 from pathways_ray.controller.manager_calls import QUESTION_LIMIT_S, held_by
 from pathways_ray.resource_manager.allocation import Inventory
+from pathways_ray.resource_manager.choosing import HostRecord
+from pathways_ray.resource_manager.core import ManagerCore
+from pathways_ray.resource_manager.events import SliceReleased, SliceRequested
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.transport.messages import (
+    CreateSlice,
     ExchangeSlices,
     Free,
     HeldSlices,
     Refused,
     ReleaseSlice,
+    SliceCreated,
     SlicesExchanged,
     Suspend,
+    encode,
 )
 from tests.unit.controller.core_harness import CoreHarness, of, reply
 from tests.unit.controller.test_moves import HERE, moving
@@ -84,6 +91,39 @@ def test_where_slices_are_is_not_said_while_a_change_may_have_been_made(change: 
     held, again = known(core)
     check_held(core, held)
     assert again.method == asked[0].method
+    assert known(core) == []
+
+
+@pytest.mark.parametrize("lost", ["once", "until it is given up"])
+def test_a_slice_whose_answer_is_lost_is_not_made_twice_and_not_kept_for_nobody(lost: str) -> None:
+    """
+    1. A slice is made, and its answer is lost. Asked again, the resource manager answers with the slice that it made.
+    2. Where the call is given up, that is given back instead.
+    """
+    core = CoreHarness(hosts=True)
+    core.open_session()
+    there = ManagerCore({0: [0]})
+    there.inventory.join([HostRecord(0, 0, "cpu", 4, "node", 300)])
+
+    def made(call: CallManager) -> Any:
+        session, *wanted, final = call.arguments
+        (answer,) = there.handle(SliceRequested(1, session, SliceRequest(*wanted), final), 10.0)
+        return answer
+
+    (asked,) = of(CallManager, core.request(1, CreateSlice(1, (4,), ("x",), 0, "", "")))
+    first = made(asked).value
+    if lost == "once":
+        core.handle(ManagerMissed(asked))
+        (again,) = known(core)
+        assert made(again).value == first
+        answered = reply(core.handle(ManagerAnswered(again.call, encode(first))))
+        assert isinstance(answered, SliceCreated)
+        assert [number for _, number in there.inventory.slices] == [answered.placed.mesh.id]
+    else:
+        assert isinstance(reply(given_up(core, asked)), Refused)
+        (release,) = [call for call in known(core) if call.method == "release_slice"]
+        there.handle(SliceReleased(2, *release.arguments), 11.0)
+        assert there.inventory.slices == {}
     assert known(core) == []
 
 

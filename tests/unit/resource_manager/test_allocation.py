@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.resource_manager.allocation import Inventory, SliceRecord, SliceRequest
+from pathways_ray.resource_manager.allocation import Inventory, SliceRecord
 from pathways_ray.resource_manager.choosing import HostRecord
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.transport.messages import HeldSlice
 from tests.unit.strategies import repeatable
 

@@ -9,7 +9,6 @@ import msgspec
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
 from pathways_ray.limits import LOST_AFTER_S
-from pathways_ray.resource_manager.allocation import SliceRequest
 from pathways_ray.resource_manager.controllers import MAX_CONTROLLER_SILENCE_S
 from pathways_ray.resource_manager.core import GATHER_S, MAX_REJOIN_S, ManagerCore
 from pathways_ray.resource_manager.events import (
@@ -41,6 +40,7 @@ from pathways_ray.resource_manager.events import (
     Ticked,
     Withdrawn,
 )
+from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.transport.messages import (
     Accepted,
     HeldSlice,
