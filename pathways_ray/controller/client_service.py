@@ -39,6 +39,9 @@ HANG_UP_LIMIT_S = 5.0
 CLOSE_LIMIT_S = 1.0
 """The end of a connection waits this long for the messages that were sent before, such as the close reason."""
 
+MAX_EARLY_BYTES = 1 << 12
+"""A batch on a direct link whose session has no stream yet: clients send none before they have the answer tag."""
+
 LONG_CALLS: dict[type[wire.Request], int] = {
     wire.Explain: limits.MAX_GRAPH_BYTES + MAX_CALL_BYTES,
     wire.ResumeSession: MAX_RESUME_BYTES,
@@ -47,6 +50,7 @@ LONG_CALLS: dict[type[wire.Request], int] = {
 
 UNKNOWN_SESSION = "unknown session or wrong secret"
 SECOND_CONNECTION = "the session has its stream already"
+SECOND_LINK = "another direct link of the session waits for its stream already"
 NO_STREAM = "the stream of the session did not come, or has ended"
 
 
@@ -62,6 +66,7 @@ class Connections:
         self.link_outbox = outboxes.AsyncOutbox(depth)
         self.outbox = self.stream_outbox
         self.streaming = asyncio.Event()
+        self.link_waits = False
         self.upgraded = asyncio.Event()
         self.reading = asyncio.Event()
         self.reading.set()
@@ -198,9 +203,8 @@ class ClientService:
         if client is None:
             link.refuse(UNKNOWN_SESSION)
         connections = self.connections[client.session]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(STREAM_LIMIT_S):
-                await connections.streaming.wait()
+        if not connections.streaming.is_set():
+            await _stream_before(link, connections)
         if not connections.streaming.is_set() or connections.closed:
             link.refuse(NO_STREAM)
         if not client.channel.allows(ChannelEvent.LINK_OPENED):
@@ -269,6 +273,22 @@ def check_call(data: bytes) -> None:
 
 def _link_tag(client: Client) -> str:
     return link_tags(client.secret, client.session)[0]
+
+
+async def _stream_before(link: links.AsyncLink, connections: Connections) -> None:
+    """Waits until the session of a direct link has its stream, for a while. Nobody reads the link meanwhile, so it is
+    the only one of its session that waits, and takes no long batch."""
+    if connections.link_waits:
+        link.refuse(SECOND_LINK)
+    connections.link_waits = True
+    link.limit(MAX_EARLY_BYTES)
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STREAM_LIMIT_S):
+                await _first(connections.streaming.wait(), link.wait_closed())
+    finally:
+        connections.link_waits = False
+    link.limit(limits.MAX_MESSAGE_BYTES)
 
 
 async def _first(*waits: object) -> bool:

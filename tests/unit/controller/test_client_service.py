@@ -468,3 +468,45 @@ def test_the_link_of_a_session_whose_stream_does_not_come_is_closed(
     peer.close()
     client: Client = service.core.clients.known[peer.session]
     assert client.channel.state is ChannelState.OPENED
+
+
+def test_one_link_of_a_session_waits_for_its_stream_and_takes_no_long_batch(service: Service) -> None:
+    """
+    1. A second link is refused at once.
+    2. A long batch ends the one that waits, by its length alone. Then another one may wait.
+    3. Once the stream has come, the link takes long batches.
+    """
+    peer = Peer(service)
+    connections = service.service.connections[peer.session]
+    shown = {"session": str(peer.session), "authorization": link_tags(peer.secret, peer.session)[0]}
+    address = f"{links.endpoint(service.address)[0]}:{peer.port}"
+
+    def dialled() -> links.AsyncLink:
+        link: links.AsyncLink = service.call(
+            lambda: links.dial(address, streams.CLIENT_STREAM, shown, peer.trust, limits.LINK_SILENCE_S)
+        )
+        return link
+
+    def begin_long(link: links.AsyncLink) -> None:
+        assert link._transport is not None
+        link._transport.write(limits.MAX_MESSAGE_BYTES.to_bytes(4, "big"))
+
+    first = dialled()
+    eventually(lambda: connections.link_waits)
+    second = dialled()
+    assert service.call(second.read) is None
+    assert second.reason == client_service.SECOND_LINK
+    service.call(lambda: begin_long(first))
+    assert service.call(first.read) is None
+    assert f"a frame of {limits.MAX_MESSAGE_BYTES} bytes came" in first.reason
+    eventually(lambda: not connections.link_waits)
+    third = dialled()
+    eventually(lambda: connections.link_waits)
+    peer.open_stream()
+    assert service.call(third.read) == link_tags(peer.secret, peer.session)[1].encode()
+    service.call(lambda: begin_long(third))
+    peer.assert_answers(peer.outbox, peer.by_stream)
+    assert service.state(peer.session) is ChannelState.LINK_OPEN
+    for link in (first, second, third):
+        service.call(link.close)
+    peer.close()
