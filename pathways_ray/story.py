@@ -8,7 +8,7 @@ has a ring of its own: a stream of launches must not push the loss of a host out
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from typing import NamedTuple
@@ -68,7 +68,8 @@ class Story:
 
     Args:
         process: its name, such as "controller" or "host 3".
-        sink: gets every lifecycle entry as it is made; a shell writes them to a log.
+        sink: gets every lifecycle entry that is kept, as it is made; a shell writes them to a log.
+        pace: the lifecycle entries to keep when one is made.
     """
 
     process: str
@@ -76,14 +77,16 @@ class Story:
     lifecycle: deque[Entry] = field(default_factory=lambda: deque(maxlen=LIFECYCLE_ENTRIES))
     launches: deque[Entry] = field(default_factory=lambda: deque(maxlen=LAUNCH_ENTRIES))
     counts: dict[str, int] = field(default_factory=dict)
-    """Lifecycle events by their few fixed words, since the process began."""
+    """Lifecycle events by their few fixed words, since the process began, also those that are not kept."""
+    pace: Callable[[Entry], Sequence[Entry]] = lambda entry: (entry,)
 
     def note(self, entry: Entry) -> None:
         """Records a lifecycle event."""
-        self.lifecycle.append(entry)
         self.counts[entry.event] = self.counts.get(entry.event, 0) + 1
-        if self.sink is not None:
-            self.sink(entry)
+        for kept in self.pace(entry):
+            self.lifecycle.append(kept)
+            if self.sink is not None:
+                self.sink(kept)
 
     def note_launch(self, entry: Entry) -> None:
         """Records a step of a launch; on the hot path, so it does nothing else."""

@@ -32,6 +32,7 @@ AUDIT = {
     "slice refused",
     "program refused",
     "request refused",
+    "notes left out",
     "refusal lifted",
     "tenants read",
     "island added",

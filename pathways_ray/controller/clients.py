@@ -98,7 +98,7 @@ class Clients:
     def end(self, client: Client, reason: str) -> list[events.Command]:
         """Closes a session from this side; its client hears why."""
         now = self.launches.tables.now
-        self.launches.story.note(Entry(now, "session ended", cause=reason, session=client.session))
+        self.launches.story.note(Entry(now, "session ended", cause=reason[:500], session=client.session))
         return [SendClient(client.session, SessionEnded(reason)), *self.close(client.session)]
 
     def expire(self, now: float) -> list[events.Command]:

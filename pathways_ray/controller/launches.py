@@ -19,6 +19,7 @@ from pathways_ray.controller.device_time import Shares
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.hosts import Hosts
+from pathways_ray.controller.note_pace import NotePace
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.preemption import Preemption
 from pathways_ray.controller.preparation import Preparation
@@ -72,6 +73,7 @@ class Launches:
             launch_limit_s,
         )
 
+        self.story.pace = NotePace(self._tenant_of).paced
         self.cancellation = Cancellation(tables, self.admission)
         self.preemption = Preemption(tables, self.admission.memory, self.admission.backlogs)
 
@@ -95,6 +97,10 @@ class Launches:
         self.tables.recorder.opened(session, owner.name)
         self.story.note(Entry(self.tables.now, "session opened", f"tenant {owner.name}", session=session))
         return self._accounts(self.tables.islands(), (session,))
+
+    def _tenant_of(self, session: int) -> str:
+        state = self.sessions.get(session)
+        return state.tenant.name if state is not None else ""
 
     def flying(self, session: int) -> int:
         """Launches of a session that are on their islands."""
@@ -126,9 +132,11 @@ class Launches:
     def close_session(self, session: int) -> list[Send]:
         """Frees all a session holds, and forgets the launches that wait. Those on the devices run to their end and
         leave nothing behind."""
-        state = self.sessions.pop(session, None)
+        state = self.sessions.get(session)
         if state is None:
             return []
+        self.story.note(Entry(self.tables.now, "session closed", session=session))
+        del self.sessions[session]
         commands: list[Send] = [SendIsland(island, wire.DropSession(session)) for island in self.tables.islands()]
         for program in state.programs.values():
             for one in program.parts:
@@ -137,7 +145,6 @@ class Launches:
         commands += self.admission.close(state)
         self.ledger.close(session)
         self.tables.recorder.closed(session)
-        self.story.note(Entry(self.tables.now, "session closed", session=session))
         return commands
 
     def add_slice(self, session: int, placed: PlacedSlice, within: int = 0, instead: int = 0, name: str = "") -> None:
@@ -167,8 +174,10 @@ class Launches:
         found.replacing.pop(slice_id, None)
         if (place := found.places.pop(slice_id, None)) is not None:
             found.places[slice_id] = place  # at the end
+        if found.slices.pop(slice_id, None) is None:
+            return False
         self.story.note(Entry(self.tables.now, "slice released", f"slice {slice_id}", session=session))
-        return found.slices.pop(slice_id, None) is not None
+        return True
 
     # --- programs -----------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ from pathways_ray.transport.messages import FunctionsAhead, Register
 CHEAP_FUNCTION_BYTES = 1 << 20
 """Functions of a program beyond this are compared with their digests away from the loop; these take 2 ms."""
 
+MAX_NOTED_CHARACTERS = 500
+"""Of the reason why a program is refused, in the controller's story."""
 
 _MOVED = Failure("GraphError", "a slice of the program moved while the program was planned; register it again")
 
@@ -103,7 +105,7 @@ class Registrar:
         program = registration.made(key, session, message, reply)
         if program.failure is not None:
             now = self.launches.tables.now
-            text = program.failure.message
+            text = program.failure.message[:MAX_NOTED_CHARACTERS]
             self.launches.story.note(Entry(now, "program refused", program.name, text, session=session.id))
         return [*self.launches.register(session.id, message.program, program)]
 
