@@ -15,6 +15,7 @@ import msgspec
 
 from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.executor.run import instructions as do
+from pathways_ray.executor.run.checks_ahead import ChecksAhead
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.host_plan import HostPlan, has_part
 from pathways_ray.executor.run.parts import Store, Transfer
@@ -27,7 +28,6 @@ from pathways_ray.ir.verify_plan import verify_plan
 from pathways_ray.transport.messages import (
     Compiling,
     FromLeader,
-    FunctionsAhead,
     Holds,
     IslandLaunch,
     Message,
@@ -169,6 +169,7 @@ class HostDriver:
         """Whether the thread that waits for a launch of a program answers fetches of its results."""
         self.check_ahead: Callable[[Mapping[str, bytes], bool], None] = lambda functions, trusted: None
         """Has functions of a client, trusted or not, checked before their program comes."""
+        self.ahead = ChecksAhead()
         self.enqueued: tuple[int, PreparedProgram] | None = None
         """The launch whose steps are on their way to the device queues."""
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
@@ -265,11 +266,9 @@ class HostDriver:
         return do.Prepared(message.program, host_plan, prepared.temporary_bytes, message.tenant, prepared.queues)
 
     def _check(self, check: do.Check) -> None:
-        self.io.in_background(check.message.tenant, lambda: self._checked(check.message))
-
-    def _checked(self, message: FunctionsAhead) -> do.Event:
-        self.check_ahead(message.functions, message.trusted)
-        return do.Checked()
+        tenant = check.message.tenant  # all that its work keeps: the message may make room for others
+        if self.ahead.add(check.message):
+            self.io.in_background(tenant, lambda: self.ahead.checked(tenant, self.check_ahead))
 
     def _ask(self, ask: do.Ask) -> None:
         look, number, text = ask.message.look, ask.message.program, ask.message.text

@@ -24,6 +24,7 @@ from pathways_ray.executor.run.active_launch import (
     WAITING_FOR_INPUTS,
     ActiveLaunch,
 )
+from pathways_ray.executor.run.checks_ahead import MAX_AHEAD
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver
 from pathways_ray.executor.run.host_plan import HostPlan
@@ -433,6 +434,20 @@ def test_functions_that_come_ahead_of_their_program_are_checked_in_the_backgroun
     host.compiled()
     assert checked == [({"f": b"code"}, True)]
     assert host.messages == [], "nobody waits for it: the program is refused where a function is"
+
+
+def test_the_last_functions_of_each_tenant_that_came_ahead_wait_to_be_checked() -> None:
+    """Thousands of one tenant are no more than a few of them, whatever another one sends; later there is room again."""
+    host = host_with_call()
+    checked: list[str] = []
+    host.driver.check_ahead = lambda functions, trusted: checked.extend(functions)
+    for _ in range(2):
+        host.handle(FunctionsAhead("bob", False, {"bob's": b"code"}))
+        host.handle(*(FunctionsAhead("alice", False, {str(k): b"code"}) for k in range(1000)))
+        assert len(host.compiling) == 1 + MAX_AHEAD
+        host.compiled()
+        assert sorted(checked) == sorted(["bob's", *map(str, range(1000 - MAX_AHEAD, 1000))])
+        checked.clear()
 
 
 def test_what_a_peer_may_still_read_is_copied_before_it_is_donated() -> None:
