@@ -61,6 +61,9 @@ CLOSE_LIMIT_S = 1.0
 MAX_STREAMS = 8
 """Streams of one session. A client has one for each host, and another one while a broken one is given up."""
 
+MAX_TENANT_STREAMS = limits.MAX_SESSIONS
+"""Streams of one tenant: each takes threads and descriptors of this process, and a client has one."""
+
 MAX_FILES = 16
 """Files in memory of one stream whose fetches are not answered: each is a descriptor of this process. What comes beyond
 them goes over the link."""
@@ -165,6 +168,8 @@ class DataServer:
             link.refuse("wrong data token, or its session has ended")
         if sum(stream.session == grant.session for stream in self.streams) >= MAX_STREAMS:
             link.refuse(f"the session has {MAX_STREAMS} data streams to this host, the most that it may have")
+        if sum(stream.grant.tenant == grant.tenant for stream in self.streams) >= MAX_TENANT_STREAMS:
+            link.refuse(f"the tenant has {MAX_TENANT_STREAMS} data streams to this host, the most that it may have")
         link.limit(limits.MAX_CLIENT_BATCH_BYTES + MAX_HEADER_BYTES)
         stream = ClientStream(link, grant, self.quotas.setdefault(grant.tenant, UploadQuota()))
         self.streams.add(stream)

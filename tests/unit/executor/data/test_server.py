@@ -576,6 +576,29 @@ def test_a_session_has_a_limit_of_streams(host: Host, monkeypatch: pytest.Monkey
         made.link.close()
 
 
+def test_a_tenant_has_a_limit_of_streams(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sessions share it: each stream takes threads and descriptors of the host, which others need too."""
+    monkeypatch.setattr(data_server, "MAX_TENANT_STREAMS", 3)
+
+    def opened(session: int, tenant: str) -> Wire:
+        return Wire(host, session, data_token(SECRET, session, None, tenant))
+
+    wires = []
+    for session in range(1, 4):
+        wires.append(opened(session, "alice"))
+        eventually(lambda count=session: len(host.server.streams) == count)  # type: ignore[misc]
+    with pytest.raises(LinkLost, match="the tenant has 3 data streams to this host"):
+        opened(4, "alice").next()
+    wires.append(opened(5, "bob"))
+    eventually(lambda: len(host.server.streams) == 4)
+    wires[0].link.close()
+    eventually(lambda: len(host.server.streams) == 3)
+    wires.append(opened(4, "alice"))
+    eventually(lambda: len(host.server.streams) == 4)
+    for made in wires:
+        made.link.close()
+
+
 def test_small_results_come_along_and_others_do_not(host: Host, wire: Wire) -> None:
     """They come before the one that was asked for, whose answer wakes the client. The others are not spoken of."""
     host.put(1, SMALL)
