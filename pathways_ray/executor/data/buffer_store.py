@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Set
 from types import MappingProxyType
-from typing import Any
-
-from pathways_ray.errors import Failure
+from typing import Any, NamedTuple
 
 Value = Any
 """A `jax.Array` over the devices of a slice, or a `Failure`."""
@@ -28,6 +27,9 @@ Waiter = Callable[[Later | None], None]
 MAX_ENDED = 1 << 16
 """Ended sessions that are known as such. Late results and uploads of a session come within seconds of its end."""
 
+Gone = deque[tuple[int, int]]
+"""Sessions and the bytes of uploads of theirs that have left the store, for the quota that these counted against."""
+
 _NONE: Set[int] = frozenset()
 
 _NOTHING: Mapping[int, Value] = MappingProxyType({})
@@ -38,16 +40,25 @@ def may_be_later(later: Later, shards: int) -> bool:
     return len(later) < MAX_LATER and shards <= (1 if later else MAX_LATER_SHARDS)
 
 
+class Counted(NamedTuple):
+    """The bytes of those uploads of a session that count against a quota, by buffer, and where it is said that one has
+    left the store."""
+
+    sizes: dict[int, int]
+    gone: Gone
+
+
 class BufferStore:
-    """Written by the dispatcher and by uploads, read by both and by fetches. Dict operations are atomic; only waiting
-    takes the lock."""
+    """Written by the dispatcher and by uploads, read by both and by fetches. Dict operations are atomic; waiting, and
+    what changes a buffer and its count together, take the lock."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, dict[int, Value]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # memory is collected at any moment, and what that ends may come here
         self._waiters: dict[tuple[int, int], dict[Waiter, None]] = {}  # in the order in which they came
         self._ended: dict[int, None] = {}
         self._new_uploads: dict[int, set[int]] = {}
+        self._counted: dict[int, Counted] = {}
         self.on_end: Callable[[int], None] = lambda session: None
         """Called when a session has ended, with its number; must not wait."""
 
@@ -73,15 +84,23 @@ class BufferStore:
             return self._wake(session, buffer, later)
         return False
 
-    def add(self, session: int, buffer: int, value: Value) -> bool:
-        """Keeps an uploaded value, unless its number is taken; returns whether it was free."""
+    def add(self, session: int, buffer: int, value: Value, size: int = 0, gone: Gone | None = None) -> bool:
+        """Keeps an uploaded value, unless its number is taken; returns whether it was free. To `gone`, if any, comes
+        its `size` once it has left."""
         found = self.sessions.setdefault(session, {})
         self._new_uploads.setdefault(session, set()).add(buffer)  # before it can be looked at
-        if buffer in found or found.setdefault(buffer, value) is not value:  # it may be there as the same array
-            return False
+        with self._lock:  # it could be dropped before it counts
+            if buffer in found or found.setdefault(buffer, value) is not value:  # it may be there as the same array
+                return False
+            if gone is not None:
+                counted = self._counted.get(session)
+                if counted is None or counted.gone is not gone:  # the quota of a tenant without uploads does not stay
+                    counted = self._counted[session] = Counted({}, gone)
+                counted.sizes[buffer] = size
         if session in self._ended:
             self.sessions.pop(session, None)
             self._new_uploads.pop(session, None)
+            self._uncount(session)
         elif self._waiters:
             self._wake(session, buffer)
         return True
@@ -137,9 +156,18 @@ class BufferStore:
     def drop(self, session: int, buffers: tuple[int, ...]) -> None:
         self.launched(session, buffers)  # first: an upload may take the number as soon as it is free
         found = self.sessions.get(session)
-        if found is not None:
+        if found is None:
+            return
+        counted = self._counted.get(session)
+        if counted is None or counted.sizes.keys().isdisjoint(buffers):  # most are results: no lock for these
             for buffer in buffers:
                 found.pop(buffer, None)
+            return
+        with self._lock:  # else an upload could take the number in between, and its count would go with this one's
+            left = [found.pop(buffer, None) for buffer in buffers]
+            if (counted := self._counted.get(session)) is not None:
+                counted.gone.append((session, sum(counted.sizes.pop(buffer, 0) for buffer in buffers)))
+        del left  # behind the lock: giving memory back may take long
 
     def drop_session(self, session: int) -> None:
         self._ended[session] = None
@@ -147,19 +175,22 @@ class BufferStore:
             del self._ended[next(iter(self._ended))]
         self.sessions.pop(session, None)
         self._new_uploads.pop(session, None)
+        self._uncount(session)
         with self._lock:
             for key in [key for key in self._waiters if key[0] == session]:
                 del self._waiters[key]
         self.on_end(session)
 
+    def _uncount(self, session: int) -> None:
+        """Says that all uploads of a session have left."""
+        with self._lock:
+            counted = self._counted.pop(session, None)
+        if counted is not None:
+            counted.gone.append((session, sum(counted.sizes.values())))
+
     def ended(self, session: int) -> bool:
         """Whether a session has ended: nothing is kept for it any more."""
         return session in self._ended
-
-    def holds(self, session: int, buffer: int) -> bool:
-        """Whether a buffer is in the store, as a value."""
-        found = self.get(session, buffer)
-        return found is not None and not isinstance(found, Failure)
 
     def count(self) -> int:
         return sum(len(found) for found in self.sessions.values())

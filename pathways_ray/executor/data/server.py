@@ -260,10 +260,8 @@ class DataServer:
             stream.quota.release(stream.name_of(upload.message))
         used = {other.grant.tenant for other in self.streams}
         for tenant, quota in list(self.quotas.items()):
-            if tenant not in used:
-                quota.forget(lambda name: self.store.holds(*name))
-                if quota.is_empty:
-                    del self.quotas[tenant]
+            if tenant not in used and quota.is_empty:
+                del self.quotas[tenant]
 
     def arriving(self) -> tuple[Arriving, ...]:
         """Some of the uploads that come in; from any thread. Empty where they change at this moment."""
@@ -350,13 +348,14 @@ class DataServer:
     def _stored(self, stream: ClientStream, upload: Upload, array: jax.Array, digests: dict[int, bytes]) -> None:
         """Keeps an array, and reports it to the controller before its client can launch with it."""
         message, name = upload.message, stream.name_of(upload.message)
-        if not self.store.add(stream.session, message.buffer, array):
+        gone = None if stream.grant.allowance is None else stream.quota.gone
+        if not self.store.add(stream.session, message.buffer, array, stream.quota.reserved.get(name, 0), gone):
             taken = WireError(f"buffer {message.buffer} is on host {self.host} already; an upload takes a new number")
             self._put_failed(stream, message.request, upload, taken)
             return
         where = message.placed.mesh.id, message.type, message.spec
         self.report(wire.Stored(self.host, stream.session, message.buffer, *where, digests))
-        stream.quota.release(name) if stream.grant.allowance is None else stream.quota.keep(name)
+        stream.quota.release(name) if gone is None else stream.quota.keep(name)
         stream.outbox.send(wire.PutDone(upload.message.request))
 
     def _put_failed(self, stream: ClientStream, request: int, failed: Upload | None, error: Exception) -> None:
@@ -387,7 +386,6 @@ class DataServer:
             stream.name_of(message),
             asked,
             stream.grant.allowance,
-            lambda name: self.store.holds(*name),
             living,
             living >= 0 and self.awaited.is_ahead(stream.session, message),
         )

@@ -1,18 +1,20 @@
 """The quota of a tenant's uploads on a host, in bytes: reserved before anything is allocated.
 
-An upload counts from its first message until its buffer leaves the store; a failed one is released.
+An upload counts from its first message until its buffer leaves the store, which says so (`BufferStore.add`); a failed
+one is released. The uploads that are there are never gone through: it is the loop of all tenants that would do it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import deque
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from pathways_ray import limits
 from pathways_ray.errors import QuotaExceeded, TooLarge, WireError
 from pathways_ray.executor.data.awaited_frees import FreesAwaited
+from pathways_ray.executor.data.buffer_store import Gone
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import ArrayType, item_bytes
 from pathways_ray.transport.shared_memory import Mapping
@@ -33,9 +35,6 @@ def device_bytes(boxes: list[Box], dtype: str) -> int:
     return sum(math.prod(box_shape(box)) for box in boxes) * item_bytes(dtype)
 
 
-LOOK_AT = 1024
-"""Uploads that came into the store, from which on one looks whether they are there yet."""
-
 Name = tuple[int, int]
 """A session and its number of a buffer."""
 
@@ -46,23 +45,22 @@ class UploadQuota:
 
     Args:
         reserved: uploads on their way.
-        stored: uploads that came into the store; those that have left it since are removed when room is needed, and
-            when most of them may have.
+        gone: what has left the store, and counts until it is read here. Any thread appends.
         mapped: the files of uploads that are mapped.
     """
 
     reserved: dict[Name, int] = field(default_factory=dict)
-    stored: dict[Name, int] = field(default_factory=dict)
+    gone: Gone = field(default_factory=deque)
     mapped: WeakSet[Mapping] = field(default_factory=WeakSet)
-    _stored_bytes: int = 0
-    _look_at: int = LOOK_AT
+    _coming: int = 0
+    _held: dict[int, int] = field(default_factory=dict)  # reserved or stored, by session
+    _total: int = 0  # of these
 
     def reserve(
         self,
         buffer: Name,
         asked: int,
         allowed: int | None,
-        present: Callable[[Name], bool],
         living: int = -1,
         behind: bool = False,
     ) -> None:
@@ -70,7 +68,6 @@ class UploadQuota:
 
         Args:
             allowed: for all uploads of the tenant; with None, only the runtime's limit holds.
-            present: whether a buffer is still in the store.
             living: bytes of its session's uploads that the client has not freed; below 0, it does not wait for others.
             behind: whether it has to wait for its turn.
 
@@ -81,22 +78,18 @@ class UploadQuota:
         """
         if buffer in self.reserved:
             raise WireError(f"buffer {buffer[1]} is on its way already")
-        if len(self.stored) >= self._look_at:  # who puts small arrays again and again would never need room
-            self.forget(present)
-            self._look_at = max(LOOK_AT, 2 * len(self.stored))
-        coming = sum(self.reserved.values())
-        if coming + asked > limits.MAX_UPLOAD_BYTES:
+        if self._coming + asked > limits.MAX_UPLOAD_BYTES:
             raise QuotaExceeded(
-                f"an upload asks for {asked} bytes on a host, and {coming} are on their way; {limits.MAX_UPLOAD_BYTES} "
-                "are allowed at a time"
+                f"an upload asks for {asked} bytes on a host, and {self._coming} are on their way; "
+                f"{limits.MAX_UPLOAD_BYTES} are allowed at a time"
             )
         if allowed is not None and (behind or self._used() + asked > allowed):
-            self.forget(present)
-            if behind or self._used() + asked > allowed:
-                if 0 <= living <= allowed - asked - self._of_others(buffer[0]):
-                    raise FreesAwaited(self._refusal(asked, allowed))
-                raise self._refusal(asked, allowed)  # in no variable: it would keep itself, and the pipe of the upload
+            if 0 <= living <= allowed - asked - self._of_others(buffer[0]):
+                raise FreesAwaited(self._refusal(asked, allowed))
+            raise self._refusal(asked, allowed)  # in no variable: it would keep itself, and the pipe of the upload
         self.reserved[buffer] = asked
+        self._coming += asked
+        self._count(buffer[0], asked)
 
     def _refusal(self, asked: int, allowed: int) -> QuotaExceeded:
         return QuotaExceeded(
@@ -106,26 +99,32 @@ class UploadQuota:
 
     def _of_others(self, session: int) -> int:
         """The bytes of other sessions' uploads."""
-        return sum(size for (other, _), size in (*self.reserved.items(), *self.stored.items()) if other != session)
-
-    def forget(self, present: Callable[[Name], bool]) -> None:
-        """Forgets uploads that have left the store."""
-        self.stored = {name: size for name, size in self.stored.items() if present(name)}
-        self._stored_bytes = sum(self.stored.values())
+        return self._used() - self._held.get(session, 0)
 
     @property
     def is_empty(self) -> bool:
-        return not self.reserved and not self.stored
+        return not self.reserved and not self._used()
 
     def keep(self, buffer: Name) -> None:
-        """The upload is in the store."""
-        size = self.reserved.pop(buffer, 0)
-        self.stored[buffer] = self.stored.get(buffer, 0) + size
-        self._stored_bytes += size
+        """The upload is in the store, with its bytes and `gone`."""
+        self._coming -= self.reserved.pop(buffer, 0)
 
     def release(self, buffer: Name) -> None:
-        """The upload has failed."""
-        self.reserved.pop(buffer, None)
+        """The upload has failed, or counts no more."""
+        size = self.reserved.pop(buffer, 0)
+        self._coming -= size
+        self._count(buffer[0], -size)
+
+    def _count(self, session: int, size: int) -> None:
+        self._total += size
+        held = self._held.get(session, 0) + size
+        if held:
+            self._held[session] = held
+        else:
+            self._held.pop(session, None)
 
     def _used(self) -> int:
-        return sum(self.reserved.values()) + self._stored_bytes
+        while self.gone:
+            session, size = self.gone.popleft()
+            self._count(session, -size)
+        return self._total
