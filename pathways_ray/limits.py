@@ -116,7 +116,8 @@ MAX_BUFFERS = 1 << 20
 """Buffers of all sessions together."""
 
 MIN_BUFFER_BYTES = 4096
-"""The least that a buffer counts against a quota of bytes: an empty array costs as much as a small one."""
+"""The least that a buffer counts against a quota of bytes, at the controller and at hosts: an empty array costs as much
+as a small one, some kilobytes of a host."""
 
 MAX_CLIENT_BATCH_BYTES = 8 << 20
 """A batch from a client, unless it is one program. Clients close theirs when it reaches this size

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from pathways_ray import limits
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.ir.regions import Box, box_shape
 from pathways_ray.ir.types import item_bytes
@@ -47,4 +48,4 @@ class LivingUploads:
         """Takes an upload that begins, with the boxes of the devices of a host."""
         if self.has_quota:
             size = sum(math.prod(box_shape(box)) for box in boxes) * item_bytes(dtype)
-            self._sizes.setdefault(host, {})[buffer] = size
+            self._sizes.setdefault(host, {})[buffer] = max(size, limits.MIN_BUFFER_BYTES)  # as the host counts it

@@ -380,7 +380,7 @@ class DataServer:
         check_layout(message.type, message.spec, message.placed.mesh, "put")
         boxes = shard_boxes(message.type, message.spec, message.placed.mesh)
         local = [boxes[k] for k, d in enumerate(message.placed.devices) if d.host == self.host]
-        asked = device_bytes(local, message.type.dtype)
+        asked = max(device_bytes(local, message.type.dtype), limits.MIN_BUFFER_BYTES)
         living = message.living
         stream.quota.reserve(
             stream.name_of(message),

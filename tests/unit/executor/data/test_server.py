@@ -1333,6 +1333,25 @@ def test_arrays_without_bytes_are_counted_too(host: Host, wire: Wire, monkeypatc
     assert wire.next() == PutDone(7)
 
 
+@pytest.mark.parametrize("items", [0, 1])
+def test_small_arrays_count_as_the_controller_counts_them(host: Host, items: int) -> None:
+    """Each takes some kilobytes of its host, whatever its bytes are."""
+    allowed = 2 * limits.MIN_BUFFER_BYTES
+    limited = Wire(host, token=data_token(SECRET, SESSION, allowed, "alice"))
+    array = np.zeros(items, np.float32)
+    for request in range(1, 3):
+        limited.send(*put(request, request, array)[: 1 + items])
+        assert limited.next() == PutDone(request)
+    limited.send(put(3, 3, array)[0])
+    refused = limited.next()
+    assert refused.failure.kind == "QuotaExceeded"
+    assert f"asks for 4096 bytes on the devices of a host, where uploads of the tenant hold {allowed}" in str(refused)
+    host.store.drop(SESSION, (1,))
+    limited.send(*put(4, 4, array)[: 1 + items])
+    assert limited.next() == PutDone(4)
+    limited.link.close()
+
+
 def test_other_clients_are_served_between_the_batches_of_one(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches that have come together are no turn of the loop by themselves."""
     taken: list[int] = []
