@@ -362,10 +362,9 @@ class GraphBuilder:
         lead = layouts[first]
         assert lead is not None
         where, spec = lead
-        alike = len({shape for shape in shapes if shape}) <= 1
         specs: list[Spec] = []
         for layout, shape in zip(layouts, shapes, strict=True):
-            if layout is not None and layout[0] is where and not (alike and shape == shapes[first]):
+            if layout is not None and layout[0] is where:
                 specs.append(layout[1])
             else:
                 specs.append(spec if shape == shapes[first] else ())

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray.errors import UsageError
+from pathways_ray.ir.graph import Transfer
 from tests.unit.client import jax_names
 from tests.unit.client.local import LocalSession, opened
 
@@ -103,6 +104,28 @@ def test_results_lie_as_jax_has_them(session, a4, b22) -> None:
     ]
     for found, spec in cases:
         assert found.sharding.spec == spec, found
+
+
+def test_operands_of_one_shape_stay_as_they_lie(session, a4) -> None:
+    """All of them were moved to the layout of the first: results lay so, and partitioned operands became whole."""
+    square = np.arange(64, dtype=np.float32).reshape(8, 8)
+    p = {"down": pw.put(square, a4, P("x")), "emb": pw.put(square, a4), "up": pw.put(square, a4, P(None, "x"))}
+    lying = {name: value.sharding.spec for name, value in p.items()}
+    f = jax.jit(lambda p: jax.tree.map(lambda v: v * 2, p))
+    for made in (f(p), pw.program(lambda p: f(p))(p), pw.jit(f, slice=a4)(p)):
+        assert {name: value.sharding.spec for name, value in made.items()} == lying
+    products = {P("x"): p["down"] @ p["down"], P(None, "x"): p["emb"] @ p["up"]}
+    sums = {P("x"): p["down"] + p["up"], P(None, "x"): p["emb"] + p["up"]}
+    for spec in products:
+        np.testing.assert_array_equal(products[spec], square @ square)
+        np.testing.assert_array_equal(sums[spec], square + square)
+        assert (products[spec].sharding.spec, sums[spec].sharding.spec) == (spec, spec)
+    node = session.launched[-1].nodes[-2]
+    assert [layout.spec for layout in node.input_layouts] == [(), ((), ("x",))]
+    assert not any(isinstance(one, Transfer) for graph in session.launched for one in graph.nodes)
+    assert (np.ones((8, 8), np.float32) + p["up"]).sharding.spec == P(None, "x")  # what lies nowhere is put like it
+    w = jax.jit(lambda g, w: w - g, donate_argnums=1)(p["emb"], p["down"])
+    assert w.sharding.spec == P("x")
 
 
 def test_an_index_is_one_launch_whatever_the_number(session, a4) -> None:
