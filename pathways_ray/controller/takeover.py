@@ -340,6 +340,7 @@ class Takeover:
                 for number in group.numbers:
                     if not session.lives(number) and number < request.next_buffer:
                         session.keep(number, Buffer(kind, 0))
+        self.launches.admission.memory.changed()
         commands += self.inherited.drops(session.id, request.unanswered, session.buffers)
         # Parts of launches that still run may store under these: no other part of a launch may have their numbers.
         session.own_numbers = min((n for numbers in there.values() for n in numbers if n < 0), default=0)

@@ -169,6 +169,47 @@ def test_a_session_comes_back_with_what_is_there() -> None:
     assert front.core.clients.known[SESSION].tenant == ALICE
 
 
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_what_a_session_comes_back_with_takes_memory_from_others(comes: str) -> None:
+    """
+    1. Each device has room for six vectors. Session 77 had four of them on slice 1; a new session puts one there.
+    2. Session 77 comes back, before a launch of the new one was admitted or after it.
+    3. A launch has the room that is left, and the next one waits.
+    """
+    front = Successor(slices=SLICES[:1])
+    for host, island in ISLAND_OF_HOST.items():
+        holds = Holds({SESSION: (1, 2, 3, 4) if host == 0 else ()}, ())
+        front.connect(island)
+        front.from_island(island, HostUp(host, 5, "t", "d", 2, 100 + host, "", 6 * VECTOR.nbytes, holds=holds))
+    front.tick(1.0)
+    launches = front.core.launches
+
+    def comes_back() -> None:
+        resumed = reply(front.ask(kept(1, 2, 3, 4), slices=SLICES[:1]))
+        assert isinstance(resumed, SessionResumed)
+        assert resumed.lost == ()
+
+    if comes == "before":
+        comes_back()
+    front.open_session(Tenant("bob"))
+    number = max(front.core.clients.known)
+    front.hold_slices(number)
+    launches.register(number, 1, program_over(1, key=10**9, session=number))
+    launches.ready(Ready(0, 10**9, 0))
+    session = launches.sessions[number]
+    launches.admission.call(session, Put(1, 1, VECTOR, ()))
+    launches.stored(Stored(0, number, 1, 1, VECTOR, ()))
+
+    def admitted(launch: int) -> bool:
+        commands = launches.admission.call(session, Launch(launch, 1, (1,), 100 + launch))
+        return any(isinstance(message, IslandLaunch) for message in sent(commands))
+
+    assert admitted(1)
+    if comes == "after":
+        comes_back()
+    assert not admitted(2), "six vectors are there"
+
+
 def test_what_a_session_has_outlives_a_scheduler_that_dies_before_it_comes_back() -> None:
     """
     1. Hosts have said what they hold. The scheduler of host 0 dies, and the host says so again to the next one.
