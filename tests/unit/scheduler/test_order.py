@@ -218,6 +218,14 @@ def test_a_launch_has_failed_when_every_host_says_so() -> None:
     assert dispatched(commands) == [run(2)]
 
 
+def test_a_failed_launch_has_consumed_what_it_has_consumed_on_any_host() -> None:
+    island = serving(0, 1)
+    island.from_controller(run(1))
+    assert island.from_host(0, 1, IslandLaunchFailed(1, BOOM, consumed=(7,))) == []
+    commands = island.from_host(1, 1, IslandLaunchFailed(1, BOOM, consumed=(8,)))
+    assert told(commands) == [IslandLaunchFailed(1, BOOM, consumed=(7, 8))]
+
+
 @pytest.mark.parametrize("first_to_speak", ["the one that failed", "the one that did not"])
 def test_hosts_that_disagree_restart_their_island(first_to_speak: str) -> None:
     """One ran a gang that the other did not: what their collectives exchange from then on is worthless."""
@@ -603,6 +611,22 @@ def test_behind_anything_else_cheap_computations_take_room(before: str) -> None:
     assert len(island.order.outstanding) == 64
 
 
+def test_cheap_computations_that_ended_with_their_hosts_are_not_counted() -> None:
+    """
+    1. Hosts start again, and a cheap launch ends with them.
+    2. Behind one in a queue, cheap launches take room, as they would if that one had never been.
+    """
+    island = inline(1)
+    island.from_controller(run(2))
+    for host in (0, 1):
+        island.host_up(up(host, epoch=2))
+    assert (island.order.inline, island.order.outstanding) == (0, {})
+    island.from_controller(IslandLaunch(3, 1, 2, (), 0))
+    for k in range(4, 64):
+        island.from_controller(run(k))
+    assert len(island.order.outstanding) <= 28
+
+
 def test_another_tenant_waits_behind_few_launches_that_take_no_room() -> None:
     """
     1. A tenant has a launch.
@@ -742,9 +766,11 @@ def test_a_host_hears_that_nobody_may_hand_over_launches_before_those_of_another
 
 def test_one_that_is_through_may_not_while_another_tenant_still_has_launches() -> None:
     island = serving(0, window=4)
+    island.from_controller(Program(2, b"", {}, "q", devices("0.1")))
     island.from_controller(run(1))
-    island.from_controller(IslandLaunch(2, 2, 1, (), 0))
+    island.from_controller(IslandLaunch(2, 2, 2, (), 0))
     island.from_host(0, 1, Done((2,)))
+    assert list(island.order.outstanding) == [1]
     assert dispatched(island.tick(1.0)) == [], "the launch of the other one came before the last, and is not over"
     island.from_host(0, 1, Done((1,)))
     assert dispatched(island.tick(2.0)) == [AllowEarly(tenant_mark(anonymous(2)))]
@@ -762,3 +788,5 @@ def test_a_host_that_starts_again_is_told_again() -> None:
     island.tick(1.0)
     island.host_up(up(0, epoch=2))
     assert dispatched(island.tick(2.0)) == []
+    island.from_controller(run(2))
+    assert dispatched(island.tick(3.0)) == [AllowEarly(MARK)]
