@@ -52,6 +52,15 @@ def test_a_launch_waits_for_the_buffers_of_others() -> None:
     assert started(f.free(10, session=1)) == [10], "the other session's launch goes"
 
 
+def test_what_is_uploaded_behind_a_launch_takes_room_from_the_next_one() -> None:
+    f = front(6)
+    f.put(1)
+    assert started(f.launch(1, (1,), 10)) == [10]
+    for k in range(1, 5):
+        f.put(k, session=2)
+    assert started(f.launch(2, (1,), 20)) == []
+
+
 def test_a_launch_that_can_never_fit_fails_at_once_with_the_figures() -> None:
     """Its own session holds what it lacks, and does not give it up while it waits."""
     f = front(2)
@@ -134,6 +143,22 @@ def test_temporaries_count_once_for_each_pool() -> None:
     f.done(0, 1)
     assert started(f.free(20)) == [30]
     assert f.launches.admission.memory.waiting == {}
+
+
+def test_a_launch_without_temporaries_leaves_their_room_to_those_under_way() -> None:
+    f = front(5)
+    f.checked(f.launches.ready(Ready(0, 1, 2 * EACH)))
+    f.put(1)
+    f.put(1, session=2)
+    assert started(f.launch(1, (1,), 10)) == [10]
+    assert started(f.launch(1, (1,), 10, session=2)) == [], "three vectors, and the temporaries of the other launch"
+
+
+def test_a_launch_whose_temporaries_can_never_fit_fails_at_once() -> None:
+    f = front(2)
+    f.checked(f.launches.ready(Ready(0, 1, 2 * EACH)))
+    f.put(1)
+    assert failure_of(f.launch(1, (1,), 10)).kind == "OutOfMemory"
 
 
 def test_donated_arguments_give_their_memory_to_the_results() -> None:
