@@ -24,6 +24,17 @@ def test_a_failed_launch_waits_for_the_launches_it_consumes_from() -> None:
     assert to_client(front.done(1, 1)) == [LaunchFailed(1, BOOM), LaunchFailed(2, BOOM)]
 
 
+def test_the_cause_is_known_where_the_result_that_was_consumed_is_gone() -> None:
+    front = Harness()
+    front.register(program_over(1), 1)
+    front.put(1)
+    front.launch(1, (1,), 10)
+    front.launch(2, (10,), 20)
+    front.free(10)
+    assert failure_of(front.failed(0, 1)) == BOOM
+    assert to_client(front.failed(0, 2, Failure("ExecutionError", "an input is gone"))) == [LaunchFailed(2, BOOM)]
+
+
 def test_a_failure_of_its_own_is_kept_when_the_producers_did_well() -> None:
     front = Harness()
     front.register(program_over(1), 1)
