@@ -82,6 +82,12 @@ def test_a_slice_that_has_nowhere_else_to_go_is_told_where_it_is() -> None:
         made.create(1, request(2, instead=placed.mesh.id, island=1))
 
 
+def test_a_slice_may_go_to_the_island_of_the_one_that_it_replaces_if_that_is_named() -> None:
+    made = inventory(island(0, 2), island(1, 2))
+    placed = made.create(1, request(2))
+    assert made.create(1, request(2, instead=placed.mesh.id, island=placed.island)).island == placed.island
+
+
 def test_islands_of_different_size_are_compared_by_the_load_of_a_device() -> None:
     """
     1. Two slices fill the island of two devices twice, one slice the island of eight once.
@@ -201,6 +207,14 @@ def test_slice_ids_are_not_used_again() -> None:
     first = made.create(1, request(1)).mesh.id
     made.release(1, first)
     assert made.create(1, request(1)).mesh.id > first
+
+
+def test_a_session_that_comes_back_leaves_the_numbers_of_slices_taken() -> None:
+    """Its controller has heard of one, where there are three: the next one has a number of its own all the same."""
+    made = inventory(island(0, 2))
+    assert [made.create(1, request(1)).mesh.id for _ in range(3)] == [1, 2, 3]
+    assert made.hold(2, [], 1)
+    assert made.create(1, request(1)).mesh.id == 4
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
