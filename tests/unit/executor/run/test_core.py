@@ -913,6 +913,15 @@ def test_gangs_that_are_sent_one_by_one_run_one_by_one() -> None:
     assert host.watched == [(1, ["g(f(x))"])]
 
 
+def test_an_aborted_launch_waits_for_no_further_gangs() -> None:
+    """Who would send the second one may be gone."""
+    host = host_with_two_gangs()
+    host.handle(run(1, 1, gangs=1))
+    assert list(host.core.active) == [1]
+    host.handle(Abort(((1, 1),), LOST))
+    assert host.core.active == {}
+
+
 def test_a_later_gang_of_a_launch_that_is_over_does_nothing() -> None:
     host = host_with_two_gangs()
     host.handle(run(1, 1, first=1, gangs=1))
@@ -939,6 +948,22 @@ def test_an_argument_that_an_earlier_launch_still_needs_is_copied_before_it_is_o
     host.pulls[1].value = "y"
     host.arrived(1, 2)
     assert host.enqueued[-1] == "g(x,y)"
+
+
+def test_an_argument_is_copied_also_for_an_earlier_launch_that_makes_nothing_here() -> None:
+    """Launch 1 waits at its barrier; its result goes back to another island. So launch 2 waits for nothing."""
+    host, sketch = Host(), Sketch()
+    there, here = sketch.slice("5.0", island=-1), sketch.slice("0.0", "0.1")
+    far = sketch.call("far", sketch.argument(there), slice=there)
+    made = sketch.call("g", sketch.argument(here), far, slice=here)
+    host.plan = sketch.planned(sketch.call("back", made, slice=there)).plans[0]
+    host.ready(1)
+    second = Sketch()
+    here = second.slice("0.0", "0.1")
+    host.program(2, second, second.call("f", second.argument(here), slice=here, donated=(0,)))
+    host.store.put(1, 1, "x")
+    host.handle(run(1, 7, 1), run(2, 1, program=2))
+    assert host.enqueued == ["f(copy(x))"]
 
 
 def test_hosts_agree_when_a_launch_that_is_sent_by_gangs_is_over() -> None:
