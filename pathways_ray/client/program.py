@@ -106,7 +106,7 @@ class Program(Method):
         try:
             return lowered.launch(leaves)
         except (BufferDeleted, ForeignArray) as error:
-            raise self._about_leaf(error, leaves, args, {}) from None
+            raise self._about_leaf(error, lowered.session, leaves, args, {}) from None
 
     def prepared(self, args: tuple[Any, ...]) -> LoweredProgram:
         """The program for a call with such arguments, as that call will find it."""

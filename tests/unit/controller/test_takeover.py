@@ -202,7 +202,7 @@ def test_what_a_session_comes_back_with_takes_memory_from_others(comes: str) -> 
 
     def admitted(launch: int) -> bool:
         commands = launches.admission.call(session, Launch(launch, 1, (1,), 100 + launch))
-        return any(isinstance(message, IslandLaunch) for message in sent(commands))
+        return any(isinstance(message, IslandLaunch) for message in sent([*commands]))
 
     assert admitted(1)
     if comes == "after":
