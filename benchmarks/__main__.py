@@ -92,19 +92,29 @@ def run_all(names: Sequence[str], smoke: bool, output: Path) -> int:
 def run_one(command: Sequence[str]) -> int:
     """Runs a benchmark and returns its exit status. When this process is told to end, so is the benchmark, and it has
     the time that it takes to end all that it started."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    process = subprocess.Popen(command)
+    told: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def tell(number: int, frame: object) -> None:
+        told.append(number)
+        if process is not None:
+            process.terminate()
+
+    before = signal.signal(signal.SIGTERM, tell)
     try:
-        return process.wait()
+        process = subprocess.Popen(command)
+        if told:  # while it was started
+            process.terminate()
+        status = process.wait()
     except KeyboardInterrupt:  # of the terminal, for both
-        process.wait()
-        raise
-    except SystemExit:
-        process.terminate()
-        process.wait()
+        if process is not None:
+            process.wait()
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+    if told:
+        sys.exit(128 + told[0])
+    return status
 
 
 if __name__ == "__main__":

@@ -22,6 +22,10 @@ from pathways_ray.transport.shared_memory import SharedFile
 CAUSE_LIMIT_S = 10.0
 """A fetch that failed waits this long for the controller to name the cause."""
 
+SYMPTOMS = ("HostLost", "BufferDeleted")
+"""What is said of an array that the session has, and the cause of which is on the way: its host is gone, or has dropped
+it for the controller, which refuses the upload."""
+
 AWAY_LIMIT_S = 120.0
 """A session without a controller is back, or has ended, within this time."""
 
@@ -115,7 +119,7 @@ class Fetches:
         except PathwaysError as error:
             if error.failure is not None and record.names_cause_of(error.failure):
                 self._driver.wait(record)  # without a limit, as who waits for the array: every launch has an outcome
-            elif error.failure is not None and (record.state is PENDING or error.failure.kind == "HostLost"):
+            elif error.failure is not None and (record.state is PENDING or error.failure.kind in SYMPTOMS):
                 self._wait_for_cause(record)
             if record.failure is not None:
                 raise from_failure(record.failure) from None
@@ -125,11 +129,15 @@ class Fetches:
         """A host saw a symptom; the controller knows the cause, and names it shortly after. Where it is gone as well,
         its successor does, once the session is back."""
         driver, core = self._driver, self._core
+
+        def known() -> bool:
+            return record.failure is not None or record.state is DELETED
+
         driver.hurry()
-        driver.wait_until(lambda: record.failure or core.away, CAUSE_LIMIT_S)
-        if core.away and record.failure is None:
-            driver.wait_until(lambda: record.failure or not core.away, AWAY_LIMIT_S)
-            driver.wait_until(lambda: record.failure, CAUSE_LIMIT_S)
+        driver.wait_until(lambda: known() or core.away, CAUSE_LIMIT_S)
+        if core.away and not known():
+            driver.wait_until(lambda: known() or not core.away, AWAY_LIMIT_S)
+            driver.wait_until(known, CAUSE_LIMIT_S)
 
     def _along(self, results: Results, record: BufferRecord, plan: FetchPlan) -> dict[int, FetchPlan]:
         """The results that a question for one of them brings along: those that are on the same devices."""

@@ -40,6 +40,7 @@ from pathways_ray.errors import (
     Failure,
     ForeignArray,
     HostLost,
+    OutOfMemory,
     PathwaysError,
     SessionClosed,
     SpecError,
@@ -295,6 +296,40 @@ def test_a_fetch_that_fails_names_the_cause_that_the_controller_knows(offline: O
     assert began.wait(LIMIT_S)
     offline.say(BuffersLost((1,), GONE))
     with pytest.raises(HostLost, match="host 0 is gone"):
+        fetching.end()
+
+
+def test_a_fetch_of_an_upload_that_was_refused_and_dropped_says_why_it_was(offline: Offline) -> None:
+    """1. The controller refuses an upload; its host drops it. 2. A fetch finds it gone. 3. The client hears why."""
+    a, began = hanging_up(offline)
+
+    def dropped(_: int) -> Any:
+        began.set()
+        raise from_failure(Failure("BufferDeleted", "buffer 1 was dropped", host=0))
+
+    offline.hosts.fetched = dropped
+    fetching = Background(lambda: np.asarray(a))
+    assert began.wait(LIMIT_S)
+    offline.say(BuffersLost((1,), Failure("OutOfMemory", "it can never fit")))
+    with pytest.raises(OutOfMemory, match="it can never fit"):
+        fetching.end()
+
+
+def test_a_fetch_that_lost_its_array_to_a_delete_waits_for_no_cause(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetches, "CAUSE_LIMIT_S", 3600.0)
+    a, began = hanging_up(offline)
+
+    def dropped(_: int) -> Any:
+        a.delete()
+        began.set()
+        raise from_failure(Failure("BufferDeleted", "buffer 1 was dropped", host=0))
+
+    offline.hosts.fetched = dropped
+    fetching = Background(lambda: np.asarray(a))
+    assert began.wait(LIMIT_S)
+    with pytest.raises(BufferDeleted):
         fetching.end()
 
 

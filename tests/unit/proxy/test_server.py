@@ -495,7 +495,14 @@ class LatePoll:
 
     def __init__(self) -> None:
         self._real = EPOLL()
-        self.register, self.unregister = self._real.register, self._real.unregister
+        self.unregister = self._real.unregister
+        self._files: dict[int, int] = {}
+
+    def register(self, file: int | socket.socket, events: int) -> None:
+        """The number of a socket that is closed may be that of another one of this process at once."""
+        number = file if isinstance(file, int) else file.fileno()
+        self._files[number] = os.fstat(number).st_ino
+        self._real.register(number, events)
 
     def poll(self, limit_s: float) -> list[tuple[int, int]]:
         found = dict(self._real.poll(limit_s))
@@ -506,7 +513,8 @@ class LatePoll:
         for number, what in found.items():
             with contextlib.suppress(OSError):
                 while what & select.EPOLLRDHUP and time.monotonic() < until:
-                    os.fstat(number)
+                    if os.fstat(number).st_ino != self._files[number]:
+                        break
         return list(found.items())
 
     def __enter__(self) -> LatePoll:
