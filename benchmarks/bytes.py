@@ -201,12 +201,12 @@ def trees(here: Any, there: Any, mib: int, rounds: int) -> list[dict[str, Any]]:
     flat = np.concatenate(tree)
     found = []
     for name, spec in (("another", P(None, "x")), ("all devices", P())):
-        source = pw.put(tree, slice=here, spec=P("x")), pw.put(flat, slice=here, spec=P("x"))
+        source = pw.put({"tree": tree, "flat": flat}, slice=here, spec=P("x"))
         took, moved = dict[str, list[float]](flat=[], tree=[]), dict[str, Any]()
-        for _ in range(2 * rounds + 3):
-            for what, value in zip(("tree", "flat"), source, strict=True):
+        for number in range(2 * rounds + 3):
+            for what in measure.in_turn(("tree", "flat"), number):
                 begun = time.perf_counter()
-                moved[what] = pw.reshard(value, there, spec)
+                moved[what] = pw.reshard(source[what], there, spec)
                 jax.block_until_ready(moved[what])
                 took[what].append(1e3 * (time.perf_counter() - begun))
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(moved), {"flat": flat, "tree": tree})
@@ -243,7 +243,7 @@ def routed(here: Any, there: Any, mib: int, rounds: int) -> dict[str, Any]:
 
 
 def small(where: Any, calls: int) -> dict[str, Any]:
-    """Microseconds of small calls, the kinds in turn; and their ratio, by tenths of the calls."""
+    """Microseconds of small calls, and the ratio of two, which are in turn by themselves: others leave work behind."""
     import pathways_ray as pw
 
     step = pw.compiled(lambda v: v + 1, slice=where, in_specs=P(), out_specs=P())
@@ -260,11 +260,11 @@ def small(where: Any, calls: int) -> dict[str, Any]:
         "put": lambda: pw.put(value, slice=where, spec=P()).block_until_ready(),
     }
     took: dict[str, list[float]] = {name: [] for name in kinds}
-    for k in range(calls + 10):
-        for name, call in kinds.items():
-            one = seconds(call)
-            if k >= 10:
-                took[name].append(1e6 * one)
+    for names in (("future", "numpy"), tuple(kinds)[2:]):
+        for k in range(calls + 10):
+            for name in measure.in_turn(names, k):
+                took[name].append(1e6 * seconds(kinds[name]))
+    took = {name: times[10:] for name, times in took.items()}
     for name, right in (("future", 3), ("numpy", 2), ("put", 1), ("leaves", [[2 + k] * 8 for k in range(LEAVES)])):
         np.testing.assert_array_equal(jax.device_get(kinds[name]()), right)
     tenths = [slice(first, first + max(calls // 10, 1)) for first in range(0, calls, max(calls // 10, 1))]

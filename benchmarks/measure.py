@@ -126,10 +126,12 @@ def settle(limit_s: float = 30.0, window_s: float = 0.5, cores: float = 0.15) ->
     return False
 
 
-def in_turn(cases: Sequence[Case], number: int) -> list[Case]:
-    """All cases in the order of a round: each round starts with another one, so that none is always first."""
-    first = number % max(len(cases), 1)
-    return [*cases[first:], *cases[:first]]
+def in_turn(cases: Sequence[Sample], number: int) -> list[Sample]:
+    """All cases in the order of a round, every second round the other way round: none is always first, and none always
+    behind the same one, for whose last work it would pay."""
+    order = list(cases)[:: -1 if number % 2 else 1]
+    first = number // 2 % max(len(order), 1)
+    return [*order[first:], *order[:first]]
 
 
 def interleaved(

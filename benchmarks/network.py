@@ -1,8 +1,9 @@
 """Arrays in and out the way they go between two machines, in parts over streams, plain and encrypted.
 
-The client reaches no local socket of the hosts, as from another machine, so no memory is shared. Each round moves the
-same bytes by all ways in turn, over loopback: a raw TCP connection from another process, and where the streams are
-encrypted a raw one with TLS; put, fetch, and from island to island (which JAX's transfer servers never encrypt).
+Neither client nor hosts reach a local socket of another host, as from another machine, so no memory is shared. Each
+round moves the same bytes by all ways in turn, over loopback: a raw TCP connection from another process, and where the
+streams are encrypted a raw one with TLS; put, fetch, and from island to island (which JAX's transfer servers never
+encrypt).
 
 Run it with `python -m benchmarks run network --json network.json`; it takes about a minute and needs `openssl`.
 """
@@ -10,6 +11,7 @@ Run it with `python -m benchmarks run network --json network.json`; it takes abo
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -70,7 +72,12 @@ def run(settings: Settings, progress: Progress) -> Result:
     from pathways_ray.client import data_link
 
     rows: list[dict[str, Any]] = []
-    with mock.patch.object(data_link, "LocalSocket", no_local_socket), certificate() as tls:
+    path = os.pathsep.join([str(Path(__file__).with_name("machines_apart")), os.environ.get("PYTHONPATH", "")])
+    with (
+        mock.patch.dict(os.environ, PYTHONPATH=path),
+        mock.patch.object(data_link, "LocalSocket", no_local_socket),
+        certificate() as tls,
+    ):
         for streams, options in {"plain": {}, "TLS": {"tls": tls}}.items():
             raws = {"raw": Raw(settings.mib * MIB)}
             if options:

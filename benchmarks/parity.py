@@ -39,8 +39,9 @@ RUN_LIMIT_S = 120.0
 
 MEASURED = (
     "Calls of one computation, each on the result of the one before, none waited for: work of so many iterations on "
-    "each device, an all-reduce of a scalar, an addition. Parity is the shortest computation, as long as JAX takes for "
-    "it, at which the rate is {parity:.0%} of JAX's. Ratios are medians of {rounds} paired runs, in turn."
+    "each device, an all-reduce of a scalar, an addition. Parity is the computation, as long as JAX takes for it, "
+    "from which on the rate is {parity:.0%} of JAX's: shorter ones may keep up as well. Ratios are medians of {rounds} "
+    "paired runs, in turn."
 )
 
 
@@ -65,14 +66,17 @@ class Probe:
 
 @dataclass
 class Found:
-    """The result of a search: the shortest computation that keeps up, None if no computation does, and all probes."""
+    """The result of a search: the computation from which on all keep up, None if none does, and all probes."""
 
     shortest: Probe | None = None
     probes: list[Probe] = field(default_factory=list)
 
 
 def search(probe: Callable[[int], Probe], first: int, lower: int, upper: int) -> Found:
-    """The fewest iterations that keep up with JAX.
+    """The iterations from which on this runtime keeps up with JAX.
+
+    Fewer ones may keep up as well, as where calls are so short that they leave together: where one does not, none below
+    it is tried.
 
     Args:
         probe: measures this many iterations of work.
@@ -132,7 +136,7 @@ class Pair:
         return Probe(iterations, jax_s, measure.paired_ratios(samples["jax"], samples["ours"]))
 
     def parity(self, progress: Progress) -> dict[str, Any]:
-        """The length of the shortest computation that keeps up, and all that were tried."""
+        """The length from which on computations keep up, and all that were tried."""
         iteration_s = self.iteration_s()
         first, lower, upper = (max(round(duration / iteration_s), 1) for duration in (FIRST_S, *DURATIONS_S))
 

@@ -3,7 +3,8 @@
 A program of S stages calls a small computation S times, each time on another host of one island, or with `--islands` on
 islands of their own; the result of a stage is transferred to the next. Two runtimes are alive at the same time, alike
 but for `dispatch="parallel"` and `dispatch="sequential"`: the first has all hosts prepare their stages at once, the
-second starts a stage's host work when the stage before is enqueued.
+second starts a stage's host work when the stage before is enqueued, and hands no call to its host before it is sent.
+With one stage there is nothing to prepare at once: what differs there is that.
 
 On few cores all hosts share them, so their work cannot overlap whatever the dispatch. Hence a third way: each stage
 also takes what its host has prepared for it, a host function (`pw.host`) that needs no value of another stage and waits

@@ -207,7 +207,7 @@ LINES = (
         "≤ 2",
     ),
     Line(
-        "the shortest computation at 95 % of JAX, 2 hosts (Figure 6); the same, each call a message",
+        "computations from this length on at 95 % of JAX, 2 hosts (Figure 6); the same, each call a message",
         "parity",
         ("parity, pathways, 2 hosts of 1", "parity, pathways-no-fusion, 2 hosts of 1"),
         "≤ 1, 2 ms",

@@ -16,3 +16,10 @@ def test_99_in_100_do_not_exceed_the_99th_percentile() -> None:
     assert measure.p99(list(range(100, 0, -1))) == 99
     assert measure.p99(list(range(1, 151))) == 149
     assert measure.p99([4.0]) == 4.0
+
+
+def test_nobody_is_always_first_or_always_behind_the_same_one() -> None:
+    assert [measure.in_turn("ab", number) for number in range(4)] == [["a", "b"], ["b", "a"], ["b", "a"], ["a", "b"]]
+    rounds = [measure.in_turn("abc", number) for number in range(6)]
+    assert sorted(map("".join, rounds)) == ["abc", "acb", "bac", "bca", "cab", "cba"]
+    assert measure.in_turn((), 3) == []

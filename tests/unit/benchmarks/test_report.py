@@ -75,14 +75,23 @@ def test_losses_are_marked(tmp_path: Path) -> None:
 
 
 def test_a_loss_is_a_rate_below_that_of_another_system() -> None:
-    rate, time = (
+    rate, tenants, time = (
         Found("some.json", name, {"median": 0.4}, aim_of(benchmark, name))
         for benchmark, name in (
             ("loops", "coalesced / jax, three programs, 1 devices"),
+            ("tenants", "4 clients / JAX alone, 0.33 ms"),
             ("compiling", "other slices / one slice"),
         )
     )
-    assert (rate.verdict, time.verdict) == ("slower", "")
+    assert (rate.verdict, tenants.verdict, time.verdict) == ("slower", "slower", "")
+
+
+def test_an_aim_is_of_the_figure_that_it_names_alone() -> None:
+    assert aim_of("startup", "pw.init to the first result / the floor") is None
+    assert aim_of("startup", "pw.init to the first result") is not None
+    assert aim_of("parity", "parity, pathways, 12 hosts of 1") is None
+    aims = [aim_of("parity", f"parity, {system}, 2 hosts of 1") for system in ("pathways", "pathways-no-fusion")]
+    assert [aim and aim.bound for aim in aims] == [1, 2]
 
 
 def test_a_result_that_the_page_knows_nothing_of_gets_its_tables(tmp_path: Path) -> None:
