@@ -178,7 +178,7 @@ class Admission:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self.refuse(session, launch, quotas.programs(session) or Failure("WireError", text))
         # Before it may have to wait for others, so that hosts compile meanwhile.
-        asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
+        asked = self.preparation.asked(program, launch.since) if program.unsent or not program.is_ready else []
         if backlog.deferred and backlog.blocks(session, launch, program):
             if (failure := failed_argument(session, message)) is not None:
                 return asked + self.refuse(session, launch, failure)
@@ -227,7 +227,7 @@ class Admission:
 
     def _start(self, session: Session, program: PlannedProgram, message: Launch, launch: WaitingLaunch) -> Started:
         """Sends a launch, or a part of one, to its islands if they have room for it."""
-        asked = self.preparation.asked(program) if program.unsent or not program.is_ready else []
+        asked = self.preparation.asked(program, launch.since) if program.unsent or not program.is_ready else []
         if asked or not self.hosts.are_ready(program):
             self.memory.waits_no_more(session.id)
             return asked, self.hosts.absence(program) or LaunchEvent.HOSTS_ABSENT

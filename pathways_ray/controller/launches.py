@@ -197,8 +197,8 @@ class Launches:
 
     def prepare(self, session: int, number: int) -> list[Send]:
         """Somebody wants to know how a program was compiled."""
-        program = self.sessions[session].programs.get(number)
-        return [c for part in program.parts for c in self.preparation.asked(part)] if program is not None else []
+        program, now = self.sessions[session].programs.get(number), self.tables.now
+        return [c for part in program.parts for c in self.preparation.asked(part, now)] if program is not None else []
 
     def ready(self, message: wire.Ready) -> list[Send]:
         """A host has compiled a program, or failed to. Its client hears once that all have.

@@ -86,14 +86,15 @@ class Preparation:
         vars(program).pop("plans", None)
         return commands
 
-    def asked(self, program: PlannedProgram) -> list[Send]:
-        """A launch asks for a program: sends it to the islands that do not have it."""
+    def asked(self, program: PlannedProgram, since: float) -> list[Send]:
+        """A launch that was called at a time asks for a program: sends it to the islands that do not have it."""
         if program.failure is not None and self.tables.now >= program.retry_at:
             program.failure, program.retry_at, program.unsent = None, math.inf, set(program.messages)
+        if program.failure is not None or self.tables.circuit_breaker.refusal(program.culprit) is not None:
+            return []
         if not program.is_ready:
-            self._check_wait(program)
-        refused = self.tables.circuit_breaker.refusal(program.culprit)
-        if not program.unsent or program.failure is not None or refused is not None or self.must_wait(program):
+            self._check_wait(program, since)
+        if not program.unsent or program.failure is not None or self.must_wait(program):
             return []
         return self._send(program)
 
@@ -101,14 +102,15 @@ class Preparation:
         islands, program.unsent = sorted(program.unsent), set()
         return [self.distribution.send(program, island) for island in islands]
 
-    def _check_wait(self, program: PlannedProgram) -> None:
-        """Notes that launches wait for a program, and gives it up when they have for too long."""
+    def _check_wait(self, program: PlannedProgram, since: float) -> None:
+        """Notes that launches wait for a program, and gives it up when one that was called at a time has waited for too
+        long: those that asked before it may be gone."""
         now = self.tables.now
         if self._lacks_hosts(program):
             program.wanted_since = math.inf  # nobody compiles there; that a host is away has a limit of its own
             return
         program.wanted_since = min(program.wanted_since, now)
-        if now - program.wanted_since > self.limit_s:
+        if now - max(program.wanted_since, since) > self.limit_s:
             missing = ", ".join(map(str, sorted(program.hosts - program.ready)[:8]))
             text = (
                 f"program {program.name!r} was not compiled on host {missing} within {self.limit_s:.0f} s, which may "

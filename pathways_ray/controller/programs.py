@@ -107,7 +107,7 @@ class PlannedProgram:
     `ready` are hosts that hold its compiled functions, `unsent` islands whose hosts have yet to get them. `culprit` is
     what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
     `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
-    has heard that every host has compiled it. Launches have waited for that since `wanted_since`. A `failure` to
+    has heard that every host has compiled it. Launches have asked for that since `wanted_since`. A `failure` to
     compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `launches` all that there were,
     `promised` the results of one that could not be planned. One that decides has a `script`, and a program for
     each of its `segments`; it has no plan of its own.

@@ -852,7 +852,7 @@ def programs_are_compiled_again_without_a_launch(patch: Patch) -> None:
         for program in self.tables.programs.values():
             if island in program.messages:
                 program.retry_at = 0.0
-                commands += self.preparation.asked(program)
+                commands += self.preparation.asked(program, self.tables.now)
         return commands
 
     wrapped(patch, Hosts, "up", up)

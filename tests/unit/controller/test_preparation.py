@@ -13,6 +13,7 @@ from pathways_ray.controller.state import Send
 from pathways_ray.errors import Failure
 from pathways_ray.limits import COMPILE_LIMIT_S
 from pathways_ray.transport.messages import (
+    Cancel,
     DropProgram,
     HostDown,
     HostUp,
@@ -112,8 +113,22 @@ def test_what_the_allowlist_refuses_stays_refused() -> None:
     refused = Failure("ProgramRefused", "operation x is not among those that programs may use")
     front.ready(program, 0, refused)
     front.put(1)
-    front.tick(1000.0)
-    assert failure_of(front.launch(1, (1,), 2)) == refused
+    for launch, now in ((1, 1000.0), (2, 1010.0), (3, 1700.0), (4, 1702.0)):
+        front.tick(now)
+        assert failure_of(front.launch(launch, (1,), 2)) == refused
+
+
+def test_the_circuit_breakers_refusal_is_what_every_launch_says() -> None:
+    """It has the id by which the operator lifts it, and nobody compiles the program: no launch waits for that."""
+    front = Harness()
+    program = front.register(program_over(1), 1, ready=False)
+    for epoch in range(1, MAX_DEATHS + 1):
+        dies(front, epoch, program)
+        front.tick(100.0 * epoch)
+    front.put(1)
+    for launch, now in ((1, 1000.0), (2, 1010.0), (3, 1700.0), (4, 1702.0)):
+        front.tick(now)
+        assert program.culprit.id in failure_of(front.launch(launch, (1,), 2)).message
 
 
 def test_a_host_that_comes_back_compiles_what_somebody_waits_for() -> None:
@@ -143,6 +158,22 @@ def test_a_launch_does_not_wait_for_a_compiler_without_a_limit() -> None:
     assert "was not compiled on host 0 within 600 s" in failed[0].failure.message
     front.tick(20.0 + limit)
     front.launch(3, (1,), 30)
+    assert len(to_island(front.ready(program, 0), 0, IslandLaunch)) == 1
+
+
+def test_a_launch_waits_for_a_compiler_from_its_own_call_on() -> None:
+    """The one that asked for the program before it was cancelled, and its host is another one since."""
+    front = Harness()
+    program = front.register(program_over(1), 1, ready=False)
+    front.put(1)
+    front.tick(10.0)
+    front.launch(1, (1,), 100)
+    front.checked(front.launches.cancellation.cancel(front.launches.sessions[1], Cancel(1)))
+    front.down(0)
+    front.up(0, epoch=2)
+    front.tick(5000.0)
+    front.put(2)
+    assert programs(front.launch(2, (2,), 200)) == [program.key]
     assert len(to_island(front.ready(program, 0), 0, IslandLaunch)) == 1
 
 
