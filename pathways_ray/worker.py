@@ -130,6 +130,9 @@ class Worker:
                 why = f"it took longer than {self.reply_limit_s:.0f} s" if late.is_set() else _crashed(status)
                 raise WorkerEnded(why) from None
             raise
+        except BaseException:  # no memory for the answer, perhaps, which would be taken for that of the next question
+            self._stop()
+            raise
         finally:
             too_late.cancel()
         return reply

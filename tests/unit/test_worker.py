@@ -81,6 +81,25 @@ def test_a_worker_that_dies_is_started_again(worker: Worker) -> None:
     assert worker.ask(b"pass") == b"answer to pass"
 
 
+HUGE = """
+import sys
+asks, says = sys.stdin.buffer, sys.stdout.buffer
+while size := int.from_bytes(asks.read(8), "big"):
+    question = asks.read(size)
+    says.write((1 << 60).to_bytes(8, "big") if question == b"huge" else b"")
+    says.write((size + 1).to_bytes(8, "big") + b"\\1" + question)
+    says.flush()
+"""
+
+
+def test_an_answer_that_there_is_no_memory_for_is_not_taken_for_that_of_the_next_question() -> None:
+    worker = Worker(("-c", HUGE), reply_bytes=1 << 62)
+    with pytest.raises(MemoryError):
+        worker.ask(b"huge")
+    assert worker.ask(b"next") == b"next"
+    worker.close()
+
+
 ALONE = """
 import time
 from pathways_ray.worker import serve_alone

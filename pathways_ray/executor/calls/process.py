@@ -114,8 +114,13 @@ class FunctionProcess:
                     raise CallFailed(Failure("HostFunctionError", answer.error, story=story))
                 self._known.add(digest)
                 return [receive_array(self._answers, kind) for kind in outputs]
+            except CallFailed:
+                raise
             except (Ended, OSError, ValueError) as error:
                 raise CallFailed(self._ended(name, limit_s if self._limit.is_over else 0.0, error)) from None
+            except BaseException:  # no memory for a result, perhaps, which would be taken for that of the next call
+                self.close()
+                raise
 
     def _ended(self, name: str, limit_s: float, error: Exception) -> Failure:
         """The reason for which a call has no answer, after which the process is gone."""

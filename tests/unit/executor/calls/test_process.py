@@ -282,6 +282,18 @@ def test_secrets_of_the_host_are_not_in_the_environment(called: Called, monkeypa
     np.testing.assert_array_equal(called.call(found, V), 0 * V)
 
 
+def test_a_result_that_there_is_no_memory_for_is_not_taken_for_that_of_the_next_call(called: Called) -> None:
+    def full(*_: Any) -> Any:
+        raise MemoryError("no room")
+
+    np.testing.assert_array_equal(called.call(lambda v: v + 1, V), V + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pathways_ray.executor.calls.process.receive_array", full)
+        with pytest.raises(MemoryError):
+            called.call(lambda v: v + 2, V)
+    np.testing.assert_array_equal(called.call(lambda v: v + 3, V), V + 3)
+
+
 def test_a_closed_process_leaves_no_thread_that_watches_it() -> None:
     """The first call has an hour, which its watch would sleep through, for each session that a host had."""
     called, before = Called(), set(threading.enumerate())
