@@ -27,7 +27,7 @@ from typing import IO, NamedTuple
 from pathways_ray import forks
 
 _SECRETS = ("TOKEN", "SECRET", "PASSWORD", "KEY", "CREDENTIAL")
-_ANSWERED, _ENDED = b"\1", b"\0"
+_ANSWERED, _ENDED, _LATE = b"\1", b"\0", b"\2"
 _OUT_OF_MEMORY = 77
 _ENDING_S = 1.0
 
@@ -54,6 +54,10 @@ Confine = Callable[[int, int, int], None]
 
 class WorkerEnded(Exception):
     """The fork ended without an answer; the text says how."""
+
+
+class WorkerLate(WorkerEnded):
+    """It took too long, of time that passes: on a machine with less to do it may not."""
 
 
 class Worker:
@@ -94,7 +98,8 @@ class Worker:
         """The answer.
 
         Raises:
-            WorkerEnded: what answers, a fork or the worker, crashed, or reached a limit.
+            WorkerEnded: what answers, a fork or the worker, crashed, or reached a limit; `WorkerLate` for a fork's of
+                time that passes.
             OSError: the worker does not run, also not after a second start.
         """
         with self._lock:
@@ -102,8 +107,9 @@ class Worker:
                 reply = self._asked(question)
             except OSError:
                 reply = self._asked(question)
-        if reply[:1] == _ENDED:
-            raise WorkerEnded(reply[1:].decode(errors="replace"))  # of a fork that its question may have taken over
+        if reply[:1] in (_ENDED, _LATE):
+            text = reply[1:].decode(errors="replace")  # of a fork that its question may have taken over
+            raise WorkerLate(text) if reply[:1] == _LATE else WorkerEnded(text)
         return reply[1:]
 
     def _asked(self, question: bytes) -> bytes:
@@ -257,7 +263,7 @@ def serve(answer: Callable[[bytes], bytes], limits: Limits, niceness: int = 0, c
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if not whole:
-            _write(replies, _ENDED + _how_it_ended(status, late, len(said), limits).encode())
+            _write(replies, (_LATE if late else _ENDED) + _how_it_ended(status, late, len(said), limits).encode())
 
 
 def serve_alone(answer: Callable[[bytes], bytes], memory_bytes: int, cpu_s: int) -> None:

@@ -194,11 +194,8 @@ class ClientCore(Cancelling):
         return commands
 
     def free(self, buffer: BufferRecord) -> wire.Free | None:
-        """Takes the end of the last handle of a buffer, or its deletion.
-
-        Returns:
-            The message to send, with the next one or later. None when it entered the queue, or the session has ended.
-        """
+        """Takes the end of the last handle of a buffer, or its deletion. Returns the message to send, with the next one
+        or later; None when it entered the queue, or the session has ended."""
         self.buffers.pop(buffer.id, None)
         if self.ended is not None:
             return None
@@ -317,6 +314,7 @@ class ClientCore(Cancelling):
     def _failed(self, message: wire.LaunchFailed, now: float) -> Sequence[events.Command]:
         self._heard_at = now
         consumed: Sequence[int] = message.consumed
+        self.renewals.refused(message.again)
         if message.launch in self.unanswered:  # the controller does not know what was donated to it
             self.unanswered.discard(message.launch)
             consumed = self._donated_to(message.launch)

@@ -1,5 +1,5 @@
-"""Programs that are registered again before they are launched, since a slice of theirs has moved, or the controller is
-another one. Pure."""
+"""Programs that are registered again before they are launched, since a slice of theirs has moved, the controller is
+another one, or had no room for them. Pure."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ class Renewals:
     def moved(self, slices: Container[int]) -> None:
         """Slices have other devices: the controller has forgotten the programs that name them."""
         self.stale.update(n for n, (named, *_) in self.programs.items() if any(one in slices for one in named))
+
+    def refused(self, program: int) -> None:
+        """The controller has not taken a program, nor perhaps its functions, for a reason that may pass."""
+        if program in self.programs:
+            self.sent.difference_update(self.programs[program][2])
+            self.stale.add(program)
 
     def controller_lost(self) -> None:
         """The next controller has no program, and no function."""

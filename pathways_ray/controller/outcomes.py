@@ -236,4 +236,6 @@ class Outcomes:
         self.tables.recorder.failed(failure.kind)
         program = session.programs.get(launch.program)
         session.refuse(launch.results, program.result_count if program is not None else 0, failure)
-        return [SendClient(session.id, LaunchFailed(launch.launch, failure)), *withdrawn(session, program, launch)]
+        again = launch.program if program is None or program.again else 0
+        report = LaunchFailed(launch.launch, failure, again=again)
+        return [SendClient(session.id, report), *withdrawn(session, program, launch)]

@@ -10,7 +10,7 @@ import msgspec
 from pathways_ray.controller.planning import PlanReply, PlanRequest, answer
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import encode
-from pathways_ray.worker import Limits, Worker, WorkerEnded, serve
+from pathways_ray.worker import Limits, Worker, WorkerEnded, WorkerLate, serve
 
 LIMITS = Limits(cpu_s=20, time_s=60.0, memory_bytes=2 << 30)
 """A chain of 8,000 nodes takes 0.5 s, or 3 s with a transfer at each, and less than 0.1 GiB."""
@@ -35,9 +35,10 @@ class Planner:
             return _REPLY.decode(self._worker.ask(encode(request)))
         except WorkerEnded as error:
             text = f"the program, whose graph has {len(request.graph)} bytes, could not be planned: {error}. Split it"
-            return PlanReply(failure=Failure("ProgramRefused", text))
-        except (OSError, msgspec.MsgspecError) as error:
-            return PlanReply(failure=Failure("ProgramRefused", f"programs of this size cannot be planned: {error}"))
+            return PlanReply(failure=Failure("ProgramRefused", text), again=isinstance(error, WorkerLate))
+        except (OSError, MemoryError, msgspec.MsgspecError) as error:
+            text = f"programs of this size cannot be planned: {error}"
+            return PlanReply(failure=Failure("ProgramRefused", text), again=True)
 
     def close(self) -> None:
         self._worker.close()

@@ -55,13 +55,14 @@ class PlanRequest(msgspec.Struct, frozen=True, array_like=True):
 
 class PlanReply(msgspec.Struct, frozen=True, array_like=True):
     """The lowered program, or its plan and order as texts, or a failure; `checked` is False where it is one of the
-    functions that came with it."""
+    functions that came with it, `again` is set where the cause may pass."""
 
     lowered: Lowered | None = None
     failure: Failure | None = None
     plan: str = ""
     order: str = ""
     checked: bool = True
+    again: bool = False
 
 
 class _Graph(msgspec.Struct):

@@ -109,8 +109,8 @@ class PlannedProgram:
     `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
     has heard that every host has compiled it. Launches have asked for that since `wanted_since`. A `failure` to
     compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `launches` all that there were,
-    `promised` the results of one that could not be planned. One that decides has a `script`, and a program for
-    each of its `segments`; it has no plan of its own.
+    `promised` the results of one that could not be planned; its client registers it `again` where the cause may pass.
+    One that decides has a `script`, and a program for each of its `segments`; it has no plan of its own.
     """
 
     key: int
@@ -136,6 +136,7 @@ class PlannedProgram:
     in_flight: int = 0
     launches: int = 0
     promised: int = 0
+    again: bool = False
     result_bytes: int = 0
     script: Script | None = None
     segments: tuple[PlannedProgram, ...] = ()
@@ -156,12 +157,8 @@ class PlannedProgram:
         tenant: str = "",
         trusted: bool = False,
     ) -> PlannedProgram:
-        """Joins a lowered program with its functions.
-
-        Raises:
-            GraphError: a function was not sent.
-            TooLarge: the functions together are more than fit in a message.
-        """
+        """Joins a lowered program with its functions. Raises `GraphError` where one was not sent, `TooLarge` where all
+        are more than fit in a message."""
         _check_functions(lowered, functions)
         segments = tuple(
             cls.of(-((key << SEGMENT_BITS) + k + 1), session, one, functions, tenant, trusted)

@@ -73,9 +73,8 @@ class Registrar:
         refused = registration.refusal(session, message)
         if refused is not None:
             registration.withhold(message, refused)
-            return self._registered(
-                registration, session, message, key, PlanReply(failure=refused, checked=False)
-            ), None
+            failed = PlanReply(failure=refused, checked=False, again=True)
+            return self._registered(registration, session, message, key, failed), None
         # A program may arrive after a release that was called later: released slices are still known.
         request = request_of(message.graph, session.places, self.fusion, session.tenant)
         if sum(map(len, message.functions.values())) <= CHEAP_FUNCTION_BYTES:

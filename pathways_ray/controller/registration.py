@@ -9,9 +9,9 @@ import msgspec
 from pathways_ray import limits
 from pathways_ray.controller import quotas
 from pathways_ray.controller.planning import PlanReply, result_count
-from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.programs import Lowered, PlannedProgram
 from pathways_ray.controller.state import Session
-from pathways_ray.errors import Failure, PathwaysError, from_failure, to_failure
+from pathways_ray.errors import Failure, PathwaysError, to_failure
 from pathways_ray.transport.messages import Register
 
 MAX_FAILURE_CHARACTERS = 4096
@@ -48,8 +48,8 @@ class Registration:
     """The functions that a session has sent.
 
     `withheld` are functions that came in a message that was refused, by digest: the client takes them for sent, so
-    programs that name them later fail for the same reason. `leaving` are those that the client names no more, and that
-    programs still have.
+    programs that name them fail for the same reason, until it sends them again, as launches of these have it do.
+    `leaving` are those that the client names no more, and that programs still have.
 
     Args:
         tenants: the functions of the tenant that the session belongs to.
@@ -87,28 +87,28 @@ class Registration:
 
     def made(self, key: int, session: Session, message: Register, reply: PlanReply) -> PlannedProgram:
         """The program of a reply, or one with the failure to make it."""
-        failure = reply.failure
+        failure, again = reply.failure, reply.again
         if reply.lowered is not None:
+            failure = self._withheld(reply.lowered)
+            again = failure is not None
+        if failure is None:
+            assert reply.lowered is not None
             try:
-                known = self._known(reply)
-                tenant = session.tenant
+                known, tenant = self.functions, session.tenant
                 return PlannedProgram.of(key, session.id, reply.lowered, known, tenant.name, tenant.trusted)
             except PathwaysError as error:
                 failure = to_failure(error)
-        assert failure is not None
         if len(failure.message) > MAX_FAILURE_CHARACTERS:
             failure = msgspec.structs.replace(failure, message=failure.message[:MAX_FAILURE_CHARACTERS] + "…")
-        return PlannedProgram(key, session.id, "", failure=failure, promised=result_count(message.graph))
+        return PlannedProgram(key, session.id, "", failure=failure, promised=result_count(message.graph), again=again)
 
-    def _known(self, reply: PlanReply) -> Mapping[str, bytes]:
-        """The functions of the session. Raises the error of one that was withheld."""
-        assert reply.lowered is not None
-        segments = reply.lowered.segments or (reply.lowered,)
-        for part in (part for segment in segments for part in segment.islands.values()):
+    def _withheld(self, lowered: Lowered) -> Failure | None:
+        """The reason why a function of a program was withheld."""
+        for part in (part for segment in lowered.segments or (lowered,) for part in segment.islands.values()):
             for digest in part.functions:
                 if digest in self.withheld and digest not in self.functions:
-                    raise from_failure(self.withheld[digest])
-        return self.functions
+                    return self.withheld[digest]
+        return None
 
     def withhold(self, message: Register, failure: Failure) -> None:
         """The functions of a message that was refused are not taken."""

@@ -92,13 +92,15 @@ class LaunchFailed(Message, tag=11):
     """A launch that ended in an error.
 
     Of the buffers that it was to take over (donated ones), `consumed` are those whose memory it took; `undecided` those
-    of which `DonationsDecided` will tell. The others live again.
+    of which `DonationsDecided` will tell. The others live again. The program with number `again` is not registered, for
+    a reason that may pass: its client registers it, with its functions, before it calls it again.
     """
 
     launch: int
     failure: Failure
     consumed: tuple[int, ...] = ()
     undecided: tuple[int, ...] = ()
+    again: int = 0
 
 
 class DonationsDecided(Message, tag=90):

@@ -25,7 +25,7 @@ from pathways_ray.controller.planning import (
 from pathways_ray.controller.tenants import Quota, Tenant
 from pathways_ray.ir.graph import Graph, Ref, Result
 from pathways_ray.transport.messages import encode
-from pathways_ray.worker import Worker, WorkerEnded
+from pathways_ray.worker import Worker, WorkerEnded, WorkerLate
 from tests.unit.helpers import Sketch
 
 TROUBLES = {
@@ -57,8 +57,9 @@ def test_a_fork_in_trouble_ends_with_the_reason_and_the_next_question_is_answere
     code, reason = TROUBLES[trouble]
     if trouble == "sleep":
         worker = Worker(("-c", SOURCE.replace("20.0", "2.0")))
-    with pytest.raises(WorkerEnded, match=reason):
+    with pytest.raises(WorkerEnded, match=reason) as ended:
         worker.ask(code.encode())
+    assert isinstance(ended.value, WorkerLate) == (trouble == "sleep")
     assert worker.ask(b"pass") == b"answer to pass"
     if trouble == "sleep":
         worker.close()
@@ -208,18 +209,31 @@ def test_without_a_planner_big_programs_are_refused() -> None:
     planner = Planner()
     planner._worker = Worker(("-c", "pass"))
     reply = planner.plan(chain(3))
-    assert reply == PlanReply(failure=reply.failure)
+    assert reply == PlanReply(failure=reply.failure, again=True)
     failure = reply.failure
     assert failure is not None
     assert failure.kind == "ProgramRefused"
     assert "cannot be planned" in failure.message
 
 
+def test_a_program_that_a_busy_machine_kept_from_the_planner_may_be_registered_again() -> None:
+    planner = Planner()
+    late = SOURCE.replace("exec(question.decode())", "import time; time.sleep(100)").replace("20.0", "0.2")
+    planner._worker = Worker(("-c", late))
+    reply = planner.plan(chain(3))
+    planner.close()
+    assert reply.failure is not None
+    assert reply.again
+    assert "it took longer than 0 s" in reply.failure.message
+
+
 def test_a_program_over_the_planners_limits_is_refused_with_the_figures() -> None:
     planner = Planner()
     planner._worker = Worker(("-c", SOURCE.replace("exec(question.decode())", "exec('while True: pass')")))
-    failure = planner.plan(chain(3)).failure
+    reply = planner.plan(chain(3))
     planner.close()
+    failure = reply.failure
     assert failure is not None
+    assert not reply.again, "it would take as much of the planner's time once more"
     assert failure.kind == "ProgramRefused"
     assert "could not be planned: it took more than 1 s of a core" in failure.message

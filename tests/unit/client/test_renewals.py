@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.events import Registered
 from pathways_ray.client.renewals import Renewals
+from pathways_ray.errors import Failure
 from pathways_ray.transport import messages as wire
 from tests.unit.client.test_coalesce import loop
 from tests.unit.helpers import Sketch
@@ -57,6 +58,23 @@ def test_the_next_registration_says_what_was_dropped() -> None:
     core.handle(registered(3, f=b"1"), 0.0)
     assert leaving(core) == [wire.Unregister(2), wire.Register(3, b"g", {"f": b"1"})]
     assert core.renewals.programs.keys() == {3}
+
+
+def test_a_program_that_was_refused_for_what_may_pass_leaves_with_the_next_launch_and_all_its_functions() -> None:
+    """The controller took nothing of it, so other programs that name a function of it send that again too."""
+    core = ClientCore(1, 64)
+    for event in (registered(1, f=b"1", g=b"2"), registered(2, g=b"2")):
+        core.handle(event, 0.0)
+    leaving(core)
+    refused, full = Failure("GraphError", "it has a cycle"), Failure("QuotaExceeded", "the tenant holds too much")
+    for launch, failure, again in ((1, refused, 0), (2, full, 1)):
+        assert core.launch(1, (), core.new_buffers(1)) == wire.Launch(launch, 1, (), launch)
+        core.handle(wire.LaunchFailed(launch, failure, again=again), 0.0)
+    assert core.launch(1, (), core.new_buffers(1)) is None
+    assert leaving(core) == [wire.Register(1, b"g", {"f": b"1", "g": b"2"}), wire.Launch(3, 1, (), 3)]
+    assert core.launch(2, (), core.new_buffers(1)) == wire.Launch(4, 2, (), 4)
+    core.handle(wire.LaunchFailed(4, full, again=77), 0.0)
+    assert not core.renewals.stale
 
 
 def test_what_was_composed_of_a_program_is_forgotten_with_it() -> None:

@@ -348,6 +348,27 @@ def test_programs_of_a_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
     assert registration.withheld == {"g": failed.failure, "h": failed.failure}
 
 
+def test_a_program_that_there_was_no_room_for_may_be_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    1. The tenant's functions are full: launches of the program say that its client may register it again, also those
+       of one that names the same functions. What is wrong with the program itself stays.
+    2. The other function goes, and the program comes again, with its functions.
+    """
+    monkeypatch.setattr(limits, "MAX_TENANT_FUNCTION_BYTES", 1000)
+    core = with_sessions(1)
+    core.turning = True
+    say(core, 1, Unregister(1, tuple(FUNCTIONS)), Register(2, graph_of(2), {"other": b"x" * 900}))
+    big = dict.fromkeys(FUNCTIONS, b"y" * 400)
+    say(core, 1, Register(3, graph_of(2), big), Register(4, graph_of(2), {}), Register(5, encode(()), {}))
+    for launch, program, again in ((1, 3, 3), (2, 4, 4), (3, 5, 0), (4, 77, 77)):
+        (failed,) = sent(say(core, 1, Launch(launch, program, (1,), 10 * launch)))
+        assert isinstance(failed, LaunchFailed)
+        assert failed.again == again
+        assert (failed.failure.kind == "QuotaExceeded") == (program in (3, 4))
+    say(core, 1, Unregister(2, ("other",)), Register(4, graph_of(2), big))
+    assert core.core.launches.sessions[1].programs[4].failure is None
+
+
 def test_a_program_that_is_dropped_behind_launches_that_wait_keeps_its_functions_and_no_names() -> None:
     """
     1. A launch waits for an upload, and its client drops the program: what waits is short, however many names came.
