@@ -10,7 +10,6 @@ import argparse
 import contextlib
 import itertools
 import re
-from collections import ChainMap
 from dataclasses import dataclass
 from typing import Any
 
@@ -162,7 +161,12 @@ TABLES = shows(
 
 
 def show(result: Result, console: Console) -> None:
-    TABLES({**result, "errors": ChainMap(*(topology["errors"] for topology in result["topologies"]))}, console)
+    errors = {
+        f"{one['hosts']}x{one['devices_per_host']}, {what}": error
+        for one in result["topologies"]
+        for what, error in one["errors"].items()
+    }
+    TABLES({**result, "errors": errors}, console)
 
 
 BENCHMARK = Benchmark("peers", __doc__, Settings, SMOKE, run, show, succeeded=has_rows, uses_peers=True)

@@ -188,12 +188,18 @@ def test_a_mode_that_no_system_has_is_an_error_of_the_result(monkeypatch: pytest
 def test_a_result_is_json_and_prints_its_losses(capsys: pytest.CaptureFixture[str]) -> None:
     made = measured(session_of(pathways=(FakeProcess(50, 2, {}), described(("opbyop",)))))
     made.fail("tf1-sessions", "its environment is not there")
+    others = {"tf1-sessions": "it crashed"}
     result = {
         "measured": "",
         "machine": {"cpu": "", "cores": 2, "memory_gib": 1, "system": "", "python": "", "packages": {}, "load": [0.0]},
         "rows": rounds.rows(made),
         "ratios": program.ratios(made),
-        "topologies": [{"hosts": 1, "devices_per_host": 2, "busy_cores_between_rounds": None, "errors": made.errors}],
+        "topologies": [
+            {"hosts": hosts, "devices_per_host": 2, "busy_cores_between_rounds": None, "errors": errors}
+            for hosts, errors in ((1, made.errors), (2, others))
+        ],
     }
     program.show(json.loads(json.dumps(result)), Console())
-    assert "tf1-sessions: its environment is not there" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "1x2, tf1-sessions: its environment is not there" in shown
+    assert "2x2, tf1-sessions: it crashed" in shown
