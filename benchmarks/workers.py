@@ -32,6 +32,8 @@ class Worker:
     """
 
     def __init__(self, make: Callable[..., Any], *arguments: Any, daemon: bool = True, **named: Any) -> None:
+        self.given_up = 0
+        """Answers to come that nobody waits for any more."""
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_make_and_serve, args=(theirs, make, arguments, named), daemon=daemon)
@@ -48,13 +50,27 @@ class Worker:
         Raises:
             RuntimeError: the call failed, or the process ended.
         """
-        try:
-            failed, value = self.pipe.recv()
-        except EOFError:
-            raise RuntimeError("a process of the benchmark ended before it answered") from None
+        while self.skips():
+            pass
+        failed, value = self._received()
         if failed:
             raise RuntimeError(f"a process of the benchmark failed: {failed}")
         return value
+
+    def skips(self) -> bool:
+        """Whether the next answer is one that nobody waits for, which this takes."""
+        if not self.given_up:
+            return False
+        self.given_up -= 1
+        self._received()
+        return True
+
+    def _received(self) -> tuple[str, Any]:
+        try:
+            said: tuple[str, Any] = self.pipe.recv()
+        except EOFError:
+            raise RuntimeError("a process of the benchmark ended before it answered") from None
+        return said
 
     def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         self.tell(method, *arguments, **named)
@@ -75,19 +91,29 @@ class Worker:
 def answers(workers: Sequence[Worker], limit_s: float | None = None) -> list[Any]:
     """The answer of each worker, in order.
 
-    The first failure to arrive is raised, since the other workers may be waiting for the one that failed.
+    The first failure to arrive is raised, since the other workers may be waiting for the one that failed. What they say
+    later is no answer to the next call.
 
     Raises:
         RuntimeError: one failed, ended, or did not answer in time.
     """
     ends = None if limit_s is None else time.monotonic() + limit_s
     found: dict[int, Any] = {}
-    while waiting := {rank: worker for rank, worker in enumerate(workers) if rank not in found}:
-        left = None if ends is None else max(0.0, ends - time.monotonic())
-        ready = multiprocessing.connection.wait([worker.pipe for worker in waiting.values()], left)
-        if not ready:
-            raise RuntimeError(f"processes {sorted(waiting)} did not answer within {limit_s:g} s")
-        found |= {rank: worker.answer() for rank, worker in waiting.items() if worker.pipe in ready}
+    waiting = dict(enumerate(workers))
+    try:
+        while waiting:
+            left = None if ends is None else max(0.0, ends - time.monotonic())
+            ready = multiprocessing.connection.wait([worker.pipe for worker in waiting.values()], left)
+            if not ready:
+                raise RuntimeError(f"processes {sorted(waiting)} did not answer within {limit_s:g} s")
+            for rank, worker in list(waiting.items()):
+                if worker.pipe in ready and not worker.skips():
+                    del waiting[rank]
+                    found[rank] = worker.answer()
+    except RuntimeError:
+        for worker in waiting.values():
+            worker.given_up += 1
+        raise
     return [found[rank] for rank in range(len(workers))]
 
 

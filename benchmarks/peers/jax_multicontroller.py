@@ -7,6 +7,8 @@ This process only selects the program that the host processes run, and collects 
     fused          one call per 128 computations: a loop inside the jitted function
 """
 
+from typing import Any
+
 from benchmarks.peers import jax_host
 from benchmarks.peers.protocol import CHAIN, System, for_both_payloads, serve
 from benchmarks.workers import Worker, answers, ask_all
@@ -45,10 +47,18 @@ class MultiController(System):
         answers(self._hosts)
 
     def prepare(self, mode: str, payload: str, count: int) -> None:
-        ask_all(self._hosts, "restart", payload)
+        self._ask("restart", payload)
 
     def run(self, mode: str, payload: str, count: int) -> list[float]:
-        return [value for part in ask_all(self._hosts, "run", mode, payload, count) for value in part]
+        return [value for part in self._ask("run", mode, payload, count) for value in part]
+
+    def _ask(self, method: str, *arguments: Any) -> list[Any]:
+        """Calls a method of all hosts. Where one fails or has ended the others may wait for it without end, so this
+        process ends too: who measures starts it again."""
+        try:
+            return ask_all(self._hosts, method, *arguments)
+        except (OSError, RuntimeError) as error:
+            raise SystemExit(str(error)) from None
 
     def close(self) -> None:
         for host in self._hosts:

@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,37 @@ def test_workers_answer_in_order_and_close_their_object(tmp_path: Path) -> None:
     for worker in workers:
         worker.close()
     assert all(file.exists() for file in files)
+
+
+class Slow:
+    """The object of a worker; the first one's `fail` fails, the other's has its value later."""
+
+    def __init__(self, number: int, gate: str) -> None:
+        self.number, self.gate = number, Path(gate)
+
+    def fail(self) -> str:
+        if not self.number:
+            raise ValueError("it fails")
+        while not self.gate.exists():
+            time.sleep(0.001)
+        return "late"
+
+    def go_on(self) -> str:
+        self.gate.touch()
+        return f"next of {self.number}"
+
+
+@pytest.mark.parametrize("limit_s", [None, 60.0])
+def test_what_a_worker_says_after_another_has_failed_is_no_answer_to_the_next_call(
+    tmp_path: Path, limit_s: float | None
+) -> None:
+    workers = [Worker(Slow, number, str(tmp_path / "gate")) for number in range(2)]
+    answers(workers)
+    with pytest.raises(RuntimeError, match="it fails"):
+        ask_all(workers, "fail", limit_s=limit_s)
+    assert ask_all(workers, "go_on", limit_s=limit_s) == ["next of 0", "next of 1"]
+    for worker in workers:
+        worker.close()
 
 
 def test_workers_that_fail_or_end_say_so(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ from rich.console import Console
 from benchmarks.harness import QUIET
 from benchmarks.peers import benchmark as program
 from benchmarks.peers import environments, protocol, rounds
+from benchmarks.peers.jax_multicontroller import MultiController
 from benchmarks.peers.process import PeerEnded, PeerError
 from benchmarks.peers.rounds import Case, Session
 from benchmarks.peers.systems import SYSTEMS, Running, variables
+from benchmarks.workers import Worker, answers
 
 
 class FakeProcess:
@@ -94,6 +96,19 @@ def test_a_system_that_ends_is_started_again_for_its_other_cases(monkeypatch: py
     assert first.closed
     assert made.errors == {"pathways fused (allreduce)": "gone"}
     assert made.samples[Case("pathways", "opbyop", "allreduce")] == pytest.approx([60.0] * 3)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_process_of_a_system_ends_with_a_host_that_fails_or_has_ended(ended: bool, tmp_path: Path) -> None:
+    """The others may wait for it: the system is started again for its other cases."""
+    made = MultiController()
+    made._hosts = [Worker(Path, tmp_path)]  # which knows no `restart`
+    answers(made._hosts)
+    if ended:
+        made._hosts[0].kill()
+    with pytest.raises(SystemExit):
+        made.prepare("opbyop", "noop", 1)
+    made.close()
 
 
 class CompilesFirst(FakeProcess):
