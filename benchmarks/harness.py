@@ -52,14 +52,29 @@ class Progress:
         """Reports with a word before each line."""
         return lambda text: self.say(f"{what}: {text}")
 
-    def save(self, result: Result, complete: bool = False) -> None:
-        """Writes what is known so far, behind the head of the result; a file that stays incomplete says so."""
+    def save(self, result: Result, complete: bool = False) -> bool:
+        """Writes what is known so far, behind the head of the result; a file that stays incomplete says so. Where it
+        cannot be written, as on a disk that is full, the measurement goes on. Returns whether it is written."""
         if self._target:
             marked = {**self.head, **result, "complete": complete}
-            self._target.write_text(json.dumps(marked, indent=2) + "\n")
+            try:
+                self._target.write_text(json.dumps(marked, indent=2) + "\n")
+            except OSError as error:
+                print(f"{self._target} is not written: {error.strerror}", file=sys.stderr, flush=True)
+                return False
+        return True
 
 
 QUIET = Progress(quiet=True)
+
+
+def check_writable(path: Path) -> None:
+    """Makes the folder of a file that is to be written. Raises `OSError` where the file cannot be."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    there = path.exists()
+    path.open("a").close()
+    if not there:
+        path.unlink()
 
 
 def has_rows(result: Result) -> bool:
@@ -184,26 +199,31 @@ class Benchmark(Generic[S]):
             settings = self.settings_of(options)
         except ValueError as error:
             parser.error(str(error))
-        if options.json is not None:  # known before the measurement, not behind it
-            if options.json.is_dir():
-                parser.error(f"--json: {options.json} is a folder")
-            options.json.parent.mkdir(parents=True, exist_ok=True)
+        outputs = [(one, getattr(options, one.flag.removeprefix("--"))) for one in self.outputs]
+        files = [("--json", options.json), *((one.flag, path) for one, path in outputs if one.file)]
+        for flag, path in files:  # known before the measurement, not behind it
+            if path is not None:
+                if path.is_dir():
+                    parser.error(f"{flag}: {path} is a folder")
+                try:
+                    check_writable(path)
+                except OSError as error:
+                    parser.error(f"{flag}: {path} cannot be written: {error.strerror}")
         progress = Progress(options.json)
         with contextlib.ExitStack() as stack:
             if self.uses_peers:
                 stack.enter_context(import_module("benchmarks.peers.process").leaving_nothing())
             result = self.measured(settings, progress)
-        progress.save(result, complete=True)
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = PLAIN_WIDTH
         self.show(result, console)
-        for output in self.outputs:
-            path = getattr(options, output.flag.removeprefix("--"))
+        saved = progress.save(result, complete=True)
+        for output, path in outputs:
             if path is not None:
                 (path.parent if output.file else path).mkdir(parents=True, exist_ok=True)
                 output.write(result, path)
-        return 0 if self.succeeded(result) else 1
+        return 0 if saved and self.succeeded(result) else 1
 
 
 def _options(settings: Any) -> Iterator[tuple[Field[Any], Any]]:

@@ -27,6 +27,7 @@ from typing import Any
 
 from benchmarks import measure, readme_table, registry
 from benchmarks.aims import AIMS, Aim, aim_of
+from benchmarks.harness import check_writable
 from benchmarks.printing import text_of
 
 FIGURES = ("ratios", "figures")
@@ -348,7 +349,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"--readme: {options.readme} cannot be read: {error.strerror}")
         except ValueError as error:
             parser.error(f"--readme: {options.readme}: {error}")
-    options.html.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        check_writable(options.html)
+    except OSError as error:
+        parser.error(f"--html: {options.html} cannot be written: {error.strerror}")
     options.html.write_text(build(results, datetime.now(UTC)), encoding="utf-8")
     if options.readme is not None:
         for result in results:

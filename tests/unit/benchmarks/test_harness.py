@@ -101,6 +101,37 @@ def test_the_folder_of_the_json_is_there_before_the_measurement(
     assert "is a folder" in capsys.readouterr().err
 
 
+def test_a_file_that_cannot_be_written_is_known_before_the_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """1. It is below a file, or in a folder that takes none. 2. One that could be is not left behind empty."""
+    file = tmp_path / "file"
+    file.touch()
+    made = benchmark(
+        succeeded=lambda result: pytest.fail("it measured"), outputs=(Output("--figure", lambda *_: None, "one.png"),)
+    )
+    for flag, path in (("--json", file / "one.json"), ("--json", "/proc/one.json"), ("--figure", file / "one.png")):
+        with pytest.raises(SystemExit) as ended:
+            made.main(["--json", str(tmp_path / "good.json"), flag, str(path)])
+        assert ended.value.code == 2
+        assert f"{flag}: {path} cannot be written: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_measurement_that_cannot_be_saved_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk may be full by then; it may be so for the part before as well."""
+
+    def run(settings: Settings, progress: Progress) -> Result:
+        assert not progress.save({"rounds": 1})
+        return {"rounds": settings.rounds}
+
+    made = replace(benchmark(), run=run, show=lambda result, console: print(f"{result['rounds']} rounds"))
+    assert made.main(["--json", "/dev/full"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "5 rounds\n"
+    assert said.err == "/dev/full is not written: No space left on device\n" * 2
+
+
 def test_a_run_writes_its_json_and_outputs(tmp_path: Path) -> None:
     def draw(result: Result, path: Path) -> None:
         path.write_text(f"{result['rounds']} rounds")

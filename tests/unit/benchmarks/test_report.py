@@ -133,6 +133,14 @@ def test_the_command_writes_the_page(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "FileNotFoundError" in target.read_text()
 
 
+def test_a_page_that_cannot_be_written_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.json").write_text(json.dumps(DISPATCH))
+    with pytest.raises(SystemExit) as ended:
+        report.main([str(tmp_path / "one.json"), "--html", str(tmp_path)])
+    assert ended.value.code == 2
+    assert f"--html: {tmp_path} cannot be written: Is a directory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "trouble"),
     [(None, "cannot be read: No such file"), ("# Project\n", "no table that"), (readme_table.HEAD, "no table that")],
