@@ -75,7 +75,7 @@ test-gpu: $(READY)  ## tests on a GPU of this machine, with 'jax[cuda13]' beside
 	$(PY) -m pytest -q tests/gpu $(ARGS)
 
 bench-smoke: $(READY)  ## every benchmark at its smallest size: that they run, not how fast
-	$(PY) -m benchmarks --smoke --output results/smoke
+	$(PY) -m benchmarks --smoke
 
 peers:  ## the environments of the systems that benchmarks compare with, about 4 GiB (make peers ARGS="tf1 dask": these)
 	@$(PYTHON) -m benchmarks.peers.environments $(ARGS)

@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--smoke", action="store_true", help="all benchmarks at their smallest size")
-    parser.add_argument("--output", type=Path, default=Path("results"), help="folder (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="folder (default: results, or results/smoke with --smoke)")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, metavar="NAME", help="these benchmarks")
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("list", help="names of all benchmarks")
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(arguments)
     if rest and options.command != "report":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    if options.command and (options.smoke or options.only or options.output != parser.get_default("output")):
+    if options.command and (options.smoke or options.only or options.output is not None):
         parser.error(
             f"--smoke, --output and --only are of all benchmarks; options of '{options.command}' come behind it"
         )
@@ -58,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return page.main([*rest, *options.options])
     usual = [name for name, entry in BENCHMARKS.items() if entry.usual or options.smoke]
-    return run_all(options.only or usual, options.smoke, options.output)
+    folder = Path("results", "smoke") if options.smoke else Path("results")
+    return run_all(options.only or usual, options.smoke, options.output or folder)
 
 
 def run_all(names: Sequence[str], smoke: bool, output: Path) -> int:

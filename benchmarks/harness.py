@@ -185,10 +185,12 @@ class Benchmark(Generic[S]):
                     raise ValueError(f"{_flags(one)[0]}: {number:g} is not {wanted}")
         return made
 
-    def measured(self, settings: Any, progress: Progress = QUIET) -> Result:
-        """Runs the benchmark and returns its result as it is written to JSON."""
+    def measured(self, settings: Any, progress: Progress = QUIET, smoke: bool = False) -> Result:
+        """Runs the benchmark and returns its result as it is written to JSON; one of the smallest sizes says so."""
         name = self.result or self.name
         progress.head = {"benchmark": name, "machine": measure.machine(), "settings": asdict(settings)}
+        if smoke:
+            progress.head["smoke"] = True
         return {**progress.head, **self.run(settings, progress)}
 
     def main(self, arguments: Sequence[str] | None = None) -> int:
@@ -213,7 +215,7 @@ class Benchmark(Generic[S]):
         with contextlib.ExitStack() as stack:
             if self.uses_peers:
                 stack.enter_context(import_module("benchmarks.peers.process").leaving_nothing())
-            result = self.measured(settings, progress)
+            result = self.measured(settings, progress, options.smoke)
         console = Console(highlight=False)
         if not console.is_terminal:
             console.width = PLAIN_WIDTH

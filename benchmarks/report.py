@@ -41,6 +41,10 @@ OURS = (
 )  # the names of such ratios
 SPREAD = {"min", "median", "max"}
 DEEPEST = 3  # dictionaries in a record that become columns of their own
+FLAWS = {
+    "incomplete": "its benchmark has not come to its end",
+    "of the smallest sizes": "its benchmark has only shown that it runs",
+}
 OPEN_ROWS = 40  # of a table that is shown at once
 
 STYLE = """
@@ -103,14 +107,16 @@ class Result:
 
     @property
     def when(self) -> str:
-        """The time of the measurement, that of the file if the result has none; and whether it came to its end."""
+        """The time of the measurement, that of the file if the result has none; and its flaw."""
         when = str(self.machine.get("when") or f"file of {self.written:%Y-%m-%d %H:%M} UTC")
-        return when if self.is_complete else f"{when}, incomplete"
+        return ", ".join(filter(None, (when, self.flaw)))
 
     @property
-    def is_complete(self) -> bool:
-        """Whether the benchmark came to its end; files without a word about it are of one that did."""
-        return bool(self.data.get("complete", True))
+    def flaw(self) -> str:
+        """The reason why its figures stand for nothing, or "": its benchmark did not come to its end, or only
+        showed that it runs. Files without a word about it are of one that did, with the usual sizes."""
+        flaws = {"incomplete": not self.data.get("complete", True), "of the smallest sizes": self.data.get("smoke")}
+        return next((flaw for flaw in FLAWS if flaws[flaw]), "")
 
     @property
     def where(self) -> str:
@@ -130,7 +136,7 @@ class Result:
         for name, one in ones:
             values = {key: one[key] for key in ("min", "median", "max") if isinstance(one.get(key), int | float)}
             if "median" in values:
-                file = self.name if self.is_complete else f"{self.name}, incomplete"
+                file = ", ".join(filter(None, (self.name, self.flaw)))
                 found.append(Found(file, name, values, aim_of(self.benchmark, name)))
         return found
 
@@ -308,8 +314,8 @@ def section(result: Result) -> str:
         "what": str(result.data.get("measured", "unknown")),
         "settings": json.dumps(result.data["settings"]) if "settings" in result.data else "unknown",
     }
-    if not result.is_complete:
-        head += f'<p class="missed">{escape(result.name)} is incomplete: its benchmark has not come to its end</p>'
+    if result.flaw:
+        head += f'<p class="missed">{escape(result.name)} is {result.flaw}: {FLAWS[result.flaw]}</p>'
     listed = "".join(f"<dt>{escape(key)}</dt><dd>{escape(text)}</dd>" for key, text in facts.items())
     figures = table([{"figure": one.name, **one.values, "verdict": one.verdict} for one in result.figures()])
     return f"{head}<dl>{listed}</dl>{pictures(result)}{figures}{tables(result.data)}"
@@ -341,7 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not files:
         parser.error("no results: give JSON files, or run benchmarks with --json results/NAME.json")
     results = [read(path) for path in files]
-    found = [(result.benchmark, result.figures()) for result in results if result.is_complete]
+    found = [(result.benchmark, result.figures()) for result in results if not result.flaw]
     if options.readme is not None:  # known before the page is written, not behind it
         try:
             text, lines = readme_table.updated(options.readme.read_text(encoding="utf-8"), found)
@@ -356,8 +362,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.html.write_text(build(results, datetime.now(UTC)), encoding="utf-8")
     if options.readme is not None:
         for result in results:
-            if not result.is_complete:
-                print(f"{options.readme}: nothing of {result.name}, which is incomplete", file=sys.stderr)
+            if result.flaw:
+                print(f"{options.readme}: nothing of {result.name}, which is {result.flaw}", file=sys.stderr)
         options.readme.write_text(text, encoding="utf-8")
         print(f"{options.readme}: {lines} lines of its table are of these results")
     missed = sum(one.verdict == "missed" for result in results for one in result.figures())

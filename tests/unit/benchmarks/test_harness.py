@@ -144,7 +144,10 @@ def test_a_run_writes_its_json_and_outputs(tmp_path: Path) -> None:
     assert written["settings"] == asdict(Settings(rounds=2)) | {"parts": ["a", "b"]}
     assert written["machine"]["cores"] > 0
     assert (tmp_path / "new" / "figure.png").read_text() == "2 rounds"
+    assert "smoke" not in written
     assert made.main(["--smoke"]) == 1
+    assert made.main(["--smoke", "--rounds", "2", "--json", str(tmp_path / "smoke.json")]) == 0
+    assert json.loads((tmp_path / "smoke.json").read_text())["smoke"] is True
     made.outputs[0].write_below({"rounds": 7}, tmp_path)
     assert (tmp_path / "one.png").read_text() == "7 rounds"
 
@@ -226,6 +229,14 @@ def ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "old.json").write_text('{"benchmark": "old"}')
     return right
+
+
+@pytest.mark.parametrize("words", ["--smoke --only memory", "--only memory", "--smoke --only memory --output there"])
+def test_the_smallest_sizes_do_not_take_the_place_of_results(words: str, ended: list[str]) -> None:
+    ended.append("memory")
+    assert command.main(words.split()) == 0
+    folder = "there" if "there" in words else "results/smoke" if "smoke" in words else "results"
+    assert [str(path) for path in Path().rglob("memory.json")] == [f"{folder}/memory.json"]
 
 
 @pytest.mark.parametrize("name", ["parity", "metg", "peers", "training"])

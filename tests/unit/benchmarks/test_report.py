@@ -159,20 +159,28 @@ def test_a_readme_without_the_table_is_refused_before_the_page_is_written(
     assert trouble in said
 
 
-def test_a_result_that_is_incomplete_is_marked_and_not_in_the_readme(
+def test_a_result_with_a_flaw_is_marked_and_not_in_the_readme(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Results of before that mark, and those of a run that came to its end, are as they were."""
     figures = [{"name": "computations that a second start compiles", "median": 3.0}]
     line = "| computations that a second start compiles | **3** |"
-    for name, more, marked in (("old", {}, 0), ("whole", {"complete": True}, 0), ("part", {"complete": False}, 1)):
+    for name, more, marked in (
+        ("old", {}, 0),
+        ("whole", {"complete": True}, 0),
+        ("part", {"complete": False}, 1),
+        ("tiny", {"smoke": True, "complete": True}, 2),
+    ):
         (tmp_path / f"{name}.json").write_text(json.dumps({"benchmark": "compiling", "figures": figures, **more}))
         readme, html = tmp_path / "README.md", tmp_path / "page.html"
         readme.write_text(f"{readme_table.HEAD}\n|---|---|---|---|\n| other | 1 | 2 | |\n")
         report.main([str(tmp_path / f"{name}.json"), "--html", str(html), "--readme", str(readme)])
-        assert html.read_text().count(f"{name}.json is incomplete") == marked
+        assert html.read_text().count(f"{name}.json is incomplete") == (marked == 1)
+        assert html.read_text().count(f"{name}.json is of the smallest sizes") == (marked == 2)
         assert (line in readme.read_text()) == (not marked)
-        assert capsys.readouterr().err.count("nothing of part.json, which is incomplete") == marked
+        said = capsys.readouterr().err
+        assert said.count("nothing of part.json, which is incomplete") == (marked == 1)
+        assert said.count("nothing of tiny.json, which is of the smallest sizes") == (marked == 2)
 
 
 # --- aims, tables, bars -----------------------------------------------------------------------------------------------
