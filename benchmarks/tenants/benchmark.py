@@ -75,12 +75,14 @@ def run(settings: Settings, progress: Progress = QUIET) -> Result:
     """Measures on clusters of its own."""
     with contextlib.ExitStack() as stack:
         apart = settings.apart and stack.enter_context(devices_apart())
-        return {"devices_apart": apart, **measured(settings, apart)}
+        return measured(settings, apart, progress)
 
 
-def measured(settings: Settings, apart: bool) -> dict[str, Any]:
-    """The measurements, without the description of the machine."""
-    result: Result = {"measured": MEASURED.format(**asdict(settings)) + (APART if apart else TOGETHER)}
+def measured(settings: Settings, apart: bool, progress: Progress) -> dict[str, Any]:
+    """The measurements, without the description of the machine; they are saved after each cluster, in case the next one
+    fails."""
+    about = MEASURED.format(**asdict(settings)) + (APART if apart else TOGETHER)
+    result: Result = {"devices_apart": apart, "measured": about}
     jax = Worker(JaxAlone, devices=settings.devices)
     try:
         jax.answer()
@@ -89,8 +91,11 @@ def measured(settings: Settings, apart: bool) -> dict[str, Any]:
         if set(settings.parts) - {"unfused"}:
             with start(settings.devices, max(*settings.clients, len(WEIGHTS)), jax, steps, True) as bench:
                 result |= on_a_cluster(bench, settings)
-        if "unfused" in settings.parts:
-            short = {length: n for length, n in steps.items() if length <= FUSED_S}
+            progress.save(result)
+        short = {length: n for length, n in steps.items() if length <= FUSED_S}
+        if "unfused" in settings.parts and not short:
+            progress.say(f"unfused: left out, as no computation is at most {1e3 * FUSED_S:g} ms long")
+        elif "unfused" in settings.parts:
             with start(settings.devices, len(WEIGHTS), jax, short, False) as bench:
                 result["unfused"] = without_fusion(bench, settings, tuple(short))
     finally:
