@@ -14,7 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,9 @@ MODEL_LAYERS = 8
 
 MEASURED = (
     "One device, {device}. Microseconds of: a value there and back ({waits} of each in a measurement); a call in a "
-    "stream of {stream}, the last value fetched; the others one at a time. {rounds} rounds after one to warm up, all "
-    "systems alive and measured in turn; ratios are of rates, so JAX's time over this runtime's, round by round."
+    "stream of {stream}, of {products} products, the last value fetched; the others one at a time. {rounds} rounds "
+    "after one to warm up, all systems alive and measured in turn; ratios are of rates, so JAX's time over this "
+    "runtime's, round by round."
 )
 
 
@@ -43,6 +44,11 @@ class Settings:
     width: int = option(4096, "rows and columns of the model's matrices")
     mib: int = option(256, "of the big array")
     rounds: int = option(5)
+
+    @property
+    def products(self) -> int:
+        """Products of one measurement of a stream, each of which takes longer than a small call."""
+        return max(self.stream // 4, 1)
 
 
 SMOKE = Settings(waits=3, stream=20, width=64, mib=1, rounds=1)
@@ -82,7 +88,7 @@ class Cases:
             "value of a NumPy argument": self._argument,
             f"tree of {LEAVES} values": self._leaves,
             "call in a stream": lambda: self._stream(self._step, self._zero, settings.stream),
-            "product in a stream": lambda: self._stream(self._product, self._identity, settings.stream // 4),
+            "product in a stream": lambda: self._stream(self._product, self._identity, settings.products),
             f"put {settings.mib} MiB": self._placed,
             f"compute and fetch {settings.mib} MiB": self._fetched,
             "step of a model": self._trained,
@@ -201,7 +207,8 @@ def run(settings: Settings, progress: Progress) -> Result:
             settings.rounds,
             1,
         )
-    text = MEASURED.format(device=device, waits=settings.waits, stream=settings.stream, rounds=settings.rounds)
+    about = {**asdict(settings), "products": settings.products}
+    text = MEASURED.format(device=device, **about)
     rows = [{"case": case, **{system: measure.spread(samples[system, case]) for system in SYSTEMS}} for case in cases]
     ratios = [
         {"name": f"{system} / jax, {case}", **measure.paired_ratios(samples["jax", case], samples[system, case])}

@@ -52,6 +52,8 @@ SMOKE = Settings(hosts=(2, 16, 32), batches=(1, 4), devices=(2, 64), streams=(2,
 
 
 def run(settings: Settings, progress: Progress = QUIET) -> Result:
+    if "streams" in settings.parts:  # known before the parts that take minutes
+        fanout.check_descriptors(settings.streams)
     batches = " and ".join(map(str, settings.batches))
     measured = MEASURED.format(rounds=settings.rounds, batches=batches, devices=DEVICES_PER_HOST)
     result: Result = {"measured": measured}

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import multiprocessing
+import resource
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,9 @@ JOIN_AT_ONCE = 64
 
 WELCOME = wire.encode([wire.Peers(())])
 """Says that a host has joined: only then may another one dial in its place."""
+
+OTHER_FILES = 128
+"""That a process may have open beside its connections to hosts: servers, event loops, libraries."""
 
 END = wire.DropSession(0)
 """Ends the hosts of the benchmark."""
@@ -133,6 +137,17 @@ class Island:
         self.scheduler.fan.send(END)
         await asyncio.to_thread(self.process.join)
         self.server.close()
+
+
+def check_descriptors(sizes: Sequence[int]) -> None:
+    """Raises `RuntimeError` where this process may not open a connection to each host of all islands."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = sum(sizes) + OTHER_FILES
+    if allowed != resource.RLIM_INFINITY and allowed < needed:
+        raise RuntimeError(
+            f"connections to {sum(sizes)} hosts take some {needed} open files, and this process may have {allowed}: "
+            f"run 'ulimit -n {needed}' before, or give fewer hosts with --streams"
+        )
 
 
 def measured(sizes: Sequence[int], batches: Sequence[int], rounds: int) -> dict[tuple[int, int], list[Took]]:

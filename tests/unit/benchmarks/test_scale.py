@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import io
+import resource
 
 import pytest
 from rich.console import Console
 
 from benchmarks.scale import benchmark as scale
-from benchmarks.scale import plans
+from benchmarks.scale import fanout, plans
 from benchmarks.scale.controlplane import ControlPlane, Costs, Shape
 
 
@@ -35,6 +36,17 @@ def test_every_launch_gets_its_outcome(shape: Shape) -> None:
 def test_a_program_of_many_islands_is_planned_beside_the_controller() -> None:
     (cost,) = launched(Shape(256, 1, devices_per_host=1, cross_island=True), 2)
     assert cost.bytes["controller to island"] > 0
+
+
+def test_hosts_that_there_are_too_few_open_files_for_are_refused_before_the_measurement() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(900, before[1]), before[1]))
+    try:
+        fanout.check_descriptors((2, 16, 256))
+        with pytest.raises(RuntimeError, match=r"connections to 850 hosts take some 978 open files, and .* have 900"):
+            scale.run(scale.Settings(parts=("streams",)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_bytes_to_a_host_do_not_depend_on_how_many_there_are() -> None:
