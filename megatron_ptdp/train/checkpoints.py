@@ -12,7 +12,7 @@ import shutil
 import sys
 import zlib
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -32,8 +32,8 @@ _PARTIAL = ".orbax-checkpoint-tmp"
 _ASIDE = ".replaced-by-"
 """In the names of folders of checkpoints that are about to be replaced; behind it is the step of the one that does."""
 
-WRITE_LIMIT_S = 600.0
-"""The time that the end of a run waits for a checkpoint that is being written."""
+SLOW_S = 60.0
+"""The time after which training says that it waits for a checkpoint that is being written."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +95,7 @@ class Checkpoints:
     Args:
         folder: made when the first one is written.
         keep: how many stay; older ones go when a new one is whole.
-        warn: called with a text where checkpoints were passed over.
+        warn: called with a text where checkpoints were passed over, or take long to write.
 
     Raises:
         CheckpointError: something else than a folder is there.
@@ -166,14 +166,17 @@ class Checkpoints:
                 self._manager.reload()
 
     def wait(self) -> None:
-        """Waits until what `save` was given is on disk.
+        """Waits until what `save` was given is on disk, however slow the disk is.
 
         Raises:
-            The error of writing it; TimeoutError after ten minutes.
+            The error of writing it.
         """
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result(WRITE_LIMIT_S)
+        if writing is None:
+            return
+        if wait([writing], SLOW_S).not_done:
+            self.warn(f"training waits for a checkpoint, which is not in {self.folder} after {SLOW_S:.0f} s yet")
+        writing.result()
 
     def settle(self) -> None:
         """Waits like `wait`, and ignores errors: the state was lost with its host."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -233,6 +234,30 @@ def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(kept: Chec
     kept.save(40, lost, DATA)
     kept.settle()
     assert kept.steps() == [20, 30]
+
+
+@pytest.mark.parametrize("next_one", [False, True])
+def test_one_that_takes_long_to_write_is_waited_for_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_one: bool
+) -> None:
+    monkeypatch.setattr(checkpoints, "SLOW_S", 0.0)
+    said, goes_on = Warnings(), Event()
+
+    def warn(text: str) -> None:
+        said.append(text)
+        goes_on.set()
+
+    def slow() -> dict[str, Any]:
+        assert goes_on.wait(60)
+        return tree(10)
+
+    with Checkpoints(tmp_path / "c", MODEL, 2, warn) as kept:
+        kept.save(10, slow, DATA)
+        if next_one:
+            kept.save(20, lambda: tree(20), DATA)
+        kept.wait()
+        assert kept.steps() == [10, 20] if next_one else [10]
+    assert said[0] == f"training waits for a checkpoint, which is not in {kept.folder} after 0 s yet"
 
 
 def test_nested_is_the_inverse_of_flattened() -> None:
