@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import orbax.checkpoint as ocp
 
-from megatron_ptdp.errors import CheckpointError
+from megatron_ptdp.errors import CheckpointError, TrainingStopped
 from megatron_ptdp.models.config import ModelConfig
 from pathways_ray.errors import PathwaysError
 
@@ -135,7 +135,7 @@ class Checkpoints:
             data: what the order of the data depends on: the CRC-32 of the file, its seed, and examples of a step
 
         Raises:
-            The error of the checkpoint before.
+            The error of the checkpoint before; TrainingStopped where it cannot be written, as on a full disk.
         """
         self.wait()
         self._writing = self._writer.submit(self._write, step, state, data)
@@ -160,7 +160,7 @@ class Checkpoints:
             self._manager.save(step, args=parts, force=True)
             self._manager.wait_until_finished()
         except Exception as error:  # what a full disk makes of Orbax and TensorStore
-            raise CheckpointError(f"checkpoint {step} in {self.folder} cannot be written: {error}") from error
+            raise TrainingStopped(f"checkpoint {step} in {self.folder} cannot be written: {error}") from error
         finally:
             if _put_back(self.folder):
                 self._manager.reload()

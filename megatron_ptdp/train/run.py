@@ -57,7 +57,7 @@ def train(config: Config, options: RunOptions, console: Console) -> int:
 
     Raises:
         ConfigError, BadSizes, TokenFileError, CheckpointError: something does not fit; nothing was trained.
-        NotFinite, TooManyRestarts: training cannot go on.
+        TrainingStopped (NotFinite, TooManyRestarts, …): training cannot go on.
         PathwaysError: the cluster failed.
     """
     try:

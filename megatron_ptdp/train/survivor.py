@@ -360,10 +360,12 @@ class Survivor:
             raise TooManyRestarts(
                 f"hosts were lost {self._losses} times, --max-restarts is {self.max_restarts}; the last time: {error}"
             )
-        raise type(error)(
+        # `SessionClosed` is a mistake of the user's elsewhere; here the control plane went, and the session with it.
+        kind = TrainingStopped if isinstance(error, SessionClosed) else type(error)
+        raise kind(
             f"{error}; run again to go on from the last checkpoint, --max-restarts N does so by itself, and "
             "snapshot_every=10 goes on from snapshots"
-        )
+        ) from error
 
     def _goes_on(self, cause: str, step: int, source: str, began: float) -> None:
         sizes = self.fit.sizes

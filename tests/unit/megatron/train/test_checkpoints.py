@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from megatron_ptdp.errors import CheckpointError
+from megatron_ptdp.errors import CheckpointError, TrainingStopped
 from megatron_ptdp.models import preset
 from megatron_ptdp.train import checkpoints
 from megatron_ptdp.train.checkpoints import Checkpoints, flattened, nested
@@ -168,7 +168,7 @@ def test_those_that_a_later_run_replaces_are_there_until_it_is_whole(
         if killed:
             patch.setattr(checkpoints, "_put_back", lambda folder: False)
         kept.save(step, lambda: tree(step + 1), DATA)
-        with pytest.raises(Killed if killed else CheckpointError):
+        with pytest.raises(Killed if killed else TrainingStopped):
             kept.wait()
     with again(kept, warned) as found:
         assert found.steps() == [20, 30]
@@ -220,7 +220,7 @@ def test_what_cannot_be_written_is_said_once(kept: Checkpoints, monkeypatch: pyt
 
     monkeypatch.setattr(kept._manager, "wait_until_finished", full)
     monkeypatch.setattr(kept._manager, "close", full)
-    with pytest.raises(CheckpointError, match=r"checkpoint 40 in .* cannot be written: no space left on device"):
+    with pytest.raises(TrainingStopped, match=r"checkpoint 40 in .* cannot be written: no space left on device"):
         save()
 
 

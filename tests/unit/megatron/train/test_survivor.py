@@ -18,7 +18,7 @@ from megatron_ptdp.train import survivor
 from megatron_ptdp.train.checkpoints import About, Restored
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.survivor import MAX_IN_VAIN, MAX_REFUSALS, Start, Survivor
-from pathways_ray.errors import BufferLost, HostLost, QuotaExceeded, Unschedulable
+from pathways_ray.errors import BufferLost, HostLost, QuotaExceeded, SessionClosed, Unschedulable
 
 
 class Step:
@@ -365,8 +365,12 @@ def test_without_snapshots_restarts_are_counted(tmp_path: Path) -> None:
     assert "restart 1 of 1 from step 0" in story.said[0]
     with pytest.raises(TooManyRestarts, match="hosts were lost 2 times, --max-restarts is 1"):
         story.lost()
-    with pytest.raises(HostLost, match=r"--max-restarts N does so by itself, and snapshot_every=10"):
-        Story(tmp_path).lost()
+    for error, kind in (
+        (HostLost("host 1 is gone"), HostLost),
+        (SessionClosed("its controller died"), TrainingStopped),
+    ):
+        with pytest.raises(kind, match=rf"{error}; .* --max-restarts N does so by itself, and snapshot_every=10"):
+            Story(tmp_path).survivor.recovered(error)
 
 
 def test_what_does_not_come_back_ends_training_with_what_is_there(
