@@ -80,16 +80,30 @@ def difference(plan: Plan, other: Plan) -> str:
     return ", ".join(changed) or "nothing"
 
 
+def device_seconds(one: Estimate) -> float:
+    """Seconds of a device for a token: plans with other batches and devices are compared by it."""
+    return one.plan.devices / one.tokens_per_second
+
+
+def measure(one: Estimate, other: Estimate) -> str:
+    """The words for what two plans are compared by; "" where an iteration of both is the same work on as many
+    devices."""
+    if one.plan.devices != other.plan.devices:
+        return " per token and device"
+    same = round(one.tokens_per_second * one.seconds) == round(other.tokens_per_second * other.seconds)
+    return "" if same else " per token"
+
+
 def why_slower(winner: Estimate, other: Estimate) -> str:
     """The time that a slower plan spends and the winner does not, by part."""
-    slower = other.seconds / winner.seconds - 1
-    deltas = {
-        part.name: (getattr(other.time, part.name) - getattr(winner.time, part.name)) / winner.seconds
-        for part in fields(TimeSplit)
-    }
+    slower = device_seconds(other) / device_seconds(winner) - 1
+    before, after = shares(winner.time), shares(other.time)
+    deltas = {name: after[name] * (1 + slower) - before[name] for name in before}
     largest = sorted((name for name in deltas if abs(deltas[name]) >= 0.001), key=lambda name: -abs(deltas[name]))[:4]
     parts = ", ".join(f"{PARTS[name]} {deltas[name]:+.1%}" for name in largest) or "no part by more than 0.1%"
-    verdict = f"{slower:+.1%} time" + (" (equal within the model)" if abs(slower) < CLOSE else "")
+    verdict = f"{slower:+.1%} time{measure(winner, other)}" + (
+        " (equal within the model)" if abs(slower) < CLOSE else ""
+    )
     return f"{verdict}: {parts}; {difference(winner.plan, other.plan)}"
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from megatron_ptdp.planner.estimate import Estimate, Question, TimeSplit
-from megatron_ptdp.planner.explain.reasons import Heuristic, shares, what_binds, why_slower
+from megatron_ptdp.planner.explain.reasons import Heuristic, device_seconds, measure, shares, what_binds, why_slower
 from megatron_ptdp.planner.goodput import goodput
 from megatron_ptdp.planner.memory import Memory
 from megatron_ptdp.planner.search import Found
@@ -111,8 +111,8 @@ def show_comparison(a: Estimate, b: Estimate, console: Console) -> None:
         table.add_row(part.name, _seconds(first), _seconds(second), f"{second - first:+.3g}")
     table.add_row("total", _seconds(a.seconds), _seconds(b.seconds), f"{b.seconds - a.seconds:+.3g}")
     console.print(table)
-    winner, loser, name = (a, b, "A") if a.seconds <= b.seconds else (b, a, "B")
-    console.print(f"\n{name} is faster; the other: {why_slower(winner, loser)}")
+    winner, loser, name = (a, b, "A") if device_seconds(a) <= device_seconds(b) else (b, a, "B")
+    console.print(f"\n{name} is faster{measure(a, b)}; the other: {why_slower(winner, loser)}")
 
 
 def show_heuristics(found: list[Heuristic], console: Console) -> None:

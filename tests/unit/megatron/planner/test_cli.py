@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -80,6 +81,29 @@ def test_the_configuration_is_what_training_takes_and_compare_reads(tmp_path: Pa
     done = invoke("compare", str(path), "data=16,batch=64,microbatch=4", "--model", "gpt-1.7b")
     assert done.exit_code == 0, done.output
     assert "is faster; the other:" in done.output
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "said"),
+    [
+        ("tensor=8,batch=64", "tensor=8,batch=1536", "B is faster per token; the other: "),
+        ("tensor=8,batch=64", "tensor=8,data=4,batch=64", "A is faster per token and device; the other: "),
+        ("tensor=8,batch=64", "tensor=8,batch=64", "A is faster; the other: +0.0% time (equal"),
+    ],
+)
+def test_plans_with_other_batches_and_devices_are_compared_by_their_tokens(a: str, b: str, said: str) -> None:
+    """The first of each pair takes less time for an iteration where batches differ, and more where devices do."""
+    done = invoke("compare", a, b, "--model", "gpt-1.7b")
+    assert said in done.output
+    if a != b:
+        slower = float(done.output.partition("the other: +")[2].partition("%")[0]) / 100
+        one, other = (json.loads(invoke("compare", a, b, "--model", "gpt-1.7b", "--json").output)[k] for k in "ab")
+        rates = [each["tokens_per_second"] / devices_of(each["plan"]) for each in (one, other)]
+        assert max(rates) / min(rates) - 1 == pytest.approx(slower, abs=0.0006)
+
+
+def devices_of(plan: Any) -> int:
+    return int(plan["tensor"] * plan["data"] * plan["pipeline"])
 
 
 def test_a_model_of_a_file_is_found_again_from_anywhere_and_is_no_shipped_one(
