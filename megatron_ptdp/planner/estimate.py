@@ -310,6 +310,9 @@ def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = No
     hours = days * 24 * plan.devices
     operations = cluster.operations
     working = (time.compute + time.optimizer) / time.total
+    # Fused attention has no scores to run again: `selective` is `none` then, as for the time (`layers.layer_cost`).
+    fused = question.software.flash_attention and plan.recompute == "selective"
+    again = "none" if fused else plan.recompute
     watts = operations.power_idle + (operations.power_busy - operations.power_idle) * working
     return Estimate(
         plan=plan,
@@ -318,7 +321,7 @@ def estimate(question: Question, plan: Plan, pipeline_seconds: float | None = No
         time=time,
         simulated=pipeline_seconds is not None,
         closed_form=closed.total,
-        hardware_flops=model.hardware_flops(plan.batch, plan.recompute) / time.total / plan.devices,
+        hardware_flops=model.hardware_flops(plan.batch, again) / time.total / plan.devices,
         model_flops=model.model_flops(plan.batch) / time.total / plan.devices,
         peak_flops=cluster.device.peak_flops,
         tokens_per_second=tokens / time.total,

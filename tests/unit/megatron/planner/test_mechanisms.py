@@ -9,7 +9,7 @@ import pytest
 from megatron_ptdp.config import load
 from megatron_ptdp.config.cluster import Cluster, Software
 from megatron_ptdp.errors import BadFigure
-from megatron_ptdp.planner.estimate import overlap_window, pipeline_work, time_split
+from megatron_ptdp.planner.estimate import estimate, overlap_window, pipeline_work, time_split
 from megatron_ptdp.planner.layers import Split, layer_cost
 from megatron_ptdp.planner.network import Group, all_reduce, gather
 from megatron_ptdp.planner.pipeline import StageWork, Work, bounded
@@ -122,6 +122,8 @@ def test_flash_attention_has_no_scores_to_run_again() -> None:
     assert {family.recompute for family in families(question, {"recompute": "selective"})} == {"selective"}
     both = [time_split(question, Plan(data=4, batch=8, recompute=kind)).total for kind in ("none", "selective")]
     assert both[0] == both[1]
+    rates = [estimate(question, Plan(data=4, batch=8, recompute=kind)).hardware_flops for kind in ("none", "selective")]
+    assert rates[0] == rates[1]
     assert "selective" in {family.recompute for family in families(asked(gpt(), 4, 8), {})}
 
 
