@@ -54,7 +54,7 @@ def slots_of(take: Callable[[Tree], Tree], update: Update, whole: Mapping[str, A
     parts: dict[str, Tree] = {}
     leaves = []
     for (name, path), kind in zip(_places(update), jax.tree.leaves(update.slots), strict=True):
-        kept = whole["counts" if path is None else "slots"]
+        kept = whole.get("counts" if path is None else "slots", {})  # a checkpoint has no dicts that were empty
         if name not in kept:
             raise CheckpointError(
                 f"the state has no {name!r}, which this optimizer keeps; it has {', '.join(sorted(kept)) or 'nothing'}"
