@@ -78,7 +78,8 @@ def with_settings(plan: Plan, settings: Mapping[str, Any]) -> Plan:
 
 
 def plan_from(settings: Mapping[str, Any], where: str) -> Plan:
-    """A plan from the settings of a configuration; those left out have the defaults of `Plan`.
+    """A plan from the settings of a configuration; those left out have the defaults of `Plan`, and chunks those of the
+    schedule, as in training.
 
     Raises:
         UnknownName, BadFigure: as `check_setting`.
@@ -86,7 +87,9 @@ def plan_from(settings: Mapping[str, Any], where: str) -> Plan:
     for name in settings:
         if name not in SETTINGS:
             raise UnknownName.of(f"setting in {where}:", name, SETTINGS)
-    return with_settings(Plan(), settings)
+    plan = with_settings(Plan(), settings)
+    rules = rules_of(plan.schedule)
+    return replace(plan, **{"chunks": max(rules.chunks, rules.full_chunks), **settings})
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -13,9 +13,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from megatron_ptdp.planner.cli import commands, spread_fixes
-from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.planner.plan import Plan, illegal
+from megatron_ptdp.planner.questions import read_plan
 from megatron_ptdp.planner.settings import parse_setting
+from megatron_ptdp.schedules import build
 from megatron_ptdp.train.config import load as load_training
+from tests.unit.megatron.planner.helpers import gpt
+from tests.unit.megatron.schedules.pipelines import BUILT_IN
 
 SMALL = ("--model", "gpt-1.7b", "--devices", "16", "--batch", "64")
 
@@ -104,6 +108,14 @@ def test_plans_with_other_batches_and_devices_are_compared_by_their_tokens(a: st
 
 def devices_of(plan: Any) -> int:
     return int(plan["tensor"] * plan["data"] * plan["pipeline"])
+
+
+def test_chunks_that_are_left_out_are_those_of_the_schedule_as_in_training() -> None:
+    for name in BUILT_IN:
+        plan = read_plan(f"pipeline=2,batch=8,schedule={name}")[1]
+        assert plan.chunks * plan.pipeline == build(name, plan.pipeline, plan.microbatches).stages
+        assert not illegal(plan, gpt(tied=False))
+    assert read_plan("pipeline=2,batch=8,schedule=interleaved,chunks=4")[1].chunks == 4
 
 
 def test_a_model_of_a_file_is_found_again_from_anywhere_and_is_no_shipped_one(
