@@ -16,6 +16,7 @@ _MOST = {
     **dict.fromkeys(("steps", "warmup_steps", "decay_steps"), 2**31 - 1),  # the optimizer counts them in int32
     **dict.fromkeys(("microbatch", "microbatches", "batch"), 10**8),  # as the planner
     **dict.fromkeys(("pipeline", "tensor", "data", "data_islands"), 10**7),
+    **dict.fromkeys(("islands", "hosts_per_island", "devices_per_host", "expert_slices", "expert_members"), 10**4),
     "pieces": 10**4,
 }
 """Larger ones are typing errors."""

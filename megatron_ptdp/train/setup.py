@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 import pathways_ray as pw
+from megatron_ptdp.config.parallel import split_fault
 from megatron_ptdp.data import Batches, TokenFile
 from megatron_ptdp.data.batches import lengths_of
 from megatron_ptdp.errors import BadSizes, ConfigError
@@ -28,9 +29,14 @@ from megatron_ptdp.train.optimizer import transformation
 
 
 def schedule_of(config: Config) -> Schedule:
-    """Raises `ScheduleError` where the sizes break the schedule's rule."""
-    parallel = config.parallel
+    """Raises `ScheduleError` where the sizes break the schedule's rule; `BadSizes` where the layers do not divide into
+    its stages, which is seen before it is built: one for sizes that were never meant takes a minute."""
+    parallel, model = config.parallel, config.model
     chunks = parallel.chunks or None
+    if not parallel.stage_layers:  # layers that divide into the chunks of all devices divide into one of each
+        stages = parallel.pipeline * (chunks or 1)
+        if fault := split_fault(model.encoder_layers + model.layers, stages, parallel.lighter):
+            raise BadSizes(fault)
     return build_schedule(
         parallel.schedule, parallel.pipeline, parallel.counted(), chunks, slices=parallel.token_slices
     )

@@ -14,6 +14,8 @@ from megatron_ptdp.data import TokenWriter
 from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.models import build
 from megatron_ptdp.parallel.layer_split import cut
+from megatron_ptdp.schedules import Schedule, registry
+from megatron_ptdp.schedules.classic import interleaved
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.run import require_fitting
 from megatron_ptdp.train.setup import batches_of, optimizer_of, own_cluster, schedule_of, sizes_of
@@ -54,6 +56,23 @@ def check(*settings: str) -> tuple[int, int]:
 def test_sizes_that_do_not_fit_are_refused_with_the_values(settings: list[str], message: str) -> None:
     with pytest.raises(BadSizes, match=re.escape(message)):
         check(*settings)
+
+
+def test_layers_are_compared_with_stages_before_the_schedule_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule of a million stages takes a minute to build."""
+    built: list[int] = []
+
+    def waves(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
+        built.append(devices)
+        return interleaved(devices, microbatches, chunks)
+
+    monkeypatch.setattr(registry, "_GENERATORS", {**registry._GENERATORS, "waves": waves})
+    for sizes in (["pipeline=8"], ["pipeline=2", "chunks=4"]):
+        with pytest.raises(BadSizes, match="4 layers cannot fill 8 stages"):
+            check("schedule=waves", "microbatches=8", *sizes)
+    assert built == []
+    assert check("schedule=waves", "pipeline=2", "microbatches=2", "stage_layers=[1,1,1,1]") == (2, 1)
+    assert built == [2]
 
 
 def test_options_that_do_not_fit_the_sizes_are_refused() -> None:
