@@ -128,11 +128,12 @@ def locked(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"the directory {directory} cannot be used: {error.strerror}; set directory") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"another training runs in {directory}; wait for its end, or set another directory"
+            ) from error
         yield
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another training runs in {directory}; wait for its end, or set another directory"
-        ) from error
     finally:
         os.close(lock)

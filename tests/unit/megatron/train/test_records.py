@@ -91,6 +91,14 @@ def test_a_directory_is_for_one_training_at_a_time(tmp_path: Path) -> None:
         pass
 
 
+def test_what_would_block_inside_a_training_is_no_other_training(tmp_path: Path) -> None:
+    """As a write to a terminal that does not wait."""
+    with pytest.raises(BlockingIOError, match="stderr"), locked(tmp_path / "run"):
+        raise BlockingIOError(errno.EAGAIN, "stderr")
+    with locked(tmp_path / "run"):
+        pass
+
+
 def test_the_first_signal_asks_and_the_second_leaves() -> None:
     said: list[str] = []
     left: list[object] = []
