@@ -190,12 +190,15 @@ class Run:
         survivor = self._survivor()
         start = survivor.begin(restored)
         peak: Peak | None = None
+        described: Sizes | None = None
         while True:
             lost: PathwaysError | None = None
             try:
                 if peak is None:
                     peak = peak_of(survivor.training.layout, self.config.run.peak_flops, self.config.run.dtype)
+                if survivor.training.sizes != described:
                     self._describe(survivor.training, peak)
+                    described = survivor.training.sizes
                 done, state = self._stretch(survivor, start, peak)
                 if state is None:
                     return done
@@ -282,14 +285,14 @@ class Run:
     def _describe(self, training: Training, peak: Peak, bubbles: Bubbles | None = None) -> None:
         """Writes `run.json`, the context of the metrics."""
         parameters = build(self.config.model).counted()
-        bubbles = bubbles or Bubbles(simulate(self.schedule).bubble.of_ideal)
+        bubbles = bubbles or Bubbles(simulate(training.schedule).bubble.of_ideal)
         about = {
             "config": msgspec.to_builtins(msgspec.structs.replace(self.config, cluster=type(self.config.cluster)())),
             "parameters": parameters.parameters,
             "parameters_for_a_token": parameters.for_a_token,
             "devices": training.sizes.devices,
             "examples_per_step": training.sizes.batch,
-            "schedule": self.schedule.name,
+            "schedule": training.schedule.name,
             "microbatches": training.sizes.microbatches,
             **asdict(bubbles),
             "moves": training.step.explain().splitlines(),
