@@ -17,7 +17,8 @@ DUALPIPE_V = Rules("dualpipe-v", chunks=2, fills_stages=True, splits_backward=Tr
 def dualpipe_v(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """Eight phases on each device. Bubble (p-1)(pair + B - 3W), where `pair` is the time of a forward and a backward.
 
-    That is exact if F = I and the pair takes F + B; a much shorter pair leaves more. Holds 2p + 1 stashes of chunks.
+    That is exact if F = I, W takes at most F and the pair takes F + B; a much shorter pair leaves more. Holds 2p + 1
+    stashes of chunks.
 
     Raises:
         ScheduleError: there are fewer microbatches than stages.

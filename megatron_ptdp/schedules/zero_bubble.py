@@ -21,7 +21,8 @@ ZB_V = Rules("zb-v", chunks=2, full_microbatches=1, splits_backward=True, v_plac
 def zb_h1(devices: int, microbatches: int, chunks: int = 1) -> Schedule:
     """1F1B with the weights' part put off: device r does it r steps later. A third of the bubble of 1F1B if F = I = W.
 
-    The bubble is (p-1)(F + I - W) then. All devices hold what device 0 holds under 1F1B: min(p, m) stashes.
+    The bubble is (p-1)(F + I - W) if W takes at most F, and at most I, and m is at least p. All devices hold what
+    device 0 holds under 1F1B: min(p, m) stashes.
     """
     ZB_H1.require(devices, microbatches, chunks)
     rows = [_put_off(device, devices, microbatches, 1, group=microbatches) for device in range(devices)]
@@ -60,7 +61,7 @@ def _weights(backward: Action) -> Action:
 def zb_v(devices: int, microbatches: int, chunks: int = 2) -> Schedule:
     """Two chunks in a V: stage r there and stage 2p-1-r back. 1F1B's memory.
 
-    No bubble but the fill, (p-1)·F of one chunk, if F = I and W takes F/2 to F.
+    No bubble but the fill, (p-1)·F of one chunk, if F = I, W takes F/2 to F, and m is at least 2p-1.
 
     With fewer than 2p-1 microbatches it is the order for 2p-1 of them, less the actions of those that are not there.
     """
