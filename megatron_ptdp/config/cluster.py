@@ -178,6 +178,11 @@ class Cluster:
         return hash((self.name, self.device.name, len(self.levels)))
 
     def __post_init__(self) -> None:
+        names = [level.name for level in self.levels]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadFigure(
+                f"cluster {self.name!r}: {len(twice)} networks are named {twice[0]!r}; name each differently"
+            )
         inner = 1
         for position, level in enumerate(self.levels):
             last = position == len(self.levels) - 1

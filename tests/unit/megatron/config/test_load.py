@@ -102,6 +102,7 @@ def test_each_table_is_needed(part: str) -> None:
         (("network", "0", "bandwidth"), 0, "bandwidth is 0, must be above 0"),
         (("network", "1", "oversubscription"), 0.5, "oversubscription is 0.5, must be 1 or more"),
         (("network", "0", "size"), 1, "'nvlink' joins 1 devices, must be more than the 1 of the level below"),
+        (("network", "1", "name"), "nvlink", "2 networks are named 'nvlink'; name each differently"),
         (("network", "1", "size"), 12, "'infiniband' must join a multiple of 8 devices"),
         (("software",), 3, "software is 3, must be a text"),
     ],
