@@ -130,13 +130,15 @@ def _checked(name: str, kind: str, value: Any, where: str) -> Any:
         return value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (kind == "int" and isinstance(value, float)):
         raise BadFigure(f"{where}: {name} is {value!r}, must be a {'whole ' if kind == 'int' else ''}number")
-    if not isfinite(value):
+    whole = isinstance(value, int)  # which may be larger than any float
+    if not whole and not isfinite(value):
         raise BadFigure(f"{where}: {name} is {value}, must be a finite number")
     if value < 0 or (value == 0 and name not in MAY_BE_ZERO):
         raise BadFigure(f"{where}: {name} is {value}, must be {'0 or more' if name in MAY_BE_ZERO else 'above 0'}")
     if value > MAX_FIGURE or (value < MIN_FIGURE and name not in MAY_BE_ZERO):
         between = f"{MIN_FIGURE:g} to {MAX_FIGURE:g}"
-        raise BadFigure(f"{where}: {name} is {value:g}, must be {between}: nothing is so small or large")
+        shown = f"{value:,}" if whole else f"{value:g}"
+        raise BadFigure(f"{where}: {name} is {shown}, must be {between}: nothing is so small or large")
     if name in SHARES and value > 1:
         raise BadFigure(f"{where}: {name} is {value}, must be a share, 1 at most")
     if name == "oversubscription" and value < 1:
@@ -145,14 +147,15 @@ def _checked(name: str, kind: str, value: Any, where: str) -> Any:
 
 
 def _tile(tile: Any, where: str) -> tuple[int, int, float]:
-    """A tile of a product: whole rows and columns, and a finite speed, all above 0."""
+    """A tile of a product: whole rows and columns, and a speed, all above 0 and none beyond `MAX_FIGURE`."""
     if isinstance(tile, list) and len(tile) == 3 and not any(isinstance(x, bool) for x in tile):
         rows, columns, speed = tile
-        sizes = isinstance(rows, int) and isinstance(columns, int) and rows > 0 and columns > 0
-        if sizes and isinstance(speed, (int, float)) and isfinite(speed) and speed > 0:
+        numbers = isinstance(rows, int) and isinstance(columns, int) and isinstance(speed, (int, float))
+        if numbers and all(0 < number <= MAX_FIGURE for number in tile):
             return rows, columns, float(speed)
     raise BadFigure(
-        f"{where} [device]: a tile is {tile!r}, must be [rows, columns, speed]: two whole numbers and a number above 0"
+        f"{where} [device]: a tile is {tile!r}, must be [rows, columns, speed]: two whole numbers and a number above "
+        f"0, {MAX_FIGURE:g} at most"
     )
 
 
