@@ -45,18 +45,22 @@ def families(question: Question, fixed: dict[str, Any]) -> Iterator[Plan]:
 def members(question: Question, family: Plan, fixed: dict[str, Any]) -> Iterator[Plan]:
     """The legal plans of a family."""
     sgs = [True, False] if family.pipeline > 1 and family.tensor > 1 else [True]
+    for plan in candidates(question, family, fixed):
+        if illegal(plan, question.model):
+            continue
+        for sg in sgs:
+            if fixed.get("scatter_gather", sg) == sg:
+                yield plan if sg else replace(plan, scatter_gather=False)
+
+
+def candidates(question: Question, family: Plan, fixed: dict[str, Any]) -> Iterator[Plan]:
+    """The plans of a family, legal or not: those whose layers divide."""
     for schedule, chunks in _schedules(len(question.model.row), family.pipeline, fixed.get("schedule")):
         if fixed.get("schedule", schedule) != schedule or fixed.get("chunks", chunks) != chunks:
             continue
         for zero in ZERO:
-            if fixed.get("zero", zero) != zero:
-                continue
-            plan = replace(family, schedule=schedule, chunks=chunks, zero=zero)
-            if illegal(plan, question.model):
-                continue
-            for sg in sgs:
-                if fixed.get("scatter_gather", sg) == sg:
-                    yield plan if sg else replace(plan, scatter_gather=False)
+            if fixed.get("zero", zero) == zero:
+                yield replace(family, schedule=schedule, chunks=chunks, zero=zero)
 
 
 @lru_cache(maxsize=4096)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 from megatron_ptdp.errors import Illegal
 from megatron_ptdp.planner.estimate import Question
 from megatron_ptdp.planner.memory import stage_memory
-from megatron_ptdp.planner.plan import Plan
-from megatron_ptdp.planner.space import divisors, families, members
+from megatron_ptdp.planner.plan import Plan, illegal
+from megatron_ptdp.planner.space import candidates, divisors, families, members
 
 
 def why_illegal(question: Question, fixed: dict[str, Any]) -> str:
@@ -22,15 +23,26 @@ def why_illegal(question: Question, fixed: dict[str, Any]) -> str:
             return f"no plan for {asked}: {name} {fixed[name]} does not divide {n} devices"
     if "tensor" in fixed and model.heads % fixed["tensor"]:
         return f"no plan for {asked}: tensor {fixed['tensor']} does not divide {model.heads} heads"
+    fault = _fault(question, fixed)
     for name in fixed:
         rest = {other: value for other, value in fixed.items() if other != name}
         if any(True for family in families(question, rest) for _ in members(question, family, rest)):
-            return f"no plan for {asked} is legal; without {name}={fixed[name]} there are some"
+            return f"no plan for {asked} is legal{fault}; without {name}={fixed[name]} there are some"
+    if fault:
+        return f"no plan for {asked} is legal{fault}"
     replicas = [d for d in divisors(n) if batch % d == 0]
     return (
         f"no plan for {asked} is legal: a batch of {batch} divides over {replicas[-1]} replicas at most, which leaves "
         f"{n // replicas[-1]} devices each for {len(model.row)} layers and {model.heads} heads"
     )
+
+
+def _fault(question: Question, fixed: dict[str, Any]) -> str:
+    """The rule that most plans break, where none is legal; "" where there are not even plans that break one."""
+    least = {"zero": 0, **fixed}
+    plans = (plan for family in families(question, least) for plan in candidates(question, family, least))
+    faults = Counter(filter(None, (illegal(plan, question.model) for plan in plans)))
+    return f": {faults.most_common(1)[0][0]}" if faults else ""
 
 
 def why_nothing_fits(question: Question, fixed: dict[str, Any]) -> str:

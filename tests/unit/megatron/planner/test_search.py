@@ -84,6 +84,18 @@ def test_more_devices_than_there_are_are_refused() -> None:
         ({"tensor": 3}, Illegal, "tensor 3 does not divide 16 devices"),
         ({"pipeline": 16, "zero": 3}, Illegal, "without pipeline=16 there are some"),
         ({"pipeline": 16}, Illegal, "without pipeline=16 there are some"),
+        (
+            {"schedule": "pipedream"},
+            Illegal,
+            "is legal: schedule pipedream cannot update an array that two stages share: the embedding; set tied = false"
+            "; without schedule=pipedream there are some",
+        ),
+        (
+            {"schedule": "pipedream", "token_slices": 2},
+            Illegal,
+            "token_slices=2 is legal: schedule pipedream cannot update an array that two stages share: the embedding",
+        ),
+        ({"pipeline": 2, "zero": 3}, Illegal, "is legal: zero 3 needs pipeline = 1: .*; without pipeline=2 there are"),
     ],
 )
 def test_fixed_settings_that_cannot_be_are_refused(fixed: dict[str, Any], error: type[Exception], text: str) -> None:
