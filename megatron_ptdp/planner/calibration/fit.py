@@ -130,6 +130,17 @@ class Measured:
     steps: Mapping[Reference, float]
 
 
+def rate_of(work: float, seconds: float, what: str) -> float:
+    """The rate of a probe that took so long.
+
+    Raises:
+        PlanningError: it took no time, as the difference of two that other work on the machine disturbed.
+    """
+    if seconds <= 0:
+        raise PlanningError(f"{what} took no time: the machine is too noisy, measure again with more --rounds")
+    return work / seconds
+
+
 def line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Latency in seconds and rate in bytes/s of the line through (bytes, seconds), by least squares.
 

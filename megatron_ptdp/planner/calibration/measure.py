@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import pathways_ray as pw
 from megatron_ptdp.errors import ConfigError
 from megatron_ptdp.planner.calibration import probes
-from megatron_ptdp.planner.calibration.fit import Measured, MeasuredLevel, Reference
+from megatron_ptdp.planner.calibration.fit import Measured, MeasuredLevel, Reference, rate_of
 
 PRODUCTS = {"cpu": (64, 128, 256, 512), "gpu": (1024, 2048, 4096, 8192), "tpu": (1024, 2048, 4096, 8192)}
 COPIED = {"cpu": 1 << 19, "gpu": 1 << 28, "tpu": 1 << 28}
@@ -117,8 +117,11 @@ class Bench:
         sizes = {"host": len(self.devices) // hosts, "island": len(self.devices), "dcn": 0}
         return Measured(
             name=f"{self.platform} device",
-            flops={size: 2.0 * size**3 / found["product", size] for size in PRODUCTS[self.platform]},
-            copy_rate=2.0 * COPIED[self.platform] / found["copy"],
+            flops={
+                size: rate_of(2.0 * size**3, found["product", size], f"a product of {size} × {size}")
+                for size in PRODUCTS[self.platform]
+            },
+            copy_rate=rate_of(2.0 * COPIED[self.platform], found["copy"], "an elementwise pass"),
             launch=found["launch"],
             action=found["action"],
             levels=[

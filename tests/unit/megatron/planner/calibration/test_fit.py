@@ -21,6 +21,7 @@ from megatron_ptdp.planner.calibration.fit import (
     cluster_of,
     line,
     nonnegative,
+    rate_of,
     step_seconds,
     tile_depth,
 )
@@ -54,6 +55,12 @@ def test_noise_that_hides_the_line_is_refused() -> None:
         line([(1e3, 0.0), (1e6, 1.0)])
     with pytest.raises(PlanningError, match="messages of two sizes or more"):
         line([(1e3, 2.0)])
+
+
+def test_work_that_took_no_time_has_no_rate() -> None:
+    assert rate_of(6.0, 2.0, "a product") == 3.0
+    with pytest.raises(PlanningError, match=r"a product took no time: the machine is too noisy, .* more --rounds"):
+        rate_of(6.0, 0.0, "a product")
 
 
 def test_the_depth_of_a_tile_is_found_again() -> None:
