@@ -69,9 +69,9 @@ class Admission:
 
     def close(self, session: Session) -> list[Send]:
         """Forgets the calls of a session; those that it held back may go."""
-        self.window.queued.pop(session.id, None)
         self.memory.closed(session.id)
         for launch in self.backlogs.pop(session.id).launches():
+            self._waits_no_more(session, launch)
             launch.move(LaunchEvent.SESSION_CLOSED)
             self.tables.ledger.leave(session.usage)
         return self.memory_freed() + self.release()
@@ -118,9 +118,9 @@ class Admission:
         return commands
 
     def _advance(self, session: Session, backlog: Backlog) -> list[Send]:
-        was_queued = session.id in self.window.queued
+        left = self.window.left
         commands = self._work_off(session, backlog)
-        if was_queued and session.id not in self.window.queued:
+        if self.window.left > left:
             commands += self.release()  # those it held back may go
         return commands
 
@@ -217,30 +217,32 @@ class Admission:
         """Lets a launch that decides go on."""
         commands = self.decisions.step(session, backlog, launch, program)
         if launch.whole is not None and launch.whole.failure is not None:
-            self._waits_no_more(session)
+            self._waits_no_more(session, launch)
         return commands
 
-    def _waits_no_more(self, session: Session) -> None:
-        """The launch of a session that may have waited for room has ended instead, and holds back nobody."""
-        self.memory.waits_no_more(session.id)
-        self.window.queued.pop(session.id, None)
+    def _waits_no_more(self, session: Session, launch: WaitingLaunch) -> None:
+        """A launch that may have waited for room has ended instead, and holds back nobody."""
+        self.memory.waits_no_more(session.id, launch.message.launch)
+        self.window.queued.pop((session.id, launch.message.launch), None)
 
     def _start(self, session: Session, program: PlannedProgram, message: Launch, launch: WaitingLaunch) -> Started:
         """Sends a launch, or a part of one, to its islands if they have room for it."""
         asked = self.preparation.asked(program, launch.since) if program.unsent or not program.is_ready else []
         if asked or not self.hosts.are_ready(program):
-            self.memory.waits_no_more(session.id)
+            self.memory.waits_no_more(session.id, launch.message.launch)
             return asked, self.hosts.absence(program) or LaunchEvent.HOSTS_ABSENT
         if session.in_flight >= self.max_in_flight:
             return [], None
-        room = self.memory.take(session, program)
+        room = self.memory.take(session, program, launch.message.launch)
         if isinstance(room, Failure):
             return [], room
         if not room:
             return [], LaunchEvent.MEMORY_FULL
         if program.cross_island and (
             self.window.is_behind_calls(session.id, program.islands)
-            or not self.window.may_start(session.id, session.usage, tuple(program.islands), self.tables.now)
+            or not self.window.may_start(
+                session.id, launch.message.launch, session.usage, tuple(program.islands), self.tables.now
+            )
         ):
             return [], LaunchEvent.ISLANDS_FULL
         record, commands = self.dispatch.start(session, program, message, launch.state)
@@ -254,7 +256,7 @@ class Admission:
 
     def refuse(self, session: Session, launch: WaitingLaunch, failure: Failure) -> list[Send]:
         """Ends a launch that waited here."""
-        self._waits_no_more(session)
+        self._waits_no_more(session, launch)
         if launch.whole is not None:
             return self.decisions.abandon(session, launch, failure)
         launch.move(LaunchEvent.REFUSED)

@@ -32,15 +32,22 @@ class Need(NamedTuple):
     temporaries: int
 
 
+class Waiting(NamedTuple):
+    """Since when a launch waits for room, and the pool that lacks it."""
+
+    since: float
+    pool: str
+
+
 class Memory:
-    """The pools of a cluster. `waiting` has the sessions whose next launch waits for room, and since when, `lacking`
-    the pool for each. Those in `let_through` wait for their own launches only, one of which is then under way. `peaks`
-    are the most bytes that sessions have held lately, or would have with their next launch, where memory is short."""
+    """The pools of a cluster. `waiting` has the launches that wait for room, by session: its next one, and those that
+    decide, which others may pass, each by its number. Sessions in `let_through` wait for their own launches only, one
+    of which is then under way. `peaks` are the most bytes that sessions have held lately, or would have with their next
+    launch, where memory is short."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self.waiting: dict[int, float] = {}
-        self.lacking: dict[int, str] = {}
+        self.waiting: dict[int, dict[int, Waiting]] = {}
         self.let_through: set[int] = set()
         self.peaks: dict[int, dict[str, int]] = {}
         self.limit_s = WAIT_LIMIT_S
@@ -102,12 +109,13 @@ class Memory:
 
     # --- admission ----------------------------------------------------------------------------------------------------
 
-    def take(self, session: Session, program: PlannedProgram) -> Failure | bool:
-        """Whether there is room for a launch; a `Failure` where there never will be, or has not been for too long."""
+    def take(self, session: Session, program: PlannedProgram, launch: int) -> Failure | bool:
+        """Whether there is room for a launch, or for a part of it, which are of this program; a `Failure` where there
+        never will be, or has not been for too long."""
         wanted = program.result_bytes + program.devices * max(program.temporary_bytes.values(), default=0)
         if wanted <= self.slack:
             self.slack -= wanted
-            self.waits_no_more(session.id)
+            self.waits_no_more(session.id, launch)
             return True
         capacity = self.capacity()
         needs = self.needs(program)
@@ -119,18 +127,19 @@ class Memory:
             if not lacking and (need.results > max(room, 0) or (need.results + need.temporaries > 0 > room)):
                 lacking = pool
         if not lacking:
-            self.waits_no_more(session.id)
+            self.waits_no_more(session.id, launch)
             self._measure(capacity, held, temporaries, needs)
             return True
         need, own = needs[lacking], mine.get(lacking, 0)
         never = own + need.results + need.temporaries > capacity[lacking]
         if session.id in self.let_through and not session.in_flight and not never:
-            self.waits_no_more(session.id)
+            self.waits_no_more(session.id, launch)
             return True
-        since = self.waiting.setdefault(session.id, self.tables.now)
-        self.lacking[session.id] = lacking
+        waiting = self.waiting.setdefault(session.id, {})
+        since = waiting[launch].since if launch in waiting else self.tables.now
+        waiting[launch] = Waiting(since, lacking)
         if never or self.tables.now - since > self.limit_s:
-            self.waits_no_more(session.id)
+            self.waits_no_more(session.id, launch)
             return self._failure(program, lacking, need, own, held.get(lacking, 0), never)
         return False
 
@@ -141,7 +150,7 @@ class Memory:
 
     def closed(self, session: int) -> None:
         """Forgets a session that has ended."""
-        self.waits_no_more(session)
+        self.waiting.pop(session, None)
         self.let_through.discard(session)
         self.peaks.pop(session, None)
 
@@ -160,10 +169,15 @@ class Memory:
         finally:
             self._going_on = False
 
-    def waits_no_more(self, session: int) -> None:
-        """The launch of a session that waited for room has it, or has ended."""
-        if self.waiting.pop(session, None) is not None:
-            self.lacking.pop(session, None)
+    def longest(self, session: int) -> Waiting | None:
+        """Returns the wait of the launch of a session that has waited longest."""
+        return next(iter(self.waiting.get(session, {}).values()), None)
+
+    def waits_no_more(self, session: int, launch: int) -> None:
+        """A launch that may have waited for room has it, or has ended."""
+        waiting = self.waiting.get(session)
+        if waiting is not None and waiting.pop(launch, None) is not None and not waiting:
+            del self.waiting[session]
 
     def _measure(
         self,

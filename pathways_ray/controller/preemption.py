@@ -221,7 +221,8 @@ class Preemption:
         """Whether a session had its time to give way."""
         asked_s, quiet_s = now - way.since, now - max(way.since, way.worked)
         limit = _time_for(sum(self.memory.held([session]).values()))
-        pressed = now - self.memory.waiting.get(way.to, now) > PRESSED_S and asked_s > GIVE_WAY_LIMIT_S
+        waiting = self.memory.longest(way.to)
+        pressed = waiting is not None and now - waiting.since > PRESSED_S and asked_s > GIVE_WAY_LIMIT_S
         over = pressed or quiet_s > limit or asked_s > limit + WORK_LIMIT_S - GIVE_WAY_LIMIT_S
         return over and way.times >= ASKED
 
@@ -239,9 +240,10 @@ class Preemption:
 
     def _wanting(self) -> Iterator[Wanting]:
         sessions = self.tables.sessions
-        for number, since in self.memory.waiting.items():
+        for number, waiting in self.memory.waiting.items():
             if number in sessions and number not in self.giving and self.enabled:
-                yield Wanting(sessions[number], since, {self.memory.lacking[number]: 1}, False)
+                since = next(iter(waiting.values())).since
+                yield Wanting(sessions[number], since, {one.pool: 1 for one in waiting.values()}, False)
         for number, way in self.giving.items():
             if way.away and not way.back:
                 yield Wanting(sessions[number], way.since, way.room, True)

@@ -107,7 +107,7 @@ def remains(world: Cluster, session: int, programs: bool) -> Iterable[tuple[str,
         yield "the controller", "a launch in flight"
     if any(key[0] == session for key in world.manager.core.inventory.slices):
         yield "the resource manager", "a slice"
-    if session in launches.admission.window.queued:
+    if any(queued == session for queued, _ in launches.admission.window.queued):
         yield "the controller", "a place in the queue for islands"
     for scheduler in world.schedulers.values():
         if scheduler.process.alive:

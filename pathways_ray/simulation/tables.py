@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathways_ray.controller.launches import Launches
+from pathways_ray.controller.lifecycle import LaunchState
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.transport.messages import IslandLaunch
 
@@ -61,9 +62,14 @@ def check_launches(launches: Launches) -> None:
             under_way[island] = under_way.get(island, 0) + 1
     assert under_way == {island: n for island, n in launches.cross_island.under_way.items() if n}
     assert launches.admission.backlogs.keys() == launches.sessions.keys()
-    memory = launches.admission.memory
-    assert memory.waiting.keys() == memory.lacking.keys() <= {s for s in launches.sessions if launches.backlog(s)}
-    assert launches.cross_island.queued.keys() <= {s for s in launches.sessions if launches.backlog(s)}
+    states = {
+        (session, launch.message.launch): launch.state
+        for session, backlog in launches.admission.backlogs.items()
+        for launch in backlog.launches()
+    }
+    short = {(session, number) for session, waiting in launches.admission.memory.waiting.items() for number in waiting}
+    assert short == {key for key, state in states.items() if state is LaunchState.WAITING_FOR_MEMORY}
+    assert launches.cross_island.queued.keys() <= states.keys()
 
 
 def under_way(launches: Launches) -> set[int]:

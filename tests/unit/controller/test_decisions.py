@@ -61,12 +61,12 @@ def branching(donate: bool = False) -> Graph:
     return sketch.graph(sketch.control(Branch("pick", index, (y,), bodies, (VECTOR,), (sketch.layout(y),))))
 
 
-def looping(times: int = 0) -> Graph:
-    """Rounds on slice 2, tested on slice 1."""
+def looping(times: int = 0, tested: int = 1) -> Graph:
+    """Rounds on slice 2, tested on slice 1 or another one."""
     sketch = sketch_with_slices("looping")
     x = sketch.argument(2)
     body = sketch.body([x], one_call("step", 2))
-    test = sketch.body([x], lambda s, v: [s.call("test", v[0], slice=1, outputs=(SCALAR,))])
+    test = sketch.body([x], lambda s, v: [s.call("test", v[0], slice=tested, outputs=(SCALAR,))])
     layouts = (sketch.layout(x),)
     loop = Repeat("loop", (x,), times, None if times else test, body, (VECTOR,), layouts, "rl.py:7")
     return sketch.graph(sketch.control(loop))
@@ -251,6 +251,27 @@ def test_a_loop_goes_on_while_its_value_says_so() -> None:
     assert front.buffers() == {11, 12, 20}
 
 
+def test_rounds_that_find_room_do_not_begin_the_wait_of_a_later_launch_for_memory_again() -> None:
+    front = Deciding(looping(tested=2))
+    memory = front.launches.admission.memory
+    front.register(program_over(1, key=9), 2)
+    for host in front.launches.hosts.values():
+        host.memory = 8 * VECTOR.nbytes
+    for number in range(21, 27):
+        front.put(number)
+    front.launch(1, (12,), 40)
+    front.launches.open_session(2)
+    front.launches.add_slice(2, SLICES[0])
+    front.put(1, session=2)
+    front.launch(2, (11,), 30, program=2)
+    for second in range(1, int(memory.limit_s) + 1):
+        front.tick(float(second))
+        assert len(sent(front.decided(second, 1))) == 1
+        front.done(1, second)
+    (failed,) = to_client(front.tick(memory.limit_s + 1), kind=LaunchFailed)
+    assert (failed.launch, failed.failure.kind) == (2, "OutOfMemory")
+
+
 def test_a_loop_of_known_length_waits_for_no_value_but_is_not_all_under_way() -> None:
     front = Deciding(looping(times=100))
     commands = front.launch(1, (12,), 20)
@@ -302,7 +323,7 @@ def test_one_that_ends_while_it_waits_for_room_on_islands_holds_back_nobody() ->
     front.launch(1, (11, 12, 13), 20)
     assert not sent(front.decided(1, 0))
     front.done(SLICES[0].island, 1)
-    assert 1 in front.launches.cross_island.queued
+    assert (1, 1) in front.launches.cross_island.queued
     commands = front.down(SLICES[2].hosts[0]) + front.tick(1000.0)
     assert [m.launch for m in to_client(commands, kind=LaunchFailed)] == [1]
     assert not front.launches.cross_island.queued

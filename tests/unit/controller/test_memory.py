@@ -105,6 +105,26 @@ def test_one_whose_launch_was_cancelled_waits_for_nothing() -> None:
     assert to_client(f.tick(WAIT_LIMIT_S + 2), kind=LaunchFailed) == []
 
 
+@pytest.mark.parametrize("before", ["a deferred one", "a cancelled one"])
+def test_other_launches_of_its_session_do_not_begin_the_wait_of_a_launch_again(before: str) -> None:
+    """It passed one whose program is compiled, or one behind it is cancelled again and again: it fails in its time."""
+    f = front(2)
+    f.register(program_over(2, key=9, session=1, arguments=0), 2, ready=False)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    if before == "a deferred one":
+        f.launch(1, (), 30, program=2)
+    f.launch(2, (1,), 10)
+    for second in range(1, int(WAIT_LIMIT_S) + 1):
+        assert to_client(f.tick(float(second)), kind=LaunchFailed) == []
+        if before == "a cancelled one":
+            f.launch(2 + second, (1,), 100 * second)
+            f.checked(f.launches.cancellation.cancel(f.launches.sessions[1], Cancel(2 + second)))
+    (failed,) = to_client(f.tick(WAIT_LIMIT_S + 1), kind=LaunchFailed)
+    assert (failed.launch, failed.failure.kind) == (2, "OutOfMemory")
+    assert not f.launches.admission.memory.waiting
+
+
 def test_launches_of_who_gives_way_go_one_by_one_where_there_is_no_room() -> None:
     """Or two sessions that wait for each other would wait for ever. What can never fit fails all the same."""
     f = front(4)
@@ -219,7 +239,7 @@ def test_most_launches_are_not_counted_one_by_one() -> None:
 def test_what_those_that_go_on_free_is_for_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are in the middle of their calls: to work these off again from there would never end."""
     admission = front(3).launches.admission
-    admission.memory.waiting = {1: 0.0, 2: 0.0}
+    admission.memory.waiting = {1: {}, 2: {}}
     rounds: list[list[int]] = []
 
     def resumed(sessions: Iterable[Session]) -> list[Send]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pathways_ray.controller.events import StreamOpened, Tick
-from pathways_ray.controller.memory import Memory
+from pathways_ray.controller.memory import Memory, Waiting
 from pathways_ray.controller.overview import Overview
 from pathways_ray.controller.preemption import (
     AGAIN_S,
@@ -66,10 +66,10 @@ class Story:
             self.memory.bytes[number] = 60
 
     def waits(self, number: int) -> None:
-        self.memory.waiting[number], self.memory.lacking[number] = self.now, self.memory.pool_of.get(number, "p")
+        self.memory.waiting[number] = {1: Waiting(self.now, self.memory.pool_of.get(number, "p"))}
 
     def starts(self, number: int) -> None:
-        self.memory.waits_no_more(number)
+        self.memory.waits_no_more(number, 1)
 
     def after(self, seconds: float) -> dict[int, bool]:
         """What clients are told then: `back` for each session."""

@@ -16,6 +16,7 @@ from pathways_ray.scheduler.queues import MAX_CALLING
 from pathways_ray.transport.messages import (
     Account,
     BuffersLost,
+    Cancel,
     Done,
     Drop,
     DropSession,
@@ -317,14 +318,48 @@ def test_launches_of_one_island_pass_those_that_wait_for_several() -> None:
 def test_who_waits_for_several_islands_is_not_passed_by_who_wants_one_of_them() -> None:
     cross_island = CrossIslandWindow(fifo, window=1)
     a, b, c = Usage("a"), Usage("b"), Usage("c")
-    assert cross_island.may_start(1, a, (0, 1), 0.0)
+    assert cross_island.may_start(1, 1, a, (0, 1), 0.0)
     cross_island.start((0, 1))
-    assert not cross_island.may_start(2, b, (1, 2), 0.0)
-    assert not cross_island.may_start(3, c, (2, 3), 0.0), "island 2 has room, but session 2 waits for it"
+    assert not cross_island.may_start(2, 1, b, (1, 2), 0.0)
+    assert not cross_island.may_start(3, 1, c, (2, 3), 0.0), "island 2 has room, but session 2 waits for it"
     assert cross_island.next_session(0.0) is None
     cross_island.end((0, 1))
     assert cross_island.next_session(0.0) == 2
-    assert cross_island.may_start(2, b, (1, 2), 0.0)
+    assert cross_island.may_start(2, 1, b, (1, 2), 0.0)
+
+
+def test_launches_of_one_session_wait_each_for_their_own_islands() -> None:
+    """One that decides may be passed by a later one on other islands, and keeps its place when that one goes. What
+    follows of it when it has gone has a place like any other."""
+    cross_island = CrossIslandWindow(fifo, window=1)
+    a, b = Usage("a"), Usage("b")
+    for islands in ((0, 1), (2, 3)):
+        cross_island.start(islands)
+        for session, usage in ((1, a), (2, b)):
+            assert not cross_island.may_start(session, session + islands[0], usage, islands, 0.0)
+    assert list(cross_island.queued) == [(1, 1), (2, 2), (1, 3), (2, 4)]
+    cross_island.end((2, 3))
+    assert cross_island.next_session(0.0) == 1
+    assert not cross_island.may_start(1, 1, a, (0, 1), 0.0)
+    assert cross_island.may_start(1, 3, a, (2, 3), 0.0)
+    cross_island.start((2, 3))
+    cross_island.end((0, 1))
+    assert cross_island.next_session(0.0) == 1
+    assert cross_island.may_start(1, 1, a, (0, 1), 0.0)
+    assert not cross_island.may_start(1, 1, a, (0, 1), 0.0), "its next part is behind session 2"
+    assert cross_island.next_session(0.0) == 2
+
+
+def test_a_launch_keeps_its_place_when_a_later_one_of_its_session_is_cancelled() -> None:
+    f = front(Tenant("a"), Tenant("b"), window=1)
+    for session in (1, 2):
+        f.register(program_over(1, 2, key=session, session=session), 1)
+        f.put(1, session=session)
+    for number, session in ((1, 2), (1, 1), (2, 2), (2, 1)):
+        f.launch(number, (1,), 10 * number, session=session)
+    f.checked(f.launches.cancellation.cancel(f.launches.sessions[1], Cancel(2)))
+    commands = f.done(0, 1) + f.done(1, 1)
+    assert [message.session for message in to_island(commands, 0, IslandLaunch)] == [1]
 
 
 def test_a_closed_session_makes_room_for_those_behind_it() -> None:
