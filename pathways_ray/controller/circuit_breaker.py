@@ -94,7 +94,8 @@ class Refusal:
 
 @dataclass
 class CircuitBreaker:
-    """Evidence about programs. `pending` has by host the candidates of its last death, while it is open how it died."""
+    """Evidence about programs. `pending` has the candidates for the death of each host, until it is back and says, or
+    does not say, how it died."""
 
     records: dict[Culprit, Record] = field(default_factory=dict)
     refused: dict[Culprit, Refusal] = field(default_factory=dict)
@@ -105,7 +106,6 @@ class CircuitBreaker:
     ) -> list[Candidate]:
         """A host died, with its candidates; `decided` if the scheduler ended it for what they did. Returns those that
         get a strike."""
-        self.pending.pop(host, None)
         if decided:
             return [self._strike(one, reason, True, now, host) for one in candidates]
         doubtful = [one for one in candidates if not self._has_shown(one)]
@@ -127,6 +127,10 @@ class CircuitBreaker:
             record = self._record(one.culprit)
             record.suspect = True
             record.compiled, record.succeeded = record.compiled and not one.compiling, False
+
+    def unexplained(self, host: int) -> None:
+        """A host is back, and its last process has left no note: a later crash has nothing to do with that death."""
+        self.pending.pop(host, None)
 
     def compiled(self, culprit: Culprit) -> None:
         """All hosts of the program have compiled it."""

@@ -88,6 +88,8 @@ class Hosts:
         tables.story.note(Entry(tables.now, "host up", detail, cause, host=message.host))
         if message.crash:
             tables.circuit_breaker.crashed(message.host, message.crash, tables.now)
+        else:
+            tables.circuit_breaker.unexplained(message.host)
         commands: list[Send] = list(self._peers())
         self.preparation.host_up(island, message.host)
         for one in tables.sessions.values():

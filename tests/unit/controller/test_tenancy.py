@@ -429,6 +429,21 @@ def test_a_program_that_succeeded_once_may_see_any_number_of_hosts_killed() -> N
     assert not f.launches.circuit_breaker.refused
 
 
+def test_a_program_is_not_blamed_for_a_crash_after_the_death_that_it_was_there_for() -> None:
+    """Its host was killed, and came back; days later that crashes while it has no scheduler, which would have said
+    what ran there."""
+    f = Harness()
+    first(f)
+    for k in range(1, 2 * MAX_DEATHS, 2):
+        succeed(f, 2 * k)
+        killing(f, k, 2 * k + 1)
+        f.checked(f.launches.scheduler_lost([f.launches.hosts[0]], "its scheduler is gone"))
+        f.checked(f.launches.host_up(0, HostUp(0, k + 2, "t", "d", 2, 100, "Segmentation fault")))
+        f.put(1)
+    assert not f.launches.circuit_breaker.refused
+    assert not f.launches.circuit_breaker.pending
+
+
 @pytest.mark.parametrize("how", [{"kind": "LaunchTimeout"}, {"crash": "Segmentation fault"}])
 def test_a_program_that_is_to_blame_is_refused_though_it_succeeds_in_between(how: dict[str, str]) -> None:
     f = Harness()
