@@ -101,7 +101,9 @@ class WayBack:
         self.back, client.last_drop = self.back + 1, self.world.clock.now  # what was freed meanwhile goes from now on
         numbers = () if away is None else away.arrays
         saved = [one for number in numbers if (one := client.core.buffers.get(number)) is not None and not one.failure]
-        leaders = {launch: client.core.coalescer.leader_of(launch) for launch in sorted(client.core.unanswered)}
+        # Not those that were cancelled, of which only the donations are open: they have their outcome.
+        asked = [launch for launch in sorted(client.core.unanswered) if launch in client.core.pending]
+        leaders = {launch: client.core.coalescer.leader_of(launch) for launch in asked}
         client.handle(events.Resumed(reply))
         if lost := [record.id for record in saved if record.failure is not None]:
             self.world.checker.report(f"session {client.core.session} lost buffers {lost}, which its client had saved")

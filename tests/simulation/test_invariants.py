@@ -123,6 +123,14 @@ def test_who_looks_at_what_a_cancelled_launch_was_to_give_hears_that_it_was_canc
     assert World(341160, settings).run().violations == []
 
 
+def test_a_cancelled_launch_ends_once_though_its_controller_dies() -> None:
+    """Its client asks the successor for the sake of what was donated to it, in two of these runs."""
+    for seed in (2, 58, *range(344000, 344000 + drawn(20))):
+        usual = replace(Settings.drawn(seed, 0, ""), cancels=0.3, controller_deaths=4, deaths=0.1, flaws=0.0)
+        settings = replace(usual, eager=True, memory=0, slow=30.0, launches=(10, 30))
+        assert World(seed, settings).run().violations == [], f"seed {seed}"
+
+
 @pytest.mark.parametrize(
     ("islands", "first", "seeds"),
     [
