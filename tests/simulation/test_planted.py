@@ -10,6 +10,7 @@ from pathways_ray.simulation.settings import Settings
 from pathways_ray.simulation.world import World
 from tests.drawn import some
 from tests.simulation import (
+    planted_accounts,
     planted_calls,
     planted_carried,
     planted_decisions,
@@ -27,6 +28,7 @@ from tests.simulation import (
 )
 from tests.simulation.planted import BUGS, Planted
 
+assert planted_accounts  # its bugs too
 assert planted_calls  # its bugs too
 assert planted_carried
 assert planted_routes
