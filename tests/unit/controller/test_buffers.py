@@ -12,9 +12,12 @@ from pathways_ray.transport.messages import (
     Drop,
     DropProgram,
     DropSession,
+    Holds,
+    HostUp,
     IslandLaunch,
     LaunchFailed,
     Program,
+    Stored,
 )
 from tests.unit.controller.harness import (
     SLICES,
@@ -25,6 +28,7 @@ from tests.unit.controller.harness import (
     to_client,
     to_island,
 )
+from tests.unit.helpers import VECTOR
 
 
 def test_freed_buffers_are_dropped_on_the_islands_that_hold_them() -> None:
@@ -174,6 +178,22 @@ def test_what_a_lost_host_had_reported_does_not_count() -> None:
     front.ready(front.launches.programs[1], 0)
     front.ready(front.launches.programs[1], 1)
     assert to_island(front.launch(1, (1,), 2), 0, IslandLaunch) == []
+
+
+def test_what_hosts_had_reported_counts_once_they_say_it_to_the_successor_of_their_scheduler() -> None:
+    """The client says only then what it uploads; one of the hosts does not have it any more."""
+    front = Harness()
+    for host in (0, 1):
+        front.stored(host, 1, 4)
+    front.checked(front.launches.scheduler_lost([front.launches.hosts[0], front.launches.hosts[1]], "it is gone"))
+    front.put(1, 4, arrives=False, epochs={0: 1, 1: 1})
+    arriving = front.launches.sessions[1].arriving
+    assert arriving[1].hosts == {0, 1}
+    for host, uploads in ((0, (Stored(0, 1, 1, 4, VECTOR, ()),)), (1, ())):
+        holds = Holds({1: (1,)} if uploads else {}, (), uploads)
+        up = HostUp(host, 1, "t", "d", 2, 100, holds=holds)
+        assert front.launches.host_back(0, up, holds, {}) is not None
+        assert arriving[1].hosts == {1}
 
 
 @pytest.mark.parametrize("is_back", [False, True])

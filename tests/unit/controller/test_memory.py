@@ -149,6 +149,18 @@ def test_a_session_that_ends_gives_room() -> None:
     assert started(f.checked(f.launches.close_session(1))) == [10]
 
 
+def test_nothing_is_remembered_of_a_session_that_has_ended() -> None:
+    f = front(2)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    f.launch(1, (1,), 10, session=1)
+    memory = f.launches.admission.memory
+    memory.let_through.add(1)
+    assert (memory.waiting.keys(), memory.peaks.keys()) == ({1}, {1})
+    f.checked(f.launches.close_session(1))
+    assert (memory.waiting, memory.peaks, memory.let_through) == ({}, {}, set())
+
+
 def test_temporaries_count_once_for_each_pool() -> None:
     """Devices work on one launch at a time, so only the largest temporaries of the launches under way are there."""
     f = front(5)

@@ -654,6 +654,15 @@ def test_what_nobody_comes_for_is_freed() -> None:
     assert isinstance(found, Refused)
 
 
+def test_what_came_for_a_session_of_which_nothing_else_is_known_is_freed_too() -> None:
+    front = Successor(slices=())
+    for host in ISLAND_OF_HOST:
+        front.comes(host, Holds({}, ()))
+    front.from_island(0, Stored(0, SESSION, 1, 1, VECTOR, ()))
+    commands = [c for second in range(1, 40) for c in front.tick(float(second))]
+    assert [m for m in sent(commands) if isinstance(m, DropSession)] == [DropSession(SESSION)] * 3
+
+
 def test_slices_without_a_handle_are_given_back() -> None:
     front = Successor()
     front.all_come()
