@@ -170,9 +170,10 @@ class SharedIslands:
         if island not in self.numbers:
             there = ", ".join(map(str, sorted(self.numbers)))
             raise UsageError(f"there is no island {island} that could be {change}; there are islands {there}")
+        joined = self.inventory.islands()  # one that has only been added may never start
         others = [
             other
-            for other in self.numbers - {island}
+            for other in (self.numbers - {island}) & joined.keys()
             if self.inventory.state_of(other) in (IslandState.UP, IslandState.AWAY)
         ]
         if not others:

@@ -24,6 +24,7 @@ from pathways_ray.resource_manager.events import (
     ControllerServes,
     DrainRequested,
     EndIsland,
+    HostServes,
     IslandAdded,
     IslandRemoved,
     JoinRequested,
@@ -152,6 +153,19 @@ def test_one_that_was_removed_may_be_again_for_the_answer_may_have_been_lost() -
     assert isinstance(answer(again, RemoveRequested(4, 2), 3.0), Refused), "there was none"
 
 
+def test_an_island_that_is_only_being_started_does_not_count_as_another_one() -> None:
+    core = running()
+    core.handle(RemoveRequested(1, 1), 1.0)
+    core.handle(IslandAdded(2, 1), 1.0)
+    for event in (DrainRequested(3, 0, 60.0), RemoveRequested(4, 0)):
+        refused = answer(core, event)
+        assert isinstance(refused, Refused)
+        assert "island 0 is the last one that takes slices" in refused.failure.message
+    core.handle(IslandRemoved(2), 1.0)  # it could not be started
+    assert core.shared.kept().members == {0: (0, 1)}
+    assert answer(core, request(5, size=1)).placed.island == 0
+
+
 def test_a_drain_can_be_taken_back() -> None:
     core = running()
     core.handle(DrainRequested(1, 1, 60.0, "its node is drained"), 1.0)
@@ -169,6 +183,7 @@ def test_what_an_island_was_started_as_is_kept_for_a_successor() -> None:
     (kept,) = [c.islands for c in core.handle(IslandAdded(1, 1, b"b"), 1.0) if isinstance(c, Keep)]
     assert kept.specs == {0: b"a", 1: b"b"}
     assert ManagerCore(kept).shared.kept().specs == kept.specs
+    core.handle(HostServes(KnownHost(HostInfo(1, 1, "cpu", 2, "node", 300, "", (1,)), 1, True)), 1.0)
     core.handle(DrainRequested(2, 0, 1.0), 1.0)
     core.handle(RemoveRequested(3, 0), 1.0)
     assert core.shared.specs == {1: b"b"}
