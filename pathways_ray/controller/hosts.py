@@ -108,9 +108,13 @@ class Hosts:
                 buffers.burn(session, upload.buffer)
         return commands
 
-    def down(self, message: HostDown) -> Settled:
+    def down(self, message: HostDown, asked: bool = False) -> Settled:
         """A host is gone: launches that need its island fail, buffers on it are lost, and the circuit breaker looks for
-        the program that was the cause."""
+        the program that was the cause.
+
+        Args:
+            asked: whether somebody has asked for its end, which nobody has to be alarmed by.
+        """
         tables = self.tables
         host = tables.hosts.get(message.host)
         if host is not None and not host.epoch:
@@ -119,7 +123,8 @@ class Hosts:
             return Settled(self.outcomes.inherited.island_lost(host.island, loss.plain, loss.overdue), [])
         if host is None or host.epoch != message.epoch or host.down_since is not None:
             return Settled([], [])
-        commands = self._away(host, "host lost", message.kind, message.reason, message.decided)
+        event = "host ended" if asked else "host lost"
+        commands = self._away(host, event, message.kind, message.reason, message.decided)
         commands += [SendClient(s, HostAddress(host.host, host.epoch, "")) for s in tables.sessions]
         loss = self._loss(host, message)
         not_compiled = self.preparation.host_down(message, loss.cause)

@@ -90,8 +90,9 @@ class Islands:
         del self.links[island], self.manager_calls.schedulers[island]
         self.launches.tables.schedulers.discard(island)
         self.watch.left(island, self.launches.tables.now)
-        self.story.note(Entry(self.launches.tables.now, "scheduler lost", f"island {island}", reason))
-        return self._lose_hosts(island, reason) if with_hosts else self._without_scheduler(island, reason)
+        event = "scheduler ended" if with_hosts else "scheduler lost"  # what was asked for is no loss
+        self.story.note(Entry(self.launches.tables.now, event, f"island {island}", reason))
+        return self._lose_hosts(island, reason, True) if with_hosts else self._without_scheduler(island, reason)
 
     def _without_scheduler(self, island: int, reason: str) -> list[events.Command]:
         """An island's hosts have no scheduler, and go on with what they hold; some may have had none before. Where one
@@ -102,9 +103,9 @@ class Islands:
             return [*self.launches.scheduler_lost(up, reason)] if up else []
         return self._lose_hosts(island, reason)
 
-    def _lose_hosts(self, island: int, reason: str) -> list[events.Command]:
+    def _lose_hosts(self, island: int, reason: str, asked: bool = False) -> list[events.Command]:
         hosts = [host for host in self.launches.hosts.values() if host.island == island]
-        return [c for h in hosts for c in self.launches.host_down(wire.HostDown(h.host, h.epoch, reason))]
+        return [c for h in hosts for c in self.launches.host_down(wire.HostDown(h.host, h.epoch, reason), asked)]
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 

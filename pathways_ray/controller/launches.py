@@ -286,9 +286,9 @@ class Launches:
         """The hosts of an island are without a scheduler, and keep what they hold."""
         return self._resume(self.membership.orphan(hosts, reason))
 
-    def host_down(self, message: wire.HostDown) -> list[Send]:
-        """A host is gone."""
-        return self._resume(self.membership.down(message))
+    def host_down(self, message: wire.HostDown, asked: bool = False) -> list[Send]:
+        """A host is gone, perhaps since somebody has asked for its end."""
+        return self._resume(self.membership.down(message, asked))
 
     def tick(self, now: float) -> list[Send]:
         """Time passes: launches fail that wait for a host that does not come back, for a compiler that does not come to

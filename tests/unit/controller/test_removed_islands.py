@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathways_ray.controller.events import CallManager, CloseIsland, IslandConnected, IslandMessages
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure
+from pathways_ray.observe.diagnosis import LOST
 from pathways_ray.transport.messages import (
     Accepted,
     DrainIsland,
@@ -68,3 +69,12 @@ def test_what_a_scheduler_said_before_its_island_was_ended_brings_no_host_back()
     late = HostUp(2, 9, "t", "d", 2, 1)
     assert core.handle(IslandMessages(77, 1, [late])) == [CloseIsland(77)]
     assert set(core.core.launches.hosts) == there
+
+
+def test_what_was_asked_for_is_no_loss() -> None:
+    """`status --diagnose` and an alert count the events that are losses."""
+    core = CoreHarness(hosts=True)
+    core.answered(core.request(None, RemoveIsland(0, 1)), encode(Accepted()))
+    noted = [entry.event for entry in core.core.story.lifecycle]
+    assert LOST.isdisjoint(noted)
+    assert {"scheduler ended", "host ended"} <= set(noted)
