@@ -132,16 +132,15 @@ def a_new_resource_manager_hears_of_no_slice(patch: Patch) -> None:
     wrapped(patch, manager_calls, "holdings", without)
 
 
-@bug(faults=0, seeds=300, shown=94, **DYING)
+@bug(faults=0, seeds=300, shown=129, **DYING)
 def a_new_resource_manager_maps_slices_before_it_knows_the_others(patch: Patch) -> None:
-    def answer(original: Original, self: ManagerCore, event: Any, now: float) -> Any:
-        uninformed, self.uninformed = self.uninformed, False
-        try:
-            return original(self, event, now)
-        finally:
-            self.uninformed = uninformed
+    def holds(original: Original, self: ManagerCore, event: Any, now: float) -> Any:
+        hosts = msgspec.structs.replace(event.holdings, slices=())
+        commands = original(self, event._replace(holdings=hosts), now)
+        self.inventory.restore(self.shared.there(event.holdings.slices))
+        return commands
 
-    wrapped(patch, ManagerCore, "_answer", answer)
+    wrapped(patch, ManagerCore, "_controller_holds", holds)
 
 
 @bug(faults=0, **DYING)
