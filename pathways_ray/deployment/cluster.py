@@ -279,8 +279,10 @@ class Starting:
         )
 
     def undo(self) -> None:
-        """Ends what was started."""
-        if self.common.detached and self.made:
+        """Ends what was started. Where that is nothing, what is there under the name is another runtime's."""
+        if not self.made:
+            return
+        if self.common.detached:
             with contextlib.suppress(PathwaysError):
                 detached.remove(self.runtime)  # by name: an interrupted call may have made what it did not return
         else:

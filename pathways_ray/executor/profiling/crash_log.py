@@ -17,9 +17,11 @@ from pathways_ray.process_log import user_folder
 
 def forget(runtime: str, where: Path | None = None) -> None:
     """Removes what the hosts of a runtime that has ended left on this machine."""
+    own = re.compile(rf"crash-{re.escape(runtime)}-\d+")  # another one's name may begin with it
     with contextlib.suppress(OSError):
-        for file in (where or user_folder()).glob(f"crash-{runtime}-*"):
-            file.unlink(missing_ok=True)
+        for file in (where or user_folder()).iterdir():
+            if own.fullmatch(file.name):
+                file.unlink(missing_ok=True)
 
 
 _FIRST_LINE = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from pathways_ray.deployment.following import IslandSeen, Looked
 from pathways_ray.deployment.islands import IslandActors
 from pathways_ray.deployment.topology import Island, Topology
 from pathways_ray.errors import PathwaysError
+from pathways_ray.executor.profiling import crash_log
 
 
 def a_cluster(left: list[str]) -> Cluster:
@@ -81,3 +83,15 @@ def test_the_end_of_a_cluster_whose_ray_was_ended_before_starts_no_other_one(mon
     left: list[str] = []
     a_cluster(left).stop()
     assert left == ["Ray"]
+
+
+def test_a_start_that_finds_its_name_taken_leaves_what_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The notes of the other runtime's hosts lie under the same name."""
+    note = tmp_path / "crash-r-0"
+    note.write_text("")
+    monkeypatch.setattr(crash_log, "user_folder", lambda: tmp_path)
+    starting: Any = SimpleNamespace(common=SimpleNamespace(detached=True), made=[], groups=[], runtime="r")
+    cluster.Starting.undo(starting)
+    assert note.exists()

@@ -42,7 +42,7 @@ def test_a_folder_that_cannot_be_written_is_as_good_as_no_note(tmp_path: Path) -
 
 
 def test_a_runtime_that_ends_leaves_no_note(tmp_path: Path) -> None:
-    for runtime, host in (("r", 0), ("r", 1), ("other", 0)):
+    for runtime, host in (("r", 0), ("r", 12), ("other", 0), ("r-b", 0)):
         (tmp_path / f"crash-{runtime}-{host}").write_text("")
     forget("r", tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["crash-other-0"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["crash-other-0", "crash-r-b-0"]
