@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from pathways_ray.deployment.span_export import SETTLED_S, SpanExport
+from pathways_ray.deployment.span_export import KINDS, SETTLED_S, SpanExport
 from pathways_ray.observe.timeline import Ended, Interval, Records
 
 
@@ -82,3 +84,50 @@ def test_launches_that_are_not_in_the_sample_are_not_counted() -> None:
     exporter = InMemorySpanExporter()
     assert SpanExport(exporter, "see", 0.0, lambda since: records(time.monotonic())).round() == 0
     assert not exporter.get_finished_spans()
+
+
+def test_a_launch_that_lasts_over_rounds_is_exported_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes are asked for what is over since the last round; each interval is exported once."""
+    clock = [1000.0]
+    records = Records(
+        ended=[Ended(1, 7, 5, 1001.0, 1021.0, 1), Ended(2, 7, 5, 1004.5, 1005.0, 2)],
+        schedulers={0: [Interval(1, 1001.0, 1021.0), Interval(2, 1004.5, 1005.0)]},
+        ran={0: [Interval(2, 1004.5, 1005.0), Interval(1, 1006.0, 1008.0)], 1: [Interval(1, 1008.0, 1021.0)]},
+        waits={1: [Interval(1, 1001.0, 1006.0)]},
+    )
+
+    def gather(since: float) -> Records:
+        def over(found: Any) -> Any:
+            return [one for one in found if since <= one.end <= clock[0]]
+
+        kinds = {kind: {n: over(found) for n, found in getattr(records, kind).items()} for kind in KINDS}
+        return msgspec.structs.replace(records, ended=over(records.ended), **kinds)
+
+    monkeypatch.setattr("pathways_ray.deployment.span_export.time.monotonic", lambda: clock[0])
+    exporter = InMemorySpanExporter()
+    export = SpanExport(exporter, "see", 1.0, gather)
+    for _ in range(8):
+        clock[0] += 5.0
+        export.round()
+    spans = exporter.get_finished_spans()
+    assert len({span.context.trace_id for span in spans if span.context is not None}) == 2
+    assert sorted(span.name for span in spans) == [
+        *("data for host 1", "devices of host 0", "devices of host 0", "devices of host 1"),
+        *("island 0", "island 0", "launch", "launch"),
+    ]
+    assert not any(found for kind in export.carried.values() for found in kind.values())
+
+
+def test_no_more_than_so_many_intervals_are_kept_for_a_launch_that_does_not_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr("pathways_ray.deployment.span_export.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("pathways_ray.deployment.span_export.CARRIED", 3)
+    export = SpanExport(
+        InMemorySpanExporter(), "see", 1.0, lambda since: Records(ran={0: [Interval(1, clock[0] - 4, clock[0] - 3)]})
+    )
+    for _ in range(9):
+        clock[0] += 5.0
+        export.round()
+    assert [one.end for one in export.carried["ran"][0]] == [1032.0, 1037.0, 1042.0]
