@@ -323,14 +323,16 @@ def _first_line(file: TextIO) -> str:
 
 
 def end_on_signals() -> None:
-    """A terminal that closes, or an operator's `kill`, ends a start as Ctrl-C does: nothing of it stays."""
+    """A terminal that closes, or an operator's `kill`, ends a start as Ctrl-C does: nothing of it stays. A signal that
+    is ignored, as by `nohup`, stays so."""
 
     def end(number: int, _frame: object) -> None:
         _ignore(signal.SIGTERM, signal.SIGHUP)  # a terminal that closes may say so twice: by its shell, and itself
         raise SystemExit(128 + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
 
 
 def _ignore(*numbers: signal.Signals) -> None:

@@ -76,6 +76,20 @@ def test_a_terminal_that_closes_may_say_so_twice(monkeypatch: pytest.MonkeyPatch
             signal.signal(number, handler)
 
 
+def test_a_start_that_is_to_outlive_its_terminal_does() -> None:
+    """`nohup` ignores the signal."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        end_on_signals()
+        os.kill(os.getpid(), signal.SIGHUP)
+        with pytest.raises(SystemExit):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def test_a_token_file_of_other_bytes_than_text_is_refused_in_a_line(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_bytes(bytes(range(128, 256)))
