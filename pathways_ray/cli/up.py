@@ -139,7 +139,7 @@ def join_ray(address: str | None, name: str) -> None:
 )
 @click.option(
     "--wait",
-    type=NumberRange(min=0),
+    type=NumberRange(0.0, 1e6),
     default=90.0,
     show_default=True,
     help="Seconds for room on the nodes, and for the processes.",

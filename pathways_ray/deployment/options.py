@@ -129,6 +129,10 @@ class Options:
         front = self.bind or here
         listen = ListenConfig(front, self.port, front if here else "", here, tls, self.tenants, self.client_ports)
         check_exposure(listen, machines, self.insecure)
+        if self.port and (front, self.port) == (self.metrics_bind, self.metrics_port):
+            raise UsageError(
+                f"the controller and its metrics cannot both serve at {front}:{self.port}; choose two ports"
+            )
         return listen
 
     def metrics_at(self) -> tuple[str, int] | None:

@@ -42,6 +42,12 @@ def connect_ray(address: str | None, options: dict[str, Any], server: ForkServer
     if address is not None:
         try:
             where = _found() if address == "auto" else address
+            if where == "local":
+                said = "RAY_ADDRESS" if address == "auto" else "the address"
+                raise UsageError(
+                    f"a Ray cluster at 'local' ends with this process, and the runtime with it: leave out {said}; "
+                    "'ray start --head' starts one that stays"
+                )
             _check_reachable(where)
             ray.init(**{"address": where, "log_to_driver": False, "logging_level": "ERROR", **options})
         except KeyboardInterrupt:

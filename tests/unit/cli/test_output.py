@@ -13,9 +13,14 @@ def test_an_error_steers_no_terminal() -> None:
     assert output.CommandFailed("still has slice\n'a\x1b[2J'").message == "still has slice 'a?[2J'"
 
 
-@pytest.mark.parametrize("arguments", [("drill", "--kill", "host:0"), ("spans",), ("top",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(("drill", "--kill", "host:0", "--every"), ("spans", "--every"), ("top", "--every"), ("up", "--wait")),
+    ],
+)
 def test_a_time_has_an_end(arguments: tuple[str, ...]) -> None:
-    found = CliRunner().invoke(commands, [*arguments, "--every", "inf"])
+    found = CliRunner().invoke(commands, [*arguments, "inf"])
     assert found.exit_code == 2
     assert "is not in the range" in found.stderr
 

@@ -39,6 +39,11 @@ NOWHERE = "127.0.0.1:1"
         (("--tls-cert", "cert.pem"), "TLS needs --tls-cert and --tls-key"),
         (("--policy", "unfair"), "unfair"),
         (("--name", "Bad Name"), "a runtime's name has 1 to 40 lower-case letters"),
+        (
+            ("--port", "7777", "--metrics-port", "7777"),
+            "the controller and its metrics cannot both serve at 127.0.0.1:7777",
+        ),
+        (("--address", "local"), "a Ray cluster at 'local' ends with this process"),
         ((), f"no Ray cluster at '{NOWHERE}'"),
     ],
 )
