@@ -122,14 +122,14 @@ def parts(log: Log) -> Iterator[Part]:
         part = log.read(part.offset, part.file)
 
 
-def following(listed: Callable[[], Sequence[Log]], ends: dict[str, Place]) -> Iterator[Entry]:
+def following(listed: Callable[[], Sequence[Log]], ends: dict[str, Place], logs: Sequence[Log] = ()) -> Iterator[Entry]:
     """Events from now on. What cannot be read is said once, and looked for again.
 
     Args:
         listed: the logs that there are now; of one that is new, all is new.
+        logs: those to follow until they can be listed.
     """
     said: dict[str, str] = {}
-    logs: Sequence[Log] = ()
     for count in itertools.count():
         if count % LIST_EVERY == 0 or not logs:
             try:

@@ -89,7 +89,8 @@ def logs(
         _show(entry, as_json)
     with contextlib.suppress(KeyboardInterrupt):
         if follow:
-            for entry in following(lambda: chosen(_logs(url, token, ca)[0]), ends):
+            # Where the controller is away, what was followed is: files of this machine are of earlier runtimes as well.
+            for entry in following(lambda: chosen(_through_controller(url, token, ca)), ends, chosen(found)):
                 if not audit or _is_audited(entry):
                     _show(entry, as_json)
 
@@ -101,13 +102,18 @@ def _is_audited(entry: dict[str, Any]) -> bool:
 def _logs(url: str, token: str, ca: str) -> tuple[list[Log], str]:
     """The logs of a runtime; where its controller is away, those of this machine, and what is wrong."""
     try:
-        found = through_controller(url, token, ca, ask(url, token, ca=ca))
-        return found + (of_this_machine(url, "operator") if found else []), ""
+        return _through_controller(url, token, ca), ""
     except UsageError as error:
         here = of_this_machine(url)
         if not here:
             raise
         return here, str(error)
+
+
+def _through_controller(url: str, token: str, ca: str) -> list[Log]:
+    """The logs of a runtime, and that of this user's commands. Raises `UsageError` where its controller is away."""
+    found = through_controller(url, token, ca, ask(url, token, ca=ca))
+    return found + (of_this_machine(url, "operator") if found else [])
 
 
 @click.command("usage")

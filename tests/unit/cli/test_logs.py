@@ -188,6 +188,34 @@ def test_what_cannot_be_read_while_it_is_followed_is_said_once(
     assert capsys.readouterr().err == "controller: no cluster answers\n"
 
 
+def test_a_controller_that_is_away_brings_no_log_of_an_earlier_runtime(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is away at the second look at which processes there are; a file of this machine is of a host that was."""
+    real: Any = vars(logs)["ask"]
+    looks, rounds = iter([True, True, False]), iter(range(log_reading.LIST_EVERY + 2))
+
+    def ask(url: str, token: str, ca: str) -> Any:
+        if next(looks):
+            return real(url, token, ca=ca)
+        raise UsageError("no cluster answers")
+
+    def sleep(_: float) -> None:
+        if next(rounds, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(logs, "ask", ask)
+    monkeypatch.setattr("time.sleep", sleep)
+    (tmp_path / "see").mkdir()
+    (tmp_path / "see" / "host-9.jsonl").write_text(line(0, "long ago"))
+    monkeypatch.setattr(process_log, "folder", lambda: tmp_path)
+    monkeypatch.setattr(registry, "all_records", lambda: [registry.Record("grpc://h:1", "t", name="see")])
+    found = invoke("logs", "--follow", "--lines", "0")
+    assert found.stdout == ""
+    assert "processes: no cluster answers" in found.stderr
+    assert found.exit_code == 0
+
+
 def test_many_that_cannot_be_read_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     def away(offset: int, file: int) -> process_log.Part:
         raise UsageError("no cluster answers")
