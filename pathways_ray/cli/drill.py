@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -68,20 +69,24 @@ def command(target: str, every: float, times: int, url: str | None, token: str |
     kind, number = parsed(target)
     url, token, ca = cluster_to_change(url, token, ca)
     _victims(ask(url, token, ca=ca), kind, number)  # what cannot be killed is said now, and not after a wait
-    kills = 0
+    kills: list[str] = []
+
+    def note(said: str) -> None:
+        kills.append(said)
+        _note(url, said)
+
     try:
-        while not times or kills < times:
+        for _ in range(times) if times else itertools.count():
             time.sleep(every)
             try:
-                said = drill(lambda: ask(url, token, ca=ca), kind, number)
+                said = drill(lambda: ask(url, token, ca=ca), kind, number, note)
             except CommandFailed as error:
                 _note(url, error.message)
                 raise
             click.echo(said)
             _note(url, said)
-            kills += 1
     except KeyboardInterrupt:
-        click.echo(f"{kills} times")
+        click.echo(f"{len(kills)} times")
 
 
 def _note(url: str, said: str) -> None:
@@ -100,8 +105,13 @@ def parsed(target: str) -> tuple[str, int]:
     return found[1], -1 if found[2] == "any" else int(found[2])
 
 
-def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
+def drill(
+    status: Callable[[], dict[str, Any]], kind: str, number: int, note: Callable[[str], object] = lambda said: None
+) -> str:
     """Kills once, waits until what was killed is there again, and says so.
+
+    Args:
+        note: called with what was killed, before the wait: that may be interrupted.
 
     Raises:
         UsageError: there is no such host or island that is up; its process is not of this machine.
@@ -112,6 +122,7 @@ def drill(status: Callable[[], dict[str, Any]], kind: str, number: int) -> str:
     for victim in victims:
         os_process.kill(victim.pid, victim.started)
     named = ", ".join(map(str, victims))
+    note(f"{named} killed")
     while time.monotonic() - began < BACK_LIMIT_S:
         time.sleep(LOOK_S)
         try:
@@ -138,16 +149,13 @@ def chosen(status: dict[str, Any], kind: str, number: int) -> list[Victim]:
         return [Victim(CONTROLLER, _shown(found.get("pid", 0)), 0, found.get("started", 0))]
     hosts = _hosts(status)
     up = [host for host in hosts.values() if host["up"]]
-    if number < 0 and up:
-        up = [random.choice(up)]
-    elif kind == "host":
-        up = [host for host in up if host["host"] == number]
-    else:
-        up = [host for host in up if host["island"] == number]
+    if number >= 0:
+        up = [host for host in up if host[kind] == number]
     if not up:
         what = kind if number < 0 else f"{kind} {number}"
         raise UsageError(f"no {what} is up: there are hosts {sorted(hosts)} on islands {sorted(_islands(status))}")
-    return [Victim(host["host"], _shown(host["pid"]), host["epoch"], host.get("started", 0)) for host in up]
+    victims = [Victim(host["host"], _shown(host["pid"]), host["epoch"], host.get("started", 0)) for host in up]
+    return victims if number >= 0 else [random.choice([v for v in victims if _is_here(v)] or victims)]
 
 
 def _shown(pid: int) -> int:
@@ -168,6 +176,14 @@ def check_here(victim: Victim) -> None:
     other = victim.started and os_process.started_at(victim.pid) != victim.started
     if other or not title.startswith(b"ray::"):
         raise UsageError(f"{victim} is no process of this machine: run the drill where it is")
+
+
+def _is_here(victim: Victim) -> bool:
+    try:
+        check_here(victim)
+    except UsageError:
+        return False
+    return True
 
 
 def _islands(status: dict[str, Any]) -> dict[int, dict[str, Any]]:

@@ -99,6 +99,34 @@ def test_a_process_of_somebody_else_that_has_the_number_of_a_host_lives() -> Non
         stranger.kill()
 
 
+def test_any_host_is_one_of_this_machine(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def here(victim: drill.Victim) -> None:
+        if victim.host != 1:
+            raise UsageError("it is elsewhere")
+
+    monkeypatch.setattr(drill, "check_here", here)
+    assert {drill.chosen(status(), "host", -1)[0].host for _ in range(50)} == {1}
+
+
+def test_a_kill_is_counted_and_noted_before_the_wait(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[dict[str, Any]] = [status(), status()]
+    noted: list[str] = []
+
+    def ask(url: str, token: str, ca: str) -> dict[str, Any]:
+        if not answers:
+            raise KeyboardInterrupt
+        return answers.pop()
+
+    monkeypatch.setattr(drill, "ask", ask)
+    monkeypatch.setattr(drill, "runtimes_at", lambda url: ["see"])
+    monkeypatch.setattr(drill, "note_operator", lambda runtime, event, detail: noted.append(detail))
+    found = CliRunner().invoke(
+        commands, ["drill", "--kill", "host:0", "--every", "0", "--url", "grpc://h:1", "--token", "t"]
+    )
+    assert (found.exit_code, found.stdout) == (0, "1 times\n")
+    assert (killed, noted) == ([77], ["host 0 (process 77) killed"])
+
+
 def test_the_command_kills_as_often_as_it_is_told(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = iter(range(1, 20))
     monkeypatch.setattr(drill, "ask", lambda url, token, ca: status((next(epochs), 1, 1)))
