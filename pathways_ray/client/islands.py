@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from pathways_ray.client.asking import call, text_in
-from pathways_ray.errors import UsageError
+from pathways_ray.errors import PathwaysError, UsageError
 from pathways_ray.transport.messages import DrainIsland, RemoveIsland, Status, UndrainIsland
 
 DRAIN_LIMIT_S = 60.0
@@ -26,6 +26,7 @@ def drain(url: str, token: str, island: int, deadline_s: float, ca: str = "") ->
 
     Raises:
         UsageError: there is no such island; it is the last one that takes slices; a negative deadline.
+        PathwaysError: the drain was taken back meanwhile.
         AuthenticationError: the token is not the operator's.
     """
     island = checked(island)
@@ -36,6 +37,9 @@ def drain(url: str, token: str, island: int, deadline_s: float, ca: str = "") ->
     while True:
         status = json.loads(text_in(call(url, token, Status(0), ca=ca), url))
         left = [one for one in status["slices"] if one["island"] == island]
+        state = next((one["state"] for one in status["islands"] if one["island"] == island), "draining")
+        if state not in ("draining", "lost"):
+            raise PathwaysError(f"island {island} takes slices again: its drain was taken back by somebody else")
         if not left or time.monotonic() >= until:
             return left
         time.sleep(min(LOOK_S, max(0.0, until - time.monotonic())))
@@ -64,6 +68,6 @@ def remove(url: str, token: str, island: int, ca: str = "") -> None:
 
 def checked(island: int) -> int:
     """Raises `UsageError` unless this may be the number of an island."""
-    if not isinstance(island, int) or isinstance(island, bool) or island < 0:
+    if not isinstance(island, int) or isinstance(island, bool) or not 0 <= island < 1 << 31:
         raise UsageError(f"an island is named by its number, as pw.islands() says it, not {island!r}")
     return island
