@@ -20,7 +20,7 @@ from rich.table import Table
 
 from pathways_ray.cli.output import console_beside, readable
 from pathways_ray.client import registry
-from pathways_ray.client.asking import ANSWER_WITHIN_S, call, look, text_in
+from pathways_ray.client.asking import ANSWER_WITHIN_S, NoAnswer, call, look, text_in
 from pathways_ray.errors import UsageError
 from pathways_ray.observe.diagnosis import Finding, diagnosis
 from pathways_ray.transport import messages
@@ -150,10 +150,11 @@ def diagnosis_of(url: str, token: str, ca: str = "") -> dict[str, Any]:
 
     Raises:
         AuthenticationError: the token is wrong.
+        UsageError: `url` is no address, or `ca` no file with certificates.
     """
     try:
         return {"url": url, **diagnosis(look(url, token, ca))}
-    except UsageError as error:
+    except NoAnswer as error:
         do = "it restarts by itself where Ray runs; see the controller's log, else 'pathways up'"
         silent = Finding("error", "controller-silent", str(error), do)
         found = {"severity": silent.severity, "kind": silent.kind, "what": silent.what, "do": silent.do}

@@ -14,6 +14,10 @@ SCHEME = "grpc://"
 ENCRYPTED = "grpcs://"
 
 
+class NoAnswer(UsageError):
+    """Nothing answers at the address of a cluster: it may be away for now."""
+
+
 def hint(url: str, details: str | None) -> str:
     """More about a cluster that hangs up on who does not encrypt, or that does not know what encryption is."""
     if url.startswith(SCHEME) and "Socket closed" in (details or ""):
@@ -21,6 +25,14 @@ def hint(url: str, details: str | None) -> str:
     if url.startswith(ENCRYPTED) and "WRONG_VERSION_NUMBER" in (details or ""):
         return f". If it has no TLS, its address begins with {SCHEME}"
     return ""
+
+
+def check_port(url: str) -> None:
+    """Raises `UsageError` for a port that there cannot be: the C library takes its last 16 bits, which are another
+    one's."""
+    port = url.rpartition(":")[2]
+    if port.isdecimal() and int(port) >= 1 << 16:
+        raise UsageError(f"a port is below {1 << 16}, and that of {url} is not")
 
 
 def look(url: str, token: str, ca: str = "") -> dict[str, Any]:
@@ -51,7 +63,8 @@ def call(
         ca: file with the certificates to trust where the cluster has TLS; "" is what the system trusts.
 
     Raises:
-        UsageError: no cluster answers there within `timeout` seconds.
+        NoAnswer: no cluster answers there within `timeout` seconds.
+        UsageError: `url` is no address, or `ca` no file with certificates.
         AuthenticationError: the token is wrong.
         PathwaysError: it refuses the request.
     """
@@ -62,6 +75,7 @@ def call(
     scheme = next((s for s in (SCHEME, ENCRYPTED) if url.startswith(s)), None)
     if scheme is None:
         raise UsageError(f"a cluster's address looks like {SCHEME}host:port, not {url!r}")
+    check_port(url)
     if not (token.isascii() and token.isprintable()):
         raise AuthenticationError("the token is wrong: it has characters that no token has")
     trust = tls.Trust(tls.client_roots(ca or None) or b"") if scheme == ENCRYPTED else None
@@ -72,8 +86,8 @@ def call(
             )
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise UsageError(f"no cluster answers at {url} within {timeout:g} s{late}") from error
-            raise UsageError(f"no cluster answers at {url}: {error.details()}{hint(url, error.details())}") from error
+                raise NoAnswer(f"no cluster answers at {url} within {timeout:g} s{late}") from error
+            raise NoAnswer(f"no cluster answers at {url}: {error.details()}{hint(url, error.details())}") from error
     reply = messages.REPLY.decode(data)
     if isinstance(reply, messages.Refused):
         if reply.failure.kind == "SessionClosed":

@@ -26,7 +26,7 @@ from typing import Any
 import grpc
 
 from pathways_ray import limits
-from pathways_ray.client.asking import hint
+from pathways_ray.client.asking import check_port, hint
 from pathways_ray.client.ending import ONCE
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, UsageError, WireError, from_failure
 from pathways_ray.transport import frames, grpc_streams, links, streams, thread_links
@@ -361,6 +361,7 @@ def _endpoint(url: str, ca: str | bytes | os.PathLike[str] | None) -> tuple[str,
     for scheme in ("grpc://", "grpcs://"):
         if isinstance(url, str) and url.startswith(scheme) and ":" in url.removeprefix(scheme):
             # The variable is a default for URLs that ask for TLS; it does not turn it on.
+            check_port(url)
             roots = client_roots(ca) if ca is not None or scheme == "grpcs://" else None
             encrypted = roots is not None or scheme == "grpcs://"
             return url.removeprefix(scheme), Trust(roots or b"") if encrypted else None

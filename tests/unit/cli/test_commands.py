@@ -415,6 +415,15 @@ def test_a_controller_that_does_not_answer_is_unhealthy() -> None:
     assert [finding["kind"] for finding in json.loads(result.stdout)["findings"]] == ["controller-silent"]
 
 
+@pytest.mark.parametrize(
+    "options", [("--url", "foo"), ("--url", "grpcs://127.0.0.1:1", "--ca", "/nonexistent"), ("--url", "grpc://h:99999")]
+)
+def test_a_diagnosis_of_an_address_that_is_none_is_no_diagnosis(options: tuple[str, ...]) -> None:
+    result = invoke("status", "--diagnose", *options, "--token", "t0ken")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_status_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     found: dict[str, Any] = {"islands": [], "slices": [], "sessions": []}

@@ -237,6 +237,17 @@ def test_an_address_of_another_kind(url: str) -> None:
         status.ask(url, "t")
 
 
+def test_a_port_that_none_is_is_not_dialled() -> None:
+    """The C library takes its last 16 bits, and who listens there would be shown the token."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        url = f"grpc://127.0.0.1:{other.getsockname()[1] + (1 << 16)}"
+        other.setblocking(False)
+        with pytest.raises(UsageError, match="a port is below 65536"):
+            status.ask(url, "t", timeout=0.5)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+
+
 @pytest.mark.parametrize("token", ["tökèn", "two\nlines"])
 def test_a_token_that_cannot_be_one(token: str) -> None:
     with pytest.raises(AuthenticationError, match="characters that no token has"):

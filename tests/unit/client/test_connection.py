@@ -268,6 +268,8 @@ def test_a_wrong_token_is_refused_by_the_controller_or_before(controller: Contro
 def test_an_address_that_is_none_or_not_served() -> None:
     with pytest.raises(UsageError, match="a cluster's address looks like grpc://host:port, not 'localhost:1'"):
         Session.connect("localhost:1", TOKEN)
+    with pytest.raises(UsageError, match="a port is below 65536"):
+        Session.connect("grpc://127.0.0.1:99999", TOKEN)
     with pytest.raises(ControllerLost, match=r"the controller at grpc://127\.0\.0\.1:1 does not answer"):
         Session.connect("grpc://127.0.0.1:1", TOKEN, timeout=0.5)
 
