@@ -7,6 +7,7 @@ import json
 import math
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -90,7 +91,7 @@ def command(
                 click.echo(json.dumps({"target": variables["JAX_BACKEND_TARGET"], "env": variables}))
             else:
                 for key, value in variables.items():
-                    click.echo(f"export {key}={value}")
+                    click.echo(f"export {key}={shlex.quote(value)}")
             sys.stdout.flush()
             if until_eof:
                 while sys.stdin.read(1):

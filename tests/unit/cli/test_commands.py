@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import pathways_ray
-from pathways_ray.cli import bench, commands, demo, demo_programs, output, status
+from pathways_ray.cli import bench, commands, demo, demo_programs, output, proxy, status
 from pathways_ray.cli.demo_programs import Check, Outcome, Program
 from pathways_ray.errors import AuthenticationError, ControllerLost, PathwaysError, Unschedulable, UsageError
 
@@ -422,6 +424,23 @@ def test_a_diagnosis_of_an_address_that_is_none_is_no_diagnosis(options: tuple[s
     result = invoke("status", "--diagnose", *options, "--token", "t0ken")
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_variables_of_a_proxy_are_quoted_for_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = {"JAX_PLATFORMS": "pathways", "JAX_BACKEND_TARGET": "unix:/tmp/a folder/$HOME;x"}
+    before = {number: signal.getsignal(number) for number in proxy.ENDS}
+    monkeypatch.setattr(proxy, "_serving", lambda *_: contextlib.nullcontext((variables, None)))
+    try:
+        result = invoke("proxy", "--until-eof")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    script = f'{result.stdout}printf %s "$JAX_BACKEND_TARGET"'
+    assert (
+        subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout
+        == variables["JAX_BACKEND_TARGET"]
+    )
+    assert "export JAX_PLATFORMS=pathways" in result.stdout
 
 
 def test_status_uses_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
