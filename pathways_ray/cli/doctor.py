@@ -88,9 +88,15 @@ def _cores() -> Check:
 
 
 def _memory() -> Check:
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    size = available_memory()
     do = f"free memory, or use fewer hosts: {MIN_MEMORY >> 30} GiB are needed for two islands"
     return Check("memory", size >= MIN_MEMORY, f"{size / (1 << 30):.1f} GiB free", do, error=False)
+
+
+def available_memory(meminfo: str = "/proc/meminfo") -> int:
+    """Bytes that this machine can give to processes: those that are free, and those of files that it would drop."""
+    with open(meminfo, encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
 
 
 def _shared_memory() -> Check:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,6 +43,12 @@ def test_errors_end_with_1_and_advice_does_not(
     assert found.exit_code == status
     assert word in found.output
     assert (check.do in found.output) is not check.ok or not check.do
+
+
+def test_memory_is_what_processes_can_have(tmp_path: Path) -> None:
+    """What files have in memory is not free, and is dropped for who needs it."""
+    (tmp_path / "meminfo").write_text("MemTotal: 900 kB\nMemFree: 10 kB\nMemAvailable:     600 kB\n")
+    assert doctor.available_memory(str(tmp_path / "meminfo")) == 600 << 10
 
 
 def test_a_check_that_cannot_be_made_has_failed_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
