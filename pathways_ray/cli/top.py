@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from pathways_ray.cli.output import CommandFailed, NumberRange
 from pathways_ray.cli.status import check_token, cluster_meant, of_cluster
+from pathways_ray.errors import UsageError
 
 
 @click.command("top")
@@ -18,6 +21,8 @@ def command(url: str | None, token: str | None, ca: str | None, every: float) ->
     """
     url, token, ca = cluster_meant(url, token, ca)
     check_token(url, token, ca)
+    if not sys.stdout.isatty():
+        raise UsageError("'pathways top' draws on a terminal, and its output goes elsewhere; 'pathways status' prints")
     try:
         from pathways_ray.cli.top_app import TopApp
     except ModuleNotFoundError as error:

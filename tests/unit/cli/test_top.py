@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from textual.widgets import DataTable, Static
 
+from pathways_ray.cli import commands, top
 from pathways_ray.cli.top_app import TopApp
 from pathways_ray.errors import UsageError
 from tests.unit.observe.snapshots import snapshot
@@ -82,3 +84,10 @@ def test_names_that_would_steer_a_terminal_do_not() -> None:
             assert str(table.get_row_at(0)[3]) == "[red]x?[2J"
 
     asyncio.run(run())
+
+
+def test_what_is_no_terminal_gets_no_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "check_token", lambda *_: None)
+    found = CliRunner().invoke(commands, ["top", "--url", "grpc://h:1", "--token", "t"], prog_name="pathways")
+    assert (found.exit_code, found.stdout) == (2, "")
+    assert "draws on a terminal, and its output goes elsewhere" in found.stderr
