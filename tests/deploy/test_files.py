@@ -346,3 +346,11 @@ def test_a_container_ends_with_its_ray_and_says_how_it_is() -> None:
 def test_steps_of_slurm_have_the_cpus_of_their_task() -> None:
     script = (DEPLOY / "slurm" / "pathways.sbatch").read_text()
     assert script.index("SRUN_CPUS_PER_TASK") < script.index("ray start")
+
+
+def test_what_a_slurm_job_writes_down_is_its_users_alone() -> None:
+    """The operator's token is in it. What the job's command writes has the mode that its user wants."""
+    script = (DEPLOY / "slurm" / "pathways.sbatch").read_text()
+    private = '(umask 077 && : > "$runtime")'
+    assert script.count("umask") == 1
+    assert script.index(private) < script.index('"${up[@]}" > "$runtime"')
