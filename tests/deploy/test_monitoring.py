@@ -38,6 +38,14 @@ def test_each_metric_of_an_alert_is_served() -> None:
         assert f"## {rule['alert']}\n" in RUNBOOK
 
 
+def test_a_queue_is_long_for_ten_minutes_before_somebody_is_called() -> None:
+    """The least of what a series has had lately is its first value, where it is new."""
+    (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    (rule,) = [rule for rule in group["rules"] if rule["alert"] == "PathwaysQueueGrows"]
+    assert rule["for"] == "10m"
+    assert not [rule for rule in group["rules"] if "_over_time" in rule["expr"] and "for" not in rule]
+
+
 def test_each_metric_of_the_dashboard_is_served_and_each_that_is_served_is_shown() -> None:
     dashboard = json.loads((MONITORING / "grafana.json").read_text())
     shown = {name for panel in dashboard["panels"] for target in panel["targets"] for name in named(target["expr"])}
