@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 import time
@@ -131,7 +132,8 @@ class TenantIslands:
         for name in detached.actors(self.processes.runtime):
             kind, number = _numbered(name)
             if (kind == "host" and number >= self.topology.hosts) or (kind == "scheduler" and number not in own):
-                kill([ray.get_actor(name, names.NAMESPACE)])
+                with contextlib.suppress(ValueError):  # it has ended since it was listed
+                    kill([ray.get_actor(name, names.NAMESPACE)])
             if kind == "scheduler" and number not in own:
                 ended.add(number)
         for number in ended:

@@ -6,6 +6,7 @@ that of another machine is compared on a connection of its own (`clocks`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,7 +44,8 @@ def processes(name: str) -> dict[str, Any]:
     for actor in detached.actors(name):
         kind, _, number = actor.removeprefix(f"{name}-").partition("-")
         if kind in ("controller", "scheduler", "host"):
-            found[f"{kind} {number}".strip()] = ray.get_actor(actor, names.NAMESPACE)
+            with contextlib.suppress(ValueError):  # it has ended since it was listed
+                found[f"{kind} {number}".strip()] = ray.get_actor(actor, names.NAMESPACE)
     if "controller" not in found:
         raise UsageError(f"no runtime named {name!r} is on this Ray cluster")
     return found

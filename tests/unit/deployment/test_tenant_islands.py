@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import ray
 
 from pathways_ray import limits
-from pathways_ray.deployment.tenant_islands import Places
+from pathways_ray.deployment import detached
+from pathways_ray.deployment.tenant_islands import Places, TenantIslands
 
 MEMBERS = {0: [0, 1], 1: [2]}
 
@@ -34,3 +39,22 @@ def test_tenants_have_no_more_hosts_than_there_are_numbers() -> None:
     places.give_back("bob")
     places.give_back("alice")
     assert places.take("bob")[0][0] == 2
+
+
+def test_an_actor_that_ends_while_it_is_looked_for_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an actor before this one had started may be on its way to its end."""
+
+    def get_actor(name: str, _: str) -> Any:
+        raise ValueError(f"no actor {name}")
+
+    removed: list[int] = []
+    islands: Any = SimpleNamespace(
+        topology=SimpleNamespace(members=lambda: MEMBERS, hosts=3),
+        processes=SimpleNamespace(runtime="see"),
+        _of_manager=lambda method, *numbers: removed.extend(numbers) or (),
+    )
+    there = ["see-host-3", "see-scheduler-0", "see-scheduler-2"]
+    monkeypatch.setattr(detached, "actors", lambda name: there)
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    TenantIslands._end_all(islands)
+    assert removed == [2]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from pathways_ray.deployment import tracing
+from pathways_ray.deployment import detached, tracing
 from pathways_ray.errors import PathwaysError, UsageError
 from pathways_ray.observe.timeline import Clock, Interval
 from pathways_ray.os_process import clock
@@ -137,3 +137,14 @@ def test_all_that_do_not_answer_together_take_the_time_of_one(monkeypatch: pytes
 def test_without_the_controller_there_is_no_trace() -> None:
     with pytest.raises(PathwaysError, match="the controller does not answer"):
         tracing.trace({"controller": Actor(None)}, 0.0)
+
+
+def test_a_process_that_ends_while_it_is_looked_for_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_actor(name: str, _: str) -> str:
+        if name == "see-host-1":
+            raise ValueError("no such actor")
+        return name
+
+    monkeypatch.setattr(detached, "actors", lambda name: [f"see-{one}" for one in ("controller", "host-1")])
+    monkeypatch.setattr(ray, "get_actor", get_actor)
+    assert tracing.processes("see") == {"controller": "see-controller"}
