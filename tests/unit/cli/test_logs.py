@@ -207,9 +207,10 @@ def test_a_controller_that_is_away_brings_no_log_of_an_earlier_runtime(
     monkeypatch.setattr(logs, "ask", ask)
     monkeypatch.setattr("time.sleep", sleep)
     (tmp_path / "see").mkdir()
-    (tmp_path / "see" / "host-9.jsonl").write_text(line(0, "long ago"))
+    files["host 9"] = tmp_path / "see" / "host-9.jsonl"
+    files["host 9"].write_text(line(0, "long ago"))
     monkeypatch.setattr(process_log, "folder", lambda: tmp_path)
-    monkeypatch.setattr(registry, "all_records", lambda: [registry.Record("grpc://h:1", "t", name="see")])
+    monkeypatch.setattr(registry, "all_records", lambda: [registry.Record("grpc://here:1", "t", name="see")])
     found = invoke("logs", "--follow", "--lines", "0")
     assert found.stdout == ""
     assert "processes: no cluster answers" in found.stderr
