@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -45,17 +45,37 @@ def formula(function: Callable[..., Any], *arguments: Any) -> Formula | None:
 
 def check(function: Callable[..., Any], *arguments: Any) -> None:
     """The function is a formula, and has the bits that JAX gives it, also from its bytes."""
+    check_all([(function, arguments)])
+
+
+def check_all(cases: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]]) -> None:
+    """The same of each function with its arguments; JAX compiles all as one and all formulas as one, which takes a
+    fraction of the time. Each has arguments of its own, so that XLA has nothing to share between two of them."""
+    calls = [call_of(function, arguments) for function, arguments in cases]
+    given = [arguments for _, arguments in cases]
+
+    def plain(given: list[tuple[Any, ...]]) -> list[Any]:
+        return [jax.tree.leaves(function(*each)) for (function, _), each in zip(cases, given, strict=True)]
+
+    def formulas(given: list[tuple[Any, ...]]) -> list[Any]:
+        return [call.call(*each) for call, each in zip(calls, given, strict=True)]
+
+    results = zip(cases, calls, jax.jit(plain)(given), jax.jit(formulas)(given), strict=True)
+    for (function, _), call, wanted, made in results:
+        assert [(one.shape, one.dtype) for one in call.out_avals] == [(one.shape, one.dtype) for one in wanted]
+        for a, b in zip(made, wanted, strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes(), function
+
+
+def call_of(function: Callable[..., Any], arguments: tuple[Any, ...]) -> FormulaCall:
+    """The function as a formula that was read from its bytes."""
     found = formula(function, *arguments)
-    assert found is not None
+    assert found is not None, function
     (read,) = unpacked(packed((found,)))
-    assert read == found
+    assert read == found, function
     call = FormulaCall.of(read)
     assert [(one.shape, one.dtype) for one in call.in_avals] == [(np.shape(a), jnp.asarray(a).dtype) for a in arguments]
-    wanted = jax.tree.leaves(jax.jit(function)(*arguments))
-    made = jax.jit(call.call)(*arguments)
-    assert [(one.shape, one.dtype) for one in call.out_avals] == [(one.shape, one.dtype) for one in wanted]
-    for a, b in zip(made, wanted, strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    return call
 
 
 ONE: dict[Callable[..., Any], tuple[str, ...]] = {
@@ -76,9 +96,6 @@ ONE: dict[Callable[..., Any], tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-COMMON = ("float32", "bfloat16", "int32", "bool")
-"""The types that `make test` tries too; the others take half a minute of CPU time more."""
-
 TWO: dict[Callable[..., Any], tuple[str, ...]] = {
     **dict.fromkeys((lax.add, lax.sub, lax.mul, lax.div, lax.rem, lax.max, lax.min), (*FLOATS, *INTEGERS)),
     **dict.fromkeys((lax.pow, lax.atan2), FLOATS),
@@ -93,8 +110,7 @@ TWO: dict[Callable[..., Any], tuple[str, ...]] = {
     ("dtype", "shape"),
     [
         ("float32", (4, 24)),
-        *((dtype, (96,)) for dtype in COMMON),
-        *(pytest.param(dtype, (96,), marks=pytest.mark.slow) for dtype in (*FLOATS, *BITS) if dtype not in COMMON),
+        *((dtype, (96,)) for dtype in (*FLOATS, *BITS)),
     ],
 )
 def test_each_operation_has_the_bits_that_jax_gives_it(dtype: str, shape: tuple[int, ...]) -> None:
@@ -103,10 +119,8 @@ def test_each_operation_has_the_bits_that_jax_gives_it(dtype: str, shape: tuple[
     with jax.enable_x64(True):
         one = values(dtype).reshape(shape)
         other = values(dtype)[::-1].reshape(shape)
-        for function in (each for each, takes in ONE.items() if dtype in takes):
-            check(function, one)
-        for function in (each for each, takes in TWO.items() if dtype in takes):
-            check(function, one, other)
+        arguments = ((ONE, (one,)), (TWO, (one, other)))
+        check_all([(each, given) for table, given in arguments for each, takes in table.items() if dtype in takes])
 
 
 def test_what_is_written_with_jnp_is_a_formula_too() -> None:
