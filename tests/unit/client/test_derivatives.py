@@ -195,10 +195,11 @@ def test_derivatives_through_branches_and_loops(model: Model) -> None:
             (make(pw, f, jnp.sin), make(jax.lax, double, jnp.sin)),
         ]
     for function, plain in cases:
-        for given in (v, -v):
-            wanted = jax.value_and_grad(total(plain))(given)
-            for one in (total(function), total(pw.program(function))):
-                compared(pw.program(jax.value_and_grad(one))(pw.put(given, model.a)), wanted)
+        wanted = jax.jit(jax.value_and_grad(total(plain)))
+        for one in (function, pw.program(function)):
+            program = pw.program(jax.value_and_grad(total(one)))
+            for given in (v, -v):
+                compared(program(pw.put(given, model.a)), wanted(given))
 
 
 def chosen(control: Any, f: Any, g: Any) -> Any:
@@ -217,13 +218,15 @@ def test_derivatives_through_branches_over_several_slices(model: Model) -> None:
     v = np.arange(1, 9, dtype=np.float32) / 8
     for make in (chosen, repeated):
         function, plain = total(make(pw, f, g)), total(make(jax.lax, double, squared))
-        for given in (v, -v):
-            x = pw.put(given, model.a)
-            compared(pw.program(jax.value_and_grad(function))(x), jax.value_and_grad(plain)(given))
-            again = pw.program(jax.grad(jax.checkpoint(function)))
-            compared(again(x), jax.grad(plain)(given))
-            twice = [total(jax.grad(one)) for one in (function, plain)]
-            compared(pw.program(jax.grad(twice[0]))(x), jax.grad(twice[1])(given))
+        derivatives = [
+            (jax.value_and_grad(function), jax.value_and_grad(plain)),
+            (jax.grad(jax.checkpoint(function)), jax.grad(plain)),
+            (jax.grad(total(jax.grad(function))), jax.grad(total(jax.grad(plain)))),
+        ]
+        for one, other in derivatives:
+            program, wanted = pw.program(one), jax.jit(other)
+            for given in (v, -v):
+                compared(program(pw.put(given, model.a)), wanted(given))
     apart = pw.program(jax.grad(total(lambda v: pw.cond(v[0] > 0, g, f, v))))
     with pytest.raises(pw.errors.GraphError, match="the branches leave result 0 in different layouts"):
         apart(pw.put(v, model.a))  # which a user wrote
