@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -194,6 +195,10 @@ class Source:
     def tree(self) -> ast.Module:
         return ast.parse(self.text, self.file)
 
+    def nodes(self, pattern: str) -> Iterator[ast.AST]:
+        """All nodes of the file where its text has what is looked for; without it, the file need not be parsed."""
+        return ast.walk(self.tree) if re.search(pattern, self.text) else iter(())
+
     @property
     def imports(self) -> tuple[tuple[int, str], ...]:
         return tuple(imports(self.file, self.tree)) if self._given is not None else imports_of(self.file)
@@ -274,7 +279,7 @@ def unsafe_uses(source: Source) -> Iterator[Finding]:
     for line, name in source.imports:
         if UNSAFE_MODULES.intersection(name.split(".")):
             yield line, f"imports {name}"
-    for node in ast.walk(source.tree):
+    for node in source.nodes(rf"\b({'|'.join([*UNSAFE_MODULES, *UNSAFE_BUILTINS, 'allow_pickle'])})\b"):
         if isinstance(node, ast.Attribute) and node.attr in UNSAFE_MODULES:
             yield node.lineno, f"uses .{node.attr}"
         elif isinstance(node, ast.Name) and node.id in UNSAFE_BUILTINS:
@@ -287,7 +292,7 @@ def jax_internals(source: Source) -> Iterator[Finding]:
     for line, name in source.imports:
         if within(name, "jax._src"):
             yield line, f"imports {name}"
-    for node in ast.walk(source.tree) if "_src" in source.text else ():
+    for node in source.nodes("_src"):
         if isinstance(node, ast.Attribute) and node.attr == "_src" and ast.unparse(node.value) == "jax":
             yield node.lineno, "uses jax._src"
 
@@ -333,7 +338,7 @@ def private_uses(source: Source) -> Iterator[Finding]:
 
 def timed_gets(source: Source) -> Iterator[Finding]:
     """Calls of `get` with a timeout, which may wait for ever where it is a queue's; `ray.get` does not."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes(r"\btimeout\b|\bget\(\s*True\b"):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="ray"), attr="get")):
                 pass
