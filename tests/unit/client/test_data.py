@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pathways_ray import limits
 from pathways_ray.client import data as data_module
+from pathways_ray.client import data_link
 from pathways_ray.client.array_pieces import ArrayFile, Copies, FetchedArray, FetchPlan
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.local_reader import Sleeper
@@ -172,8 +173,10 @@ def on_hosts(count: int) -> PlacedSlice:
         pytest.param(((), ("x",)), id="columns"),
     ],
 )
-def test_an_upload_takes_once_the_memory_of_its_array(spec: Any) -> None:
-    """It is copied once, so that the caller may change it; on four hosts as on one. Parts are made as they leave."""
+def test_an_upload_takes_once_the_memory_of_its_array(spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is copied once, so that the caller may change it; on four hosts as on one. Parts are made as they leave. The
+    hosts never say whether they are on this machine, so that nothing goes in files."""
+    monkeypatch.setattr(data_link, "DOOR_LIMIT_S", 0.01)
     array = np.ones((8192, 8192), np.float32)
     hosts = Hosts(4)
     with links_to(hosts) as data:
