@@ -128,10 +128,10 @@ class ProxyCore:
         self._made += 1
         return FIRST_HANDLE + self._made
 
-    def _wait(self, request: do.Requested, kind: str, body: Any = None) -> int:
+    def _wait(self, request: do.Requested, kind: str) -> int:
         """The ticket under which a request waits."""
         ticket = self.new_handle()
-        self.pending[ticket] = Pending(request.op, request.context, kind, body)
+        self.pending[ticket] = Pending(request.op, request.context, kind)
         return ticket
 
     # --- the client, futures ------------------------------------------------------------------------------------------

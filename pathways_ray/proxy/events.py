@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pathways_ray.ir.types import ArrayType
@@ -214,5 +214,3 @@ class Pending:
     op: int
     context: int
     kind: str
-    body: Any = None
-    discard: tuple[int, ...] = field(default=())
