@@ -110,7 +110,6 @@ def cluster(fusion: bool) -> Iterator[pw.Session]:
 class Prepared:
     """A case that runs. `state` is donated by every step."""
 
-    case: Case
     layout: Layout
     step: Step
     batch: dict[str, np.ndarray]
@@ -134,7 +133,7 @@ class Runtime:
         step = build_step(model, self.sizes.optimizer, layout, case.schedule(), Options(join=True))
         state = step.initial(self.whole)
         batch = {"tokens": self.sizes.batch(case.microbatches)}
-        here = self.prepared[case] = Prepared(case, layout, step, batch, state)
+        here = self.prepared[case] = Prepared(layout, step, batch, state)
         losses = []
         for _ in range(steps):
             here.state, metrics = step(here.state, batch)

@@ -25,7 +25,7 @@ class StageNodes(PartNodes):
         self, number: int, slice: pw.VirtualSlice, math: StageMath, reduction: Reduction, update: Update
     ) -> None:
         super().__init__(number, slice, math.shapes, update)
-        self.math, self.shapes, self.reduction = math, math.shapes, reduction
+        self.math, self.shapes = math, math.shapes
         shapes = self.shapes
         master, sums, buckets = shapes.master_specs, shapes.sum_specs, [BUCKET_SPEC] * reduction.buckets
         compute = math.compute

@@ -51,7 +51,7 @@ class StageMath:
         direct: bool = True,
     ) -> None:
         self.model, self.shapes, self.mesh = model, shapes, mesh
-        self.microbatches, self.compute, self.master = microbatches, compute, master
+        self.compute, self.master = compute, master
         self.keep_input, self.direct = keep_input, direct
         self.used = master if shapes.zero == 3 else compute  # the dtype of parameters as they come in
         self.pullback: Pullback | None = None

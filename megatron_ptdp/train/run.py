@@ -92,7 +92,7 @@ def train(config: Config, options: RunOptions, console: Console) -> int:
         with cluster_of(config, sizes) as session, stop.listening():
             if own := getattr(session, "cluster", None):
                 stop.before_leaving = own.stop
-            run = Run(config, options, schedule, sizes, batches, data, directory, checkpoints, session, console, stop)
+            run = Run(config, options, schedule, batches, data, directory, checkpoints, session, console, stop)
             return run.to_the_end(restored)
 
 
@@ -171,7 +171,6 @@ class Run:
     config: Config
     options: RunOptions
     schedule: Schedule
-    sizes: Sizes
     batches: Batches
     data: dict[str, int]
     directory: Path

@@ -73,7 +73,7 @@ class Carrier:
         self.read, self.writer = Reader(messages), Writer(messages)
         self.readers = readers
         self.host_buffers = host_buffers
-        self.tell, self.look = tell, look
+        self.tell = tell
         self.origins = [(whole, place) for whole in wholes for place in range(whole.size)]
         self.slices: dict[Any, VirtualSlice] = {}
         self.buffers: dict[int, tuple[Array, Sharding]] = {}
