@@ -71,16 +71,14 @@ class Gathering:
 class Looks:
     """The looks that wait.
 
-    Args:
-        connected: the islands whose schedulers are connected.
-
-    `leaving` says why slices have to leave an island, see `Moves.leaving`.
+    `connected` gives the islands whose schedulers are connected; `leaving` says why slices have to leave an island, see
+    `Moves.leaving`.
     """
 
-    def __init__(self, launches: Launches, clients: Clients, connected: Callable[[], set[int]] = set) -> None:
+    def __init__(self, launches: Launches, clients: Clients) -> None:
         self.launches = launches
         self.clients = clients
-        self.connected = connected
+        self.connected: Callable[[], set[int]] = set
         self.leaving: Callable[[int], str] = lambda island: ""
         self.overview = Overview(launches)
         self.examinations = Examinations(launches)
