@@ -77,11 +77,6 @@ class Launches:
         self.cancellation = Cancellation(tables, self.admission)
         self.preemption = Preemption(tables, self.admission.memory, self.admission.backlogs)
 
-    @property
-    def sequence(self) -> int:
-        """The number of the last launch of the cluster."""
-        return self.tables.sequence
-
     def device_shares(self) -> Shares:
         """The devices that computed lately, and for what part of the time, 0 to 1, since this was asked before."""
         return self.outcomes.device_time.report(self.programs, self.tables.now)

@@ -330,14 +330,14 @@ def test_calls_that_a_host_has_served_are_in_the_accounts_and_are_no_launches() 
     front = Harness()
     front.register(program_over(1), 1)
     (key,), (first,) = front.launches.programs, front.launches.sessions
-    tables, before, over, late = front.launches.tables, front.launches.sequence, first + 1, first + 2
+    tables, before, over, late = front.launches.tables, front.launches.tables.sequence, first + 1, first + 2
     front.launches.open_session(over)
     front.launches.close_session(over)
     served = Served(first, key, 3, 250), Served(first, 99, 1, 10), Served(over, key, 2, 5)
     front.launches.outcomes.served(0, ServedCalls(0, served))
     assert tables.ledger.device_seconds() == {OPERATOR: pytest.approx(520e-6)}
     assert (tables.recorder.served, tables.recorder.busy) == (6, {0: pytest.approx(520e-6)})
-    assert (front.launches.sequence, front.launches.in_flight) == (before, {})
+    assert (front.launches.tables.sequence, front.launches.in_flight) == (before, {})
     for _ in range(60):
         front.launches.outcomes.served(0, ServedCalls(0, (Served(first, key, 1, 1_000_000),)))
     front.launches.open_session(late)

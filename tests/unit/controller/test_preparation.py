@@ -194,7 +194,7 @@ def test_two_suspects_are_compiled_one_after_the_other() -> None:
     assert programs(front.launch(1, (1, 2), 10, session=2)) == []
     front.ready(good, 0)
     assert programs(front.tick(1.0)) == [], "its launch could be what ends hosts"
-    front.done(0, front.launches.sequence)
+    front.done(0, front.launches.tables.sequence)
     assert programs(front.tick(2.0)) == [bad.key]
     dies(front, 2, bad)
     assert [len(front.launches.circuit_breaker.records[p.culprit].strikes) for p in (good, bad)] == [0, 1]
@@ -235,7 +235,7 @@ def test_suspects_wait_until_all_hosts_of_their_island_are_back(first: int) -> N
         assert programs(front.launch(1, arguments, 10, session=session)) == []
     assert programs(front.up(1 - first, epoch=3)) == [1]
     front.ready(found[0], 0)
-    front.done(0, front.launches.sequence)
+    front.done(0, front.launches.tables.sequence)
     assert programs(front.tick(1.0)) == [2]
 
 

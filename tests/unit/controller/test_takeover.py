@@ -588,7 +588,7 @@ def test_numbers_go_on_above_those_that_schedulers_have_seen() -> None:
     first = front.core.clients.registrar.programs_made
     front.join(0, sequence=500, program=first)
     front.join(1, sequence=900, program=7)
-    assert front.core.launches.sequence == 900 + NUMBERS_APART
+    assert front.core.launches.tables.sequence == 900 + NUMBERS_APART
     assert of_launches(front.core.launches, Report(), {})["launches"] == 0, "it has admitted none"
     assert front.core.clients.registrar.programs_made == first, "they are made from the time"
     assert front.core.launches.tables.last_slice == 9
@@ -598,7 +598,7 @@ def test_launches_have_numbers_above_those_that_hosts_have_seen() -> None:
     """The scheduler died with the controller, and its successor has seen none. Transfers are named by these numbers."""
     front = Successor()
     front.comes(0, Holds({}, (), sequence=5000))
-    assert front.core.launches.sequence == 5000 + NUMBERS_APART
+    assert front.core.launches.tables.sequence == 5000 + NUMBERS_APART
 
 
 def test_launches_have_numbers_above_that_from_which_on_a_host_has_data() -> None:
@@ -606,7 +606,7 @@ def test_launches_have_numbers_above_that_from_which_on_a_host_has_data() -> Non
     would say that the host came later than the launch, and it would wait for their data without end."""
     front = Successor()
     front.comes(0, Holds({}, (), sequence=50, since=5000))
-    assert front.core.launches.sequence == 5000 + NUMBERS_APART
+    assert front.core.launches.tables.sequence == 5000 + NUMBERS_APART
     assert front.core.launches.hosts[0].since == 5000
 
 

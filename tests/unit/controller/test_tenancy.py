@@ -382,7 +382,7 @@ def test_a_closed_session_makes_room_for_those_behind_it() -> None:
 def killing(f: Harness, epoch: int, launch: int, kind: str = "HostLost", crash: str = "") -> list:
     """A launch of program 1, and the death of host 0 with it first in line."""
     start(f, launch)
-    sequence = f.launches.sequence
+    sequence = f.launches.tables.sequence
     down = HostDown(0, epoch, "killed", kind, (sequence,), decided=kind != "HostLost")
     commands = f.checked(f.launches.host_down(down))
     message = HostUp(0, epoch + 1, "t", "d", 2, 100, crash)
@@ -405,7 +405,7 @@ def first(f: Harness) -> None:
 
 def succeed(f: Harness, launch: int) -> None:
     start(f, launch)
-    f.done(0, f.launches.sequence)
+    f.done(0, f.launches.tables.sequence)
 
 
 def test_a_program_that_never_succeeded_is_refused_after_three_deaths() -> None:
