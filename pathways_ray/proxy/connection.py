@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,13 +139,7 @@ class Connection:
     def _request(self, request: do.Requested, commands: list[do.Command]) -> None:
         """Answers a request where that is possible; adds what is to be carried out."""
         try:
-            for command in self.core.handle(request):
-                if type(command) is do.Reply:
-                    self._answer(command)
-                    continue
-                if type(command) is do.Fetch:  # the client asks for it, on another connection, once it has its answer
-                    self.host_buffers.expect(command.handle)
-                commands.append(command)
+            commands.extend(self._answered(self.core.handle(request)))
         except Exception as error:
             _log.exception("request %s failed", request.kind)
             text = f"{request.kind} failed in the proxy: {type(error).__name__}: {error}"
@@ -156,13 +150,18 @@ class Connection:
             self._carry_out(event)
 
     def _carry_out(self, event: do.Event) -> None:
-        for command in self.core.handle(event):
+        for command in self._answered(self.core.handle(event)):
+            self._carry(command)
+
+    def _answered(self, commands: list[do.Command]) -> Iterator[do.Command]:
+        """The commands that are to be carried out; the others are replies, which are sent as it comes to them."""
+        for command in commands:
             if type(command) is do.Reply:
                 self._answer(command)
                 continue
-            if type(command) is do.Fetch:
+            if type(command) is do.Fetch:  # the client asks for it, on another connection, once it has its answer
                 self.host_buffers.expect(command.handle)
-            self._carry(command)
+            yield command
 
     def _answer(self, reply: do.Reply) -> None:
         if reply.kind == "init_response":
