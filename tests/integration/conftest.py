@@ -90,6 +90,19 @@ def probe(slices: Slices) -> Callable[[], None]:
     return run
 
 
+@pytest.fixture
+def inc(slices: Slices) -> Callable[..., Any]:
+    return pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
+
+
+@pytest.fixture(scope="module")
+def doubles() -> Iterator[None]:
+    """JAX has types of 64 bits."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs the tests with clusters of their own first, then those that share `cluster`, then those that share `pairs`:
     the idle processes of a shared cluster take a good part of a core, and these live until the last test has run."""

@@ -33,11 +33,6 @@ def refused_in_time(session) -> Iterator[None]:
     assert took < REFUSED_WITHIN_S
 
 
-@pytest.fixture
-def inc(slices):
-    return pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
-
-
 # --- between nodes ----------------------------------------------------------------------------------------------------
 
 

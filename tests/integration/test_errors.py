@@ -19,11 +19,6 @@ WITHIN_S = 20.0
 
 
 @pytest.fixture
-def inc(slices):
-    return pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
-
-
-@pytest.fixture
 def there(slices):
     return pw.compiled(lambda v: v * 2, slice=slices.b2, in_specs=P("x"), out_specs=P("x"))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import jax
 import numpy as np
 import optax
@@ -20,12 +18,7 @@ CONFIG = ModelConfig("gpt", layers=2, hidden=8, heads=2, sequence=6, vocabulary=
 EXAMPLES = 4
 BOUND = 1e-12
 
-
-@pytest.fixture(autouse=True)
-def doubles() -> Iterator[None]:
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
+pytestmark = pytest.mark.usefixtures("doubles")
 
 
 @pytest.mark.slow

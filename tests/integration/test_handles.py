@@ -18,17 +18,11 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 
 V = np.arange(8, dtype=np.float32)
 CHILD_LIMIT_S = 10.0
-
-
-@pytest.fixture
-def inc(slices):
-    return pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
 
 
 def test_arrays_are_compared_by_value(session, inc) -> None:

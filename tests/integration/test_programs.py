@@ -14,11 +14,6 @@ V = np.arange(8, dtype=np.float32)
 
 
 @pytest.fixture
-def inc(slices):
-    return pw.compiled(lambda v: v + 1, slice=slices.a4, in_specs=P("x"), out_specs=P("x"))
-
-
-@pytest.fixture
 def double(slices):
     return pw.compiled(lambda v: v * 2, slice=slices.b2, in_specs=P("x"), out_specs=P("x"))
 

@@ -7,7 +7,7 @@ is right is tested with the models. Relative differences are Frobenius norms, at
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -29,12 +29,7 @@ RATE = 0.01
 BOUND = 1e-12
 STAGES_OF_TWO = {"interleaved", "looped-bfs", "interleaved-zb", "zb-v", "dualpipe-v"}
 
-
-@pytest.fixture(scope="module", autouse=True)
-def doubles() -> Iterator[None]:
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
+pytestmark = pytest.mark.usefixtures("doubles")
 
 
 def optimizer(decay: Any) -> optax.GradientTransformation:
