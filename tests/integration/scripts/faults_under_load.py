@@ -7,25 +7,16 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from tests.integration.scripts.two_tenants import gang
 
 hosts_per_island, kills, sign, seed = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
 choose = random.Random(seed)
-
-
-def gang(where: pw.VirtualSlice) -> Callable[..., Any]:
-    def body(v: jax.Array) -> jax.Array:
-        return v + jax.lax.psum(v.sum(), "x")
-
-    mapped = jax.shard_map(body, mesh=where.mesh, in_specs=P("x"), out_specs=P("x"))
-    return pw.compiled(mapped, slice=where, in_specs=P("x"), out_specs=P("x"))
 
 
 with pw.init(2, hosts_per_island, 2) as session:

@@ -5,25 +5,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from tests.integration.scripts.two_tenants import gang
 
 url, token, ca = sys.argv[1:4]
 islands = [int(island) for island in sys.argv[4:]]
-
-
-def gang(where: pw.VirtualSlice) -> Callable[..., Any]:
-    def body(v: jax.Array) -> jax.Array:
-        return v + jax.lax.psum(v.sum(), "x")
-
-    mapped = jax.shard_map(body, mesh=where.mesh, in_specs=P("x"), out_specs=P("x"))
-    return pw.compiled(mapped, slice=where, in_specs=P("x"), out_specs=P("x"))
 
 
 def say(**words: Any) -> None:
