@@ -142,7 +142,6 @@ def test_a_function_that_cannot_be_exported_is_named(session) -> None:
 MAIN = "func.func public @main(%a: tensor<8xf32>, %b: tensor<8xf32>) -> (tensor<8xf32>, tensor<8xf32>)"
 REST = "func.func private @f(%v: tensor<8xf32>) -> tensor<8xf32> { return %v : tensor<8xf32> }"
 F = "func.call @f({}) : (tensor<8xf32>) -> tensor<8xf32>"
-ADD = "stablehlo.add %b, %b : tensor<8xf32>"
 GIVE = "return {}, {} : tensor<8xf32>, tensor<8xf32>"
 
 
@@ -172,10 +171,6 @@ def test_an_export_that_does_more_than_call_is_none_of_several(body: list[str], 
     for number in ("2", "-1", "", "x", "²"):
         with pytest.raises(ProgramRefused, match="has no number"):
             joint.member(number)
-
-
-def _tree(of: Any) -> Any:
-    return jax.tree.structure(of)
 
 
 def test_a_sharding_over_other_devices_is_said_of_its_function_alone(session) -> None:

@@ -118,9 +118,6 @@ def test_an_island_without_one_of_its_hosts_starts_nothing() -> None:
     )
 
 
-WAITING = LaunchView(1, "alice", 13, 0, "double", 5, "deferred", 9.0, (0,))
-
-
 def waiting(**fields) -> LaunchView:
     return LaunchView(1, "alice", 13, 0, "double", 5, "deferred", 9.0, (0,), **fields)
 
