@@ -7,8 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 
 import pathways_ray as pw
 from pathways_ray.errors import BufferLost, PathwaysError, SessionClosed
+from tests.waiting import until
 
 SCRIPT = Path(__file__).parent / "scripts" / "isolated_cluster.py"
 TOKENS = {name: f"{name}-token-0123456789" for name in ("alice", "bob")}
@@ -36,7 +36,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, str
             yield process, found["url"], found["token"]
             pids = [pid for pids in processes(operator).values() for pid in pids]
         process.communicate("", timeout=60)
-    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 10)
+    until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), within_s=10)
 
 
 def processes(session: pw.Session) -> dict[str, list[int]]:
@@ -45,13 +45,6 @@ def processes(session: pw.Session) -> dict[str, list[int]]:
     for island in session.status()["islands"]:
         found.setdefault(island["tenant"], []).extend(host["pid"] for host in island["hosts"])
     return found
-
-
-def until(condition: Callable[[], bool], limit_s: float) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def double(session: pw.Session) -> tuple[Any, Any]:
@@ -85,7 +78,7 @@ def test_each_tenant_has_processes_and_the_death_of_one_is_its_own(cluster: tupl
             except PathwaysError:
                 return False
 
-        until(works_again, 30)
+        until(works_again, within_s=30)
         np.testing.assert_array_equal(kept, 2 * V)
         assert processes(operator)["bob"] == pids["bob"]
 
@@ -114,7 +107,7 @@ def test_what_starts_the_processes_may_die(cluster: tuple[Any, str, str]) -> Non
                 np.testing.assert_array_equal(result, 2 * V)
                 return processes(operator).get("alice", before) != before
 
-            until(ended_or_back, 30)
+            until(ended_or_back, within_s=30)
             with pytest.raises((SessionClosed, BufferLost)):
                 np.asarray(kept)
         with pw.connect(url, TOKENS["alice"]) as alice:

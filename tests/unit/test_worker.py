@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -27,6 +26,7 @@ from pathways_ray.ir.graph import Graph, Ref, Result
 from pathways_ray.transport.messages import encode
 from pathways_ray.worker import Worker, WorkerEnded, WorkerLate
 from tests.unit.helpers import Sketch
+from tests.waiting import until
 
 TROUBLES = {
     "crash": ("import os; os.kill(os.getpid(), 11)", "its process crashed: SIGSEGV"),
@@ -149,13 +149,6 @@ def runs(pid: int) -> bool:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-def until(holds: Callable[[], object]) -> None:
-    limit = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 # --- the planner ------------------------------------------------------------------------------------------------------

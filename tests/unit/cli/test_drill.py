@@ -15,6 +15,7 @@ from pathways_ray import os_process
 from pathways_ray.cli import commands, drill
 from pathways_ray.cli.output import CommandFailed
 from pathways_ray.errors import ControllerLost, UsageError
+from tests.waiting import until
 
 
 def status(epochs: tuple[int, int, int] = (1, 1, 1), pid: int = 77, up: bool = True) -> dict[str, Any]:
@@ -84,8 +85,7 @@ def test_what_cannot_be_killed_is_refused() -> None:
 def test_a_process_of_somebody_else_that_has_the_number_of_a_host_lives() -> None:
     """The host is on another machine, and a process of another runtime of Ray's has its number here."""
     with subprocess.Popen(["bash", "-c", "exec -a ray::SomebodyElse sleep 60"]) as stranger:
-        while not Path(f"/proc/{stranger.pid}/cmdline").read_bytes().startswith(b"ray::"):
-            time.sleep(0.01)
+        until(lambda: Path(f"/proc/{stranger.pid}/cmdline").read_bytes().startswith(b"ray::"))
         began = os_process.started_at(stranger.pid)
         there = status(pid=stranger.pid)
         there["islands"][0]["hosts"][0]["started"] = there["controller"]["started"] = began + 1

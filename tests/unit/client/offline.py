@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -164,10 +163,3 @@ class Background:
         if self.error is not None:
             raise self.error
         return self.result
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "not within the limit"
-        threading.Event().wait(0.005)

@@ -24,7 +24,8 @@ from pathways_ray.client import completion, session_questions
 from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, UsageError, WaitTimeout
 from pathways_ray.transport.messages import Completed, LaunchFailed
-from tests.unit.client.offline import LIMIT_S, Background, Offline, eventually
+from tests.unit.client.offline import LIMIT_S, Background, Offline
+from tests.waiting import until
 
 BROKEN = Failure("ExecutionError", "f divided by zero")
 
@@ -44,7 +45,7 @@ def test_arrays_come_in_the_order_in_which_they_are_computed(offline: Offline) -
     waiting = Background(lambda: [found.append(one) for one in pw.as_completed([a, b, c], timeout=LIMIT_S)])
     for launch, count in ((2, 1), (3, 2), (1, 3)):
         offline.say(Completed((launch,)))
-        eventually(lambda count=count: len(found) == count)  # type: ignore[misc]
+        until(lambda count=count: len(found) == count)  # type: ignore[misc]
     waiting.end()
     assert [x is y for x, y in zip(found, [b, c, a], strict=True)] == [True] * 3
     assert offline.session._driver.watchers == []
@@ -192,7 +193,7 @@ def test_a_callback_launches_where_the_session_is_full() -> None:
     made: list[Any] = []
     a.add_done_callback(lambda _: made.extend(launched(offline, 2)))
     Background(lambda: offline.say(Completed((1,)), Completed((2,)))).end()
-    eventually(lambda: len(made) == 2)
+    until(lambda: len(made) == 2)
     assert {array._buffer.record.state.value for array in made} == {"pending"}
 
 
@@ -203,7 +204,7 @@ def test_a_callback_launches_where_the_array_was_cancelled_behind_its_upload(off
     made: list[Any] = []
     a.add_done_callback(lambda _: made.extend(launched(offline, 1)))
     assert a.cancel()
-    eventually(lambda: len(made) == 1)
+    until(lambda: len(made) == 1)
 
 
 def test_callbacks_of_one_session_are_called_in_turn_by_one_thread(offline: Offline) -> None:
@@ -247,7 +248,7 @@ def test_a_callback_may_end_the_session(offline: Offline) -> None:
     a.add_done_callback(lambda _: offline.session.close())
     b.add_done_callback(called.append)
     offline.say(Completed((1,)))
-    eventually(lambda: called == [b])
+    until(lambda: called == [b])
     assert offline.session.closed
 
 
@@ -286,9 +287,9 @@ def test_an_array_goes_with_its_handle_once_it_was_waited_for(offline: Offline, 
             called: list[int] = []
             a.add_done_callback(lambda _: called.append(1))
             offline.say(Completed((1,)))
-            eventually(lambda: called == [1])
+            until(lambda: called == [1])
         del a
-        eventually(lambda: kept() is None)
+        until(lambda: kept() is None)
         assert kept() is None
     finally:
         gc.enable()
@@ -316,7 +317,7 @@ def test_a_fork_calls_what_it_deletes_by_itself(offline: Offline) -> None:
     a.add_done_callback(called.append)
     b.add_done_callback(called.append)
     offline.say(Completed((1,)))
-    eventually(lambda: called == [a])
+    until(lambda: called == [a])
     child = os.fork()
     if not child:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,6 +49,7 @@ from pathways_ray.transport.messages import (
     Upgraded,
     encode,
 )
+from tests.waiting import until
 
 KIND = ArgumentType.of(ArrayType((2,), "float32"), False, None, ())
 TOKEN, SECRET, SESSION = "the operator's", "the session's secret", 5
@@ -190,13 +190,6 @@ def controller(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     made.stop()
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < deadline, "not within the limit"
-        threading.Event().wait(0.01)
-
-
 def assert_answers(session: Session) -> None:
     (array,) = session.launch(1, [], (KIND,))
     array.block_until_ready(timeout=LIMIT_S)
@@ -212,7 +205,7 @@ def launches(messages: list[Message]) -> list[int]:
 
 def ended(session: Session) -> str:
     """The reason why a session that is about to end has ended."""
-    eventually(lambda: session.closed_because)
+    until(lambda: session.closed_because)
     return session.closed_because
 
 
@@ -327,10 +320,10 @@ def test_messages_during_the_upgrade_are_neither_lost_nor_overtaken(controller: 
     controller.call(controller.upgrade.clear)
     with controller.connect() as session:
         arrays = [session.launch(1, [], (KIND,))[0] for _ in range(20)]
-        eventually(lambda: controller.by_stream == [Upgrade()])
+        until(lambda: controller.by_stream == [Upgrade()])
         assert session._connection.state is Channel.UPGRADING
         controller.say(HostAddress(7, 3, "127.0.0.1:7"), HostAddress(8, 3, ""))
-        eventually(lambda: 8 in session._data._addresses)
+        until(lambda: 8 in session._data._addresses)
         assert session._data._addresses[7].address == "127.0.0.1:7"
         assert not any(array.is_ready() for array in arrays)
         controller.call(controller.upgrade.set)
@@ -345,7 +338,7 @@ def test_frees_of_results_come_behind_their_launches(controller: Controller) -> 
         for _ in range(5):
             assert_answers(session)
         session.flush()
-        eventually(lambda: sum(len(m.buffers) for m in controller.by_link if isinstance(m, Free)) == 5)
+        until(lambda: sum(len(m.buffers) for m in controller.by_link if isinstance(m, Free)) == 5)
     seen: set[int] = set()
     for message in controller.by_link:
         if isinstance(message, Launch):
@@ -488,7 +481,7 @@ def test_a_closed_session_leaves_no_thread_and_no_socket(controller: Controller)
     assert len(readers) == 2
     session.close()
     session.close()
-    eventually(lambda: not any(reader.is_alive() for reader in readers))
+    until(lambda: not any(reader.is_alive() for reader in readers))
     assert link._connection.fileno() == -1
     with pytest.raises(SessionClosed, match="the session is closed: it was shut down"):
         session.status()
@@ -512,7 +505,7 @@ def test_whatever_goes_wrong_in_the_reader_ends_the_session_for_all_that_wait(
     with controller.connect() as session:
         assert_answers(session)
         if by_link:
-            eventually(lambda: on_link(session))
+            until(lambda: on_link(session))
         handle = session._core.handle
 
         def breaks(event: Any, now: float) -> Any:
@@ -528,4 +521,4 @@ def test_whatever_goes_wrong_in_the_reader_ends_the_session_for_all_that_wait(
         with pytest.raises(ControllerLost, match="no such thing"):
             session.wait(waited_for)
         assert waited_for.failure is not None
-        eventually(lambda: not any(reader.is_alive() for reader in session._connection._readers))
+        until(lambda: not any(reader.is_alive() for reader in session._connection._readers))

@@ -27,6 +27,7 @@ from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport import frames
 from pathways_ray.transport.messages import FetchPart, HostAddress, PutDone, encode
 from pathways_ray.transport.shared_memory import SharedFile, offsets
+from tests.waiting import until
 
 MIB = 1 << 20
 LIMIT_S = 20.0
@@ -268,8 +269,7 @@ def test_a_wait_for_a_host_ends_when_there_is_nothing_to_wait_for(how: str, monk
     with links_to(hosts) as data:
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
-        while not data.awaited:
-            time.sleep(0.001)
+        until(lambda: data.awaited)
         data.look()
         assert not ended
         over.set()

@@ -21,6 +21,7 @@ import pathways_ray as pw
 from pathways_ray.client.joined_calls import Call, CallQueue, JoinedCalls
 from pathways_ray.transport.messages import Launch
 from tests.unit.client.offline import Background, Offline
+from tests.waiting import until
 
 LIMIT_S = 30.0
 
@@ -96,14 +97,6 @@ class Held:
         if self.error is not None:
             raise self.error
         return [call.arguments[0] * 2 for call in calls]
-
-
-def until(condition: Callable[[], object]) -> None:
-    for _ in range(30_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("it did not come to be")
 
 
 @pytest.mark.parametrize("error", [None, ValueError("too hot")])

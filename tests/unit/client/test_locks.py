@@ -32,9 +32,10 @@ from pathways_ray.transport.messages import Completed, Fetch, FetchPart, Free, H
 from pathways_ray.transport.messages import encode as encoded
 from pathways_ray.transport.thread_links import Outbox, is_writing
 from tests.unit.client.local import opened
-from tests.unit.client.offline import LIMIT_S, Background, Offline, eventually
+from tests.unit.client.offline import LIMIT_S, Background, Offline
 from tests.unit.client.test_snapshots import islands, lose
 from tests.unit.helpers import placed
+from tests.waiting import until
 
 ONES = np.ones(4, np.float32)
 INTERRUPTS = 1000
@@ -150,7 +151,7 @@ def test_ctrl_c_in_a_call_that_waited_for_the_session_leaves_the_mover_its_lock(
     driver.suspend(Suspension((), {}, gives_way=True), lambda number: None)
 
     def bring_back() -> bool:
-        eventually(lambda: driver.changed._waiters)  # type: ignore[attr-defined]
+        until(lambda: driver.changed._waiters)  # type: ignore[attr-defined]
         with driver.sending:
             driver.suspend(None, lambda number: None)
             time.sleep(0.2)
@@ -324,7 +325,7 @@ def test_what_a_host_says_of_early_calls_behind_the_end_of_a_stream_stays() -> N
             said.append((allowed, link.dead is None))
 
     link = DataLink(cast(Any, Owner()), HostAddress(0, 1, "127.0.0.1:1"))
-    eventually(lambda: link.dead is not None)
+    until(lambda: link.dead is not None)
     link.dead, Owner.early = None, Listener()
     link.end("its process was lost")
     link.end("its process was lost")

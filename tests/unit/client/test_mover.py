@@ -33,9 +33,10 @@ from pathways_ray.transport.messages import (
     Unregister,
     Vacate,
 )
-from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline, eventually
+from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline
 from tests.unit.client.test_snapshots import islands
 from tests.unit.helpers import placed
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -134,7 +135,7 @@ def test_the_program_of_a_copy_is_dropped_whatever_comes_of_it(offline: Offline,
         yield Release()
 
     mover = Background(lambda: carry_out(offline, steps()))
-    eventually(lambda: core.pending)
+    until(lambda: core.pending)
     launch = Launch(1, 1, (), made[0].id)
     assert offline.controller.sent == [copy, launch]
     offline.say(Completed((1,)) if succeeds else LaunchFailed(1, Failure("HostLost", "host 5 is gone")))
@@ -161,7 +162,7 @@ def test_a_copy_that_has_left_is_not_waited_for_without_a_controller(offline: Of
             raise
 
     mover = Background(lambda: carry_out(offline, steps()))
-    eventually(lambda: core.pending)
+    until(lambda: core.pending)
     assert mover.waits
     driver.handle(Disconnected("the controller is gone"))
     with pytest.raises(ControllerLost, match="the controller is gone"):
@@ -206,7 +207,7 @@ def test_a_slice_whose_caller_was_interrupted_is_given_back(offline: Offline) ->
     with pytest.raises(KeyboardInterrupt):
         session.virtual_slice((2,), ("x",))
     over.set()
-    eventually(lambda: len(offline.controller.calls) > 1)
+    until(lambda: len(offline.controller.calls) > 1)
     assert offline.controller.calls[1] == ReleaseSlice(session.id, 1)
     offline.controller.answers = {}
     assert session.virtual_slice((2,), ("x",)).id == 3
@@ -325,7 +326,7 @@ def test_an_upload_that_waits_for_the_session_is_not_waited_for(
     def listed(_: ListHeld) -> Held:
         if not goes_on.is_set():
             goes_on.set()
-            eventually(lambda: session._driver.arrivals)
+            until(lambda: session._driver.arrivals)
             (buffer,) = hosts.uploads
             hosts.acknowledge(buffer)
         found = [one for one in controller.sent if isinstance(one, Put)]
@@ -415,7 +416,7 @@ def test_a_slice_that_finds_no_place_keeps_no_other_one_on_an_island_that_is_dra
 
     controller.answers = {CreateSlice: made, ListHeld: Held(()), ExchangeSlices: exchanged}
     offline.say(Vacate((large.id, small.id)))
-    eventually(lambda: small.devices == ("1.0", "1.1"))
+    until(lambda: small.devices == ("1.0", "1.1"))
     assert asked == [large.id, small.id]
     assert large.devices == ("0.0", "0.1")
 
@@ -446,7 +447,7 @@ def test_a_slice_that_stays_apart_from_others_leaves_a_drained_island_for_one_wi
 
     controller.answers = {CreateSlice: made, ListHeld: Held(()), ExchangeSlices: exchanged}
     offline.say(Vacate((copies.id,)))
-    eventually(lambda: copies.devices == ("1.0", "1.1"))
+    until(lambda: copies.devices == ("1.0", "1.1"))
     assert asked == tried
 
 
@@ -464,4 +465,4 @@ def test_a_process_without_room_for_a_thread_moves_when_it_is_asked_again(
         mover.make_way(True)
     assert [one.detail for one in story.entries()][-2:] == ["can't start new thread"] * 2
     mover.vacate([1])
-    eventually(lambda: any(isinstance(one, ReleaseSlice) for one in offline.controller.calls))
+    until(lambda: any(isinstance(one, ReleaseSlice) for one in offline.controller.calls))

@@ -71,7 +71,8 @@ from pathways_ray.transport.messages import (
     StatusReply,
     encode,
 )
-from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline, eventually
+from tests.unit.client.offline import LIMIT_S, VECTOR, Background, Offline
+from tests.waiting import until
 
 BROKEN = Failure("ExecutionError", "f divided by zero")
 GONE = Failure("HostLost", "host 0 is gone", host=0)
@@ -205,7 +206,7 @@ def test_a_launch_waits_while_too_many_have_no_outcome() -> None:
     offline = Offline(max_launches=8)
     arrays = [offline.session.launch(1, [], (offline.kind,)) for _ in range(8)]
     late = Background(lambda: offline.session.launch(1, [], (offline.kind,)))
-    eventually(lambda: late.waits)
+    until(lambda: late.waits)
     assert len(offline.controller.take()) == 8
     offline.say(Completed((1, 2)))
     late.end()
@@ -217,7 +218,7 @@ def test_a_launch_that_waits_for_room_ends_with_the_session() -> None:
     offline = Offline(max_launches=1)
     held = offline.session.launch(1, [], (offline.kind,))
     late = Background(lambda: offline.session.launch(1, [], (offline.kind,)))
-    eventually(lambda: late.waits)
+    until(lambda: late.waits)
     offline.session._driver.disconnected("gone")
     with pytest.raises(SessionClosed, match="the session is closed: gone"):
         late.end()
@@ -246,7 +247,7 @@ def test_waiting_has_a_limit(offline: Offline) -> None:
 def test_an_array_deleted_while_it_is_waited_for(offline: Offline) -> None:
     (a,) = offline.session.launch(1, [], (offline.kind,))
     waiting = Background(a.block_until_ready)
-    eventually(lambda: waiting.waits)
+    until(lambda: waiting.waits)
     a.delete()
     offline.say(Completed((1,)))
     with pytest.raises(BufferDeleted, match="it was deleted"):
@@ -469,7 +470,7 @@ def test_flushing_returns_when_the_last_upload_has_arrived(offline: Offline) -> 
     x = offline.session.put(V, offline.where, ())
     y = offline.session.launch(1, [x._buffer.record], (offline.kind,))
     flushing = Background(offline.session.flush)
-    eventually(lambda: flushing.waits)
+    until(lambda: flushing.waits)
     offline.hosts.acknowledge(1)
     flushing.end()
     assert offline.controller.take()[-1] == Launch(1, 1, (1,), 2)
@@ -497,7 +498,7 @@ def test_flushing_ends_with_the_session(offline: Offline) -> None:
     x = offline.session.put(V, offline.where, ())
     held = offline.session.launch(1, [x._buffer.record], (offline.kind,))
     flushing = Background(offline.session.flush)
-    eventually(lambda: flushing.waits)
+    until(lambda: flushing.waits)
     offline.session._driver.disconnected("gone")
     with pytest.raises(SessionClosed, match="the session is closed: gone"):
         flushing.end()

@@ -62,6 +62,7 @@ from pathways_ray.transport.messages import (
 )
 from pathways_ray.transport.tls import trust_of
 from tests.unit.helpers import VECTOR
+from tests.waiting import until
 
 TOKEN = "the token of the operator"
 LIMIT_S = 20.0
@@ -128,7 +129,7 @@ class Service:
 
     def stop(self) -> None:
         """Stops once all links are gone, as they have to be by now."""
-        eventually(lambda: self.service.links._active_count == 0)  # type: ignore[attr-defined]
+        until(lambda: self.service.links._active_count == 0)  # type: ignore[attr-defined]
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive()
@@ -220,13 +221,6 @@ def _reading(source: Any, inbox: queue.Queue[ToClient | str]) -> None:
     threading.Thread(target=read, daemon=True).start()
 
 
-def eventually(what: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not what():
-        assert time.monotonic() < deadline, "not within the limit"
-        threading.Event().wait(0.01)
-
-
 @pytest.fixture(params=["plain", "tls"])
 def service(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     for module in (links, thread_links):  # an end that nobody reads from learns from its pings that the other one went
@@ -241,7 +235,7 @@ def peer(service: Service) -> Iterator[Peer]:
     made = Peer(service)
     yield made
     made.close()
-    eventually(lambda: not service.core.clients.known)
+    until(lambda: not service.core.clients.known)
 
 
 def test_messages_take_the_stream(peer: Peer) -> None:
@@ -275,7 +269,7 @@ def test_a_link_that_comes_before_the_stream_waits_for_it(peer: Peer) -> None:
     assert link.channel.state is ChannelState.OPENED
     peer.open_stream()
     dialled.join(LIMIT_S)
-    eventually(lambda: peer.service.state(peer.session) is ChannelState.LINK_OPEN)
+    until(lambda: peer.service.state(peer.session) is ChannelState.LINK_OPEN)
     peer.outbox.send(Upgrade())
     assert peer.by_stream.get(timeout=LIMIT_S) == Upgraded()
     peer.read_link()
@@ -286,9 +280,9 @@ def test_a_link_that_ends_before_the_upgrade_is_ignored(peer: Peer) -> None:
     peer.open_stream()
     for _ in range(2):
         peer.open_link()
-        eventually(lambda: peer.service.state(peer.session) is ChannelState.LINK_OPEN)
+        until(lambda: peer.service.state(peer.session) is ChannelState.LINK_OPEN)
         peer.hang_up_link()
-        eventually(lambda: peer.service.state(peer.session) is ChannelState.ON_STREAM)
+        until(lambda: peer.service.state(peer.session) is ChannelState.ON_STREAM)
     peer.assert_answers(peer.outbox, peer.by_stream)
 
 
@@ -305,7 +299,7 @@ def test_after_the_upgrade_the_end_of_either_ends_the_session(peer: Peer, end: s
         peer.hang_up_link()
     else:
         peer.stream.cancel()
-    eventually(lambda: not peer.service.core.clients.known and not peer.service.core.launches.sessions)
+    until(lambda: not peer.service.core.clients.known and not peer.service.core.launches.sessions)
     for inbox in (peer.by_stream, peer.by_link):
         assert isinstance(inbox.get(timeout=LIMIT_S), str), "both connections end"
 
@@ -341,7 +335,7 @@ def test_a_stream_that_carries_no_more_messages_ends(peer: Peer, capfd: pytest.C
     service = peer.service.service
     peer.service.call(lambda: service.send(peer.session, Completed((1 << 64,))))
     assert isinstance(peer.by_stream.get(timeout=LIMIT_S), str)
-    eventually(lambda: not peer.service.core.launches.sessions)
+    until(lambda: not peer.service.core.launches.sessions)
     assert "OverflowError" in capfd.readouterr().err
 
 
@@ -353,7 +347,7 @@ def test_what_is_not_of_the_protocol_ends_the_session_with_the_reason(peer: Peer
     ended = inbox.get(timeout=LIMIT_S)
     assert isinstance(ended, SessionEnded)
     assert "refused" in ended.reason
-    eventually(lambda: not peer.service.core.launches.sessions)
+    until(lambda: not peer.service.core.launches.sessions)
 
 
 def test_an_upgrade_without_a_link_ends_the_session(peer: Peer) -> None:
@@ -492,16 +486,16 @@ def test_one_link_of_a_session_waits_for_its_stream_and_takes_no_long_batch(serv
         link._transport.write(limits.MAX_MESSAGE_BYTES.to_bytes(4, "big"))
 
     first = dialled()
-    eventually(lambda: connections.link_waits)
+    until(lambda: connections.link_waits)
     second = dialled()
     assert service.call(second.read) is None
     assert second.reason == client_service.SECOND_LINK
     service.call(lambda: begin_long(first))
     assert service.call(first.read) is None
     assert f"a frame of {limits.MAX_MESSAGE_BYTES} bytes came" in first.reason
-    eventually(lambda: not connections.link_waits)
+    until(lambda: not connections.link_waits)
     third = dialled()
-    eventually(lambda: connections.link_waits)
+    until(lambda: connections.link_waits)
     peer.open_stream()
     assert service.call(third.read) == link_tags(peer.secret, peer.session)[1].encode()
     service.call(lambda: begin_long(third))

@@ -15,7 +15,8 @@ from pathways_ray.controller.channel import ChannelState
 from pathways_ray.errors import SessionClosed, WireError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.messages import Completed
-from tests.unit.controller.test_client_service import LIMIT_S, TOKEN, Service, eventually
+from tests.unit.controller.test_client_service import LIMIT_S, TOKEN, Service
+from tests.waiting import until
 
 KIND = ArgumentType.of(ArrayType((2,), "float32"), False, None, ())
 
@@ -46,7 +47,7 @@ def test_both_ends_move_to_the_link(service: Service) -> None:
             assert_answers(session)
             assert session._connection.state is Channel.ON_LINK
             assert service.state(session.id) is ChannelState.ON_LINK
-    eventually(lambda: not service.core.clients.known)
+    until(lambda: not service.core.clients.known)
 
 
 def test_sessions_that_open_at_once_all_move_to_their_link(service: Service) -> None:
@@ -70,7 +71,7 @@ def test_a_client_that_breaks_its_link_ends_its_session_on_both_sides(service: S
     assert_answers(session)
     assert session._connection._link is not None
     session._connection._link.close()
-    eventually(lambda: bool(session.closed_because) and not service.core.clients.known)
+    until(lambda: bool(session.closed_because) and not service.core.clients.known)
     session.close()
 
 
@@ -78,7 +79,7 @@ def test_a_message_that_no_client_may_send_ends_the_session_with_the_reason(serv
     session = connect(service)
     assert_answers(session)
     session._connection.outbox.send(Completed((1,)))
-    eventually(lambda: bool(session.closed_because))
+    until(lambda: bool(session.closed_because))
     assert "refused" in session.closed_because
     with pytest.raises(SessionClosed, match="refused"):
         session.launch(1, [], (KIND,))

@@ -6,8 +6,7 @@ from __future__ import annotations
 import itertools
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +24,7 @@ from pathways_ray.proxy.putting import PUTTING
 from pathways_ray.transport.local_sockets import LocalSocket
 from pathways_ray.transport.pipes import Pipe
 from tests.unit.proxy.test_server import Door, Stream
+from tests.waiting import until
 
 VALUE = np.arange(8, dtype=np.uint8)
 PROGRAM = 1
@@ -77,13 +77,6 @@ def client(tmp_path: Path) -> Iterator[Client]:
     made.close()
 
 
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_what_stands_behind_an_array_that_is_read_here_comes_after_it(client: Client) -> None:
     """1. Two arrays are put, to whose pipes nothing is written. Nobody waits, and the first counts. 2. It comes; the
     second one does then. 3. What was asked for behind both has happened."""
@@ -93,11 +86,11 @@ def test_what_stands_behind_an_array_that_is_read_here_comes_after_it(client: Cl
     assert client.connection.host_buffers._bytes == VALUE.nbytes
     assert client.carrier.buffers == {}
     first.write([VALUE])
-    eventually(lambda: 1 in client.carrier.buffers)
+    until(lambda: 1 in client.carrier.buffers)
     assert client.value(1) == VALUE.tolist()
     assert 2 not in client.carrier.buffers
     second.write([VALUE + 1])
-    eventually(lambda: 2 in client.carrier.buffers and 1 not in client.carrier.buffers)
+    until(lambda: 2 in client.carrier.buffers and 1 not in client.carrier.buffers)
     assert client.value(2) == (VALUE + 1).tolist()
     assert client.connection.host_buffers._bytes == 0
     assert client.door.server.account == {"passed_on": 0, "read_here": 2}
@@ -108,7 +101,7 @@ def test_an_array_whose_writer_hangs_up_is_broken_and_what_is_behind_it_goes_on(
     whole, _ = client.put(2)
     half.write([VALUE[:4]])
     whole.write([VALUE])
-    eventually(lambda: 2 in client.carrier.buffers)
+    until(lambda: 2 in client.carrier.buffers)
     assert client.value(2) == VALUE.tolist()
     assert client.carrier.failed[1].code == Code.DATA_LOSS
     assert "4 bytes of an array are missing" in client.carrier.failed[1].message
@@ -124,7 +117,7 @@ def test_an_array_that_there_is_no_room_for_is_refused(client: Client, monkeypat
     pipe, events = client.put(2)
     assert events == []
     pipe.write([VALUE])
-    eventually(lambda: 2 in client.carrier.buffers)
+    until(lambda: 2 in client.carrier.buffers)
 
 
 def test_a_client_that_goes_in_the_midst_of_its_array_leaves_no_thread(client: Client) -> None:
@@ -134,7 +127,7 @@ def test_a_client_that_goes_in_the_midst_of_its_array_leaves_no_thread(client: C
     pipe, _ = client.put(1)
     assert reads()
     client.stream.call.cancel()
-    eventually(lambda: not reads())
+    until(lambda: not reads())
     assert client.carrier.buffers == {}
     del pipe
 
@@ -161,13 +154,13 @@ def test_not_everything_may_stand_behind_an_array_that_does_not_come(
         assert client.carry(do.Free((buffer,))) == []
     assert client.carrier.failed == {}
     client.carry(do.Compile(2, SimpleNamespace(type_name="none", data=bytes(1 << 20)), None))
-    eventually(lambda: 1 in client.carrier.failed)
+    until(lambda: 1 in client.carrier.failed)
     assert client.carrier.failed[1].code == Code.RESOURCE_EXHAUSTED
     assert "comes too slowly" in client.carrier.failed[1].message
-    eventually(lambda: client.connection.host_buffers._bytes == 0)
+    until(lambda: client.connection.host_buffers._bytes == 0)
     whole, _ = client.put(2)
     whole.write([VALUE])
-    eventually(lambda: 2 in client.carrier.buffers)
+    until(lambda: 2 in client.carrier.buffers)
     assert client.carrier.pipes._behind_bytes == 0
     del pipe
 

@@ -9,7 +9,6 @@ import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from pathways_ray.executor.calls import reaper
 from pathways_ray.executor.calls.calls import HostCalls, Pending, _Asked
 from pathways_ray.executor.calls.process import CallFailed, FunctionProcess
 from pathways_ray.ir.plan import NodeLabel
+from tests.waiting import until
 
 LIMIT_S = 60.0
 
@@ -142,8 +142,7 @@ def test_a_call_goes_to_another_process_where_this_one_no_longer_takes_it(called
     before = int(called.call(own, np.zeros(4))[0])
     process = psutil.Process(called.process.pid)
     process.suspend()
-    while process.status() != psutil.STATUS_STOPPED:
-        time.sleep(0.01)
+    until(lambda: process.status() == psutil.STATUS_STOPPED)
     os.kill(before, signal.SIGKILL)
     assert called.process._calls is not None
     pipe = select.poll()

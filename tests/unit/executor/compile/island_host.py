@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from pathways_ray.executor.data.partners import Partners
 from pathways_ray.transport import neighbours
 from pathways_ray.transport.messages import Peer
 from tests.unit.executor.compile.test_by_device import WHOLE, XY, Case, X, any_bits, drawn_step, numbers, per_device
+from tests.waiting import until
 
 HOST, DEVICES, PORT = (int(text) for text in sys.argv[1:4])
 SECRET = "the link secret"
@@ -43,8 +43,7 @@ def joined() -> Compiler:
     directory = Path(sys.argv[4])
     (directory / f"{HOST}.new").write_text(transfer.address)
     (directory / f"{HOST}.new").rename(directory / f"{HOST}")
-    while not all((directory / str(host)).exists() for host in (0, 1)):
-        time.sleep(0.01)
+    until(lambda: all((directory / str(host)).exists() for host in (0, 1)), within_s=60.0)
     addresses = [(directory / str(host)).read_text() for host in (0, 1)]
     transfer.set_peers([Peer(k, 1, one, machine=neighbours.machine()) for k, one in enumerate(addresses)])
     compiler.meet = Partners(HOST, transfer, SECRET).meet

@@ -7,11 +7,12 @@ import pytest
 from pathways_ray.transport.messages import FROM_HOST_DATA, DataFailed, Fetch, FetchPart, PutDone, encode
 from pathways_ray.transport.pipes import Pipe
 from tests.unit.executor.data.test_near_shortage import no_descriptors, no_threads
-from tests.unit.executor.data.test_server import BIG, LARGE, SMALL, Host, Wire, eventually, in_file, local, opening
+from tests.unit.executor.data.test_server import BIG, LARGE, SMALL, Host, Wire, in_file, local, opening
 
 __all__ = ["host", "wire"]
 
 from tests.unit.executor.data.test_server import host, wire
+from tests.waiting import until
 
 
 def test_what_comes_with_a_descriptor_that_a_host_cannot_take_is_answered(host: Host, wire: Wire) -> None:
@@ -26,7 +27,7 @@ def test_what_comes_with_a_descriptor_that_a_host_cannot_take_is_answered(host: 
     stream.workers._max_workers = 1
     wire.send(Fetch(9, 1, (0,)))  # a thread that asks JAX for the first time needs descriptors
     assert wire.next().request == 9
-    eventually(lambda: len(host.server.local._open) == 1)
+    until(lambda: len(host.server.local._open) == 1)
     with no_descriptors():
         assert door.send(encode(opening(3)), pipes[0].other)
         failed = wire.next()

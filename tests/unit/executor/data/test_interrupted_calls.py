@@ -28,9 +28,9 @@ from tests.unit.executor.data.test_server import (
     SESSION,
     SMALL,
     Host,
-    eventually,
     whole,
 )
+from tests.waiting import until
 
 __all__ = ["data", "host"]
 
@@ -57,7 +57,7 @@ def test_an_upload_by_a_pipe_hangs_up(host: Host, data: DataLinks) -> None:
 
     def check(step: str) -> None:
         assert not link.pipes, step
-        eventually(lambda: not stream.handed and not link.uploads)
+        until(lambda: not stream.handed and not link.uploads)
 
     at_each_step([DataLink._send_by_pipe.__code__, Pipe.write.__code__, Pipe._over.__code__], put, check)
 
@@ -77,7 +77,7 @@ def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hang
     with pytest.raises(RuntimeError, match="new thread"):
         data.upload(1, LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *_: None)
     assert not link.pipes
-    eventually(lambda: not stream.handed)
+    until(lambda: not stream.handed)
 
 
 @pytest.mark.parametrize("way", ["pipe", "file", "parts"])

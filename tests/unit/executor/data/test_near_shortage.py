@@ -9,7 +9,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -20,16 +20,10 @@ from jax.sharding import SingleDeviceSharding
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.near_transfer import Arriving, NearTransfer
 from pathways_ray.transport import neighbours
+from tests.waiting import until
 
 BIG = np.arange(1 << 20, dtype=np.float32)
 SENDER, RECEIVER = (0, 1), (1, 1)
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20.0
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 def came(arriving: Arriving) -> list[jax.Array] | Failure:

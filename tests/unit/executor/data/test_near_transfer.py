@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,18 +29,12 @@ from pathways_ray.executor.data.near_transfer import Arriving
 from pathways_ray.ir.plan import transfer_id
 from pathways_ray.transport import neighbours
 from pathways_ray.transport.messages import Peer
+from tests.waiting import until
 
 MIB = 1 << 20
 MACHINE = neighbours.machine()
 SECRET = "the link secret"
 LOST = Failure("HostLost", "host 2 was lost", host=2)
-
-
-def until(holds: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20.0
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.002)
 
 
 def kinds(*arrays: Any) -> list[jax.ShapeDtypeStruct]:

@@ -7,7 +7,6 @@ import gc
 import os
 import socket
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +16,7 @@ from pathways_ray.executor.data import partners
 from pathways_ray.executor.data.partners import MAX_STRANGERS, Partners
 from pathways_ray.transport import neighbours
 from pathways_ray.transport.messages import Peer
+from tests.waiting import until
 
 NAME, OTHER = b"a computation 16", b"another one   16"
 SECRET = "the link secret"
@@ -62,13 +62,6 @@ class Island:
             return got
 
         return [one.result(timeout=20) for one in [self.pool.submit(act, k) for k in range(len(sides))]]
-
-
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20.0
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def results(*asked: Any) -> list[Any]:

@@ -23,8 +23,9 @@ from pathways_ray.limits import MAX_SERVED_BYTES
 from pathways_ray.transport.capabilities import data_token, tenant_mark
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.messages import DataFailed, EarlyAllowed, HostAddress, ServeCall
-from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, SMALL, Host, Wire, eventually
+from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, SMALL, Host, Wire
 from tests.unit.helpers import placed
+from tests.waiting import until
 
 PAIR = FetchPlan.of_array(ArrayType((2, 3), "int32"), (), placed(1, ["0.0"]))
 VALUES = [SMALL, np.arange(6, dtype=np.int32).reshape(2, 3)]
@@ -56,7 +57,7 @@ def data(serving: Serving, request: pytest.FixtureRequest) -> Iterator[DataLinks
     made = DataLinks(SESSION, data_token(SECRET, SESSION, None), (HostAddress(0, 1, host.server.address),))
     host.put(1, SMALL)
     np.testing.assert_array_equal(made.fetch(1, COVER, lambda: None), SMALL)
-    eventually(lambda: made._links[0].is_local)
+    until(lambda: made._links[0].is_local)
     made._links[0].is_local = request.param == "local"
     yield made
     made.close(OVER)

@@ -65,6 +65,7 @@ from pathways_ray.transport.messages import (
 from pathways_ray.transport.pipes import HostPipe, Pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from tests.unit.helpers import placed
+from tests.waiting import until
 
 SECRET = "the data secret"
 SESSION = 7
@@ -130,15 +131,6 @@ def wire(host: Host) -> Iterator[Wire]:
     made.link.close()
 
 
-def eventually(what: Callable[[], bool]) -> None:
-    done = threading.Event()
-    for _ in range(int(LIMIT_S / 0.01)):
-        if what():
-            return
-        done.wait(0.01)
-    raise AssertionError("not within the limit")
-
-
 SMALL = np.arange(4, dtype=np.float32)
 OVER = Failure("SessionClosed", "the session ended: it was shut down")
 BIG = np.arange(SMALL_BYTES, dtype=np.float32)
@@ -153,7 +145,7 @@ def test_a_value_is_answered_whether_it_or_the_question_comes_first(
         host.put(1, value)
     wire.send(Fetch(3, 1, (0,)))
     if first == "question":
-        eventually(lambda: host.store.waiting() == 1)
+        until(lambda: host.store.waiting() == 1)
         host.put(1, value)
     assert wire.next() == FetchPart(3, 0, 0, value.nbytes, value.tobytes())
     assert host.store.waiting() == 0
@@ -161,7 +153,7 @@ def test_a_value_is_answered_whether_it_or_the_question_comes_first(
 
 def test_a_question_gets_the_failure_that_comes_in_place_of_the_value(host: Host, wire: Wire) -> None:
     wire.send(Fetch(3, 1, (0,)), Fetch(4, 2, (0,)), Fetch(5, 2, (9,)))
-    eventually(lambda: host.store.waiting() == 3)
+    until(lambda: host.store.waiting() == 3)
     failure = Failure("HostLost", "it went", host=1)
     host.put(1, failure)
     host.put(2, SMALL)
@@ -179,7 +171,7 @@ def test_the_thread_that_waits_for_a_launch_gives_few_answers(
     """Who asks for more is answered by the workers of his stream, at once."""
     monkeypatch.setattr(fetches, "is_computed", lambda value: False)
     wire.send(Fetch(1, 1, (0, 0)), *(Fetch(request, 1, (0,)) for request in (2, 3, 4, 5)))
-    eventually(lambda: host.store.waiting() == 5)
+    until(lambda: host.store.waiting() == 5)
     later = list[Callable[[], None]]()
     host.store.put(SESSION, 1, jax.device_put(SMALL), later)
     assert len(later) == MAX_LATER
@@ -198,7 +190,7 @@ def test_a_question_whether_several_are_there_is_answered_once_all_are(
     if first == "the question":
         wire.send(question)
         for number in order:
-            eventually(lambda: host.store.waiting() == 1)
+            until(lambda: host.store.waiting() == 1)
             host.put(number, np.zeros(1 << 20, np.uint8))
     else:
         for number in order:
@@ -210,11 +202,11 @@ def test_a_question_whether_several_are_there_is_answered_once_all_are(
 
 def test_such_a_question_is_taken_back_wherever_it_waits(host: Host, wire: Wire) -> None:
     wire.send(Fetch(5, 1, (), ((0, 2), (0, 3))))
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.put(1, SMALL)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     wire.send(CancelFetch(5))
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
     host.put(2, SMALL)
     host.put(3, SMALL)
     wire.send(Fetch(6, 1, (), ((0, 2), (0, 3))))
@@ -248,7 +240,7 @@ def test_such_a_question_holds_up_no_launch_with_what_another_one_makes(
 
     monkeypatch.setattr(host.server.reader, "value", waits)
     wire.send(Fetch(5, 1, (), ((0, 2),)))
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     later = list[Callable[[], None]]()
     host.store.put(SESSION, 1, jax.device_put(SMALL), later)
     for answer in later:
@@ -272,7 +264,7 @@ def test_a_question_for_what_was_dropped_in_between(host: Host, wire: Wire, monk
     put = host.store.get
     monkeypatch.setattr(host.store, "get", lambda session, buffer: None)
     wire.send(Fetch(3, 1, (0,)))
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.put(1, SMALL)
     answer = wire.next()
     assert put(SESSION, 1) is not None
@@ -299,14 +291,14 @@ def test_a_number_that_never_comes_leaves_nothing_behind(host: Host, wire: Wire)
     3. The stream ends: the host has forgotten all of them.
     """
     wire.send(Fetch(1, 11, (0,)), Fetch(2, 12, (0,)), Fetch(3, 13, (0,)))
-    eventually(lambda: host.store.waiting() == 3)
+    until(lambda: host.store.waiting() == 3)
     wire.send(CancelFetch(2), CancelFetch(77))
-    eventually(lambda: host.store.waiting() == 2)
+    until(lambda: host.store.waiting() == 2)
     host.put(12, SMALL)
     host.put(13, SMALL)
     assert wire.next() == FetchPart(3, 0, 0, 16, SMALL.tobytes())
     wire.link.close()
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
     assert not host.server.streams
 
 
@@ -316,13 +308,13 @@ def test_the_end_of_a_session_ends_its_questions_and_no_others(host: Host, wire:
     other.send(Fetch(1, 11, (0,)))
 
     def end() -> None:
-        eventually(lambda: host.store.waiting() == 2)
+        until(lambda: host.store.waiting() == 2)
         host.store.drop_session(SESSION)
 
     threading.Thread(target=end).start()
     with pytest.raises(LinkLost, match="the session has ended"):
         wire.next()
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.store.put(SESSION + 1, 11, jax.device_put(SMALL))
     assert isinstance(other.next(), FetchPart)
     other.link.close()
@@ -335,7 +327,7 @@ def test_a_session_sees_its_own_numbers_only(host: Host) -> None:
     host.put(1, SMALL)
     other = Wire(host, SESSION + 1)
     other.send(Fetch(1, 1, (0,)))
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     other.send(Fetch(1, 1, (0,)))
     refused = other.next()
     assert isinstance(refused, DataFailed), "a second question of the same number"
@@ -369,7 +361,7 @@ def test_who_asks_for_many_arrays_does_not_have_them_copied_by_the_thread_that_s
 
     monkeypatch.setattr(host.server.reader, "_elements", noted)
     wire.send(*[Fetch(k, 11, (0,)) for k in range(asked)])
-    eventually(lambda: host.store.waiting() == asked)
+    until(lambda: host.store.waiting() == asked)
     host.put(11, SMALL)
     assert {wire.next().request for _ in range(asked)} == set(range(asked))
     mine = copied.count(threading.current_thread())
@@ -422,12 +414,12 @@ class Asked:
 def test_a_fetch_that_has_no_point_any_more_ends_and_is_withdrawn(host: Host, data: DataLinks) -> None:
     """The controller says that the launch has failed: no host will ever have the value."""
     asked = Asked(data, 5)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     asked.stop = GraphError("the launch failed")
     data.wake()
     asked.end()
     assert asked.error is asked.stop
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
 
 
 def test_a_fetch_ends_when_its_host_or_its_session_goes(host: Host, data: DataLinks) -> None:
@@ -437,22 +429,22 @@ def test_a_fetch_ends_when_its_host_or_its_session_goes(host: Host, data: DataLi
     3. The session is closed while a question stands.
     """
     asked = Asked(data, 5)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     data.host_changed(HostAddress(0, 1, ""))
     asked.end()
     assert isinstance(asked.error, HostLost)
     data.host_changed(HostAddress(0, 2, host.server.address))
     again = Asked(data, 5)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.put(5, SMALL)
     again.end()
     np.testing.assert_array_equal(again.result, SMALL)
     last = Asked(data, 6)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     data.close(OVER)
     last.end()
     assert isinstance(last.error, SessionClosed), "what is under way ends for the reason given"
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
 
 
 def test_an_upload_is_reported_before_it_is_acknowledged_and_has_its_number_for_itself(host: Host, wire: Wire) -> None:
@@ -537,7 +529,7 @@ def test_an_array_that_is_there_does_not_wait_behind_many_that_are_computed(host
     host.put(1, LARGE)
     host.store.put(SESSION, 2, slow(np.ones((600, 600), np.float32)))
     wire.send(*(Fetch(request, 2, (0,)) for request in range(2, 9)))
-    eventually(lambda: any(stream._looked_at for stream in host.server.streams))
+    until(lambda: any(stream._looked_at for stream in host.server.streams))
     wire.send(Fetch(1, 1, (0,)))
     came = [wire.next().request for _ in range(8)]
     assert came[0] == 1
@@ -561,13 +553,13 @@ def test_a_session_has_a_limit_of_streams(host: Host, monkeypatch: pytest.Monkey
     wires = []
     for count in range(1, 4):
         wires.append(Wire(host))
-        eventually(lambda count=count: len(host.server.streams) == count)  # type: ignore[misc]
+        until(lambda count=count: len(host.server.streams) == count)  # type: ignore[misc]
     with pytest.raises(LinkLost, match="the session has 3 data streams to this host"):
         Wire(host).next()
     Wire(host, SESSION + 1).send(Fetch(1, 1, (0,)))
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     wires[0].link.close()
-    eventually(lambda: len(host.server.streams) == 3)
+    until(lambda: len(host.server.streams) == 3)
     again = Wire(host)
     host.put(2, SMALL)
     again.send(Fetch(4, 2, (0,)))
@@ -586,15 +578,15 @@ def test_a_tenant_has_a_limit_of_streams(host: Host, monkeypatch: pytest.MonkeyP
     wires = []
     for session in range(1, 4):
         wires.append(opened(session, "alice"))
-        eventually(lambda count=session: len(host.server.streams) == count)  # type: ignore[misc]
+        until(lambda count=session: len(host.server.streams) == count)  # type: ignore[misc]
     with pytest.raises(LinkLost, match="the tenant has 3 data streams to this host"):
         opened(4, "alice").next()
     wires.append(opened(5, "bob"))
-    eventually(lambda: len(host.server.streams) == 4)
+    until(lambda: len(host.server.streams) == 4)
     wires[0].link.close()
-    eventually(lambda: len(host.server.streams) == 3)
+    until(lambda: len(host.server.streams) == 3)
     wires.append(opened(4, "alice"))
-    eventually(lambda: len(host.server.streams) == 4)
+    until(lambda: len(host.server.streams) == 4)
     for made in wires:
         made.link.close()
 
@@ -616,7 +608,7 @@ def test_a_client_gets_sixty_results_with_one_question(host: Host, data: DataLin
     """They are stored one after the other, as a launch ends; the question is there before."""
     early: dict[int, np.ndarray[Any, Any]] = {}
     asked = Asked(data, 1, dict.fromkeys(range(2, 61), COVER), early)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     for number in range(60, 0, -1):
         host.put(number, SMALL + number)
     asked.end()
@@ -694,12 +686,12 @@ def test_a_client_that_reads_nothing_of_what_it_fetches_holds_up_itself_only(hos
     np.testing.assert_array_equal(found, larger)
     back = min(begun)
     assert socket.send(encode(CancelFetch(back)))
-    eventually(lambda: back not in stream.fetches)
+    until(lambda: back not in stream.fetches)
     with pytest.raises(EOFError):
         pipes[back].read([np.empty(larger.nbytes, np.uint8)])
     begun.add(stubborn.next().request)
     stubborn.link.close()
-    eventually(lambda: not stream.fetches)
+    until(lambda: not stream.fetches)
     for request, pipe in pipes.items():
         if request != back:
             with pytest.raises(EOFError):
@@ -769,7 +761,7 @@ def test_pipes_without_bytes_hold_up_no_other_client_and_end_with_their_stream(h
     data.upload(99, LARGE, LARGE_KIND, (("x",),), PLACED, slice_tag(SECRET, SESSION, PLACED), lambda *_: done.set())
     assert done.wait(LIMIT_S)
     stubborn.link.close()
-    eventually(lambda: not stream.handed)
+    until(lambda: not stream.handed)
     for pipe in pipes:
         pipe.write([LARGE])  # returns: the host has hung up
     np.testing.assert_array_equal(data.fetch(99, whole(LARGE_KIND), lambda: None), LARGE)
@@ -844,7 +836,7 @@ def test_arrays_wait_for_their_turn_while_a_host_stores_others(
 
     waiting = threading.Thread(target=put, args=range(1, count), daemon=True)
     waiting.start()
-    eventually(lambda: 0 in data._links and len(data._links[0]._turns._handed) == upload_turns.MAX_PIPES)
+    until(lambda: 0 in data._links and len(data._links[0]._turns._handed) == upload_turns.MAX_PIPES)
     calling = threading.Thread(target=called_back, daemon=True)
     calling.start()
     calling.join(LIMIT_S)
@@ -867,7 +859,7 @@ def test_ctrl_c_in_an_upload_ends_it_and_it_was_known_before(
     def ended(self: Pipe) -> None:
         if answered:
             end(self)
-            eventually(lambda: bool(failed))
+            until(lambda: bool(failed))
 
     def interrupted(self: Pipe, arrays: Any, done: Any) -> None:
         assert len(known) == 1
@@ -919,7 +911,7 @@ def test_an_upload_ends_when_its_host_is_lost(host: Host, data: DataLinks, monke
     data._link(0)
     monkeypatch.setattr(data_server, "is_slice_tag", lambda *_: True)
     thread.start()
-    eventually(lambda: bool(data._links[0].pipes))
+    until(lambda: bool(data._links[0].pipes))
     data._links[0].end("its process was lost")
     thread.join(LIMIT_S)
     assert not thread.is_alive()
@@ -1039,7 +1031,7 @@ def test_arrays_that_go_in_parts_wait_until_their_host_has_stored_some(
     puts = threading.Thread(target=put_all, args=(1, LARGE, 5))
     puts.start()
     link = data._link(0)
-    eventually(lambda: len(link._turns._coming) == 2)
+    until(lambda: len(link._turns._coming) == 2)
     puts.join(0.2)
     assert puts.is_alive()
     assert len(link._turns._coming) == 2
@@ -1120,14 +1112,14 @@ def test_questions_with_files_hold_few_descriptors_of_the_host(host: Host, wire:
     before = len(os.listdir("/proc/self/fd"))
     for request in range(1, 101):
         assert socket.send(encode(Fetch(request, request, (0,))), SharedFile.create(LARGE.nbytes))
-    eventually(lambda: host.store.waiting() == 100)
+    until(lambda: host.store.waiting() == 100)
     assert len(os.listdir("/proc/self/fd")) <= before + data_server.MAX_FILES
     host.put(100, LARGE)
     assert isinstance(wire.next(), FetchPart)  # over the limit: it comes over the stream
     for request in range(1, 100):
         assert socket.send(encode(CancelFetch(request)))
-    eventually(lambda: host.store.waiting() == 0)
-    eventually(lambda: len(os.listdir("/proc/self/fd")) <= before)
+    until(lambda: host.store.waiting() == 0)
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before)
 
 
 @pytest.mark.parametrize(
@@ -1147,7 +1139,7 @@ def test_a_message_that_needs_no_file_keeps_none(
     for request in range(1, 51):
         assert socket.send(encode(make(request)), SharedFile.create(LARGE.nbytes))
     assert socket.send(encode(Fetch(51, 51, (0,))))
-    eventually(lambda: host.store.waiting() == waiting)
+    until(lambda: host.store.waiting() == waiting)
     assert len(os.listdir("/proc/self/fd")) <= before
 
 
@@ -1179,9 +1171,9 @@ def test_many_threads_get_their_small_values_by_one_local_socket(host: Host, dat
     """
     host.put(1, SMALL)
     np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
-    eventually(lambda: data._links[0].is_local)
+    until(lambda: data._links[0].is_local)
     asked = [Asked(data, number) for number in range(2, 12)]
-    eventually(lambda: host.store.waiting() == 10)
+    until(lambda: host.store.waiting() == 10)
     asked[5].stop = SessionClosed("over")
     data.wake()
     asked[5].end()
@@ -1204,7 +1196,7 @@ def test_a_host_that_stood_still_is_asked_by_its_local_socket_again(host: Host, 
     host.put(1, SMALL)
     np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
     (link,) = data._links.values()
-    eventually(lambda: link.is_local)
+    until(lambda: link.is_local)
     goes_on = threading.Event()
     host.server._loop.call_soon_threadsafe(goes_on.wait, LIMIT_S)
     before = data.new_request()
@@ -1223,7 +1215,7 @@ def test_a_host_that_stood_still_is_asked_by_its_local_socket_again(host: Host, 
     assert host.store.waiting() == 0
     asked = data.launch_early(0, LaunchEarly(1, (), 8)), link.send_local(Fetch(data.new_request(), 9, ()))
     assert asked == (True, True)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
 
 
 def test_questions_may_be_taken_back_by_the_local_socket_in_any_number(
@@ -1233,7 +1225,7 @@ def test_questions_may_be_taken_back_by_the_local_socket_in_any_number(
     host.put(1, SMALL)
     np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
     (link,) = data._links.values()
-    eventually(lambda: link.is_local)
+    until(lambda: link.is_local)
     caught_up = list[object]()
     monkeypatch.setattr(host.server.local, "catch_up", lambda *given: caught_up.append(given))
     for _ in range(200):
@@ -1247,7 +1239,7 @@ def test_a_host_says_when_a_value_is_there_with_no_thread_that_waits(host: Host,
     """1. One comes, one cannot, one is not waited for any longer. 2. From another machine nothing is asked so."""
     host.put(1, SMALL)
     np.testing.assert_array_equal(data.fetch(1, COVER, lambda: None), SMALL)
-    eventually(lambda: data._links[0].is_local)
+    until(lambda: data._links[0].is_local)
     said: dict[int, bool] = {}
 
     def asked(number: int) -> Question:
@@ -1260,13 +1252,13 @@ def test_a_host_says_when_a_value_is_there_with_no_thread_that_waits(host: Host,
         return said
 
     given_up = [asked(number) for number in (2, 3, 4)][-1]
-    eventually(lambda: host.store.waiting() == 3)
+    until(lambda: host.store.waiting() == 3)
     assert answers() == {}
     host.put(2, SMALL)
     host.put(3, OVER)
     assert given_up.take_back()
-    eventually(lambda: answers() == {2: True, 3: False})
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: answers() == {2: True, 3: False})
+    until(lambda: host.store.waiting() == 0)
     assert not data._links[0].fetches
     data._links[0].is_local = False
     assert ask_whether_there(data, 5, 0, lambda came: None) is None
@@ -1386,7 +1378,7 @@ def test_files_of_fetches_are_counted_while_others_are_answered(host: Host, wire
     host.put(1, LARGE)
     host.put(2, SMALL)
     door.send(encode(Fetch(1, 99, (0,))))
-    eventually(lambda: bool(host.server.streams) and any(stream.fetches for stream in host.server.streams))
+    until(lambda: bool(host.server.streams) and any(stream.fetches for stream in host.server.streams))
     (stream,) = host.server.streams
     looks = []
 

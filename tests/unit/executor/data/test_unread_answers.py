@@ -24,7 +24,8 @@ from pathways_ray.transport.messages import (
     ServeCall,
     encode,
 )
-from tests.unit.executor.data.test_server import LIMIT_S, SMALL, Host, Wire, eventually
+from tests.unit.executor.data.test_server import LIMIT_S, SMALL, Host, Wire
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def test_calls_of_one_batch_are_served_as_far_as_their_client_reads(host: Host, 
         assert paused.wait(LIMIT_S)
     send_as_one(wire, *(ServeCall(1, (), (number,), ((0,),)) for number in MANY))
     if not reads:
-        eventually(lambda: not stream.outbox.has_room(len(MANY) - 1))
+        until(lambda: not stream.outbox.has_room(len(MANY) - 1))
         assert len(taken) == MAX_UNREAD + 1
         host.server.later(lambda _: stream.link.resume_writing(), None)
     answers = [wire.next() for _ in MANY]
@@ -130,5 +131,5 @@ def test_nothing_more_of_a_batch_is_taken_once_its_session_has_ended(
     wire = Wire(host)
     wire.doors.get(timeout=LIMIT_S)
     send_as_one(wire, *(CancelFetch(number) for number in (1, 2, 3)))
-    eventually(lambda: not host.server.streams)
+    until(lambda: not host.server.streams)
     assert taken == [1]

@@ -35,8 +35,9 @@ from pathways_ray.transport.messages import (
     Prepared,
 )
 from tests.unit.client.offline import Controller
-from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, SMALL, Asked, Host, eventually
+from tests.unit.executor.data.test_server import COVER, OVER, SECRET, SESSION, SMALL, Asked, Host
 from tests.unit.helpers import placed
+from tests.waiting import until
 
 PROGRAM = 3
 LIMIT_S = 20.0
@@ -52,7 +53,7 @@ def data(host: Host, request: pytest.FixtureRequest) -> Iterator[DataLinks]:
     made = DataLinks(SESSION, data_token(SECRET, SESSION, None), (HostAddress(0, 1, host.server.address),))
     host.put(1, SMALL)
     np.testing.assert_array_equal(made.fetch(1, COVER, lambda: None), SMALL)
-    eventually(lambda: made._links[0].is_local)
+    until(lambda: made._links[0].is_local)
     if request.node.callspec.params.get("host") == "stream":
         made._links[0].is_local = False
     yield made
@@ -74,13 +75,13 @@ def record(buffer: int) -> BufferRecord:
 def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -> None:
     """1. Before somebody looks. 2. While he waits. 3. Behind a wait for its being there."""
     link = called(data, 2)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     before = data.new_request()
     host.put(2, SMALL + 2)
     np.testing.assert_array_equal(data.fetch(2, COVER, lambda: None), SMALL + 2)
     called(data, 3)
     looking = Asked(data, 3)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.put(3, SMALL + 3)
     looking.end()
     np.testing.assert_array_equal(looking.result, SMALL + 3)
@@ -96,7 +97,7 @@ def test_a_message_that_is_too_long_for_a_local_socket_leaves_it_as_it_is(host: 
     """What has come by it is not lost, and the next question goes by it."""
     link = called(data, 2)
     host.put(2, SMALL + 2)
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
     time.sleep(0.1)  # the answer lies in the socket
     local = link.is_local
     assert not link.send_local(LaunchEarly(1, (), 9, ((0, bytes(1 << 20)),)))
@@ -130,14 +131,14 @@ def test_who_asks_without_a_thread_gets_it_too(host: Host, data: DataLinks) -> N
     called(data, 4)
     assert ask(data, 4, COVER, found.append) is not None
     host.put(4, Failure("HostLost", "it was away"))
-    eventually(lambda: look(data) or bool(found))
+    until(lambda: look(data) or bool(found))
     assert found == [None]
     called(data, 5)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     question = ask(data, 5, COVER, found.append)
     assert question is not None
     assert question.take_back()
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
     assert not question.take_back()
     assert (data.new_request() - before, found, link.fetches, data.ahead._asked) == (4, [None], {}, {})
 
@@ -150,7 +151,7 @@ def look(data: DataLinks) -> bool:
 
 def answered(data: DataLinks, link: DataLink) -> None:
     """Waits until all that was asked for has come, and reads it as a loop does that polls."""
-    eventually(lambda: look(data) or all(not asked.missing for asked in link.fetches.values()))
+    until(lambda: look(data) or all(not asked.missing for asked in link.fetches.values()))
 
 
 def test_a_value_that_nobody_looks_at_is_let_go_and_said_once(host: Host, data: DataLinks) -> None:
@@ -158,11 +159,11 @@ def test_a_value_that_nobody_looks_at_is_let_go_and_said_once(host: Host, data: 
     ignored: list[int] = []
     data.ahead.ignored = ignored.append
     link = called(data, 2)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     data.ahead.drop(2)
     data.ahead.drop(2)
     assert ignored == [PROGRAM]
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
     called(data, 3)
     host.put(3, SMALL)
     data.await_values([3], (0,), lambda: False)
@@ -196,7 +197,7 @@ def test_a_failure_that_comes_while_it_is_asked_for_is_not_lost(
     def answered(*question: Any) -> None:
         ask(*question)
         if not link.is_local:
-            eventually(lambda: all(one.failure is not None for one in link.fetches.values()))
+            until(lambda: all(one.failure is not None for one in link.fetches.values()))
 
     monkeypatch.setattr(link, "ask", answered)
     with pytest.raises(HostLost):
@@ -218,11 +219,11 @@ def test_a_wait_for_several_values_ends_once_all_are_there(host: Host, data: Dat
     waiting = threading.Thread(target=wait, daemon=True)
     waiting.start()
     for buffer in (2, 3):
-        eventually(lambda: host.store.waiting() == 1)
+        until(lambda: host.store.waiting() == 1)
         host.put(buffer, SMALL)
         time.sleep(0.05)  # an answer would come within it
         assert not ended
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.put(4, last)
     waiting.join(LIMIT_S)
     assert ended == ["a failure" if isinstance(last, Failure) else "a value"]
@@ -234,29 +235,29 @@ def test_workers_look_for_many_who_wait_for_several_values(host: Host, data: Dat
     waiting = [threading.Thread(target=data.await_values, args=([2, 3], (0,), lambda: False)) for _ in range(20)]
     for one in waiting:
         one.start()
-    eventually(lambda: host.store.waiting() == len(waiting))
+    until(lambda: host.store.waiting() == len(waiting))
     host.put(2, SMALL)
-    eventually(lambda: host.store.waiting() == len(waiting))
+    until(lambda: host.store.waiting() == len(waiting))
     assert all(one.is_alive() for one in waiting)
     host.put(3, SMALL)
     for one in waiting:
         one.join(LIMIT_S)
     assert not any(one.is_alive() for one in waiting)
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
 
 
 def test_a_failure_or_the_end_of_the_stream_ends_a_wait_for_it(host: Host, data: DataLinks) -> None:
     link = called(data, 2)
     looking = Asked(data, 2)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     looking.stop = BufferDeleted("it was deleted")
     data.wake()
     looking.end()
     assert isinstance(looking.error, BufferDeleted)
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
     called(data, 3)
     another = Asked(data, 3)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     link.end("its process was lost")
     another.end()
     assert isinstance(another.error, PathwaysError)
@@ -277,10 +278,10 @@ def test_not_all_values_are_asked_for_with_their_calls(host: Host, data: DataLin
     data.ahead.ignored = ignored.append
     for buffer in range(2, 2 + MAX_AHEAD):
         called(data, buffer)
-    eventually(lambda: host.store.waiting() == MAX_AHEAD)
+    until(lambda: host.store.waiting() == MAX_AHEAD)
     assert data.ahead.ask(link, COVER, data.new_request(), PROGRAM) is None
     assert ignored == [PROGRAM]
-    eventually(lambda: host.store.waiting() == MAX_AHEAD - 1)
+    until(lambda: host.store.waiting() == MAX_AHEAD - 1)
     called(data, 99)
     host.put(2, SMALL)
     np.testing.assert_array_equal(data.fetch(2, COVER, lambda: None), SMALL)
@@ -325,7 +326,7 @@ def test_a_call_of_a_program_that_is_refused_as_it_leaves_asks_for_nothing(host:
     driver.hand_over(message)
     assert link.fetches == {}
     looking = Asked(data, made.id)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.put(made.id, SMALL)
     looking.end()
     np.testing.assert_array_equal(looking.result, SMALL)
@@ -370,7 +371,7 @@ def test_a_call_that_ctrl_c_stops_on_its_way_asks_for_nothing(
             called(data, 2)
     assert link.fetches == {}
     looking = Asked(data, 2)
-    eventually(lambda: host.store.waiting() == 1)
+    until(lambda: host.store.waiting() == 1)
     host.put(2, SMALL)
     looking.end()
     np.testing.assert_array_equal(looking.result, SMALL)
@@ -393,7 +394,7 @@ def test_a_value_that_is_deleted_meanwhile_is_let_go(host: Host, data: DataLinks
     if when != "before its call has left":
         data.await_values([2], (0,), delete)
     assert (data.ahead._asked, link.fetches) == ({}, {})
-    eventually(lambda: host.store.waiting() == 0)
+    until(lambda: host.store.waiting() == 0)
 
 
 class TakenMeanwhile(dict[int, Fetching]):
