@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from pathways_ray import forks
+from tests.waiting import until
 
 WORKER = """
 import json, os, sys
@@ -213,10 +214,7 @@ def test_the_server_ends_with_its_owner_and_with_the_raylet_and_leaves_no_socket
         other.kill()
         server.process.wait(30.0)
         readers.wait(30.0)
-    deadline = time.monotonic() + 30.0
-    while server.sockets.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not server.sockets.exists()
+    until(lambda: not server.sockets.exists(), within_s=30.0)
     for one in (asked, reading):
         one.communicate("\n", timeout=30.0)
 

@@ -187,13 +187,10 @@ def test_an_upload_takes_once_the_memory_of_its_array(spec: Any, monkeypatch: py
             data.upload(1, array, kind, spec, on_hosts(4), "tag", lambda *_: None)
             hosts.go.set()
             each = array.nbytes if spec == ((), ()) else array.nbytes // 4
-            deadline = time.monotonic() + LIMIT_S
-            while min(hosts.read) < each and time.monotonic() < deadline:
-                time.sleep(0.01)
+            until(lambda: min(hosts.read) >= each)
             peak = tracemalloc.get_traced_memory()[1]
         finally:
             tracemalloc.stop()
-    assert min(hosts.read) >= each
     under_way = 24 * MIB  # of each host: batches as they are encoded and sent, however big the array is
     assert peak < array.nbytes + 4 * under_way, f"{peak / array.nbytes:.2f} times the array"
 

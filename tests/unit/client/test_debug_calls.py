@@ -14,6 +14,7 @@ import numpy as np
 
 from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.debugging import DebugCall, Reported
+from tests.waiting import until
 
 WHERE: Any = SimpleNamespace(devices=())
 CALLED = [np.ones((), np.int32)]
@@ -50,10 +51,7 @@ def test_a_thread_that_has_much_to_do_ends_behind_that() -> None:
     one = DebugCalls()
     one.flush = lambda limit_s=None: None  # type: ignore[method-assign]  # it would wait for 5 s
     one.made(calls(lambda: goes_on.wait(20)), CALLED)
-    deadline = time.monotonic() + 20
-    while not one._waiting.empty():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(one._waiting.empty)
     for k in range(one._waiting.maxsize):
         one.made(calls(lambda k=k: made.append(k)), CALLED)
     one.close()

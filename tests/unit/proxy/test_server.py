@@ -38,6 +38,7 @@ from pathways_ray.proxy.readers import Readers
 from pathways_ray.proxy.reading import READING
 from pathways_ray.proxy.server import ProxyServer
 from tests.unit.proxy.local_session import LocalSession
+from tests.waiting import until
 
 jax.config.update("jax_num_cpu_devices", 8)  # as other tests of this process do, which need more
 
@@ -283,10 +284,7 @@ def test_who_waits_for_a_value_as_the_session_ends_waits_no_longer(door: Door) -
         expected = door.server._attached.connections[number].host_buffers._expected
         asked = door.channel.unary_stream(f"/{SERVICE}/HostBufferLookup", lambda sent: sent.SerializeToString(), None)
         answer = asked(M.GrpcHostBufferLookupRequest(session_id=number, handle=2), timeout=ANSWER_LIMIT_S)
-        deadline = time.monotonic() + ANSWER_LIMIT_S
-        while not expected[2]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: expected[2], within_s=ANSWER_LIMIT_S)
         door.sessions[-1].end("the controller is gone")
         with pytest.raises(grpc.RpcError, match="the session of the client is over") as error:
             next(answer)
@@ -410,10 +408,11 @@ def test_a_client_that_dies_in_the_middle_of_anything_leaves_nothing(door: Door)
     body.host_buffer_handle, body.array_handle = 2, 2
     stream.send(request.SerializeToString())
     stream.call.cancel()
-    deadline = time.monotonic() + FREED_WITHIN_S
-    while not session.closed_because or {t.name for t in threading.enumerate() if t not in threads} & POOLS:
-        assert time.monotonic() < deadline, "the session of a client that is gone is still there"
-        time.sleep(0.01)
+    until(
+        lambda: session.closed_because and not {t.name for t in threading.enumerate() if t not in threads} & POOLS,
+        "the session of a client that is gone is still there",
+        FREED_WITHIN_S,
+    )
     assert door.server.clients == before - 1
 
 
@@ -560,10 +559,7 @@ def test_a_connection_for_which_there_is_no_thread_is_hung_up_on_and_further_one
         sock.settimeout(ANSWER_LIMIT_S)
         sock.connect(door.socket)
         assert sock.recv(1) == b""
-        deadline = time.monotonic() + FREED_WITHIN_S
-        while door.server._calls:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: not door.server._calls, within_s=FREED_WITHIN_S)
     assert Stream(door).ask("init_request").HasField("init_response")
     door.channel.close()
     door.server.stop()
@@ -646,10 +642,7 @@ def test_a_client_that_is_silent_and_answers_no_ping_is_freed(door: Door) -> Non
         while sock.recv(1 << 16):
             pass
         (session,) = door.sessions[before:]
-        deadline = time.monotonic() + FREED_WITHIN_S
-        while not session.closed_because:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: session.closed_because, within_s=FREED_WITHIN_S)
         for thread in set(threading.enumerate()) - threads:
             if thread.name == "pathways-proxy-client":
                 thread.join(FREED_WITHIN_S)

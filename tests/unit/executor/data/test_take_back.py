@@ -17,6 +17,7 @@ from pathways_ray.executor.data.device_transfer import DeviceTransfer, return_fr
 from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.ir.plan import transfer_id
 from pathways_ray.transport.messages import Peer
+from tests.waiting import until
 
 LOST = Failure("HostLost", "host 2 was lost", host=2)
 OFFER_BYTES = 32 << 20
@@ -47,10 +48,7 @@ def pair() -> tuple[DeviceTransfer, DeviceTransfer]:
 
 
 def failure_of(array: Any) -> Failure | None:
-    deadline = time.monotonic() + 10.0
-    while not array.is_ready():
-        assert time.monotonic() < deadline, "nothing came"
-        time.sleep(0.005)
+    until(array.is_ready, "nothing came", within_s=10.0)
     with pytest.raises(jax.errors.JaxRuntimeError) as raised:
         array.block_until_ready()
     return failure_in(str(raised.value))
