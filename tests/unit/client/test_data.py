@@ -170,7 +170,7 @@ def on_hosts(count: int) -> PlacedSlice:
     "spec",
     [
         pytest.param(((), ()), id="replicated", marks=pytest.mark.slow),
-        pytest.param((("x",), ()), id="rows", marks=pytest.mark.slow),
+        pytest.param((("x",), ()), id="rows"),
         pytest.param(((), ("x",)), id="columns"),
     ],
 )
