@@ -30,8 +30,8 @@ from pathways_ray.deployment.options import Options, usable_port
 from pathways_ray.deployment.ray_connection import Leave, connect_ray
 from pathways_ray.deployment.ray_processes import never_started
 from pathways_ray.deployment.tenant_islands import TenantIslands
-from pathways_ray.deployment.topology import Island, Resources, Topology
-from pathways_ray.errors import AlreadyInitialized, PathwaysError, UsageError
+from pathways_ray.deployment.topology import Island, Resources, Topology, lacking
+from pathways_ray.errors import AlreadyInitialized, PathwaysError, Unschedulable, UsageError
 from pathways_ray.executor.profiling import crash_log
 from pathways_ray.observe.predictions import Prediction
 from pathways_ray.observe.timeline import Interval
@@ -310,7 +310,7 @@ def start(
     Raises:
         UsageError: a bad option.
         AlreadyInitialized: a detached runtime of this name is there.
-        Unschedulable: Ray cannot place the hosts.
+        Unschedulable: a machine on which Ray starts here has too few accelerators; Ray cannot place the hosts.
         PathwaysError: a process did not come up in time.
     """
     options.check()
@@ -318,6 +318,12 @@ def start(
     try:
         nodes = {node["NodeID"]: node["Resources"] for node in placement.alive_nodes()}
         topology = options.auto.topology(nodes) if options.auto is not None else topology_on(list(nodes.values()))
+        started_here = address is None and leave_ray is not None  # no other node will come
+        if started_here and (few := lacking(list(nodes.values()), topology)):
+            raise Unschedulable(
+                f"this machine has {few}: ask for fewer, have CPU devices (platform='cpu'), or give the address of a "
+                "Ray cluster that has them"
+            )
         others = ", ".join({island.platform for island in topology.islands} - {"cpu"})
         if options.isolation == "process" and others:
             raise UsageError(f"isolation='process' is there for platform cpu only, and the runtime has {others}")
@@ -327,7 +333,7 @@ def start(
             starting.controller()
             starting.islands()
             meanwhile()
-            return starting.wait(leave_ray, ends_ray=address is None and leave_ray is not None)
+            return starting.wait(leave_ray, ends_ray=started_here)
         except BaseException:
             starting.undo()
             raise

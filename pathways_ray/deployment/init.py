@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pathways_ray import limits
@@ -91,17 +92,11 @@ def init(
     Raises:
         AlreadyInitialized: this process runs a cluster already, or another thread of it starts or stops one.
         UsageError: a bad option, no Ray cluster at `address`, or a fork of a process that runs a cluster.
-        Unschedulable: Ray cannot place the hosts.
+        Unschedulable: this machine, where Ray starts here, has too few GPUs or TPUs; Ray cannot place the hosts.
     """
     _check_no_cluster()
 
-    def topology(nodes: Resources) -> Topology:
-        found = topology_on(nodes, islands, hosts_per_island, devices_per_host, platform)
-        if address is not None or platform != "auto" or have_devices(nodes, found):
-            return found
-        _warn_of_too_few(found)
-        return topology_on(nodes, islands, hosts_per_island, devices_per_host, "cpu")
-
+    topology = partial(_topology, address, (islands, hosts_per_island, devices_per_host), platform)
     topology([])  # raises for what is wrong on whatever nodes, before anything starts
     chosen = {
         "dispatch": dispatch,
@@ -129,14 +124,27 @@ def init(
     return session
 
 
+def _topology(address: str | None, shape: tuple[Any, int, int], platform: str, nodes: Resources) -> Topology:
+    """The topology on Ray nodes, with CPU devices where this machine has too few others and nobody asked for them."""
+    found = topology_on(nodes, *shape, platform)
+    if address is not None or platform != "auto" or have_devices(nodes, found):
+        return found
+    on_cpus = topology_on(nodes, *shape, "cpu")
+    if not have_devices(nodes, on_cpus):
+        return found  # some islands say themselves that they take accelerators
+    _warn_of_too_few(found)
+    return on_cpus
+
+
 class TooFewAccelerators(UserWarning):
     """This machine has GPUs or TPUs, and fewer than a runtime that leaves its platform open is to have."""
 
 
 def _warn_of_too_few(wanted: Topology) -> None:
-    platform = next(island.platform for island in wanted.islands if island.platform != "cpu")
+    taken = [island for island in wanted.islands if island.platform != "cpu"]
+    count = sum(island.hosts * island.devices for island in taken)
     text = (
-        f"this machine has fewer than {wanted.devices} devices of platform {platform!r}, so the runtime has CPU "
+        f"this machine has fewer than {count} devices of platform {taken[0].platform!r}, so the runtime has CPU "
         "devices: say platform='cpu' if that is meant, or ask for fewer devices"
     )
     warnings.warn(text, TooFewAccelerators, stacklevel=6)

@@ -211,10 +211,18 @@ def topology_on(
 
 def have_devices(nodes: Resources, topology: Topology) -> bool:
     """Whether the nodes together have as many accelerators as the islands of a topology."""
+    return not lacking(nodes, topology)
+
+
+def lacking(nodes: Resources, topology: Topology) -> str:
+    """Of which accelerators the nodes together have fewer than the islands take, as a text; "" where of none."""
     wanted: Counter[str] = Counter()
     for island in topology.islands:
         wanted[ACCELERATORS.get(island.platform, "")] += island.hosts * island.devices
-    return all(sum(node.get(name, 0.0) for node in nodes) >= count for name, count in wanted.items() if name)
+    for name, count in wanted.items():
+        if name and (there := sum(node.get(name, 0.0) for node in nodes)) < count:
+            return f"{there:g} {name}s, and its islands take {count}"
+    return ""
 
 
 def shape_of_nodes(nodes: Resources, platform: str = "auto", devices: int | None = None) -> Topology:

@@ -10,13 +10,14 @@ import pytest
 import ray
 from ray._private import auto_init_hook
 
-from pathways_ray.deployment import cluster, growing, keeper
+from pathways_ray.deployment import cluster, growing, keeper, placement
 from pathways_ray.deployment.cluster import Cluster
 from pathways_ray.deployment.following import IslandSeen, Looked
 from pathways_ray.deployment.islands import IslandActors
+from pathways_ray.deployment.options import Options
 from pathways_ray.deployment.topology import Island, Topology
-from pathways_ray.errors import PathwaysError
 from pathways_ray.executor.profiling import crash_log
+from pathways_ray.errors import PathwaysError, Unschedulable
 
 
 def a_cluster(left: list[str]) -> Cluster:
@@ -95,3 +96,26 @@ def test_a_start_that_finds_its_name_taken_leaves_what_is_there(
     starting: Any = SimpleNamespace(common=SimpleNamespace(detached=True), made=[], groups=[], runtime="r")
     cluster.Starting.undo(starting)
     assert note.exists()
+
+
+@pytest.mark.parametrize(
+    ("starts_here", "gpus", "refused"),
+    [(True, 0, True), (True, 7, True), (True, 8, False), (False, 0, False)],
+)
+def test_a_machine_without_the_gpus_that_are_asked_for_is_refused_at_once_where_no_other_can_come(
+    starts_here: bool, gpus: int, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ray cluster that is there already may grow, and what its nodes have is waited for."""
+    left: list[str] = []
+    monkeypatch.setattr(cluster, "connect_ray", lambda *_: (lambda: left.append("Ray")) if starts_here else None)
+    node = {"NodeID": "n", "Alive": True, "Resources": {"CPU": 4.0, **({"GPU": float(gpus)} if gpus else {})}}
+    monkeypatch.setattr(placement, "alive_nodes", lambda: [node])
+
+    def starting(*_: Any) -> Any:
+        raise InterruptedError("actors start")
+
+    monkeypatch.setattr(cluster, "Starting", starting)
+    says = f"this machine has {gpus} GPUs, and its islands take 8: ask for fewer, have CPU devices"
+    with pytest.raises(Unschedulable if refused else InterruptedError, match=says if refused else "actors start"):
+        cluster.start(lambda _: Topology((Island("gpu", devices=8), Island("cpu"))), None, Options(), {})
+    assert left == ["Ray"] * starts_here

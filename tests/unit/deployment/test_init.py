@@ -55,6 +55,8 @@ def test_what_no_runtime_can_be_is_refused_before_ray_starts(
         ({"devices_per_host": 4}, 0, "cpu", False),
         ({"devices_per_host": 4, "platform": "gpu"}, 1, "gpu", False),
         ({"devices_per_host": 4, "address": "auto"}, 1, "gpu", False),
+        ({"islands": [pw.Island("gpu", devices=8)]}, 0, "gpu", False),
+        ({"islands": [pw.Island("gpu", devices=8), pw.Island()]}, 1, "gpu", False),
     ],
     ids=str,
 )
