@@ -9,8 +9,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-import numpy as np
-
 if TYPE_CHECKING:
     import jax
     from jax.sharding import AbstractMesh
@@ -37,6 +35,10 @@ class ArrayRules(Protocol):
 
     def lower(self, traced: Any) -> Any:
         """The result of `jax.jit(f).lower(...)` for a traced function; `NotImplemented` leaves it to JAX."""
+
+    def nonzero(self, value: Any, size: int | None, of: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+        """The result of `jnp.nonzero`, which `of` makes of an array of this process, or of one that is whole on each
+        device."""
 
     def refuse(self, value: Any) -> NoReturn:
         """Raises an error: JAX wants the value in this process."""
@@ -79,6 +81,7 @@ def make_jax_value(kind: type[jax.Array], rules: ArrayRules) -> None:
     pjit.jit_p.def_impl(whole)
     _compile_key_primitives(kind)
     _leave_functions(kind, rules)
+    _leave_nonzero(kind, rules)
     _compile_shard_map(kind)
 
 
@@ -182,6 +185,23 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     pjit.sharding_constraint_p.def_impl(constrained)
     for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
         primitive.def_impl(fetched_for(primitive))
+
+
+def _leave_nonzero(kind: type[jax.Array], rules: ArrayRules) -> None:
+    """Leaves to `rules` what `jnp.nonzero`, `flatnonzero`, `argwhere` and others are made of: JAX adds up all that is
+    before each element, for which XLA takes time that grows with the square of a partitioned dimension on CPUs."""
+    import jax
+    from jax._src.numpy import lax_numpy, setops
+
+    by_jax = lax_numpy.nonzero
+
+    @functools.wraps(by_jax)
+    def nonzero(a: Any, *, size: Any = None, fill_value: Any = None) -> Any:
+        of = functools.partial(by_jax, size=size, fill_value=fill_value)
+        return rules.nonzero(a, size, of) if type(a) is kind else of(a)
+
+    for module in (jax.numpy, lax_numpy, setops):
+        module.nonzero = nonzero  # type: ignore[attr-defined]
 
 
 def _placing(by_jax: Callable[..., Any], keyword: str = "sharding") -> Callable[..., Any]:
@@ -294,103 +314,6 @@ def at_effects_barrier(flush: Callable[[], None]) -> None:
         flush()
 
     tokens.block_until_ready = wait
-
-
-_BEGUN = "_copy_begun_ahead"
-"""The attribute of an array whose copy JAX has begun."""
-
-
-def arrays_read_by(takes: Callable[[jax.Array], bool], value: Callable[[jax.Array], Any], big_bytes: int) -> None:
-    """Has JAX ask `value` for the NumPy array of those arrays of its own that `takes` takes; for None it reads as ever,
-    and so it does where the user guards such transfers. Copies of big ones, from a size on, are not begun ahead: JAX
-    would make them as ever. It does for smaller ones, many of which may be on their way at once, and reads those.
-
-    What reads is a method of a class in jaxlib, with no seam.
-    """
-    from jax._src.array import ArrayImpl
-    from jaxlib import _jax
-
-    kind: Any = ArrayImpl
-    guards: Any = _jax.guard_lib
-    unguarded = None, guards.TransferGuardLevel.ALLOW
-    read_by_jax, begin_by_jax = (
-        kind._single_device_array_to_np_array_did_copy,
-        kind._copy_single_device_array_to_host_async,
-    )
-
-    def read(array: Any) -> tuple[Any, bool]:
-        if takes(array) and not getattr(array, _BEGUN, False):
-            states = guards.thread_local_state(), guards.global_state()
-            if all(state.device_to_host in unguarded for state in states) and (found := value(array)) is not None:
-                return found, True
-        both: tuple[Any, bool] = read_by_jax(array)
-        return both
-
-    def begin(array: Any) -> None:
-        if array.nbytes < big_bytes or not takes(array):
-            begin_by_jax(array)
-            setattr(array, _BEGUN, True)
-
-    kind._single_device_array_to_np_array_did_copy, kind._copy_single_device_array_to_host_async = read, begin
-
-
-def arrays_put_by(put: Callable[[Any, Any], Any], big_bytes: int) -> None:
-    """Has JAX ask `put` for the array that has the values of a NumPy array of C order, from a size on, on a device; for
-    None it puts them as ever, and so it does where the user guards such transfers, asks for another memory than the
-    device's own one, or has several devices.
-
-    What puts is a function of jaxlib that JAX looks up at each call.
-    """
-    from jax._src.array import ArrayImpl
-    from jaxlib import _jax, xla_client
-
-    jaxlib: Any = xla_client
-    guards: Any = _jax.guard_lib
-    unguarded = None, guards.TransferGuardLevel.ALLOW
-    put_by_jax = jaxlib.batched_device_put
-
-    def shard(kind: Any, sharding: Any, values: Sequence[Any], devices: Sequence[Any]) -> Any:
-        if len(devices) != 1 or sharding.memory_kind not in (None, devices[0].default_memory().kind):
-            return None
-        value = getattr(values[0], "val", values[0])  # JAX has some NumPy arrays as literals
-        if type(value) is not np.ndarray or value.nbytes < big_bytes or not value.flags.c_contiguous:
-            return None
-        if (value.dtype, value.shape) != (kind.dtype, kind.shape) or value.dtype.kind not in "biufc":
-            return None
-        states = guards.thread_local_state(), guards.global_state()
-        if any(state.host_to_device not in unguarded for state in states):
-            return None
-        return put(value, devices[0])
-
-    def batched(
-        kind: Any, sharding: Any, values: Any, devices: Any, committed: bool = True, *more: Any, **by: Any
-    ) -> Any:
-        if (found := shard(kind, sharding, values, devices)) is not None:
-            return ArrayImpl(kind, sharding, [found], committed=committed, _skip_checks=True)
-        return put_by_jax(kind, sharding, values, devices, committed, *more, **by)
-
-    jaxlib.batched_device_put = batched
-
-
-def memory_of_others_unknown() -> None:
-    """Has `device.memory_stats()` be None, JAX's word for not known, where jaxlib raises since the device is not one of
-    this process. Programs that print them go on."""
-    from jax.errors import JaxRuntimeError
-    from jaxlib import _jax
-
-    kind: Any = _jax.Device
-    by_jax = kind.memory_stats
-
-    @functools.wraps(by_jax)
-    def memory_stats(device: Any) -> Any:
-        try:
-            return by_jax(device)
-        except JaxRuntimeError as error:
-            if "only supported for addressable PjRt devices" in str(error):
-                return None
-            raise
-
-    kind.memory_stats = memory_stats
 
 
 def lying(traced: Any) -> list[Any]:

@@ -8,7 +8,7 @@ one, and is launched. What is done again, with arguments of the same types and l
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, cast
 
 import jax
@@ -234,6 +234,17 @@ def _filled(value: Any, fill: Any, dtype: Any) -> Any:
 _jitted_fill = always_jitted(_filled, static_argnums=2)
 
 
+def nonzero(value: Array, size: int | None, of: Callable[[Any], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The indices of what is not zero. How many there are has to be known: they are found in this process, as an index
+    of booleans is. Of a given number they are found on the slice, by each device for itself."""
+    mask, where = value != 0, value.slice
+    if type(mask) is not Array:  # a function that has captured the array is traced
+        return of(value)
+    if size is not None:
+        return of(put_at(mask, where, ()))
+    return tuple(put_at(one, where, ()) for one in of(np.asarray(mask)))
+
+
 def fetch(value: Array) -> Any:
     """`jax.device_get` of typed keys: keys in this process."""
     return prng.from_data(np.asarray(jax.random.key_data(value)), value.aval)
@@ -246,6 +257,7 @@ class _Rules:
     refuse = staticmethod(refuse)
     full_like = staticmethod(full_like)
     fetch = staticmethod(fetch)
+    nonzero = staticmethod(nonzero)
     lower = staticmethod(lower)
 
 

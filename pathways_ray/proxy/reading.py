@@ -184,7 +184,7 @@ def install() -> None:
     """Has JAX read and put big arrays of proxies here, and know nothing of the memory of their devices."""
     from jax.extend.backend import register_backend_cache
 
-    from pathways_ray.jax_hooks import arrays_put_by, arrays_read_by, memory_of_others_unknown
+    from pathways_ray.jax_transfers import arrays_put_by, arrays_read_by, memory_of_others_unknown
 
     readers = Readers()
     register_backend_cache(readers, "the readers of pathways proxies")

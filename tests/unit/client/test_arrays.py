@@ -381,6 +381,49 @@ def test_operations_are_done_one_by_one_where_functions_are_not_jitted(session, 
         np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
 
 
+NONZERO: dict[str, Any] = {
+    "jnp.nonzero": jnp.nonzero,
+    "np.nonzero": np.nonzero,
+    "method": lambda v: v.nonzero(),
+    "of a size": lambda v: jnp.nonzero(v, size=5, fill_value=-1),
+    "place": lambda v: jnp.place(v, v > 2, v, inplace=False),
+    "none": lambda v: jnp.nonzero(v > 9),
+    "matrix": lambda v: jnp.nonzero(v.reshape(2, 4)),
+    "flatnonzero": jnp.flatnonzero,
+    "argwhere": jnp.argwhere,
+    "where": lambda v: jnp.where(v > 2),
+    "unique": lambda v: jnp.unique(v, return_index=True, return_counts=True),
+}
+
+
+@pytest.mark.parametrize("function", NONZERO.values(), ids=NONZERO)
+def test_what_is_not_zero_is_found_without_sums_over_the_devices_of_a_slice(session, a4, function) -> None:
+    """XLA takes time by the square of a partitioned dimension on CPUs for the sum of all that is before each element.
+    A launch of some 100,000 elements took longer than launches may, and its hosts were restarted."""
+    values = np.array([0, 1, 0, 3, 4, 0, 4, 7], np.float32)
+    found = function(pw.put(values, a4, P("x")))
+    sums = [node for graph in session.launched for node in graph.nodes if getattr(node, "name", "") == "cumsum"]
+    assert [layout.spec for node in sums for layout in node.input_layouts if any(layout.spec)] == []
+    expected = function(jnp.asarray(values))
+    trees: list[Any] = [jax.tree.structure(found), jax.tree.structure(expected)]
+    assert trees[0] == trees[1]
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert (one.slice, one.dtype) == (a4, other.dtype)
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+
+def test_what_is_not_zero_of_a_number_is_refused_as_in_jax(session, a4) -> None:
+    with pytest.raises(ValueError, match="nonzero on 0d arrays"):
+        jnp.nonzero(pw.put(np.float32(1), a4))
+
+
+def test_what_is_not_zero_of_a_captured_array_is_found_in_the_function(session, a4) -> None:
+    x = pw.put(V, a4, P("x"))
+    np.testing.assert_array_equal(jax.jit(lambda: jnp.nonzero(x, size=7)[0])(), np.arange(1, 8))
+    with pytest.raises(jax.errors.ConcretizationTypeError, match="size argument of"):
+        jax.jit(lambda: jnp.nonzero(x))()
+
+
 def test_calls_on_slices_are_jitted_always(session, a4, b22) -> None:
     x, own = pw.put(V, a4), NamedSharding(b22.mesh, P("x"))
     double, pinned = pw.compiled(lambda v: v * 2, slice=b22), pw.jit(lambda v: v * 2, in_shardings=own)
