@@ -38,7 +38,7 @@ SPECIAL: dict[str, tuple[Any, ...]] = {
     "apply_over_axes": (lambda v, axis: v.sum(axis, keepdims=True), M, [0]),
     "array_str": (V,),
     "block": ([[M, M]],),
-    "bincount": (N, None, 0, 3),
+    "bincount": (N,),
     "choose": (N, [V, V, V], None, "clip"),
     "compress": (np.array([True, False, True]), V),
     "delete": (V, 0),
@@ -74,7 +74,8 @@ SPECIAL: dict[str, tuple[Any, ...]] = {
 """Arguments that no general choice finds."""
 
 KEYWORDS: dict[str, dict[str, Any]] = {
-    name: {"inplace": False} for name in ("fill_diagonal", "place", "put", "put_along_axis")
+    "bincount": {"length": 3},
+    **{name: {"inplace": False} for name in ("fill_diagonal", "place", "put", "put_along_axis")},
 }
 """Keywords of functions that need some."""
 
@@ -99,6 +100,9 @@ NO_COMPUTATION = {"Array", "bfloat16", "printoptions", "set_printoptions", "get_
 NO_COMPUTATION |= {"fromfile", "asarray_chkfinite", "dtype", "iinfo", "finfo", "ufunc", "frompyfunc", "vectorize"}
 """Names of `jax.numpy` that take no arrays, or write files."""
 
+WITHOUT_ARRAYS = {"fromfunction", "fromiter", "fromstring", "kaiser", "mask_indices"}
+"""Functions for which no arguments are to be found: they take functions, texts or numbers alone."""
+
 ON_SLICE, FETCHES, REFUSED, HERE, AS_JAX = "on the slice", "fetches", "refused", "here", "as JAX"
 
 
@@ -120,11 +124,24 @@ def on_slice(value: Any, where: Any) -> Any:
 
 
 def arguments_for(name: str, function: Callable[..., Any]) -> tuple[Any, ...] | None:
-    """Arguments that plain JAX takes; None if none were found."""
-    for chosen in [SPECIAL[name]] if name in SPECIAL else GENERAL:
+    """Arguments that plain JAX takes; None for those `WITHOUT_ARRAYS`.
+
+    Raises:
+        LookupError: none were found.
+        Exception: JAX refuses those of `SPECIAL`.
+    """
+
+    def call(chosen: tuple[Any, ...]) -> tuple[Any, ...]:
+        jax.block_until_ready(function(*plain(chosen), **KEYWORDS.get(name, {})))
+        return chosen
+
+    if name in SPECIAL:
+        return call(SPECIAL[name])
+    for chosen in GENERAL:
         with contextlib.suppress(Exception):
-            jax.block_until_ready(function(*plain(chosen), **KEYWORDS.get(name, {})))
-            return chosen
+            return call(chosen)
+    if name not in WITHOUT_ARRAYS:
+        raise LookupError(f"jax.numpy.{name} takes none of the arguments that are tried: add some to SPECIAL")
     return None
 
 
