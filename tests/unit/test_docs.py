@@ -283,6 +283,37 @@ def test_the_page_of_the_design_states_the_limits_of_the_code() -> None:
         assert getattr(limits, name) == int(number.replace(",", "")) * UNITS[unit], name
 
 
+NAMED_IN = re.compile(r"((?:`[A-Z][A-Z_]+`(?:, | and )?)+) in `([\w/]+\.py)`")
+"""Constants, and the file that the text says they are in."""
+
+
+def constants_elsewhere(path: Path) -> list[str]:
+    """Constants that a page says to be in a file that does not define them."""
+    found = []
+    for number, line in prose(path):
+        for names, file in NAMED_IN.findall(line):
+            texts = [(ROOT / one).read_text(encoding="utf-8") for one in files() if f"/{one}".endswith(f"/{file}")]
+            for name in re.findall(r"\w+", names):
+                if not any(re.search(rf"^{name}\b.* = ", text, re.MULTILINE) for text in texts):
+                    found.append(f"{place(path, number)}: {name} is not in {file}")
+    return found
+
+
+def test_constants_are_in_the_files_that_the_pages_name() -> None:
+    assert [fault for path in NAMING for fault in constants_elsewhere(path)] == []
+
+
+# --- parts ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_the_design_names_each_part_of_the_controller() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = page.partition("| file below `controller/` | part |")[2].partition("\n\n")[0]
+    named = re.findall(r"`(\w+\.py)`", table)
+    there = {path.name for path in (ROOT / "pathways_ray" / "controller").glob("*.py")} - {"__init__.py"}
+    assert sorted(named) == sorted(there)
+
+
 # --- words ------------------------------------------------------------------------------------------------------------
 
 
@@ -318,7 +349,7 @@ def test_faults_are_found(tmp_path: Path) -> None:
         "`errors.Failure.kind` `errors.Failure.no_such_field` `errors.NoSuchError` `pw.init()` `pw.no_such_name(1)`\n"
         "`HostLost` `NoSuchClass` `pathways_ray/errors.py` `no/such/file.py` `docs/` `no_such_folder/`\n"
         "`make test` `make nothing` `python -m benchmarks --smoke` `python -m benchmarks.nothing`\n"
-        "`ISLAND_WINDOW` `NO_SUCH_LIMIT` `PATHWAYS_URL`\n"
+        "`ISLAND_WINDOW` `NO_SUCH_LIMIT` `PATHWAYS_URL`; `MAX_NODES`, `ISLAND_WINDOW` in `liveness.py`\n"
         "[one](page.md#a-heading) [two](page.md#another) [three](none.md) [four](https://example.com)\n"
         "# A heading\n```\n`NoSuchClass` in code\n```\n",
         encoding="utf-8",
@@ -333,6 +364,10 @@ def test_faults_are_found(tmp_path: Path) -> None:
         "page.md:3: `make nothing`: no such target of make",
         "page.md:3: `python -m benchmarks.nothing`: no such module",
         "page.md:4: `NO_SUCH_LIMIT`: no such constant",
+    ]
+    assert constants_elsewhere(page) == [
+        "page.md:4: MAX_NODES is not in liveness.py",
+        "page.md:4: ISLAND_WINDOW is not in liveness.py",
     ]
     assert broken_links(page) == [
         "page.md:5: no such heading: page.md#another",
