@@ -1,4 +1,4 @@
-"""Starting a runtime: Ray, the actors, and their end. The only module that imports actors.
+"""Starting a runtime: Ray, the actors, and their end. Beside `islands`, the only module that imports actors.
 
 Who starts whom: `start` starts Ray where none runs, then all actors at once. They find each other through the resource
 manager: controller and schedulers publish their addresses there, hosts ask for their scheduler's.

@@ -447,7 +447,20 @@ def test_each_folder_is_on_one_floor(package: str) -> None:
     assert sorted(room for floor in FLOORS[package] for room in floor) == rooms
 
 
-def test_only_the_cluster_imports_actors() -> None:
+def test_the_page_for_contributors_has_the_floors() -> None:
+    """The rows of its table, from the top, name the rooms of each floor of the runtime."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text.partition("| floor of `pathways_ray/` | has |")[2].partition("\n\n")[0]
+    floors = FLOORS["pathways_ray"]
+    rooms = set[str]().union(*floors)
+    rows = [
+        {name.removesuffix("/").removesuffix(".py") for name in re.findall("`([^`]+)`", row)}
+        for row in table.split("\n")
+    ]
+    assert [row & rooms for row in rows[2:]] == floors[::-1]
+
+
+def test_only_what_starts_actors_imports_them() -> None:
     assert all(source_files(file) for file in IMPORTS_ACTORS)
     files = [file for file in package_files(*PACKAGES) if file not in IMPORTS_ACTORS]
     assert breaches(files, actor_imports) == []
