@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import jax
 import pytest
 
 import pathways_ray as pw
+from examples.rl import __main__ as program
 from examples.rl import loops
 from pathways_ray.errors import Failure
 from tests.unit.client.local import opened
@@ -16,6 +18,16 @@ from tests.unit.client.local import opened
 def lose(tree: Any) -> None:
     for leaf in jax.tree.leaves(tree):
         leaf._buffer.record.fail(Failure("HostLost", "host 3 does not come back"))
+
+
+def test_a_comparison_that_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rl", "--mode", "streaming", "--compare"])
+    monkeypatch.setattr(pw, "init", lambda **_: pytest.fail("a cluster starts"))
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "--compare is for the other modes" in capsys.readouterr().err
 
 
 @pytest.mark.timeout(100)
