@@ -22,7 +22,7 @@ import numpy as np
 
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
-from pathways_ray.client.buffer import READY, BufferRecord
+from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.client.compiled import compiled
 from pathways_ray.client.moving import COPIES, copies_graph
 from pathways_ray.client.program import Program
@@ -31,6 +31,7 @@ from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, chosen, of_its_tenant
 from pathways_ray.errors import BufferLost, ForeignArray, PathwaysError, Unschedulable, UsageError
 from pathways_ray.ir.types import ArrayType, Spec
+from pathways_ray.observe.why import bytes_text
 from pathways_ray.transport.messages import encode
 
 AXIS = "copy"
@@ -47,6 +48,15 @@ class Snapshot:
         self._leaves = [leaf._type if isinstance(leaf, Array) else owned(leaf) for leaf in leaves]
         self._tree = tree
         self._copies = copies
+
+    def __repr__(self) -> str:
+        """The arrays, bytes and islands that it has, and whether they are there; nobody is asked."""
+        found = [copies for copies in self._copies if copies]
+        islands = sorted({_slice(copy._type).island for copies in found for copy in copies})
+        waits = any(copy._buffer.record.shown is PENDING for copies in found for copy in copies)
+        state = "under way" if waits else "whole" if self.is_whole() else "lost in part"
+        arrays = f"{len(found)} array{'s' * (len(found) != 1)}"
+        return f"pw.Snapshot({arrays}, {bytes_text(self.nbytes)} on islands {islands}, {state})"
 
     @property
     def nbytes(self) -> int:

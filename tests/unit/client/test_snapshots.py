@@ -42,6 +42,18 @@ def session(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalSession]:
     session.close()
 
 
+def test_a_snapshot_says_what_it_has_and_whether_it_is_there(session: LocalSession) -> None:
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    safe = pw.snapshot({"w": pw.put(np.ones(512, np.float32), a), "step": 3}, copies=2)
+    assert repr(safe) == "pw.Snapshot(1 array, 4.0 KiB on islands [1, 2], whole)"
+    first, second = (copy._buffer.record for copies in safe._copies for copy in copies)
+    first.state = PENDING
+    assert repr(safe).endswith("under way)")
+    for record in (first, second):
+        record.fail(Failure("HostLost", "host 1 is gone"))
+    assert repr(safe).endswith("lost in part)")
+
+
 def test_a_tree_comes_back_as_it_was_after_its_arrays_were_donated_and_lost(session: LocalSession) -> None:
     a, b = pw.virtual_slice((4,), ("x",), island=0), pw.virtual_slice((2,), ("x",), island=1)
     host = np.arange(3)
