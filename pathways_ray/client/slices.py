@@ -88,14 +88,17 @@ class VirtualSlice:
 
     @property
     def id(self) -> int:
+        """Its number in the session."""
         return self.type.id
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The sizes of its axes."""
         return self.type.shape
 
     @property
     def axes(self) -> tuple[str, ...]:
+        """The names of its axes."""
         return self.type.axes
 
     @property
@@ -270,5 +273,9 @@ def mesh_of(shape: Sequence[int] | int | None, axes: Sequence[str] | None) -> tu
         raise Unschedulable(f"slice shape {sizes} needs at least one axis, and every axis at least one device")
     if max(sizes) > _MAX_AXIS_SIZE:
         raise Unschedulable(f"slice shape {sizes} is larger than any cluster")
+    if len(sizes) > 3:
+        raise Unschedulable(f"a slice has 1 to 3 axes, {sizes} has {len(sizes)}")
     check_axis_names(names)
+    if len(sizes) != len(names):
+        raise Unschedulable(f"slice shape {sizes} and axis names {names} differ in number")
     return sizes, names

@@ -837,6 +837,20 @@ def test_a_slice_of_no_whole_sizes_or_of_no_names_is_refused(shape: Any, axes: A
         mesh_of(shape, axes)
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes", "says"),
+    [
+        ((1, 2, 2, 1), None, r"a slice has 1 to 3 axes, \(1, 2, 2, 1\) has 4"),
+        ((2, 2), ("x",), r"slice shape \(2, 2\) and axis names \('x',\) differ in number"),
+    ],
+)
+def test_a_slice_of_too_many_axes_or_names_is_refused_before_the_controller_is_asked(
+    shape: Any, axes: Any, says: str
+) -> None:
+    with pytest.raises(Unschedulable, match=says):
+        mesh_of(shape, axes)
+
+
 @pytest.mark.parametrize("axes", [np.array(["x", "y"]), ("x", np.str_("y"))])
 def test_axis_names_of_numpy_are_those_of_python(axes: Any) -> None:
     """No message takes a string of NumPy."""
