@@ -37,12 +37,14 @@ def connect(
     Args:
         url: `grpc://host:port`, or `grpcs://host:port` for a cluster with TLS, as `pw.init(...).url` says.
         token: a tenant's, or `pw.init(...).token`, which is the operator's.
+        name: of the session, as status shows it.
+        timeout: seconds for each answer until the session is open, and for its direct link.
         ca: the CA certificate that vouches for the cluster: a path, or PEM bytes. Left out, the file that PATHWAYS_CA
             names, else what the system trusts. Given, the connection is encrypted, whatever the URL says.
 
     Raises:
         AuthenticationError: the token is wrong.
-        ControllerLost: nothing answers at `url`.
+        ControllerLost: nothing answers at `url` within `timeout`.
     """
     session = Session.connect(url, token, name, timeout, ca)
     context.enter(session)
@@ -97,6 +99,10 @@ def islands() -> list[dict[str, Any]]:
         print([island["state"] for island in pw.islands()])
 
     They are those of the cluster of the current session.
+
+    Raises:
+        NotInitialized: there is no session.
+        ControllerLost: the controller does not answer.
     """
     found: list[dict[str, Any]] = context.current_session().status()["islands"]
     return found
@@ -109,6 +115,9 @@ def devices() -> list[dict[str, Any]]:
         print([device["device"] for device in pw.devices() if not device["slices"]])
 
     They are those of the cluster of the current session.
+
+    Raises:
+        As `pw.islands`.
     """
     return [
         {

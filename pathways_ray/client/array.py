@@ -56,6 +56,7 @@ class Array(SliceArray):
         return not waits
 
     def is_deleted(self) -> bool:
+        """Whether the array was deleted, or donated to a launch that took its memory."""
         return self._buffer.record.state is DELETED
 
     def block_until_ready(self, timeout: float | None = None) -> Array:

@@ -116,10 +116,15 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
 
     Args:
         arrays: `pw.Array`s, or pytrees of them.
+        count: from 0 to their number.
         timeout: seconds, after which it returns what there is.
 
     Returns:
-        Those that are done and those that are not, each in the order given.
+        Those that are done and those that are not, each in the order given. What failed is done, and raises where it is
+        looked at.
+
+    Raises:
+        UsageError: an entry holds no `pw.Array`, or `count` is not such a number.
     """
     awaited, limit = _checked(arrays), seconds(timeout)
     wanted = len(awaited) if count is None else whole(count, 0, len(awaited))

@@ -55,6 +55,10 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *operands: Any, o
     range is taken for the first or the last. Otherwise like `pw.cond`.
 
         y = pw.switch(number, [on_a, on_b, on_c], state)  # inside a pw.program
+
+    Raises:
+        ValueError: there are no branches.
+        As `pw.cond`.
     """
     _check_traced("switch", "branches[int(y)](...)")
     given = _operands("switch", operands, operand)
@@ -117,6 +121,10 @@ def scan(
 
     Returns:
         The last carry, and all `y` stacked.
+
+    Raises:
+        ValueError: arrays of `xs` differ in their first dimension, or from `length`.
+        As `pw.while_loop`.
     """
     _check_traced("scan", "a loop over launches")
     found = _traced(jax.lax.scan, _body(f), _values(init), _values(xs), length=length, reverse=reverse, unroll=unroll)

@@ -42,22 +42,27 @@ class SliceArray(jax.Array):
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the logical array, as in all that follow."""
         return self._type.aval.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """The type of its elements."""
         return self._type.aval.dtype
 
     @property
     def weak_type(self) -> bool:
+        """Whether it takes the type of what it is computed with, as in JAX."""
         return self._type.weak
 
     @property
     def ndim(self) -> int:
+        """Number of dimensions."""
         return len(self._type.aval.shape)
 
     @property
     def size(self) -> int:
+        """Number of elements."""
         return math.prod(self._type.aval.shape)
 
     @property
@@ -67,6 +72,7 @@ class SliceArray(jax.Array):
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return self._type.aval.dtype.itemsize
 
     @property
@@ -82,6 +88,7 @@ class SliceArray(jax.Array):
 
     @property
     def committed(self) -> bool:
+        """True: computations with it run on its slice."""
         return True
 
     _committed = committed
@@ -93,6 +100,7 @@ class SliceArray(jax.Array):
 
     @property
     def is_fully_replicated(self) -> bool:
+        """Whether each device of the slice has all of it."""
         return not self._type.spec
 
     def _not_here(self, what: str) -> NoReturn:
@@ -102,24 +110,30 @@ class SliceArray(jax.Array):
         )
 
     def devices(self) -> NoReturn:
+        """Raises `UsageError`: the devices are those of hosts. `y.slice.devices` names them."""
         self._not_here("a set of jax.Devices")
 
     @property
     def device(self) -> NoReturn:
+        """Raises `UsageError`, as `devices()`."""
         self._not_here("the jax.Device")
 
     @property
     def addressable_shards(self) -> NoReturn:
+        """Raises `UsageError`: shards are with the hosts. `np.asarray(y)` fetches the value."""
         self._not_here("a shard")
 
     @property
     def global_shards(self) -> NoReturn:
+        """Raises `UsageError`, as `addressable_shards`."""
         self._not_here("a shard")
 
     def addressable_data(self, index: int) -> NoReturn:
+        """Raises `UsageError`, as `addressable_shards`."""
         self._not_here("a shard")
 
     def unsafe_buffer_pointer(self) -> NoReturn:
+        """Raises `UsageError`: the memory is that of hosts."""
         self._not_here("a pointer to the memory")
 
     def __dlpack__(self, **_: Any) -> NoReturn:

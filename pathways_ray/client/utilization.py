@@ -39,6 +39,10 @@ def utilization() -> dict[int, float]:
     count, and gives 0.0. Launches count when they have ended. For the operator's sessions, such as those of
     `pw.init`; a tenant learns nothing of islands, and gets an empty dict. It asks the controller, and takes some
     milliseconds.
+
+    Raises:
+        NotInitialized: there is no session.
+        ControllerLost: the controller does not answer.
     """
     session = context.current_session()
     status: dict[str, Any] = session.status()
