@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from pathways_ray.client.placement import reshard as reshard
     from pathways_ray.client.priorities import priority as priority
     from pathways_ray.client.program import program as program
+    from pathways_ray.client.progress import progress as progress
     from pathways_ray.client.retrying import retry as retry
     from pathways_ray.client.routing import combine as combine
     from pathways_ray.client.routing import route as route

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from importlib import resources
 
 import pytest
 
 import pathways_ray as pw
 from pathways_ray.client.api import ClusterSession
+from pathways_ray.client.compiled import CompiledFunction
+from pathways_ray.client.program import Program
 from pathways_ray.client.snapshots import Snapshot
 from pathways_ray.client.versioned import Versioned
 
@@ -59,6 +62,30 @@ def _is_code(block: str) -> bool:
     except SyntaxError:
         return False
     return any(isinstance(node, ast.Call | ast.Attribute) for node in ast.walk(tree))
+
+
+@pytest.mark.parametrize("package", ["pathways_ray", "megatron_ptdp"])
+def test_type_checkers_read_the_types_of_a_package(package: str) -> None:
+    assert resources.files(package).joinpath("py.typed").is_file()
+
+
+def test_type_checkers_find_each_public_name_where_it_is() -> None:
+    tree = ast.parse(inspect.getsource(pw))
+    [block] = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    found = {alias.asname: node.module for node in imports for alias in node.names}
+    assert found == {"errors": "pathways_ray"} | {name: f"pathways_ray.{home}" for name, home in pw._HOMES.items()}
+
+
+SEEN = (pw.Array, pw.VirtualSlice, pw.Session, pw.TransferBytes, Snapshot, Versioned, CompiledFunction, Program)
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_what_users_see_of_a_class_says_what_it_is(kind: type) -> None:
+    own = [base for base in kind.__mro__ if base.__module__.startswith("pathways_ray")]
+    members = [(name, one) for base in own for name, one in vars(base).items() if not name.startswith("_")]
+    functions = [(name, one.fget if isinstance(one, property) else one) for name, one in members]
+    assert [name for name, one in functions if inspect.isfunction(one) and not one.__doc__] == []
 
 
 def test_completion_offers_public_names() -> None:
