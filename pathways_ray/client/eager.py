@@ -238,11 +238,12 @@ def nonzero(value: Array, size: int | None, of: Callable[[Any], tuple[Any, ...]]
     """The indices of what is not zero. How many there are has to be known: they are found in this process, as an index
     of booleans is. Of a given number they are found on the slice, by each device for itself."""
     mask, where = value != 0, value.slice
-    if type(mask) is not Array:  # a function that has captured the array is traced
+    if type(mask) is not Array or not mask.shape:  # a function that has captured it is traced; or JAX refuses it
         return of(value)
     if size is not None:
         return of(put_at(mask, where, ()))
-    return tuple(put_at(one, where, ()) for one in of(np.asarray(mask)))
+    kind = jax.numpy.result_type(int)
+    return tuple(put_at(one.astype(kind), where, ()) for one in np.nonzero(np.asarray(mask)))  # JAX compiles each size
 
 
 def fetch(value: Array) -> Any:
