@@ -80,6 +80,8 @@ def unrolled(equation: Any, inputs: list[Value]) -> Loop:
     avals = [v.aval for v in equation.invars]
     kinds = [*avals[:constants], *avals[constants + carried :], _NUMBER, *avals[constants : constants + carried]]
     body = jax.make_jaxpr(step)(*kinds, *(v.aval for v in stacked))
+    # Errors name the function of the user.
+    body = body.replace(jaxpr=body.jaxpr.replace(debug_info=unnamed(closed.jaxpr.debug_info)))
     carry = [*first, *inputs[constants : constants + carried], *empty]
     results = [None if k is None else k + 1 for k in used]
     return _without_unused(

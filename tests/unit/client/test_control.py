@@ -229,6 +229,17 @@ def test_a_carry_that_changes_its_layout_is_refused_with_its_line(session: Nowhe
         pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: cut(c), whole(v))).lower(np.arange(8.0))
 
 
+def test_a_scan_over_two_slices_that_changes_a_layout_is_refused_with_the_line_of_its_body(session: Nowhere) -> None:
+    """Its rounds pick the rows that it takes, in a function of the runtime."""
+    here, there = double(session.slice(4, 3)), double(session.slice(4, 4))
+
+    def body(c: Any, row: Any) -> Any:
+        return there(here(c)), row.sum()
+
+    with pytest.raises(GraphError, match=r"leaves it as slice4:P\(\) \(.*body at \S*test_control.py:\d+"):
+        pw.program(lambda v: pw.scan(body, here(v), np.ones((3, 2)))).lower(np.arange(8.0))
+
+
 LINES = (
     r"\(test_control.py:\d+\): the body changes the layout of carry 0: it takes it as {} "
     r"\(made at test_control.py:\d+\), and leaves it as {} \(.*at .*test_control.py:\d+"
