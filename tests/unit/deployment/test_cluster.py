@@ -16,8 +16,8 @@ from pathways_ray.deployment.following import IslandSeen, Looked
 from pathways_ray.deployment.islands import IslandActors
 from pathways_ray.deployment.options import Options
 from pathways_ray.deployment.topology import Island, Topology
-from pathways_ray.executor.profiling import crash_log
 from pathways_ray.errors import PathwaysError, Unschedulable
+from pathways_ray.executor.profiling import crash_log
 
 
 def a_cluster(left: list[str]) -> Cluster:
