@@ -175,7 +175,11 @@ class VirtualSlice:
         """
         if not self.released:
             self.released = True
-            self.session.release_slice(self)
+            try:
+                self.session.release_slice(self)
+            except BaseException:  # Ctrl-C too: a second call releases what is left
+                self.released = False
+                raise
 
     def __enter__(self) -> VirtualSlice:
         return self

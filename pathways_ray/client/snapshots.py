@@ -254,14 +254,14 @@ class Shadows:
         islands = of_its_tenant(self.session.status()["islands"], where.island)
         up = {one["island"]: one for one in islands if one["state"] == "up"}
         taken = {where.island}
-        found: list[VirtualSlice] = []
-        self._of[where] = found  # filled on the way: a slice that is refused leaves none behind that nobody knows
+        # Changed on the way: one that is refused, or that cannot be released, leaves none behind that nobody knows.
+        found = self._of[where] = list(known)
         for shadow in known:
-            if shadow.island in up and shadow.island not in taken:
+            if shadow.island in up and shadow.island not in taken and not shadow.released:
                 taken.add(shadow.island)
-                found.append(shadow)
             else:
                 shadow.release()
+                found.remove(shadow)
             self.last.pop(shadow, None)
         for island in chosen(list(up.values()), where.island, taken)[: max(0, copies - len(found))]:
             size = min(where.size, sum(len(host["devices"]) for host in up[island]["hosts"]))
@@ -309,9 +309,10 @@ class Shadows:
 
     def release(self, where: VirtualSlice) -> None:
         """A slice was released: gives back its shadows. Copies there can be fetched while somebody has a handle."""
-        for shadow in self._of.pop(where, ()):
+        for shadow in self._of.get(where, ()):
             shadow.release()
             self.last.pop(shadow, None)
+        self._of.pop(where, None)  # behind that: where one cannot be released, the next call finds the rest
         with self._lock:
             self._forget({where})
 

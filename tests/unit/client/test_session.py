@@ -556,6 +556,23 @@ def test_a_slice_is_made_and_released_by_the_controller(offline: Offline) -> Non
     assert len(offline.controller.calls) == 2, "it went with the session"
 
 
+@pytest.mark.parametrize("error", [ControllerLost("it does not answer"), KeyboardInterrupt()])
+def test_a_slice_whose_release_failed_is_released_by_the_next_call(offline: Offline, error: BaseException) -> None:
+    where = offline.session.virtual_slice((2,), ("x",))
+
+    def fail(_: ReleaseSlice) -> None:
+        raise error
+
+    offline.controller.answers[ReleaseSlice] = fail
+    with pytest.raises(type(error)):
+        where.release()
+    assert not where.released
+    del offline.controller.answers[ReleaseSlice]
+    where.release()
+    assert where.released
+    assert offline.controller.calls[1:] == [ReleaseSlice(7, where.id)] * 2
+
+
 @pytest.mark.parametrize("options", [{"name": 3}, {"platform": 3}, {"island": -1}, {"island": True}])
 def test_options_of_a_slice_that_are_of_the_wrong_kind(offline: Offline, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"of a slice are text|takes the number of an island"):

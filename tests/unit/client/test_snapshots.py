@@ -14,7 +14,15 @@ import pathways_ray as pw
 from pathways_ray.client.buffer import PENDING
 from pathways_ray.client.slices import chosen, of_its_tenant
 from pathways_ray.client.snapshots import spread
-from pathways_ray.errors import BufferLost, Failure, ForeignArray, QuotaExceeded, Unschedulable, UsageError
+from pathways_ray.errors import (
+    BufferLost,
+    ControllerLost,
+    Failure,
+    ForeignArray,
+    QuotaExceeded,
+    Unschedulable,
+    UsageError,
+)
 from pathways_ray.ir.types import ArrayType
 from tests.unit.client.local import LocalSession, opened
 
@@ -271,6 +279,34 @@ def test_shadows_that_are_there_are_known_where_another_one_is_refused(
     assert made[0].released
     room = 2
     assert pw.snapshot(value)._copies[0][0].slice is made[1]
+
+
+@pytest.mark.parametrize("renewed", [False, True])
+def test_shadows_that_could_not_be_released_are_released_by_the_next_call(
+    session: LocalSession, monkeypatch: pytest.MonkeyPatch, renewed: bool
+) -> None:
+    """Of two, with their slice; or for others, once their islands are lost and their copies with them."""
+    a = pw.virtual_slice((4,), ("x",), island=0)
+    value = pw.put(np.arange(8.0), a, P("x"))
+    copies = pw.snapshot(value, copies=2)._copies[0]
+    shadows, call = [copy.slice for copy in copies], session._connection.call
+
+    def lost(*_: Any) -> None:
+        raise ControllerLost("it does not answer")
+
+    def again() -> None:
+        pw.snapshot(value) if renewed else a.release()
+
+    if renewed:
+        list(map(lose, copies))
+        monkeypatch.setattr(session, "status", lambda: islands("up", "lost", "lost", "up"))
+    monkeypatch.setattr(session._connection, "call", lost)
+    with pytest.raises(ControllerLost):
+        again()
+    assert [shadow.released for shadow in shadows] == [False, False]
+    monkeypatch.setattr(session._connection, "call", call)
+    again()
+    assert [shadow.released for shadow in shadows] == [True, True]
 
 
 def test_what_no_snapshot_can_be_taken_of_is_refused(session: LocalSession, monkeypatch: pytest.MonkeyPatch) -> None:
