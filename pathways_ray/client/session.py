@@ -103,7 +103,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         self.move_slice = self._mover.move
         self.guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()
         self._knowing, self._released = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
-        self._process = os.getpid()
+        self._process, self._closes = os.getpid(), False
 
     @classmethod
     def connect(
@@ -308,14 +308,27 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
     def close(self) -> None:
         """Ends the session: its slices, programs and arrays on the cluster are freed, its open futures fail with
         `SessionClosed`."""
-        if self.closed or os.getpid() != self._process:
+        if self._closes or os.getpid() != self._process:
             return  # a fork has the sockets of its parent, whose session goes on
-        self.debug_calls.close()
-        self.callbacks.flush()
-        self._driver.handle(Closing())
-        with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
-            if not self.closed_because and not self._core.away:
-                self._connection.call(wire.CloseSession(self.id), _CLOSE_LIMIT_S)
+        self._closes = True
+        try:
+            try:
+                self.debug_calls.close()
+                self.callbacks.flush()
+                self._driver.handle(Closing())
+                with contextlib.suppress(PathwaysError):  # the stream's end has the same effect
+                    if not self.closed_because and not self._core.away:
+                        self._connection.call(wire.CloseSession(self.id), _CLOSE_LIMIT_S)
+            finally:
+                self._hang_up()
+        except (
+            BaseException
+        ):  # Ctrl-C ends what is waited for, and the session as well; a second call does what is left
+            self._closes = False
+            raise
+
+    def _hang_up(self) -> None:
+        self._driver.handle(Closing())  # if Ctrl-C came before that: no other controller is looked for
         self._driver.disconnected("it was shut down")
         self.callbacks.close()
         self._mover.close()
