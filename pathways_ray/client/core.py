@@ -6,8 +6,8 @@ the one message that may leave: they are all that a launch costs here, and an ev
 
 **Order.** Messages leave in the order of the user's calls. A launch leaves once the arrays that are uploaded for it
 have arrived, so that a slow client delays its own calls only; what is called later waits behind it in `queue`. The
-session sends the head of the queue first and removes it then (`head`, `remove_head`): a call that finds the queue empty
-passes it by, so everything before it must be on its way, or have failed. A free waits in `freed` for its upload.
+session removes the head of the queue as it puts it (`head`, `remove_head`), and no sooner: a call that finds the queue
+empty passes it by, so everything before it must be on its way, or have failed. A free waits in `freed` for its upload.
 
 **One outcome.** A launch is in `pending` from its call to its outcome: `Completed`, `LaunchFailed`, the failure of an
 upload that it waited for, or the end of the session. Its results get that outcome when it leaves the table.
@@ -64,8 +64,8 @@ class ClientCore(Cancelling):
         self.story = Story(f"client of session {session}")
         self.queue: deque[Queued] = deque()
         self.remove_head: Callable[[], object] = self.queue.popleft
-        """Removes the first message, whose commands were executed, or interrupted: it must not leave twice. A function
-        of the interpreter, so that a second Ctrl-C cannot come at its first step."""
+        """Removes the first message in the step in which it is put: it must not leave twice. A function of the
+        interpreter, so that Ctrl-C cannot come at its first step."""
         self.pending: dict[int, Sequence[BufferRecord]] = {}
         self.buffers: dict[int, BufferRecord] = {}
         self.freed: dict[int, BufferRecord] = {}

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import call
 from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.arrivals import Arrival
-from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord, Upload
+from pathways_ray.client.arrivals import Arrivals
+from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord, Upload
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
@@ -42,7 +45,7 @@ CANCEL_LIMIT_S = 10.0
 """A call to cancel waits this long for the controller's word."""
 
 
-class Driver:
+class Driver(Arrivals):
     """Joins the core with the connection and the data streams of one session."""
 
     def __init__(self, core: ClientCore, connection: Connection, data: DataLinks) -> None:
@@ -50,7 +53,7 @@ class Driver:
         self.sending, self.changing = new_lock(), threading.RLock()
         self.changed = threading.Condition(self.changing)
         self.locks = self.sending, self.changing, data.changing  # the threads that read want them, too
-        self.arrivals: list[Arrival] = []
+        self.arrivals = []
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
         self.siblings = Siblings()
@@ -129,42 +132,24 @@ class Driver:
         self.do([command for command in found if not isinstance(command, events.ReleaseQueue)])
         self.sweep()
 
-    def send_arrival(self, one: Arrival) -> None:
-        """Tells the controller of an upload, unless somebody has. The caller has `sending`."""
-        stays = self.take_arrival(one) and one.placed is one.where.placed
-        if stays and self.core.buffers.get(one.record.id) is one.record:
-            one.sent = True
-            self.handle(events.Placed(one.message))
-
-    def take_arrival(self, one: Arrival) -> bool:
-        """Takes an upload out of those that the controller has yet to hear of; whether it was one of them."""
-        try:
-            self.arrivals.remove(one)
-        except ValueError:
-            return False
-        return True
-
-    def send_arrivals(self) -> None:
-        """Tells of the uploads that are there for threads that wait for `sending` with that. The caller has it."""
-        for one in tuple(self.arrivals):
-            if one.record.state is READY and one.record.upload is not None and one.record.upload.done:
-                self.send_arrival(one)
-
     def disconnected(self, reason: str) -> None:
         """Takes the end of the connection."""
         self.handle(events.Disconnected(reason))
 
-    def do(self, commands: Sequence[events.Command]) -> None:
-        """Executes commands. The caller has `sending` where the event was a call."""
+    def do(self, commands: Sequence[events.Command], are_put: bool = False) -> None:
+        """Executes commands; the messages among them `are_put` into the outbox, or not yet. The caller has `sending`
+        where the event was a call."""
         for command in commands:
-            if isinstance(command, Free | Unregister):  # goes with the next message
-                self.connection.outbox.send_later(command)
-                continue
-            if type(command) is EarlyLaunch:
-                self.hand_over(command)
-                continue
             if isinstance(command, Message):
-                self.connection.outbox.send(command)
+                outbox = self.connection.outbox
+                if not are_put:
+                    outbox.put(command)
+                if isinstance(command, EarlyLaunch | Free | Unregister):  # goes with the next message
+                    outbox.linger()
+                else:
+                    outbox.leave()
+                if type(command) is EarlyLaunch:
+                    self._hand(command)
                 continue
             match command:
                 case events.Wake():
@@ -192,12 +177,17 @@ class Driver:
 
     def release_queue(self) -> None:
         """Sends what may leave the queue. The caller has `sending`."""
-        core = self.core
-        while (commands := core.head(time.monotonic())) is not None:
-            try:
-                self.do(commands)
-            finally:  # also when Ctrl-C comes after it
-                core.remove_head()
+        core, outbox = self.core, self.connection.outbox
+        try:
+            while (commands := core.head(time.monotonic())) is not None:
+                put = [partial(outbox.put, one) for one in commands if isinstance(one, Message)]
+                steps: list[Callable[[], object]] = [*put, core.remove_head]
+                deque(map(call, steps), maxlen=0)  # one call of the interpreter: Ctrl-C comes before all, or behind
+                self.do(commands, are_put=True)
+        except BaseException:
+            core.renewals.not_left(core.queue[0].message if core.queue else None)
+            outbox.hurry()  # what was put, and is not on its way
+            raise
         if not core.queue:
             with self.changing:
                 self.changed.notify_all()
@@ -207,6 +197,9 @@ class Driver:
     def hand_over(self, message: EarlyLaunch) -> None:
         """Sends a launch that its host is to have before. The caller has `sending`."""
         self.connection.outbox.send_later(message)  # first: should Ctrl-C come, it has been sent
+        self._hand(message)
+
+    def _hand(self, message: EarlyLaunch) -> None:
         record = self.core.early.expected_of(message, self.core.pending.get(message.launch, ()))
         host, early = self.core.early.message(message)
         if not self.data.launch_early(host, early, record, message.program):

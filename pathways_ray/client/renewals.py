@@ -63,6 +63,14 @@ class Renewals:
         functions = self.functions
         return Register(message.program, message.graph, {one: functions[one] for one in missing if one in functions})
 
+    def not_left(self, message: object) -> None:
+        """The message that was to leave may not have: of its program, what `filled` has noted is noted no more. What
+        the controller has it may get again."""
+        program = getattr(message, "program", 0)
+        if program in self.programs:
+            self.stale.add(program)
+            self.sent.difference_update(self.programs[program][2])
+
     def unregistered(self, program: int) -> Unregister:
         """The message that leaves now for a program that is called no more, with the functions that no other names."""
         _, _, functions = self.programs.pop(program, (frozenset(), b"", ()))

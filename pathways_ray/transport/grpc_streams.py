@@ -55,6 +55,7 @@ class GrpcOutbox:
         compose: Callable[[list[Message]], list[Message]] | None = None,
     ) -> None:
         self._batcher = Batcher(depth, compose)
+        self.put = self._batcher.put
         # Putting into a SimpleQueue cannot wait for this very thread, as setting an Event in a destructor could.
         self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._closed = False
@@ -65,8 +66,11 @@ class GrpcOutbox:
 
     send_later = send
 
-    def hurry(self) -> None:
-        """Does nothing: here everything leaves as soon as it can."""
+    def leave(self) -> None:
+        """Has what was put leave: here everything does as soon as it can."""
+        self._call()
+
+    linger = hurry = leave
 
     def close(self) -> None:
         """Ends the stream once the messages sent before have gone out."""

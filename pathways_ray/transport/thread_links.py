@@ -59,6 +59,9 @@ class Outbox:
         compose: Callable[[list[Message]], list[Message]] | None = None,
     ) -> None:
         self._batcher = Batcher(depth, compose)
+        self.put = self._batcher.put
+        """Puts a message, to leave with the next one: a function of the interpreter, at which Ctrl-C comes before or
+        behind."""
         self._composes = compose is not None
         self._writing = threading.Lock()
         # Putting into a SimpleQueue cannot wait for this very thread, as setting an Event in a destructor could.
@@ -70,7 +73,7 @@ class Outbox:
 
     def send(self, message: Message) -> None:
         self._batcher.put(message)
-        self._send()
+        self.leave()
 
     def send_all(self, messages: list[Message]) -> None:
         """Sends messages of which either all or none are to go, should Ctrl-C come in between."""
@@ -79,11 +82,11 @@ class Outbox:
             self._urgent = True
             self._call()
         else:
-            self._send(len(messages))
+            self.leave(len(messages))
 
-    def _send(self, count: int = 1) -> None:
-        """Sends the last `count` messages, or has the link's own thread do so: also where all that waits may be said in
-        fewer messages, or shorter ones."""
+    def leave(self, count: int = 1) -> None:
+        """Sends the last `count` messages that were put, or has the link's own thread do so: also where all that waits
+        may be said in fewer messages, or shorter ones."""
         alone = self._batcher.lone and not (self._composes and len(self._batcher) > count)
         if self._direct and alone and self._written() and not self._batcher:
             return
@@ -107,6 +110,10 @@ class Outbox:
     def send_later(self, message: Message) -> None:
         """Sends a message that is not urgent: with the next one, or after `LINGER_S`, or once there are many."""
         self._batcher.put(message)
+        self.linger()
+
+    def linger(self) -> None:
+        """Has what was put leave as `send_later` does."""
         if len(self._batcher) > MAX_LINGERING:
             self.hurry()
         elif not self._lingering:

@@ -46,6 +46,10 @@ class Controller:
 
     send_later = send
 
+    @property
+    def put(self) -> Callable[[Message], None]:
+        return self.sent.append
+
     def call(self, request: Any, timeout: float = 0.0, patient: bool = True) -> Reply:
         self.calls.append(request)
         self.patient.append(patient)
@@ -62,7 +66,7 @@ class Controller:
     def unsettle(self) -> None:
         pass
 
-    give_up = hurry = unsettle
+    give_up = hurry = leave = linger = unsettle
 
     def resume_session(self, request: Any, timeout: float) -> Any:
         raise self.unexpected

@@ -3,14 +3,81 @@
 from __future__ import annotations
 
 import itertools
+from types import CodeType
+from typing import Any
 
 import pytest
 
+from pathways_ray.client.core import ClientCore
+from pathways_ray.client.driver import Driver
+from pathways_ray.client.events import Registered
+from pathways_ray.client.renewals import Renewals
 from pathways_ray.client.session import Session
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import CloseSession
+from pathways_ray.transport.messages import CloseSession, Launch, Register
 from tests.unit.client.offline import Offline
-from tests.unit.client.test_session import interrupted
+from tests.unit.client.test_session import V, interrupted
+from tests.unit.helpers import Sketch
+
+QUEUE = (
+    Driver.release_queue.__code__,
+    Driver.do.__code__,
+    ClientCore.head.__code__,
+    ClientCore._registering.__code__,
+    Renewals.filled.__code__,
+)
+
+# --- the queue --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", QUEUE, ids=lambda code: code.co_name)
+def test_no_launch_of_the_queue_is_lost_or_leaves_twice(code: CodeType) -> None:
+    """Three launches wait for an upload, which has arrived; the first of them takes its program along."""
+    for step in itertools.count():
+        offline = Offline()
+        x = offline.session.put(V, offline.where, ())
+        renewals = offline.session._core.renewals
+        renewals.registered(registered(1))
+        offline.controller.take()
+        held = [offline.session.launch(1, [x._buffer.record], (offline.kind,)) for _ in range(3)]
+        assert x._buffer.record.upload is not None
+        x._buffer.record.upload.done = True
+        cut = interrupted((code,), step, offline.session._driver.release_queue)
+        offline.session._driver.release_queue()
+        sent = offline.controller.take()
+        assert [message.launch for message in sent if isinstance(message, Launch)] == [1, 2, 3], f"step {step}"
+        assert isinstance(sent[0], Register), "before the first launch of its program"
+        assert (renewals.stale, len(held)) == (set(), 3)
+        if not cut:
+            break
+    assert step
+
+
+@pytest.mark.parametrize("code", QUEUE, ids=lambda code: code.co_name)
+def test_no_function_counts_as_sent_that_has_not_left(code: CodeType) -> None:
+    """The user calls the same function again, which is another program then."""
+    for step in itertools.count():
+        offline = Offline()
+
+        def call(program: int, offline: Offline = offline) -> None:
+            offline.session._driver.call(registered(program))
+
+        cut = interrupted((code,), step, lambda: call(1))
+        call(2)
+        sent = [message for message in offline.controller.take() if isinstance(message, Register)]
+        assert sent[-1].program == 2, f"step {step}"
+        assert set().union(*(message.functions for message in sent)) == {"f", "g"}, f"step {step}"
+        if not cut:
+            break
+    assert step
+
+
+def registered(program: int) -> Any:
+    sketch = Sketch("p")
+    where = sketch.slice("0.0")
+    graph = sketch.graph(sketch.call("f", sketch.argument(where), slice=where))
+    return Registered(program, graph, b"graph", {"f": b"F", "g": b"G"})
+
 
 # --- the end ----------------------------------------------------------------------------------------------------------
 
