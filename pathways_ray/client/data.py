@@ -231,10 +231,10 @@ class DataLinks:
             local = link.takes_files(copies.size(held)) and (copies.pieces(held) or copies.file(held))
             asked.append((link, opening, held, local or copies.messages(opening, held)))
         sent = Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
-        begun(sent.upload)
         try:  # each host gets all of it, or, at Ctrl-C, nothing: it would keep half an upload with its session
             for link, opening, *_ in asked:
                 link.uploads[opening.request] = sent
+            begun(sent.upload)  # no sooner: what is noted has an outcome, also at Ctrl-C
             for link, opening, held, what in asked:
                 if isinstance(what, list):
                     link.send_parts(opening.request, what)

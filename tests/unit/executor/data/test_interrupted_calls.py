@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pathways_ray.client.array_pieces import FetchPlan
+from pathways_ray.client.buffer import Upload
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.transport import pipes
@@ -21,6 +22,7 @@ from pathways_ray.transport.capabilities import slice_tag
 from pathways_ray.transport.pipes import Pipe
 from tests.unit.client.test_session import interrupted
 from tests.unit.executor.data.test_server import (
+    KIND,
     LARGE,
     LARGE_KIND,
     PLACED,
@@ -78,6 +80,27 @@ def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hang
         data.upload(1, LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *_: None)
     assert not link.pipes
     until(lambda: not stream.handed)
+
+
+def test_an_upload_that_was_noted_has_an_outcome(host: Host, data: DataLinks) -> None:
+    """Else its session would wait for it without end: as it moves, and behind it where it has a quota."""
+    numbers, tag = itertools.count(1), slice_tag(SECRET, SESSION, PLACED)
+    noted: list[Upload] = []
+    ended: list[Upload] = []
+
+    def begun(upload: Upload) -> None:
+        noted.append(upload)
+
+    def done(upload: Upload, *_: object) -> None:
+        ended.append(upload)
+
+    def put() -> None:
+        data.upload(next(numbers), SMALL, KIND, (("x",),), PLACED, tag, done, begun)
+
+    def check(step: str) -> None:
+        eventually(lambda: all(upload in ended for upload in noted))
+
+    at_each_step([DataLinks.upload.__code__, begun.__code__], put, check)
 
 
 @pytest.mark.parametrize("way", ["pipe", "file", "parts"])
