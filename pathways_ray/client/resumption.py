@@ -47,7 +47,10 @@ class Resumption:
 
     def begin(self) -> None:
         """Looks for the successor from now on. Waits for nothing."""
-        threading.Thread(target=self._run, name="pathways-resume", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="pathways-resume", daemon=True).start()
+        except RuntimeError as error:  # the process can have no further thread: what waits would wait without end
+            self._give_up(f"no thread can look for the next one: {error}")
 
     def _run(self) -> None:
         deadline = time.monotonic() + limits.RESUME_LIMIT_S + START_LIMIT_S
@@ -66,12 +69,14 @@ class Resumption:
                 break
             else:
                 return self._look_again()
-        reason = f"{self.core.away}; {reason}"
         with self.driver.sending:
-            self.driver.handle(ResumeFailed(reason))
-        self.connection.give_up()
+            self._give_up(reason)
         if self.core.closing:
             self.connection.close()
+
+    def _give_up(self, reason: str) -> None:
+        self.driver.handle(ResumeFailed(f"{self.core.away}; {reason}"))
+        self.connection.give_up()
 
     def _resume(self) -> None:
         with self.driver.sending:
