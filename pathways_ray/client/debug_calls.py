@@ -70,13 +70,14 @@ class DebugCalls:
 
     def flush(self, limit_s: float | None = None) -> None:
         """Waits until the debug calls of all launches before are made."""
-        if self._thread is None or threading.current_thread() is self._thread:
+        thread = self._thread
+        if thread is None or threading.current_thread() is thread:
             return
         deadline = None if limit_s is None else time.monotonic() + limit_s
         with self._waiting.all_tasks_done:
             while self._waiting.unfinished_tasks:
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or self._ended or not self._thread.is_alive():
+                if (left is not None and left <= 0) or self._ended or not thread.is_alive():
                     return
                 self._waiting.all_tasks_done.wait(left)
 
@@ -91,7 +92,12 @@ class DebugCalls:
         with self._starting:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="pathways-debug-calls", daemon=True)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except BaseException:  # the system has none; or Ctrl-C, at whatever step
+                    if not self._thread.is_alive():
+                        self._thread = None
+                    raise
                 _all[id(self)] = self
 
     def _run(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from pathways_ray.client.debug_calls import DebugCalls
 from pathways_ray.client.debugging import DebugCall, Reported
@@ -75,3 +76,19 @@ def test_a_barrier_waits_for_the_calls_of_all_sessions_however_many_there_were()
     assert sorted(made) == [0, 1, 2]
     for one in several:
         one.close()
+
+
+def test_calls_are_made_once_a_thread_can_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    made: list[int] = []
+    one = DebugCalls()
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", full)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            one.made(calls(lambda: made.append(1)), CALLED)
+    one.made(calls(lambda: made.append(2)), CALLED)
+    one.flush(20)
+    assert made == [2]
+    one.close()
