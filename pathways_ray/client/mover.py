@@ -256,7 +256,7 @@ class Mover:
                             sending.release()
                             self._driver.sweep()
                     reply = self._do(step, slices, is_mine(sending))
-                except PathwaysError as error:
+                except Exception as error:  # of the process too, as where it has no memory or no thread left
                     step = steps.throw(error)
                 else:
                     step = steps.send(reply)

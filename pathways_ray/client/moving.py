@@ -21,7 +21,7 @@ from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.suspension import Part, Suspension
 from pathways_ray.client.wanted import ANY, Wanted
-from pathways_ray.errors import PathwaysError, WaitTimeout, from_failure
+from pathways_ray.errors import WaitTimeout, from_failure
 from pathways_ray.ir.graph import Argument, Graph, Node, Ref, Result, Transfer
 from pathways_ray.ir.types import ArrayType, Layout, SliceType, Spec
 from pathways_ray.transport import messages as wire
@@ -177,7 +177,7 @@ def move(
             found = there + found
         pairs = tuple((number, target.id) for number, target in targets.items())
         exchanged = yield Ask(wire.ExchangeSlices(session, pairs))
-    except PathwaysError:
+    except Exception:
         yield Drop([record for _, record in copied])
         yield Release()
         yield Ask(wire.ReleaseSlice(session, new.id))

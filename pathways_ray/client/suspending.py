@@ -87,9 +87,12 @@ def suspend(core: ClientCore, slices: Sequence[Kept], gives_way: bool = False) -
         yield Suspended(found)  # before: should Ctrl-C come, the values are kept
         try:
             yield Ask(wire.Suspend(core.session, gives_way))
-        except ControllerLost:  # perhaps with the arrays: the successor is told that the session is suspended
+        except Exception as error:
+            if isinstance(error, PathwaysError) and not isinstance(error, ControllerLost):
+                raise
+            # Perhaps with the arrays: a successor is told that the session is suspended.
             yield Suspended(dataclasses.replace(found, tried=True))
-    except PathwaysError:
+    except Exception:
         yield Suspended(None)
         yield Release()
         raise
@@ -130,7 +133,7 @@ def resume(
             yield Arrive(copy)
         yield Hold()  # so that no successor is told meanwhile that the session is suspended
         _check_same(core, losses)
-    except PathwaysError as error:
+    except Exception as error:
         yield Drop([copy for _, copy in loaded])
         yield Release()
         if suspension.gives_way and isinstance(error, Unschedulable):

@@ -99,6 +99,26 @@ def test_what_an_interrupted_caller_wanted_is_taken_back_unless_it_has_happened(
     assert released == [1, 2]
 
 
+def test_what_fails_of_the_process_is_the_steps_to_take_back(offline: Offline) -> None:
+    noted: list[str] = []
+
+    def full(_: ListHeld) -> None:
+        raise MemoryError
+
+    def steps() -> Generator[Step, Any, None]:
+        try:
+            yield Ask(ListHeld(7, ()))
+        except MemoryError:
+            noted.append("taken back")
+            yield Ask(ReleaseSlice(7, 1))
+            raise
+
+    offline.controller.answers = {ListHeld: full}
+    with pytest.raises(MemoryError):
+        carry_out(offline, steps())
+    assert (noted, offline.controller.calls[-1]) == (["taken back"], ReleaseSlice(7, 1))
+
+
 def test_a_copy_does_not_wait_in_the_queue_of_a_session_that_is_held(offline: Offline) -> None:
     """
     1. The controller is lost before a copy leaves. It would wait for the successor, and that for the end of the move.

@@ -124,9 +124,10 @@ def test_many_arrays_go_in_several_launches_and_none_where_there_is_nothing() ->
 
 
 @pytest.mark.parametrize("refused", ["ListHeld", "ExchangeSlices"])
-def test_a_step_that_fails_leaves_the_slice_where_it_was(refused: str) -> None:
+@pytest.mark.parametrize("kind", [UsageError, MemoryError])
+def test_a_step_that_fails_leaves_the_slice_where_it_was(refused: str, kind: type[Exception]) -> None:
     core, records = with_buffers(1)
-    steps, error = carried_out(core, records, **{refused: UsageError("not now")})
+    steps, error = carried_out(core, records, **{refused: kind("not now")})
     assert str(error) == "not now"
     assert names(steps)[-3:] == ["Drop", "Release", "ReleaseSlice"]
     assert records[0].id == 1

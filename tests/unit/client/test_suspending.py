@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any
 
@@ -19,7 +20,6 @@ from pathways_ray.errors import (
     ControllerLost,
     Failure,
     HostLost,
-    PathwaysError,
     Unschedulable,
     UsageError,
     WaitTimeout,
@@ -81,7 +81,7 @@ class Replies:
         return {"ListHeld": self.held}.get(type(what).__name__, Accepted())
 
 
-def carried_out(run: Any, replies: Replies) -> tuple[list[Any], PathwaysError | None]:
+def carried_out(run: Any, replies: Replies) -> tuple[list[Any], Exception | None]:
     """The steps, and what they raised in the end."""
     steps: list[Any] = []
     try:
@@ -90,13 +90,13 @@ def carried_out(run: Any, replies: Replies) -> tuple[list[Any], PathwaysError | 
             steps.append(step)
             try:
                 reply = replies(step)
-            except PathwaysError as error:
+            except Exception as error:
                 step = run.throw(error)
             else:
                 step = run.send(reply)
     except StopIteration:
         return steps, None
-    except PathwaysError as error:
+    except Exception as error:
         return steps, error
 
 
@@ -114,10 +114,16 @@ def test_arrays_are_saved_before_the_one_step_that_takes_effect() -> None:
     assert steps[-3] == Suspended(Suspension(tuple(SLICES), {1: (0, held.buffers[0]), 2: (1, held.buffers[1])}))
 
 
-@pytest.mark.parametrize("refused", ["Hold", "ListHeld", "Save", "Finish", "Suspend"])
-def test_a_session_that_cannot_be_suspended_goes_on(refused: str) -> None:
+@pytest.mark.parametrize(
+    ("refused", "kind"),
+    [
+        *itertools.product(["Hold", "ListHeld", "Save", "Finish"], [UsageError, MemoryError]),
+        ("Suspend", UsageError),
+    ],
+)
+def test_a_session_that_cannot_be_suspended_goes_on(refused: str, kind: type[Exception]) -> None:
     core, records, held = with_arrays(1)
-    steps, error = carried_out(suspend(core, SLICES), Replies(held, **{refused: UsageError("no room")}))
+    steps, error = carried_out(suspend(core, SLICES), Replies(held, **{refused: kind("no room")}))
     assert str(error) == "no room"
     assert names(steps)[-3:] == [refused, "Suspended", "Release"]
     assert steps[-2] == Suspended(None)
@@ -204,12 +210,12 @@ def test_arrays_on_a_slice_that_was_given_back_come_with_it_and_it_goes_again() 
 
 
 @pytest.mark.parametrize("refused", ["CreateSlice", "ExchangeSlices", "ReleaseSlice", "Load", "Arrive", "Hold"])
-def test_a_session_that_cannot_be_resumed_stays_suspended_and_can_be_later(refused: str) -> None:
+@pytest.mark.parametrize("kind", [HostLost, MemoryError])
+def test_a_session_that_cannot_be_resumed_stays_suspended_and_can_be_later(refused: str, kind: type[Exception]) -> None:
     core, records, suspension = suspended()
-    steps, error = carried_out(
-        resume(core, suspension, (), 0.0), Replies(Held(()), **{refused: HostLost("host 9 is gone")})
-    )
-    assert isinstance(error, HostLost)
+    replies = Replies(Held(()), **{refused: kind("host 9 is gone, or there is no memory")})
+    steps, error = carried_out(resume(core, suspension, (), 0.0), replies)
+    assert isinstance(error, kind)
     assert steps[-1] == Ask(Suspend(1))
     assert names(steps)[-3:-1] == ["Drop", "Release"]
     assert not any(step == Suspended(None) for step in steps)
@@ -279,10 +285,11 @@ def test_a_handle_that_goes_while_its_array_comes_back_is_freed() -> None:
     assert [record.id for record in step.buffers] == [1, 2, 3], "the copies under their old numbers, and its own"
 
 
-def test_a_session_whose_controller_dies_as_it_is_suspended_is_suspended() -> None:
-    """Its arrays may be freed by then, and the client has them all."""
+@pytest.mark.parametrize("lost", [ControllerLost("it is gone"), MemoryError()])
+def test_a_session_whose_controller_dies_as_it_is_suspended_is_suspended(lost: Exception) -> None:
+    """Its arrays may be freed by then, and the client has them all. So it is where the answer is lost in the client."""
     core, _, held = with_arrays(1)
-    steps, error = carried_out(suspend(core, SLICES), Replies(held, Suspend=ControllerLost("it is gone")))
+    steps, error = carried_out(suspend(core, SLICES), Replies(held, Suspend=lost))
     assert error is None
     assert names(steps)[-4:] == ["Suspended", "Suspend", "Suspended", "Release"]
     left = steps[-2].suspension
