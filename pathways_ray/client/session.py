@@ -35,7 +35,7 @@ from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.gpu_memory import leave_gpu_memory
 from pathways_ray.client.guards import made_again
-from pathways_ray.client.interrupted import check_not_mine
+from pathways_ray.client.interrupted import check_not_mine, new_lock
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.reading import Reading
@@ -104,6 +104,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         self.guards: weakref.WeakValueDictionary[int, Guard] = weakref.WeakValueDictionary()
         self._knowing, self._released = weakref.WeakValueDictionary(), weakref.WeakValueDictionary()
         self._process, self._closes = os.getpid(), False
+        self._making_default_slice = new_lock()
 
     @classmethod
     def connect(

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 from pathways_ray.client.connection import Connection
 from pathways_ray.client.core import ClientCore
-from pathways_ray.client.driver import WAIT_SLICE_S, Driver
+from pathways_ray.client.driver import Driver
+from pathways_ray.client.interrupted import Lock
 from pathways_ray.client.known_programs import KnownPrograms, unused
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.slices import SliceOwner, VirtualSlice, island_of, mesh_of
@@ -26,7 +27,7 @@ class SliceCalls:
     _driver: Driver
     _mover: Mover
     _default_slice: VirtualSlice | None = None
-    _making_default_slice = False
+    _making_default_slice: Lock
     _knowing: weakref.WeakValueDictionary[int, KnownPrograms]
     """What functions have made for the session, each under its `id`."""
     _released: weakref.WeakValueDictionary[int, VirtualSlice]
@@ -111,20 +112,10 @@ class SliceCalls:
 
     def default_slice(self) -> VirtualSlice:
         """All devices of one island on one axis `x`; made when first needed, once for all threads."""
-        with self._driver.changing:
-            while self._making_default_slice:
-                self._driver.changed.wait(WAIT_SLICE_S)
-            if self._default_slice is not None:
-                return self._default_slice
-            self._making_default_slice = True
-        made = None
-        try:
-            made = self.virtual_slice(None, ("x",), name="default")
-        finally:
-            with self._driver.changing:
-                self._default_slice, self._making_default_slice = made, False
-                self._driver.changed.notify_all()
-        return made
+        with self._making_default_slice:
+            if self._default_slice is None:
+                self._default_slice = self.virtual_slice(None, ("x",), name="default")
+            return self._default_slice
 
     def suspend(self, path: str | os.PathLike[str] | None = None) -> None:
         """Copies all arrays of the session to host memory, or to a directory, and frees its devices for others.

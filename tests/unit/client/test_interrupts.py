@@ -13,9 +13,10 @@ from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Registered
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.client.session import Session
+from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import CloseSession, Launch, Register
-from tests.unit.client.offline import Offline
+from tests.unit.client.offline import Background, Offline
 from tests.unit.client.test_session import V, interrupted
 from tests.unit.helpers import Sketch
 
@@ -77,6 +78,20 @@ def registered(program: int) -> Any:
     where = sketch.slice("0.0")
     graph = sketch.graph(sketch.call("f", sketch.argument(where), slice=where))
     return Registered(program, graph, b"graph", {"f": b"F", "g": b"G"})
+
+
+# --- slices -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_default_slice_whose_making_was_interrupted_is_made_by_another_thread() -> None:
+    for step in itertools.count():
+        offline = Offline()
+        cut = interrupted((SliceCalls.default_slice.__code__,), step, offline.session.default_slice)
+        made = Background(offline.session.default_slice).end()
+        assert offline.session.default_slice() is made
+        if not cut:
+            break
+    assert step
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
