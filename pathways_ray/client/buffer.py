@@ -166,6 +166,8 @@ class BufferOwner(Protocol):
 
     def free(self, record: BufferRecord) -> None: ...
 
+    def free_again(self, record: BufferRecord) -> None: ...
+
     def delete(self, record: BufferRecord) -> None: ...
 
     def wait(self, record: BufferRecord, timeout: float | None = None, there: bool = False) -> None: ...
@@ -219,6 +221,9 @@ class Buffer:
             self.session.delete(record)
 
     def __del__(self) -> None:
-        self.record.dropped = True  # before the look: who takes a donated one back looks here after changing the state
-        if self.record.state is not DELETED:
-            self.session.free(self.record)
+        try:
+            self.record.dropped = True  # before the look: who takes a donated one back looks here after it
+            if self.record.state is not DELETED:
+                self.session.free(self.record)
+        except KeyboardInterrupt:
+            self.session.free_again(self.record)

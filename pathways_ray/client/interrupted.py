@@ -6,6 +6,10 @@ do so without end. It is refused there, as if Ctrl-C had come with that error.
 
 from __future__ import annotations
 
+import _thread
+import signal
+import threading
+import time
 from threading import RLock
 from typing import Any
 
@@ -16,6 +20,9 @@ INTERRUPTED = (
     "a signal handler or a destructor uses the session that a call of its own thread is just sending for, or moves or "
     "suspends what that call reads, and would wait for it without end. Set a flag there, and act on it behind the call"
 )
+
+_MOMENT_S = 0.01
+"""Ctrl-C comes again after this time. A wait that begins just as it comes is not ended by it."""
 
 Lock = Any
 """What `threading.RLock()` gives: locks of the interpreter, which Ctrl-C cannot leave taken at the first step."""
@@ -39,3 +46,16 @@ def check_not_mine(*locks: Lock, why: str = INTERRUPTED) -> None:
             raise UsageError(why)
     if is_writing():
         raise UsageError(INTERRUPTED)
+
+
+def interrupt_again() -> None:
+    """Has Ctrl-C come once more, a moment later: where it came is lost what it raises. From another thread, for which
+    nobody waits: in this one it would come right here."""
+    main = threading.main_thread().ident
+
+    def interrupt() -> None:
+        time.sleep(_MOMENT_S)
+        if main is not None:
+            signal.pthread_kill(main, signal.SIGINT)
+
+    _thread.start_new_thread(interrupt, ())

@@ -35,7 +35,7 @@ from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.gpu_memory import leave_gpu_memory
 from pathways_ray.client.guards import made_again
-from pathways_ray.client.interrupted import check_not_mine, new_lock
+from pathways_ray.client.interrupted import check_not_mine, interrupt_again, new_lock
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.reading import Reading
@@ -245,6 +245,13 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
     def carries(self, program: int) -> int:
         """Bytes of arguments that the next launch of a program carries at most."""
         return self._core.carries(program, PRIORITY.get())
+
+    def free_again(self, record: BufferRecord) -> None:
+        """Frees a buffer where Ctrl-C has come in its destructor, which loses that. Twice does no harm."""
+        interrupt_again()
+        record.dropped = True
+        if record.state is not DELETED:
+            self.free(record)
 
     def check_mine(self, buffer: Buffer) -> None:
         """Raises unless the buffer may be an argument of a launch of this session. One that was lost is made again, if

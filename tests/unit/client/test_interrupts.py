@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import threading
 from types import CodeType
 from typing import Any
 
 import pytest
 
+from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Registered
@@ -15,8 +18,8 @@ from pathways_ray.client.renewals import Renewals
 from pathways_ray.client.session import Session
 from pathways_ray.client.session_slices import SliceCalls
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import CloseSession, Launch, Register
-from tests.unit.client.offline import Background, Offline
+from pathways_ray.transport.messages import CloseSession, Free, Launch, Register
+from tests.unit.client.offline import LIMIT_S, Background, Offline
 from tests.unit.client.test_session import V, interrupted
 from tests.unit.helpers import Sketch
 
@@ -78,6 +81,34 @@ def registered(program: int) -> Any:
     where = sketch.slice("0.0")
     graph = sketch.graph(sketch.call("f", sketch.argument(where), slice=where))
     return Registered(program, graph, b"graph", {"f": b"F", "g": b"G"})
+
+
+# --- destructors ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_ctrl_c_in_a_destructor_comes_once_more_and_the_array_is_freed(is_freed: bool) -> None:
+    """It comes before the array is freed, or behind."""
+    offline = Offline()
+    (y,) = offline.session.launch(1, [], (offline.kind,))
+    free = offline.session.free
+
+    def interrupted_free(record: BufferRecord) -> None:
+        offline.session.free = free
+        if is_freed:
+            free(record)
+        raise KeyboardInterrupt
+
+    offline.session.free = interrupted_free
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    held = [y]
+    del y
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            held.clear() or threading.Event().wait(LIMIT_S)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert Free((1,)) in offline.controller.take()
 
 
 # --- slices -----------------------------------------------------------------------------------------------------------
