@@ -258,13 +258,17 @@ class LocalSocket:
     handler waits for what the next one to send keeps from it.
 
     Raises:
-        NotLocal: the name is not one of this machine, or somebody else answers there.
+        NotLocal: the name is not one of this machine, or somebody else answers there; or this process has no descriptor
+            left.
     """
 
     _full = ended = False
 
     def __init__(self, invitation: Invitation) -> None:
-        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise NotLocal(str(error)) from None
         try:
             self.connection.settimeout(ANSWER_LIMIT_S)
             self.connection.connect(f"\0{invitation.name}")
@@ -305,4 +309,5 @@ class LocalSocket:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def __del__(self) -> None:
-        self.connection.close()
+        if hasattr(self, "connection"):
+            self.connection.close()

@@ -147,6 +147,20 @@ def test_a_client_gives_nothing_to_somebody_else_at_the_name(server: Server) -> 
         LocalSocket(Invitation("pathways-nobody-listens-here", b"t", b"a"))
 
 
+def test_a_client_without_a_descriptor_left_goes_without_a_local_socket(server: Server) -> None:
+    invitation = server.invite("ours")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    next_one = os.dup(0)
+    os.close(next_one)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_one, before[1]))
+    try:
+        with pytest.raises(NotLocal, match="Too many open files"):
+            LocalSocket(invitation)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert LocalSocket(invitation).send(b"a")
+
+
 def test_who_is_dismissed_is_not_heard_any_more(server: Server) -> None:
     ours, theirs = LocalSocket(server.invite("ours")), LocalSocket(server.invite("theirs"))
     server.run(server.server.dismiss, "ours")
