@@ -281,16 +281,19 @@ class Connection:
             self.state = after(self.state, step)
             return self.state
 
-    def _start_thread(self, name: str, run: Callable[[], None]) -> None:
-        thread = threading.Thread(target=run, name=name, daemon=True)
+    def _start_thread(self, name: str, run: Callable[[int], None]) -> None:
+        """Has a thread read. It gets the number of its connection: one that outlives that leaves the next one alone."""
+        thread = threading.Thread(target=run, args=(self._starts,), name=name, daemon=True)
         self._readers.append(thread)
         thread.start()
 
-    def _read_stream(self) -> None:
+    def _read_stream(self, start: int) -> None:
         reason = "the controller closed the stream"
         try:
             for data in self._stream:
                 for message in wire.TO_CLIENT.decode_batch(data):
+                    if start != self._starts:
+                        return
                     if type(message) is wire.Upgraded:
                         self._step(Step.UPGRADED)
                         self._start_thread("pathways-link", self._read_link)
@@ -301,13 +304,16 @@ class Connection:
             reason = _details(error)
             error.__traceback__ = None  # the error is the stream: in a cycle, it would stay until the interpreter ends
         except BaseException as error:
-            self._unreadable(error)
+            if start == self._starts:
+                self._unreadable(error)
+        if start != self._starts:
+            return
         self._step(Step.STREAM_ENDED)
         for reader in self._readers[1:]:
             reader.join(CLOSE_REASON_LIMIT_S)
         self._lost(f"the controller is gone ({reason})")
 
-    def _read_link(self) -> None:
+    def _read_link(self, start: int) -> None:
         assert self._link is not None
         try:
             for data in self._link:
@@ -316,8 +322,9 @@ class Connection:
                         self._step(Step.UPGRADED)
                     self._receive(message)
         except BaseException as error:
-            self._step(Step.LINK_ENDED)
-            self._unreadable(error)
+            if start == self._starts:
+                self._step(Step.LINK_ENDED)
+                self._unreadable(error)
 
     def _unreadable(self, error: BaseException) -> None:
         """Ends the session, whatever went wrong: no thread reads any more, so what waits would wait without end."""

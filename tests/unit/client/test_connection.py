@@ -522,3 +522,33 @@ def test_whatever_goes_wrong_in_the_reader_ends_the_session_for_all_that_wait(
             session.wait(waited_for)
         assert waited_for.failure is not None
         until(lambda: not any(reader.is_alive() for reader in session._connection._readers))
+
+
+def test_a_thread_that_outlives_its_connection_ends_no_other_one(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message of the lost controller keeps it busy for longer than it is waited for."""
+    controller.port = 0
+    monkeypatch.setattr(connection_module, "JOIN_LIMIT_S", 0.0)
+    busy, goes_on = threading.Event(), threading.Event()
+    with controller.connect() as session:
+        assert_answers(session)
+        connection = session._connection
+        (reader,) = connection._readers
+        receive = connection._receive
+
+        def waits(_: Any) -> None:
+            busy.set()
+            assert goes_on.wait(LIMIT_S)
+
+        connection._receive = waits
+        controller.say(HostAddress(0, 1, ""))
+        assert busy.wait(LIMIT_S)
+        connection._hang_up()
+        connection._channel = grpc_streams.channel(connection._address, connection._trust)
+        connection._receive = receive
+        session._connect()
+        goes_on.set()
+        reader.join(LIMIT_S)
+        assert not reader.is_alive()
+        assert_answers(session)
