@@ -160,6 +160,10 @@ class Holding:
         """One call."""
         return self._program.launch([*self._captured, *leaves])
 
+    def places_of(self, number: int) -> list[NamedSharding]:
+        """The layouts in which a launch takes a leaf of the arguments."""
+        return self._program.places_of(number + len(self._captured))
+
     def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
         """The types of the results, given those of the arguments."""
         return self._program.output_kinds([*(array._type for array in self._captured), *kinds])

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from pathways_ray.client import notebook, prng
 from pathways_ray.client.argument_types import ArgumentType, extended_dtype, keeping_width, to_numpy
@@ -23,7 +24,7 @@ from pathways_ray.errors import InvalidArray, UsageError
 from pathways_ray.ir.graph import host_part
 from pathways_ray.ir.text import graph_text
 from pathways_ray.jax_hooks import setting
-from pathways_ray.jax_types import array_type
+from pathways_ray.jax_types import array_type, partition_spec
 from pathways_ray.observe.computations import Computation
 from pathways_ray.transport.messages import encode
 
@@ -85,6 +86,11 @@ class RegisteredProgram:
     def kind_of(self, leaf: Any) -> ArgumentType:
         """The type of an argument."""
         return type_of(leaf)
+
+    def places_of(self, number: int) -> list[NamedSharding]:
+        """The layouts in which a launch takes a leaf of the arguments."""
+        found = [source for source in self._built.sources if source.leaf == number]
+        return [NamedSharding(source.slice.mesh, partition_spec(source.spec)) for source in found]
 
     def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
         """The types of the results, given those of the arguments."""

@@ -54,6 +54,9 @@ class Launchable(Protocol):
     def kind_of(self, leaf: Any) -> ArgumentType:
         """The type of an argument."""
 
+    def places_of(self, number: int) -> list[NamedSharding]:
+        """The layouts in which a launch takes a leaf of the arguments."""
+
     def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
         """The types of the results, given those of the arguments."""
 
@@ -74,7 +77,8 @@ class Launchable(Protocol):
 
 
 class Compiled:
-    """A function that the hosts have compiled for given types. Call it with arrays of these types and layouts."""
+    """A function that the hosts have compiled for given types. Call it with arrays of these types and layouts; arrays
+    of this process are placed, and those on a slice move where no sharding was said."""
 
     def __init__(self, lowered: Lowered) -> None:
         self._lowered = lowered
@@ -213,12 +217,18 @@ class Lowered:
         name = self.program.graph.name
         if tree != self.in_tree:
             raise TypeError(f"{name} was compiled for arguments of the tree {self.in_tree}, and is called with {tree}")
-        kinds = [self.program.kind_of(leaf) for leaf in leaves]
-        for number, (kind, expected) in enumerate(zip(kinds, self._kinds, strict=True)):
-            if kind is not expected and _text(kind) != _text(expected):
+        for number, (leaf, expected) in enumerate(zip(leaves, self._kinds, strict=True)):
+            kind = self.program.kind_of(leaf)
+            if kind is expected or _text(kind) == _text(expected):
+                continue
+            places = self.program.places_of(number)
+            lies = kind.slice is not None  # where it does not, the launch places it
+            if str(kind) != str(expected) or (lies and (expected.slice is not None or len(places) > 1)):
                 raise TypeError(
                     f"{name} was compiled for {_text(expected)} as leaf {number}, and is called with {_text(kind)}"
                 )
+            if lies and places:
+                leaves[number] = jax.device_put(leaf, places[0])
         return jax.tree.unflatten(self.out_tree, jax.tree.leaves(self.program.launch(leaves)))
 
     def __repr__(self) -> str:

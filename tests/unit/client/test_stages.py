@@ -59,6 +59,30 @@ def test_ahead_of_time(session) -> None:
     assert type(here(V, M)["y"]) is not pw.Array
 
 
+def test_what_is_compiled_takes_arrays_that_lie_elsewhere(session) -> None:
+    """As in JAX: those of this process are placed as they were compiled for, and one that was lowered without a
+    sharding may lie on a slice."""
+    a = session.virtual_slice((4,), ("x",))
+    x, scale = pw.put(V, a, P("x")), pw.put(np.float32(3), a)
+    kept = pw.put(np.ones(8, np.float32), a)
+    function = jax.jit(lambda v, s, unused: (v * s + kept, v))
+    scalar = jax.ShapeDtypeStruct((), np.float32)
+    ready = function.lower(x, scalar, scalar).compile()
+    for given in (x, V, jnp.asarray(V)):
+        for by in (scale, np.float32(3), 3.0):
+            found, same = ready(given, by, by)
+            np.testing.assert_array_equal(np.asarray(found), 3 * V + 1)
+            np.testing.assert_array_equal(np.asarray(same), V)
+            assert found.sharding == x.sharding
+    own = pw.program(lambda v: pw.compiled(jnp.sin, slice=a, in_specs=P("x"))(v)).lower(V).compile()
+    np.testing.assert_allclose(np.asarray(own(pw.put(V, a))), np.sin(V), rtol=1e-6)
+    for wrong in (V[:4], V.astype(np.int32), pw.put(V, a)):  # a layout that was said is not changed, as in JAX
+        with pytest.raises(TypeError, match=r"compiled for float32\[8\] @ slice \d+ .* as leaf 0, and is called with"):
+            ready(wrong, scale, scale)
+    with pytest.raises(TypeError, match=r"compiled for float32\[\] @ client as leaf 1, and is called with int32\[\]"):
+        ready(x, pw.put(np.int32(3), a), scale)
+
+
 def test_what_is_said_of_a_compiled_function_is_what_xla_says_of_it_in_jax(session) -> None:
     """The same names and figures: of one device, and with the code that XLA made."""
     a = session.virtual_slice((4,), ("x",))
