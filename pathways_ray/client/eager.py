@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from pathways_ray import jax_hooks
-from pathways_ray.client import prng, puts, source_info
+from pathways_ray import jax_hooks, jax_refs
+from pathways_ray.client import prng, puts, refs, source_info
 from pathways_ray.client.always_jitted import always_jitted
 from pathways_ray.client.argument_types import ArgumentType, extended_dtype
 from pathways_ray.client.array import Array
@@ -95,6 +95,7 @@ def _program(
     if found is None:
         session.check_open()
         session.known_by(known)
+        closed = jax_refs.without_own(closed)
         made: dict[Any, Exported] = known.traced.setdefault(settings, {})
         builder = ProgramBuilder(session, str(params["name"]), kinds, control_node, operations=made)
         lying = next((kind.slice for kind in kinds if kind.slice is not None), None)
@@ -126,6 +127,8 @@ def _leaf(value: Any, aval: Any) -> Any:
         return value
     if aval.weak_type and isinstance(value, jax.Array | int | float | complex):
         return value
+    if type(value) is refs.Ref:
+        refs.refuse_use(aval)
     return np.asarray(value, aval.dtype)
 
 
@@ -267,3 +270,4 @@ class _Rules:
 
 
 jax_hooks.make_jax_value(Array, _Rules())
+jax_refs.leave(Array, refs.refuse_start)

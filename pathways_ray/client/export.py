@@ -16,8 +16,8 @@ from jax import export
 from jax.extend import core as jex_core
 from jax.sharding import AbstractMesh, NamedSharding
 
-from pathways_ray import limits
-from pathways_ray.client import debugging, estimates, prng, source_info
+from pathways_ray import jax_refs, limits
+from pathways_ray.client import debugging, estimates, prng, refs, source_info
 from pathways_ray.client.argument_types import check_width
 from pathways_ray.client.codes import Code, Evaluated, Pending, jax_settings, jitted, tracing_for
 from pathways_ray.client.jaxpr_formulas import formula_of
@@ -240,6 +240,9 @@ def _traced(
     run.__signature__ = _LEAVES  # type: ignore[attr-defined]  # which JAX takes long to find out
     with tracing_for(name, mesh):
         traced = jitted(run, shardings, mesh).trace(*avals)
+        if (pure := jax_refs.without_own(traced.jaxpr)) is not traced.jaxpr:
+            evaluated = jex_core.jaxpr_as_fun(pure)
+            traced = jitted(lambda *leaves: tuple(evaluated(*leaves)), shardings, mesh).trace(*avals)
         effects = frozenset(traced.jaxpr.effects)
         if debugging.reports(traced.jaxpr):
             rewritten = debugging.reporting(traced.jaxpr, reports)
@@ -292,5 +295,6 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
                 f"{name} calls back to the host ({equation.primitive.name} at {_place(equation)}); "
                 "compiled functions run where the user's Python is not"
             )
+    refs.check_own(name, closed.effects)
     if closed.effects:
         raise TraceError(f"{name} has side effects ({', '.join(map(str, closed.effects))}), which cannot be shipped")

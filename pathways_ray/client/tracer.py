@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.extend import core as jex_core
 
-from pathways_ray import jax_hooks
-from pathways_ray.client import puts, source_info
+from pathways_ray import jax_hooks, jax_refs
+from pathways_ray.client import puts, refs, source_info
 from pathways_ray.client.argument_types import WIDE, ArgumentType, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.context import tracing
@@ -209,7 +209,7 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
     tracing.session, tracing.captured = session, captured
     try:
         with jax.checking_leaks(), jax.disable_jit(False):
-            closed = jax.make_jaxpr(flat)(*[kind.aval for kind in kinds])
+            closed = jax_refs.without_own(jax.make_jaxpr(flat)(*[kind.aval for kind in kinds]))
     except PathwaysError:
         raise
     except Exception as error:
@@ -225,6 +225,7 @@ def trace(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds
         tracing.session, tracing.captured = around
     if not closed.jaxpr.outvars and not closed.effects:
         raise GraphError(f"program {name!r} returns no array; return what should be computed")
+    refs.check_own(f"program {name!r}", closed.effects)
     if not is_debugging(closed.effects):
         raise TraceError(f"program {name!r} has side effects: {', '.join(map(str, closed.effects))}")
     return Trace(closed, trees[-1], captured)

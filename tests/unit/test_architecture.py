@@ -118,8 +118,8 @@ SHELLS = {
 FLOORS = {
     "pathways_ray": [
         {"module_functions"},
-        {"compat", "errors", "forks", "jax_arrays", "jax_cache", "jax_hooks", "jax_transfers", "limits"}
-        | {"liveness", "machine_load", "story", "waits"},
+        {"compat", "errors", "forks", "jax_arrays", "jax_cache", "jax_hooks", "jax_refs", "jax_transfers"}
+        | {"limits", "liveness", "machine_load", "story", "waits"},
         {"error_page", "ir", "names", "observe", "os_process", "process_log", "worker"},
         {"jax_types", "joint_exports", "transport"},
         {"formulas"},
@@ -145,6 +145,7 @@ IMPORTS_JAX_INTERNALS = {
     "pathways_ray/jax_arrays.py",
     "pathways_ray/jax_cache.py",
     "pathways_ray/jax_hooks.py",
+    "pathways_ray/jax_refs.py",
     "pathways_ray/jax_transfers.py",
     "pathways_ray/joint_exports.py",
     "tests/jax_suite/worker.py",
