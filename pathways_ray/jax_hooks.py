@@ -133,7 +133,7 @@ def _compile_shard_map(kind: type[jax.Array]) -> None:
 def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     """Leaves to `rules` the functions of JAX that evaluate no jaxpr."""
     import jax
-    from jax._src import api, debugging, dispatch, dtypes, pjit, stages
+    from jax._src import api, callback, debugging, dispatch, dtypes, pjit, stages
     from jax._src.lax import lax
 
     modules: tuple[Any, ...] = dispatch, lax, api, stages
@@ -173,7 +173,7 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
 
     def fetched_for(primitive: Any) -> Callable[..., Any]:
         by_jax = primitive.impl
-        return lambda *values, **params: by_jax(*map(device_get, values), **params)
+        return lambda *values, **params: by_jax(*(device_get(x) if type(x) is kind else x for x in values), **params)
 
     jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get = device_put, _placing(full_like), device_get
     # With these, jnp.zeros, jnp.asarray, jnp.arange and others take `device=`.
@@ -183,7 +183,8 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
         setattr(jax.lax, name, getattr(jax_lax, name))
     jax_stages.Traced.lower = lower
     pjit.sharding_constraint_p.def_impl(constrained)
-    for primitive in (debugging.debug_print_p, debugging.debug_callback_p):
+    calling = debugging.debug_print_p, debugging.debug_callback_p, callback.pure_callback_p, callback.io_callback_p
+    for primitive in calling:
         primitive.def_impl(fetched_for(primitive))
 
 

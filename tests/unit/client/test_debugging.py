@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import checkify
+from jax.experimental import checkify, io_callback
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.errors import TraceError
 from tests.unit.client.local import LocalSession
 
 V = np.arange(8, dtype=np.float32)
@@ -226,3 +227,20 @@ def test_a_move_is_a_move_under_debug_nans(session, a) -> None:
         moved = pw.program(lambda v: pw.reshard(f(v), b))(pw.put(V, a))
         assert moved.slice is b
         np.testing.assert_array_equal(pw.reshard(moved, a), V + 1)
+
+
+def test_callbacks_outside_of_functions_take_what_they_fetch(session, a) -> None:
+    """There the user's Python is beside them, as in JAX."""
+    given: list[Any] = []
+
+    def double(x: Any, by: Any) -> Any:
+        given.append(type(x))
+        return np.asarray(x) * by
+
+    v, kind = pw.put(V, a), jax.ShapeDtypeStruct(V.shape, V.dtype)
+    for call in (jax.pure_callback, io_callback):
+        found = call(double, kind, v, np.float32(2))
+        np.testing.assert_array_equal(found, V * 2)
+    assert not any(issubclass(one, pw.Array) for one in given)
+    with pytest.raises(TraceError, match=r"calls back to the host \(pure_callback at test_debugging.py:\d+\)"):
+        jax.jit(lambda x: jax.pure_callback(double, kind, x, 2))(v)
