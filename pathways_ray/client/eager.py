@@ -149,15 +149,20 @@ def lower(traced: Any) -> Any:
     slices = [kind.slice for kind in types if kind.slice is not None]
     session = cast(Session, slices[0].session) if slices else _session(captured, closed, params)
     program = _program(session, captured, [*(array._type for array in captured), *types], closed, params)
-    return Lowered(Holding(program, captured), types, traced.in_tree, traced.out_tree, "stablehlo")
+    asked = tuple(k for k, is_given in enumerate(params["donated_invars"]) if is_given)
+    return Lowered(Holding(program, captured, asked), types, traced.in_tree, traced.out_tree, "stablehlo")
 
 
 class Holding:
-    """A program whose first arguments are arrays that its function captured."""
+    """A program whose first arguments are arrays that its function captured.
 
-    def __init__(self, program: LoweredProgram, captured: list[Array]) -> None:
+    `donated_leaves` are the leaves of the arguments that the user donates: a call takes those that it has use for.
+    """
+
+    def __init__(self, program: LoweredProgram, captured: list[Array], donated: tuple[int, ...]) -> None:
         self._program = program
         self._captured = captured
+        self.donated_leaves = donated
 
     def launch(self, leaves: list[Any]) -> Any:
         """One call."""
@@ -170,11 +175,6 @@ class Holding:
     def output_kinds(self, kinds: Sequence[ArgumentType]) -> list[ArgumentType]:
         """The types of the results, given those of the arguments."""
         return self._program.output_kinds([*(array._type for array in self._captured), *kinds])
-
-    @property
-    def donated_leaves(self) -> tuple[int, ...]:
-        """The leaves of the arguments that a call donates."""
-        return tuple(k - len(self._captured) for k in self._program.donated_leaves)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._program, name)

@@ -6,6 +6,7 @@ It comes from an equation of a traced program, or from what JAX is asked for out
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +19,13 @@ from pathways_ray.client import prng, propagation, puts, source_info
 from pathways_ray.client.argument_types import keeping_width
 from pathways_ray.client.array import Array
 from pathways_ray.client.export import Exported
-from pathways_ray.client.jaxprs import equations_of, inner_equations
+from pathways_ray.client.jaxprs import equations_of, inner_equations, used_equations
 from pathways_ray.client.slices import VirtualSlice, slice_of
 from pathways_ray.client.specs import spec_from_user
 from pathways_ray.errors import SpecError, UsageError
+from pathways_ray.ir.regions import shard_shape
 from pathways_ray.ir.types import Spec
+from pathways_ray.jax_types import array_type
 
 _SMALL_BYTES = 1 << 10
 """Bytes of constants that are computed here: as many as a message has room for anyhow."""
@@ -52,8 +55,8 @@ class Operation:
     """A jaxpr with a name.
 
     `slice` is the one that it is pinned to, or None. `inputs` and `outputs` have a spec where one was asked for, else
-    None. `captured` are arrays of slices that the function used without taking them: the first arguments of the jaxpr.
-    `equation` is what it comes from in a traced program.
+    None. `donated` are the arguments that may be taken. `captured` are arrays of slices that the function used without
+    taking them: the first arguments of the jaxpr. `equation` is what it comes from in a traced program.
     """
 
     name: str
@@ -148,11 +151,30 @@ class Operation:
         found = propagation.output_specs(self.closed, inputs, where.type)
         asked = self.outputs or (None,) * len(found)
         outputs = [spec if spec is not None else other for spec, other in zip(asked, found, strict=True)]
-        run = jex_core.jaxpr_as_fun(self.closed)
+        run, taken = jex_core.jaxpr_as_fun(self.closed), self._taken(inputs, outputs, where)
         with keeping_width(self.closed.in_avals):
-            return export(
-                self.name, run, avals, inputs, lambda _: outputs, where, platforms, self.donated, known=self.closed
-            )
+            return export(self.name, run, avals, inputs, lambda _: outputs, where, platforms, taken, known=self.closed)
+
+    def _taken(self, inputs: Sequence[Spec], outputs: Sequence[Spec], where: VirtualSlice) -> tuple[int, ...]:
+        """The donated arguments whose memory a call takes. As in JAX, each is used, and there is a result of its type
+        and layout, which is for one of them only."""
+        if not self.donated:
+            return ()
+        jaxpr = self.closed.jaxpr
+        used = {id(atom) for atom in jaxpr.outvars}.union(id(a) for one in used_equations(jaxpr) for a in one.invars)
+
+        def kind(aval: Any, spec: Spec) -> Any:
+            array = array_type(prng.data_type(aval))
+            return array, shard_shape(array, spec, where.type)
+
+        room = Counter(map(kind, self.closed.out_avals, outputs))
+        taken: list[int] = []
+        for k in self.donated:
+            one = kind(self.closed.in_avals[k], inputs[k])
+            if id(jaxpr.invars[k]) in used and room[one] > 0:
+                room[one] -= 1
+                taken.append(k)
+        return tuple(taken)
 
 
 def is_pinned(params: Any) -> bool:

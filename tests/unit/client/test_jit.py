@@ -83,6 +83,36 @@ def test_static_and_donated_arguments_by_name_and_number(session, a4) -> None:
         g(x, "times", 3)
 
 
+def test_donated_arguments_are_taken_where_a_result_has_room(session, a4) -> None:
+    """As JAX takes them: each result is for one argument."""
+    split = NamedSharding(a4.mesh, P("x"))
+
+    def whole(v: Any) -> Any:
+        return jax.lax.with_sharding_constraint(v, NamedSharding(a4.mesh, P()))
+
+    functions: list[tuple[Any, tuple[bool, bool]]] = [
+        (lambda s, b: (s * b).sum(), (False, False)),
+        (lambda s, b: b * 2, (False, True)),
+        (lambda s, b: s + b, (True, False)),
+        (lambda s, b: (b - s, s + b), (True, True)),
+        (lambda s, b: s, (True, False)),
+        (lambda s, b: (s + b).reshape(2, 4), (False, False)),
+        (lambda s, b: whole(s + b), (False, False)),
+    ]
+    for function, taken in functions:
+        s, b = jax.device_put((V, V + 1), split)
+        donating = jax.jit(function, donate_argnums=(0, 1))
+        assert donating.lower(s, b).donate_argnums == (0, 1)  # what was asked for
+        jax.block_until_ready(donating(s, b))
+        assert (s.is_deleted(), b.is_deleted()) == taken
+
+
+def test_a_function_that_donates_is_differentiated(session, a4) -> None:
+    """What its derivative keeps of its arguments is not taken for its result, which has no room for that."""
+    loss = jax.jit(lambda s, b: (s * s * b).sum(), donate_argnames="s")
+    np.testing.assert_array_equal(np.asarray(jax.grad(loss)(pw.put(V, a4), 2.0)), 4 * V)
+
+
 def test_a_function_keeps_its_slice(session, a4) -> None:
     """Nobody else may have it."""
     f = pw.jit(double, slice=session.virtual_slice((2,), ("y",)))
