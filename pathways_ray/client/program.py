@@ -84,7 +84,7 @@ class Program(Method):
             raise source_info.trimmed(error)  # noqa: B904
         try:
             return lowered.launch(leaves)
-        except (BufferDeleted, ForeignArray) as error:
+        except (BufferDeleted, ForeignArray, InvalidArray) as error:
             raise self._about_leaf(error, lowered.session, leaves, args, kwargs) from None
 
     def ask(self, *args: Any) -> Any:
@@ -105,7 +105,7 @@ class Program(Method):
             return values
         try:
             return lowered.launch(leaves)
-        except (BufferDeleted, ForeignArray) as error:
+        except (BufferDeleted, ForeignArray, InvalidArray) as error:
             raise self._about_leaf(error, lowered.session, leaves, args, {}) from None
 
     def prepared(self, args: tuple[Any, ...]) -> LoweredProgram:
@@ -146,9 +146,10 @@ class Program(Method):
     def _about_leaf(
         self, error: PathwaysError, session: Session, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> PathwaysError:
-        """The error about an array that cannot be used, with the name of the argument that it is, if it is one."""
+        """The error about what cannot be used, with the name of the argument that it is, if it is one."""
         for number, leaf in enumerate(leaves):
-            if isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not session):
+            lost = isinstance(leaf, Array) and (leaf.is_deleted() or leaf._buffer.session is not session)
+            if lost or isinstance(leaf, jax.ShapeDtypeStruct):
                 return named(error, f"{argument(self.fun, args, kwargs, number)} of {self.__name__}")
         return error
 
