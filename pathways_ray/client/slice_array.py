@@ -17,6 +17,8 @@ from jax.sharding import NamedSharding
 from pathways_ray.client import indexing
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.errors import UsageError
+from pathways_ray.ir.regions import shard_shape
+from pathways_ray.ir.types import item_bytes
 from pathways_ray.jax_types import partition_spec
 
 _SHOWN_ELEMENTS = 1000
@@ -69,6 +71,12 @@ class SliceArray(jax.Array):
     def nbytes(self) -> int:
         """Bytes of the logical array; replicas on devices are not counted."""
         return self._type.array.nbytes
+
+    def on_device_size_in_bytes(self) -> int:
+        """Bytes on all devices of the slice together, replicas included."""
+        array, where = self._type.array, self.slice
+        shard = shard_shape(array, self._type.spec, where.type)
+        return int(where.size * math.prod(shard) * item_bytes(array.dtype))
 
     @property
     def itemsize(self) -> int:
@@ -178,8 +186,9 @@ class SliceArray(jax.Array):
         return str(self.__array__())
 
     def __format__(self, spec: str) -> str:
-        """Formats the value, as in `f"{loss:.4f}"`; without a format it is `str`."""
-        return format(self.__array__()[()], spec) if spec else str(self)
+        """Formats the value, as in `f"{loss:.4f}"`; without a format it is that of the scalar, else `str`."""
+        is_shown = self.shape or self._type.extended is not None or self.is_deleted()
+        return str(self) if is_shown and not spec else format(self.__array__()[()], spec)
 
     def _scalar(self, what: str) -> Any:
         """The value of an array of one element. Others are refused before they are fetched."""

@@ -750,3 +750,17 @@ def test_device_put_without_aliases_gives_an_array_of_its_own(session: LocalSess
         np.testing.assert_array_equal(one, V)
     assert [one.sharding.spec for one in made] == [P("x")] * 3
     np.testing.assert_array_equal(jax.random.key_data(keys), jax.random.key_data(jax.random.key(1)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "bool", "complex64"])
+def test_a_scalar_without_a_format_is_shown_as_in_jax(session, a4, dtype) -> None:
+    value = jnp.ones((), dtype)
+    x = pw.put(value, a4)
+    assert (f"{x}", str(x)) == (f"{value}", str(value))
+    key = pw.put(jax.random.key(0), a4)
+    assert f"{key}" == repr(key)  # as before: it has no NumPy value
+
+
+def test_the_bytes_of_an_array_on_all_its_devices(session, a4) -> None:
+    for spec, copies in ((P("x"), 1), (P(), 4)):
+        assert pw.put(V, a4, spec).on_device_size_in_bytes() == copies * V.nbytes
