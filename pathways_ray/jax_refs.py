@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     import jax
+
+_without_own: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""For each traced function the one without mutable arrays: by the identity of its operations those that were exported
+are known (`Operation.exported`), so that it is made once."""
 
 
 def uses_outer(effects: Iterable[Any]) -> bool:
@@ -25,6 +30,8 @@ def without_own(closed: Any) -> Any:
 
     if core.internal_mutable_array_effect not in closed.effects or uses_outer(closed.effects):
         return closed
+    if (made := _without_own.get(closed)) is not None:
+        return made
     found = discharge_state(core.ClosedJaxpr(partial_eval.convert_constvars_jaxpr(closed.jaxpr), ()))
     count = len(closed.consts)
     jaxpr = found.jaxpr.replace(
@@ -32,7 +39,7 @@ def without_own(closed: Any) -> Any:
         invars=found.jaxpr.invars[count:],
         debug_info=closed.jaxpr.debug_info,
     )
-    return core.ClosedJaxpr(jaxpr, [*closed.consts, *found.consts])
+    return _without_own.setdefault(closed, core.ClosedJaxpr(jaxpr, [*closed.consts, *found.consts]))
 
 
 def leave(kind: type[jax.Array], refuse: Callable[[Any], NoReturn]) -> None:

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray import jax_refs
 from pathways_ray.errors import TraceError, UsageError
 
 V = np.arange(8, dtype=np.float32)
@@ -77,6 +78,15 @@ def test_a_program_uses_its_own_around_calls_and_captured_arrays(a4: pw.VirtualS
     x = pw.put(V, a4)
     for function in (pw.program(run), jax.jit(run)):
         np.testing.assert_array_equal(np.asarray(function(x)[0]), V * 4 + 1)
+
+
+def test_a_traced_function_is_rewritten_once() -> None:
+    """What was exported of it is known by the identity of its operations, which others may have once they are gone."""
+    closed: Any = jax.jit(doubled).trace(V).jaxpr
+    pure = jax_refs.without_own(closed)
+    assert not pure.effects
+    assert jax_refs.without_own(closed) is pure
+    assert jax_refs.without_own(pure) is pure
 
 
 def test_those_of_this_process_are_refused_beside_arrays_on_slices(a4: pw.VirtualSlice) -> None:
