@@ -98,7 +98,7 @@ def test_an_upload_that_was_noted_has_an_outcome(host: Host, data: DataLinks) ->
         data.upload(next(numbers), SMALL, KIND, (("x",),), PLACED, tag, done, begun)
 
     def check(step: str) -> None:
-        eventually(lambda: all(upload in ended for upload in noted))
+        until(lambda: all(upload in ended for upload in noted))
 
     at_each_step([DataLinks.upload.__code__, begun.__code__], put, check)
 

@@ -69,7 +69,6 @@ def test_what_is_said_of_a_training_is_of_the_replicas_that_it_has(tmp_path: Pat
         config=configured.config,
         options=RunOptions(),
         schedule=configured.schedule,
-        sizes=configured.sizes,
         batches=batches,
         data={},
         directory=tmp_path,
