@@ -108,11 +108,6 @@ def split_fault(layers: int, stages: int, end_stage_layer_deficit: int = 0, coun
             f"layers per stage are {list(counts)}: {len(counts)} stages with {sum(counts)} layers, but {stages} stages "
             f"with {layers} layers together are needed"
         )
-    if stages == 1 and end_stage_layer_deficit:
-        return (
-            f"the first and the last stage cannot have {end_stage_layer_deficit} layers fewer (lighter) than others: "
-            "there is one stage; leave lighter out, or choose more stages (pipeline × chunks)"
-        )
     if split_layers(layers, stages, end_stage_layer_deficit):
         return None
     if layers + 2 < stages:

@@ -35,7 +35,7 @@ def schedule_of(config: Config) -> Schedule:
     chunks = parallel.chunks or None
     if not parallel.stage_layers:  # layers that divide into the chunks of all devices divide into one of each
         stages = parallel.pipeline * (chunks or 1)
-        if stages > 1 and (fault := split_fault(model.encoder_layers + model.layers, stages, parallel.lighter)):
+        if fault := split_fault(model.encoder_layers + model.layers, stages, parallel.lighter):
             raise BadSizes(fault)
     return build_schedule(
         parallel.schedule, parallel.pipeline, parallel.counted(), chunks, slices=parallel.token_slices

@@ -44,7 +44,6 @@ def check(*settings: str) -> tuple[int, int]:
             "9 layers do not divide into 4 stages, with or without one fewer at the ends",
         ),
         (["pipeline=8"], "4 layers cannot fill 8 stages"),
-        (["lighter=1"], "the first and the last stage cannot have 1 layers fewer (lighter) than others: there is one"),
         (["pipeline=2", "lighter=1", "layers=5"], "5 layers do not divide into 2 stages where"),
         (["pipeline=2", "stage_layers=[1,2]"], "layers per stage are [1, 2]: 2 stages with 3 layers"),
         (["pipeline=4", "stage_layers=[2,1,0,1]"], "[2, 1, 0, 1]: stage 2 has none, and so nothing to train"),
@@ -74,11 +73,6 @@ def test_layers_are_compared_with_stages_before_the_schedule_is_built(monkeypatc
     assert built == []
     assert check("schedule=waves", "pipeline=2", "microbatches=2", "stage_layers=[1,1,1,1]") == (2, 1)
     assert built == [2]
-
-
-def test_one_device_with_chunks_has_lighter_ends() -> None:
-    """The chunks are those of the schedule."""
-    assert check("schedule=looped-bfs", "lighter=1") == (1, 1)
 
 
 def test_options_that_do_not_fit_the_sizes_are_refused() -> None:
