@@ -70,6 +70,7 @@ def test_a_terminal_that_closes_may_say_so_twice(monkeypatch: pytest.MonkeyPatch
     """Its shell does, and it does itself: what ends the start is not interrupted in turn."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which these tests may be started without
         end_on_signals()
         with pytest.raises(SystemExit) as ended:
             os.kill(os.getpid(), signal.SIGHUP)
