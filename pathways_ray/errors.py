@@ -185,13 +185,12 @@ class ProgramRefused(ResourceError):
     """A program that the cluster does not run: what it does, or what it did, is not allowed.
 
     When: a function has an operation or a custom call that is not allowed, or a collective that some devices may not
-        enter, or is not what the graph says; or the program ended hosts three times, as it was compiled or launched; or
-        the controller could not plan it, or took too long
+        enter, or is not what the graph says; or the program ended hosts three times; or it could not be planned in time
     Do: the message names function, operation, line and host, or the three reasons and the id under which the operator
         lifts the refusal. Take collectives out of branches and loops by `axis_index` or by the device's own data, or
-        make the predicate equal on all devices with `psum`. What cannot be planned for want of a process, or on a busy
-        machine, is tried again with the next call. Callbacks are not allowed; Pallas kernels, `jax.lax.empty` and other
-        custom calls to [trusted](security.md#trust) tenants only
+        make the predicate equal on all devices with `psum`. What a busy machine could not plan is tried again with the
+        next call. Callbacks are not allowed; Pallas kernels, `jax.lax.empty` and other custom calls to
+        [trusted](security.md#trust) tenants only
     """
 
 
