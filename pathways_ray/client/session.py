@@ -329,9 +329,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                         self._connection.call(wire.CloseSession(self.id), _CLOSE_LIMIT_S)
             finally:
                 self._hang_up()
-        except (
-            BaseException
-        ):  # Ctrl-C ends what is waited for, and the session as well; a second call does what is left
+        except BaseException:  # Ctrl-C ends the session all the same; a second call does what is left
             self._closes = False
             raise
 
