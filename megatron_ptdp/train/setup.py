@@ -27,16 +27,27 @@ from megatron_ptdp.schedules import build as build_schedule
 from megatron_ptdp.train.config import Config
 from megatron_ptdp.train.optimizer import transformation
 
+MAX_BACKWARDS = 8192
+"""The most that a step may have on all its stages: each is a node of its program, and the runtime takes so many."""
+
 
 def schedule_of(config: Config) -> Schedule:
     """Raises `ScheduleError` where the sizes break the schedule's rule; `BadSizes` where the layers do not divide into
-    its stages, which is seen before it is built: one for sizes that were never meant takes a minute."""
+    its stages, or no program holds it, which is seen before it is built: one for sizes that were never meant takes a
+    minute."""
     parallel, model = config.parallel, config.model
     chunks = parallel.chunks or None
-    if not parallel.stage_layers:  # layers that divide into the chunks of all devices divide into one of each
-        stages = parallel.pipeline * (chunks or 1)
-        if fault := split_fault(model.encoder_layers + model.layers, stages, parallel.lighter):
-            raise BadSizes(fault)
+    stages = parallel.pipeline * (chunks or 1)
+    # Layers that divide into the chunks of all devices divide into one of each.
+    layers = model.encoder_layers + model.layers
+    if not parallel.stage_layers and (fault := split_fault(layers, stages, parallel.lighter)):
+        raise BadSizes(fault)
+    units = parallel.counted() * parallel.token_slices
+    if (backwards := units * stages * parallel.data_islands) > MAX_BACKWARDS:
+        raise BadSizes(
+            f"a step of {parallel.counted()} microbatches would have {backwards:,} backwards on all its stages, and a "
+            f"program takes {MAX_BACKWARDS:,}; choose a smaller batch, or larger microbatches (microbatch)"
+        )
     return build_schedule(
         parallel.schedule, parallel.pipeline, parallel.counted(), chunks, slices=parallel.token_slices
     )

@@ -16,9 +16,11 @@ from megatron_ptdp.models import build
 from megatron_ptdp.parallel.layer_split import cut
 from megatron_ptdp.schedules import Schedule, registry
 from megatron_ptdp.schedules.classic import interleaved
+from megatron_ptdp.train import setup
 from megatron_ptdp.train.config import load
 from megatron_ptdp.train.run import require_fitting
 from megatron_ptdp.train.setup import batches_of, optimizer_of, own_cluster, schedule_of, sizes_of
+from pathways_ray import limits
 
 
 def check(*settings: str) -> tuple[int, int]:
@@ -73,6 +75,29 @@ def test_layers_are_compared_with_stages_before_the_schedule_is_built(monkeypatc
     assert built == []
     assert check("schedule=waves", "pipeline=2", "microbatches=2", "stage_layers=[1,1,1,1]") == (2, 1)
     assert built == [2]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "backwards"),
+    [
+        (["microbatches=8193"], "8,193"),
+        (["batch=8000000", "pipeline=2"], "16,000,000"),
+        (["microbatches=2049", "pipeline=2", "chunks=2"], "8,196"),
+        (["microbatches=4097", "data=2", "data_islands=2"], "8,194"),
+        (["microbatches=1025", "token_slices=8"], "8,200"),
+    ],
+)
+def test_what_no_program_holds_is_refused_before_the_schedule_is_built(
+    monkeypatch: pytest.MonkeyPatch, sizes: list[str], backwards: str
+) -> None:
+    monkeypatch.setattr(setup, "build_schedule", None)
+    with pytest.raises(BadSizes, match=f"would have {backwards} backwards .* and a program takes 8,192; choose"):
+        check(*sizes)
+
+
+def test_a_step_may_have_as_many_backwards_as_a_program_has_nodes() -> None:
+    assert setup.MAX_BACKWARDS == limits.MAX_NODES
+    assert schedule_of(load(None, ["model=gpt-tiny", "microbatches=8192"])).microbatches == limits.MAX_NODES
 
 
 def test_options_that_do_not_fit_the_sizes_are_refused() -> None:
