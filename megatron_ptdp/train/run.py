@@ -11,7 +11,7 @@ import msgspec
 from rich.console import Console
 
 from megatron_ptdp.data import Batches
-from megatron_ptdp.errors import ConfigError
+from megatron_ptdp.errors import BadSizes, ConfigError
 from megatron_ptdp.models import Compute, build
 from megatron_ptdp.parallel import Sizes, cuts, stale
 from megatron_ptdp.parallel.layer_split import cut
@@ -104,6 +104,8 @@ def require_fitting(config: Config, schedule: Schedule, sizes: Sizes) -> None:
     """
     parallel = config.parallel
     model = build(config.model, Compute(parallel.tensor, parallel.sequence_parallel, parallel.recompute))
+    if parallel.lighter and sizes.stages == 1:
+        raise BadSizes(f"lighter {parallel.lighter} is of a first and a last stage, and here is one; leave it out")
     stages = cut(model.layers, sizes.stages, parallel.lighter, parallel.stage_layers or None)
     step = options_of(config)
     step.check(sizes)

@@ -46,6 +46,7 @@ def check(*settings: str) -> tuple[int, int]:
             "9 layers do not divide into 4 stages, with or without one fewer at the ends",
         ),
         (["pipeline=8"], "4 layers cannot fill 8 stages"),
+        (["lighter=1"], "lighter 1 is of a first and a last stage, and here is one; leave it out"),
         (["pipeline=2", "lighter=1", "layers=5"], "5 layers do not divide into 2 stages where"),
         (["pipeline=2", "stage_layers=[1,2]"], "layers per stage are [1, 2]: 2 stages with 3 layers"),
         (["pipeline=4", "stage_layers=[2,1,0,1]"], "[2, 1, 0, 1]: stage 2 has none, and so nothing to train"),
