@@ -29,7 +29,7 @@ class Settings:
 SMOKE = Settings(rounds=1, steps=2)
 
 
-def steps_of(pw: Any, width: int) -> dict[str, Callable[..., Any]]:
+def steps_of(pw: Any) -> dict[str, Callable[..., Any]]:
     """The training step, both ways: (params, x, y) to (loss, params)."""
     import jax
     import jax.numpy as jnp
@@ -86,7 +86,7 @@ def run(settings: Settings, progress: Progress) -> Result:
     x = random.normal(size=(settings.batch, settings.width)).astype(np.float32)
     y = x.sum(1, keepdims=True) / 8
     with pw.init(islands=2, devices_per_host=2):
-        ways = steps_of(pw, settings.width)
+        ways = steps_of(pw)
         first = {
             "encoder": random.normal(size=(settings.width, settings.width)).astype(np.float32) / 8,
             "decoder": random.normal(size=(settings.width, 1)).astype(np.float32) / 8,

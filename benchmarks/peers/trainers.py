@@ -36,6 +36,9 @@ class Trainer(Protocol):
 Make = Callable[[int, int, str, dict[str, Any], str], Trainer]
 """From the rank of the process, the number of ranks, the address of rank 0, the sizes, and the file of parameters."""
 
+RANKS = 2
+"""Processes of a system."""
+
 
 def on_one_core(make: Make, cores: list[int], rank: int, *arguments: Any) -> Trainer:
     """Makes the trainer of a process that runs on one core, with all its threads."""
@@ -47,13 +50,13 @@ def on_one_core(make: Make, cores: list[int], rank: int, *arguments: Any) -> Tra
 class Trainers:
     """All processes of a system; they receive the same words."""
 
-    def __init__(self, make: Make, packages: tuple[str, ...], ranks: int = 2) -> None:
-        self._make, self._packages, self._ranks = make, packages, ranks
+    def __init__(self, make: Make, packages: tuple[str, ...]) -> None:
+        self._make, self._packages = make, packages
         self._workers: list[Worker] = []
 
     def configure(self, sizes: dict[str, Any], parameters: str, cores: list[int]) -> dict[str, str]:
-        where = (self._ranks, free_address(), sizes, parameters)
-        self._workers = [Worker(on_one_core, self._make, cores, rank, *where) for rank in range(self._ranks)]
+        where = (RANKS, free_address(), sizes, parameters)
+        self._workers = [Worker(on_one_core, self._make, cores, rank, *where) for rank in range(RANKS)]
         answers(self._workers, ANSWER_LIMIT_S)
         return versions(self._packages)
 

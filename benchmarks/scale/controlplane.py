@@ -235,8 +235,8 @@ class ControlPlane:
             for host in where.hosts:
                 launches.stored(wire.Stored(host, SESSION, number, where.mesh.id, kind, spec))
 
-    def _from_client(self, *messages: wire.ToController, size: int = 0) -> list[to_controller.Command]:
-        commands = self._handle(to_controller.ClientMessages(SESSION, Carrier.STREAM, size, list(messages)))
+    def _from_client(self, *messages: wire.ToController) -> list[to_controller.Command]:
+        commands = self._handle(to_controller.ClientMessages(SESSION, Carrier.STREAM, 0, list(messages)))
         for command in commands:  # and those that follow
             if isinstance(command, to_controller.Plan):  # a program of many islands is planned beside the controller
                 commands += self._handle(to_controller.Planned(command.call, answer(command.request)))

@@ -171,7 +171,7 @@ class Program(Method):
         """The `jax.stages.Traced` of the program: `.jaxpr`, `.out_info`. Nothing is launched, nor sent."""
         leaves, tree = jax.tree.flatten((args, kwargs))
         kinds = self._kinds(leaves, args, kwargs)
-        return traced(self._session(leaves, tree, kinds), self.fun, self.__name__, tree, kinds)
+        return traced(self._session(leaves, tree, kinds), self.fun, tree, kinds)
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The types of the results, in their tree, with their shardings."""

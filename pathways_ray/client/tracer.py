@@ -173,7 +173,7 @@ class Trace:
         return not any(array.is_deleted() for array in self.arrays) and not any(where.released for where in self.slices)
 
 
-def traced(session: Session, fun: Callable[..., Any], name: str, tree: Any, kinds: list[ArgumentType]) -> Any:
+def traced(session: Session, fun: Callable[..., Any], tree: Any, kinds: list[ArgumentType]) -> Any:
     """The `jax.stages.Traced` of a program."""
     around = tracing.session, tracing.captured
     tracing.session, tracing.captured = session, []

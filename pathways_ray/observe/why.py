@@ -109,11 +109,11 @@ def bytes_text(count: int) -> str:
     return f"{count} bytes"
 
 
-def hosts_text(hosts: Iterable[int], limit: int = 4) -> str:
-    """Hosts in words."""
+def hosts_text(hosts: Iterable[int]) -> str:
+    """Hosts in words: the first four."""
     found = list(hosts)
-    more = f" and {len(found) - limit} more" if len(found) > limit else ""
-    return f"host{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:limit]))}{more}"
+    more = f" and {len(found) - 4} more" if len(found) > 4 else ""
+    return f"host{'s' if len(found) > 1 else ''} {', '.join(map(str, found[:4]))}{more}"
 
 
 def for_text(seconds: float) -> str:
