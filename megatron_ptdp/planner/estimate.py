@@ -157,11 +157,12 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     rules, action = rules_of(plan.schedule), question.cluster.device.action
     made = []
     for stage, cost in enumerate(costs):
-        fused = rules.fuses_last_stage and stage == len(costs) - 1
-        more = Cost(0.0 if fused else action, action)
-        if stage == len(costs) - 1 and _logits_again(plan):
+        apart = _forwards_apart(plan) if stage == len(costs) - 1 else 1.0
+        more = Cost(apart * action, action)
+        if stage == len(costs) - 1 and plan.recompute == "full" and plan.pipeline > 1:
             head = logits_cost(question.model, split_of(plan), question.cluster, question.software)
-            cost += Cost(0.0, head.forward, inputs_tensor=head.forward_tensor)
+            again = apart / plan.token_slices
+            cost += Cost(0.0, again * head.forward, inputs_tensor=again * head.forward_tensor)
         if rules.splits_backward:
             back = cost.inputs + cost.weights
             inputs = question.software.inputs_share * back if stage else 0.0  # the first stage has none to give
@@ -174,12 +175,18 @@ def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     return tuple(made)
 
 
-def _logits_again(plan: Plan) -> bool:
-    """Whether backward passes of a compiled last stage compute the logits again: those that do not have the forward
-    pass inside (`parallel.action_order.fused_last_stage`). A stage has one cost for all its microbatches, so those of
-    looped-bfs and dualpipe-v that have it inside, the last of one and most of the other, are charged like the rest."""
-    apart = rules_of(plan.schedule).splits_backward or plan.schedule == "looped-bfs"
-    return plan.recompute == "full" and plan.pipeline > 1 and apart
+def _forwards_apart(plan: Plan) -> float:
+    """The share of a compiled last stage's microbatches whose forward pass is a launch of its own. The backward passes
+    of the others have it inside (`parallel.action_order.fused_last_stage`), and where layers are recomputed these alone
+    do not compute the logits again. Of looped-bfs that is one microbatch, which is charged like the rest."""
+    rules = rules_of(plan.schedule)
+    if rules.fuses_last_stage:
+        return 0.0
+    if plan.recompute != "full" or plan.schedule == "looped-bfs" or rules.token_slices:
+        return 1.0  # later slices take the keys and values of a forward pass
+    if plan.schedule == "dualpipe-v":  # whose last stage splits the backward passes of the first p - 1
+        return (plan.pipeline - 1) / plan.microbatches
+    return float(rules.splits_backward)
 
 
 def pipeline_work(question: Question, plan: Plan) -> tuple[Work, float]:

@@ -9,10 +9,12 @@ import pytest
 
 from megatron_ptdp.config import load
 from megatron_ptdp.config.cluster import Cluster, Level
+from megatron_ptdp.parallel.action_order import fused_last_stage
 from megatron_ptdp.planner.estimate import Question, action_costs, pipeline_work, split_of, stage_costs, time_split
 from megatron_ptdp.planner.layers import logits_cost
 from megatron_ptdp.planner.memory import stage_memory
 from megatron_ptdp.planner.plan import Plan
+from megatron_ptdp.schedules import build
 from tests.unit.megatron.planner.helpers import gpt
 
 MODEL = gpt(layers=8, hidden=128, heads=4, tied=False, dropout=False)
@@ -33,7 +35,8 @@ def asked(plan: Plan, cluster: Cluster | None = None, software: str = "xla-f32")
     [
         (Plan(batch=4), [(0, 1, 0)]),  # one stage: forward and backward of a microbatch are one launch
         (Plan(pipeline=2, batch=4), [(1, 1, 0), (0, 1, 0)]),
-        (Plan(pipeline=2, batch=4, schedule="gpipe"), [(1, 1, 0), (1, 1, 0)]),
+        (Plan(pipeline=2, batch=4, schedule="gpipe", recompute="none"), [(1, 1, 0), (1, 1, 0)]),
+        (Plan(pipeline=2, batch=4, schedule="gpipe"), [(1, 1, 0), (0, 1, 0)]),  # recomputed: the backward has it inside
         (Plan(pipeline=2, chunks=2, batch=4, schedule="interleaved"), [(1, 1, 0)] * 3 + [(0, 1, 0)]),
     ],
 )
@@ -67,6 +70,29 @@ def test_a_whole_backward_computes_the_logits_again_where_it_comes_in_another_or
     head = logits_cost(MODEL, split_of(plan), question.cluster, question.software)
     last = action_costs(question, plan)[-1]
     assert last.inputs == pytest.approx(plain[-1].inputs + again * head.forward + ACTION)
+
+
+@pytest.mark.parametrize(("p", "m"), [(2, 4), (2, 9), (4, 8), (4, 16)])
+def test_backward_passes_with_their_forward_inside_compute_no_logits_again(p: int, m: int) -> None:
+    schedule = build("dualpipe-v", p, m)
+    plan = Plan(pipeline=p, chunks=2, batch=m, schedule="dualpipe-v", recompute="full")
+    question = asked(plan)
+    plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), p, 2)[-1]
+    head = logits_cost(MODEL, split_of(plan), question.cluster, question.software)
+    apart = 1 - len(fused_last_stage(schedule, True)) / m
+    last = action_costs(question, plan)[-1]
+    assert last.inputs == pytest.approx(plain.inputs + apart * head.forward + ACTION)
+    assert last.forward == pytest.approx(plain.forward + apart * ACTION)
+
+
+def test_a_slice_of_tokens_has_a_forward_pass_on_the_last_stage_and_its_backward_pass_all_of_it_again() -> None:
+    plan = Plan(pipeline=2, batch=4, schedule="terapipe", recompute="full", token_slices=4)
+    question = asked(plan)
+    plain = stage_costs(MODEL, question.cluster, question.software, split_of(plan), 2, 1)[-1]
+    head = logits_cost(MODEL, split_of(plan), question.cluster, question.software)
+    last = action_costs(question, plan)[-1]
+    assert last.forward == pytest.approx(plain.forward / 4 + ACTION)
+    assert last.inputs == pytest.approx((plain.inputs + head.forward) / 4 + ACTION)
 
 
 def test_both_parts_of_a_backward_pass_compute_the_layers_again() -> None:
