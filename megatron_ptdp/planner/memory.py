@@ -8,7 +8,8 @@ Activations of one layer and microbatch, published by Korthikanti et al. 2022 (t
 
 They are built up here from their parts, so that grouped keys, gated feed-forward parts and models without dropout
 follow. A stage holds as many microbatches as its schedule has in flight. While a recomputed layer runs backward, one
-layer's activations exist beside; the logits' in single precision exist beside on the last stage.
+layer's activations exist beside; the logits' in single precision exist beside on the last stage, and of each microbatch
+in flight there their softmax, or its gradient.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from megatron_ptdp.planner.pipeline import has_closed_form, placement
 from megatron_ptdp.planner.plan import Plan
 from megatron_ptdp.schedules import rules_of
 
-LOSS_BYTES = 4 + 4
-"""Bytes per logit beside what half precision has: single precision, the softmax kept for the backward pass (may be in
-place)."""
+SOFTMAX_BYTES = 4
+"""Bytes per logit that the backward pass takes from the forward pass."""
+
+LOSS_BYTES = 4 + SOFTMAX_BYTES
+"""Bytes per logit beside what half precision has: single precision, and the softmax (may be in place)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,17 @@ def waiting(plan: Plan, position: int) -> float:
     p, m = plan.pipeline, plan.microbatches
     at_most = {"zb-h1": position + 1.0, "zb-v": min(position, m - p) + 0.5, "dualpipe-v": (position + 1) / 2}
     return min(at_most.get(plan.schedule, 0.0), m)
+
+
+def logits_held(plan: Plan, stash: float, kept: float) -> float:
+    """Bytes that the last stage holds at most beside its layers: of each microbatch `stash` up to the gradients of its
+    inputs, and `kept`, which is no more, from there to its weights'."""
+    if not has_closed_form(plan):
+        return simulated.logits(plan, stash, kept)
+    if plan.schedule in ("gpipe", "looped-bfs"):
+        return plan.microbatches * stash
+    waits = min(plan.pipeline, plan.microbatches) - 1 if plan.schedule == "zb-h1" else 0
+    return stash + waits * kept
 
 
 def stage_memory(plan: Plan, model: Model, cluster: Cluster, software: Software) -> StageMemory:
@@ -246,6 +260,12 @@ def _device_memory(plan: Plan, model: Model, cluster: Cluster, software: Softwar
         loss_bytes = LOSS_BYTES + (element if element < 4 else 0)
         logits = b * model.sequence * (loss_bytes * padded_vocabulary(model, t) / t + 2 * edge / model.sequence)
         working = max(working, logits)
+        if not (plan.recompute == "full" and software.compiled_stages):  # whose backward passes compute logits again
+            stash, gradient = (  # one of which is in `working`
+                b * (per_logit * model.sequence * padded_vocabulary(model, t) / t + 2 * edge)
+                for per_logit in (SOFTMAX_BYTES, min(SOFTMAX_BYTES, element))
+            )
+            activations += logits_held(plan, stash, gradient) - stash
     if plan.pipeline > 1:
         working += 4 * b * element * model.tokens_per_example * model.hidden / rep
     if plan.zero == 3:  # the largest matrix gathered, the next one on its way, and one whole gradient

@@ -75,6 +75,18 @@ def waiting(plan: Plan, position: int) -> float:
     return _peak(plan, position, stash=0.0)
 
 
+def logits(plan: Plan, stash: float, kept: float) -> float:
+    """Bytes that the last stage holds at most: of each microbatch `stash` up to the gradients of its inputs, and `kept`
+    from there to its weights'."""
+
+    def held(microbatches: int) -> float:
+        schedule = schedule_of(plan, microbatches)
+        before = (0.0,) * (schedule.stages - 1)
+        return max(peak_memory(schedule, (*before, stash), (*before, kept)))
+
+    return _continued(plan, MAX_ACTIONS, held) / plan.token_slices
+
+
 def updates(plan: Plan) -> int:
     """Updates of a stage in one iteration: one at its end, or several on the way."""
     on_the_way = _early(plan).updates if rules_of(plan.schedule).stale else None

@@ -10,7 +10,14 @@ import pytest
 from megatron_ptdp.config import load
 from megatron_ptdp.config.parallel import RECOMPUTE
 from megatron_ptdp.planner.estimate import Question, time_split
-from megatron_ptdp.planner.memory import _device_memory, in_flight, layer_activations, stage_memory, waiting
+from megatron_ptdp.planner.memory import (
+    _device_memory,
+    in_flight,
+    layer_activations,
+    logits_held,
+    stage_memory,
+    waiting,
+)
 from megatron_ptdp.planner.plan import Plan, illegal
 from megatron_ptdp.planner.search import search
 from megatron_ptdp.schedules import build, peak_memory, rules_of, schedule_names
@@ -59,6 +66,33 @@ def test_waiting_gradients_equal_those_of_the_action_lists(name: str, p: int, m:
     held = peak_memory(build(name, p, m, v), (0.0,) * (p * v), (1.0,) * (p * v))
     plan = Plan(pipeline=p, chunks=v, batch=m, schedule=name)
     assert [waiting(plan, position) for position in range(p)] == [chunks / v for chunks in held]
+
+
+@pytest.mark.parametrize("name", schedule_names())
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (4, 8), (4, 16), (8, 16)])
+def test_logits_that_are_held_equal_those_of_the_action_lists(name: str, p: int, m: int) -> None:
+    v = rules_of(name).chunks or 2
+    before = (0.0,) * (p * v - 1)
+    held = peak_memory(build(name, p, m, v), (*before, 4.0), (*before, 2.0))
+    assert logits_held(Plan(pipeline=p, chunks=v, batch=m, schedule=name), 4.0, 2.0) == max(held)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "recompute", "more"),
+    [
+        *(("gpipe", "none", 7 * 4), ("zb-h1", "none", 2), ("1f1b", "none", 0), ("gpipe", "selective", 7 * 4)),
+        *(("gpipe", "full", 0), ("zb-h1", "full", 0)),
+    ],
+)
+def test_the_last_stage_holds_a_softmax_of_each_microbatch_in_flight(schedule: str, recompute: str, more: int) -> None:
+    """Or, where that of the weights waits, the logits' gradient in half precision; nothing where both are computed
+    again. Twice the vocabulary has that much more of each logit."""
+    plan = Plan(pipeline=2, batch=8, schedule=schedule, recompute=recompute)
+    small, large = (
+        stage_memory(plan, gpt(vocabulary=vocabulary, sequence=64), selene(), load.software("xla")).last.activations
+        for vocabulary in (1 << 14, 1 << 15)
+    )
+    assert large - small == pytest.approx(more * 64 * (1 << 14))
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 7])
