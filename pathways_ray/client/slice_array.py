@@ -212,10 +212,18 @@ class SliceArray(jax.Array):
     def __complex__(self) -> complex:
         return complex(self._scalar("complex()"))
 
+    def _is_index(self) -> bool:
+        return not self.shape and jax.numpy.issubdtype(self.dtype, np.integer)
+
     def __index__(self) -> int:
-        if self.shape or not jax.numpy.issubdtype(self.dtype, np.integer):
+        if not self._is_index():
             raise TypeError(f"only a whole number is an index, not {self._type.array}")
         return int(self.__array__())
+
+    def __bytes__(self) -> bytes:
+        """The values, as NumPy has them. Without it Python makes a byte of each number; of a whole number without
+        dimensions it makes that many zeros, here as in JAX."""
+        return bytes(self.__index__()) if self._is_index() else self.tobytes()
 
     def __len__(self) -> int:
         if not self.shape:

@@ -270,6 +270,15 @@ def test_arrays_of_one_value_are_those_of_jax(session, a4, make) -> None:
         assert found.sharding.spec == P("x")
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "bool", "float32", "bfloat16"])
+def test_the_bytes_of_an_array_are_its_values(session, a4, dtype) -> None:
+    """Python made one byte of each number of an array whose entries can be indices."""
+    plain = np.asarray(M.astype(dtype))
+    assert bytes(pw.put(plain, a4, P("x"))) == plain.tobytes()
+    scalar = jnp.asarray(3, "int32")
+    assert bytes(pw.put(scalar, a4)) == bytes(scalar) == bytes(3)
+
+
 def test_an_operation_is_built_once(session, a4) -> None:
     x = pw.put(V, a4, P("x"))
     y = x + 1
