@@ -1,7 +1,7 @@
 """The thread of a session that makes debug calls, once the values of a launch have come.
 
 They are made in the order of the launches, and in each in the order of the program. `jax.effects_barrier()` waits for
-them, as in JAX.
+them, as in JAX, and raises what the first of a session raised.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import queue
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -36,18 +37,25 @@ _all: weakref.WeakValueDictionary[int, DebugCalls] = weakref.WeakValueDictionary
 
 
 def _flush_all() -> None:
-    """Waits for the debug calls of all sessions."""
-    for one in living(_all):
+    """Waits for the debug calls of all sessions, and raises what one raised, of a session's the first."""
+    found = living(_all)
+    for one in found:
         one.flush()
+    for one in found:
+        error, one.raised = one.raised, None
+        if error is not None:
+            raise error
 
 
 jax_hooks.at_effects_barrier(_flush_all)
 
 
 class DebugCalls:
-    """The debug calls of one session. Its thread ends with it."""
+    """The debug calls of one session. Its thread ends with it. `raised` is what the first that failed raised, until
+    somebody has looked."""
 
     def __init__(self) -> None:
+        self.raised: Exception | None = None
         self._waiting: queue.Queue[tuple[Sequence[Reported], list[Any]]] = queue.Queue(_MAX_WAITING)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -105,7 +113,10 @@ class DebugCalls:
             reported, results = self._waiting.get()
             try:
                 for one in reported:
-                    self._make(one, results)
+                    try:
+                        self._make(one, results)
+                    except BaseException as error:  # SystemExit too: the thread has those of later launches to make
+                        self._failed(one, error)
             finally:
                 del reported, results
                 self._waiting.task_done()
@@ -116,14 +127,21 @@ class DebugCalls:
     def _make(self, one: Reported, results: list[Any]) -> None:
         assert isinstance(one.report, DebugCall)
         try:
-            try:
-                values = _values(one, results)
-            except PathwaysError as error:  # the launch failed: who looks at its results reads why
-                _log.info("no debug call of %s (%s): %s", one.name, one.report.where, error)
-                return
-            one.report.make(values, one.slice.devices)
-        except BaseException:  # SystemExit too: this thread has those of all later launches to make
-            _log.exception("a debug call of %s (%s) raised", one.name, one.report.where)
+            values = _values(one, results)
+        except PathwaysError as error:  # the launch failed: who looks at its results reads why
+            _log.info("no debug call of %s (%s): %s", one.name, one.report.where, error)
+            return
+        one.report.make(values, one.slice.devices)
+
+    def _failed(self, one: Reported, error: BaseException) -> None:
+        """Keeps what a debug call raised. The log says no more than that it did: JAX writes how it came to it."""
+        assert isinstance(one.report, DebugCall)
+        what = f"a debug call of {one.name} ({one.report.where}) raised"
+        _log.error("%s %r", what, error)
+        if isinstance(error, Exception) and self.raised is None:
+            traceback.clear_frames(error.__traceback__)  # they hold the values
+            error.add_note(f"{what} it")
+            self.raised = error
 
 
 def _values(one: Reported, results: list[Any]) -> list[np.ndarray[Any, Any]]:

@@ -78,6 +78,54 @@ def test_a_barrier_waits_for_the_calls_of_all_sessions_however_many_there_were()
         one.close()
 
 
+def test_a_barrier_raises_what_the_first_call_of_a_session_raised(caplog: pytest.LogCaptureFixture) -> None:
+    """It was logged and dropped: a program whose callback failed went on as if it had not."""
+
+    def bad(name: str, kind: type[BaseException]) -> Any:
+        def call() -> None:
+            raise kind(name)
+
+        return call
+
+    made: list[int] = []
+    one, other = DebugCalls(), DebugCalls()
+    for call in (bad("exit", SystemExit), bad("first", KeyError), bad("second", KeyError), lambda: made.append(1)):
+        one.made(calls(call), CALLED)
+    other.made(calls(bad("third", ValueError)), CALLED)
+    found = []
+    for kind in (KeyError, ValueError):  # that of each session
+        with pytest.raises(kind) as raised:
+            jax.effects_barrier()
+        found.append((*raised.value.args, *raised.value.__notes__))
+    note = "a debug call of f (here) raised it"
+    assert found == [("first", note), ("third", note)]
+    assert made == [1]
+    jax.effects_barrier()  # each is raised once
+    said = [record.getMessage() for record in caplog.records]
+    assert [sum(name in one for one in said) for name in ("exit", "first", "second", "third")] == [1] * 4
+    for session in (one, other):
+        session.close()
+
+
+def test_what_a_call_raised_does_not_hold_the_values_of_its_launch() -> None:
+    def bad() -> None:
+        raise KeyError("x")
+
+    class Value:
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return np.ones((), np.int32)
+
+    one, value = DebugCalls(), Value()
+    gone = weakref.ref(value)
+    one.made(calls(bad), [value])
+    del value
+    one.flush(20)
+    until(lambda: gone() is None)
+    with pytest.raises(KeyError):
+        jax.effects_barrier()
+    one.close()
+
+
 def test_calls_are_made_once_a_thread_can_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

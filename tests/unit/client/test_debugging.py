@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -154,7 +155,9 @@ def test_a_callback_that_raises_is_logged_and_others_are_called(session, a, capl
     f = pw.compiled(show, slice=a)
     f(V)
     f(V)
-    jax.effects_barrier()
+    said = pytest.raises(ZeroDivisionError) if error is ZeroDivisionError else contextlib.nullcontext()
+    with said:
+        jax.effects_barrier()
     assert caplog.text.count("a debug call of show") == 2
     assert error.__name__ in caplog.text
     assert capsys.readouterr().out == "0.0\n0.0\n"
