@@ -47,6 +47,10 @@ MAX_SMALL_EQUATIONS = 64
 _MAX_SMALL_ELEMENTS = 1 << 32
 """Equations of a function that is exported with others, and elements of each value: far below what hosts refuse."""
 
+_BCSR_KERNEL = b"cpu_csr_sparse_dense_ffi"
+"""What JAX makes on CPUs of a product with a sparse matrix of that format. It goes to memory by indices that it does
+not check, and hosts have not loaded it."""
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -143,7 +147,13 @@ class Pending(NamedTuple):
             known: Any = _Known(self.traced)
             made = export.export(known, platforms=self.platforms, disabled_checks=self.disabled)()
             _check_devices(made.nr_devices, self.mesh)
-            return made, bytes(made.serialize())
+            blob = bytes(made.serialize())
+            if _BCSR_KERNEL in blob:
+                raise TraceError(
+                    f"{self.name} multiplies a jax.experimental.sparse.BCSR, by a kernel that hosts do not have; "
+                    "multiply its to_bcoo()"
+                )
+            return made, blob
 
     def size(self) -> int:
         """Its equations, where it is exported with others: at most `MAX_SMALL_EQUATIONS`. More for those that are not:

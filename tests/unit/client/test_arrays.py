@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import sparse
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
-from pathways_ray.errors import UsageError
+from pathways_ray.errors import TraceError, UsageError
 from pathways_ray.ir.graph import Transfer
 from tests.unit.client import jax_names
 from tests.unit.client.local import LocalSession, opened
@@ -277,6 +278,15 @@ def test_the_bytes_of_an_array_are_its_values(session, a4, dtype) -> None:
     assert bytes(pw.put(plain, a4, P("x"))) == plain.tobytes()
     scalar = jnp.asarray(3, "int32")
     assert bytes(pw.put(scalar, a4)) == bytes(scalar) == bytes(3)
+
+
+def test_a_product_with_a_sparse_matrix_is_refused_where_hosts_have_no_kernel_for_it(session, a4) -> None:
+    dense = np.eye(8, dtype=np.float32)
+    matrix = jax.device_put(sparse.BCSR.fromdense(dense), NamedSharding(a4.mesh, P()))
+    for product in (lambda m, v: m @ v, jax.jit(lambda m, v: m @ v)):
+        with pytest.raises(TraceError, match=r"multiplies a jax.experimental.sparse.BCSR, .* multiply its to_bcoo\(\)"):
+            product(matrix, V)
+    np.testing.assert_array_equal(np.asarray(matrix.to_bcoo() @ V), V)
 
 
 def test_an_operation_is_built_once(session, a4) -> None:
