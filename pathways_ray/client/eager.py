@@ -32,7 +32,7 @@ from pathways_ray.client.placement import put_at
 from pathways_ray.client.program import LoweredProgram
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import slice_of
-from pathways_ray.client.specs import spec_from_user
+from pathways_ray.client.specs import spec_from_user, warn_of_memory
 from pathways_ray.client.stages import Lowered
 from pathways_ray.client.tracer import holds_calls, is_call, slices_named
 from pathways_ray.errors import UsageError
@@ -205,10 +205,12 @@ def place(value: Any, target: Any, own: bool = False) -> Any:
 def _placed(value: Any, target: Any) -> Any:
     where = slice_of(target.mesh) if isinstance(target, NamedSharding) else None
     if where is not None:
+        warn_of_memory(target)
         return put_at(value, where, spec_from_user(target.spec, where.axes))
     if type(value) is not Array:
         return NotImplemented
-    if target is None:
+    if target is None or isinstance(target, jax.memory.Space):
+        warn_of_memory(target)
         return value
     raise UsageError(
         f"jax.device_put cannot move {value!r} to {target}; to a slice it moves with NamedSharding(slice.mesh, spec), "

@@ -21,7 +21,7 @@ from pathways_ray.client.array import Array
 from pathways_ray.client.export import Exported
 from pathways_ray.client.jaxprs import equations_of, inner_equations, used_equations
 from pathways_ray.client.slices import VirtualSlice, slice_of
-from pathways_ray.client.specs import spec_from_user
+from pathways_ray.client.specs import spec_from_user, warn_of_memory
 from pathways_ray.errors import SpecError, UsageError
 from pathways_ray.ir.regions import shard_shape
 from pathways_ray.ir.types import Spec
@@ -215,6 +215,7 @@ def _specs(
                 f"{what} of {name} are over devices of this process, and it runs on a slice; write "
                 "NamedSharding(slice.mesh, spec)"
             )
+        warn_of_memory(sharding)
         try:
             # JAX leaves open how a dimension lies that it added for jax.vmap.
             spec = PartitionSpec(*(None if one is PartitionSpec.UNCONSTRAINED else one for one in sharding.spec))

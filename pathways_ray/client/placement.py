@@ -19,7 +19,7 @@ from pathways_ray.client.export import Exported
 from pathways_ray.client.program import LoweredProgram, Program
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import VirtualSlice, slice_of
-from pathways_ray.client.specs import broadcast_specs, ranks_of, spec_from_user
+from pathways_ray.client.specs import broadcast_specs, ranks_of, spec_from_user, warn_of_memory
 from pathways_ray.errors import InvalidArray, SpecError, TraceError, UsageError
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
 from pathways_ray.jax_types import array_type, partition_spec
@@ -203,6 +203,7 @@ def targets(value: Any, found: list[Any], slice: Any, spec: Any) -> list[Target]
     targets = []
     for sharding, rank in zip(full, ranks_of(found), strict=True):
         where = slice_of_sharding(sharding)
+        warn_of_memory(sharding)
         targets.append((where, spec_from_user(sharding.spec, where.axes, rank)))
     return targets
 

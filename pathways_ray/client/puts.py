@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from pathways_ray.client.argument_types import check_width
 from pathways_ray.client.jaxprs import CONTROL, INLINED, equations_of, inner_equations
 from pathways_ray.client.slices import VirtualSlice, slice_of
-from pathways_ray.client.specs import spec_from_user
+from pathways_ray.client.specs import spec_from_user, warn_of_memory
 from pathways_ray.errors import UsageError
 from pathways_ray.ir.types import check_layout
 
@@ -47,6 +47,7 @@ def moved(builder: Any, equation: Any, read: Callable[[Any], Any]) -> list[Any] 
         check_width(_WORDS[equation.primitive.name], number, kind, atom.aval)
         # JAX leaves open how a dimension lies that it added for jax.vmap.
         asked = PartitionSpec(*(None if one is PartitionSpec.UNCONSTRAINED else one for one in sharding.spec))
+        warn_of_memory(sharding)
         spec = spec_from_user(asked, where.axes, len(kind.shape))
         check_layout(kind, spec, where.type, _WORDS[equation.primitive.name])
         made.append(builder._move(value, where, spec))

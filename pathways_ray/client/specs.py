@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
-from pathways_ray.client import leaves
+from pathways_ray.client import leaves, source_info
 from pathways_ray.errors import SpecError
 from pathways_ray.ir.types import Spec, canonical_spec, check_spec, plain_name
 
@@ -43,6 +45,21 @@ def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...], rank: int
     spec = canonical_spec(tuple(entries))
     check_spec(spec, axes)
     return spec
+
+
+def warn_of_memory(target: Any) -> None:
+    """Warns, once for each, of a memory kind in what an array is put to: slices have the memory of their devices."""
+    kind = target if isinstance(target, jax.memory.Space) else getattr(target, "memory_kind", None)
+    if kind not in (None, "device", jax.memory.Space.Device):
+        _warn_of_kind(str(kind))
+
+
+@functools.cache
+def _warn_of_kind(kind: str) -> None:
+    text = (
+        f"{kind} is left out: arrays on slices lie in the memory of the slice's devices, whatever memory is asked for"
+    )
+    warnings.warn(text, UserWarning, stacklevel=source_info.stacklevel())
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client import specs
 from pathways_ray.errors import UsageError
 from pathways_ray.ir.graph import Transfer
 
@@ -399,3 +400,23 @@ def test_reshard_of_jax_moves_as_device_put_does(session, a4, b22) -> None:
     split = pw.put(V, a4, P("x"))
     for made in (lambda f: pw.program(f), lambda f: pw.compiled(f, slice=a4, in_specs=P("x"))):
         assert made(lambda v: reshard(v, here))(split).sharding.spec == P()
+
+
+@pytest.mark.parametrize(
+    ("put", "kind"),
+    [
+        (lambda x, s: jax.device_put(x, jax.memory.Space.Host), "MemorySpace.Host"),
+        (lambda x, s: jax.device_put(x, s.with_memory_kind("pinned_host")), "pinned_host"),
+        (lambda x, s: pw.put(x, s.with_memory_kind("unpinned_host")), "unpinned_host"),
+        (lambda x, s: jax.jit(lambda v: v + 1, out_shardings=s.with_memory_kind("pinned_host"))(x), "pinned_host"),
+    ],
+)
+def test_a_memory_kind_is_left_out_with_one_warning(session, a4, put, kind) -> None:
+    specs._warn_of_kind.cache_clear()
+    x = pw.put(V, a4, P("x"))
+    with pytest.warns(UserWarning, match=f"^{kind} is left out: arrays on slices lie in the memory of") as caught:
+        found = [put(x, x.sharding) for _ in range(2)]
+    assert [one.filename for one in caught] == [__file__]
+    assert [one.sharding for one in found] == [x.sharding] * 2
+    for plain in (jax.memory.Space.Device, x.sharding.with_memory_kind("device")):
+        assert jax.device_put(x, plain).sharding == x.sharding
