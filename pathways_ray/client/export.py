@@ -286,6 +286,11 @@ def _check_shippable(name: str, closed: jex_core.ClosedJaxpr) -> None:
                 f"{name} calls a compiled function ({_place(equation)}), and is one itself: one node. "
                 "Call both from a pw.program, or call the plain function, which the attribute 'fun' is"
             )
+        if equation.primitive.name == "inspect_sharding":
+            raise TraceError(
+                f"{name} calls jax.debug.inspect_array_sharding ({_place(equation)}), and is compiled where the user's "
+                "Python is not; look at y.sharding of what it returns"
+            )
         for variable in equation.outvars:
             size = math.prod(getattr(variable.aval, "shape", ()))
             if size > _MAX_ELEMENTS:

@@ -213,7 +213,7 @@ def _specs(
         if where is None or not isinstance(sharding, NamedSharding) or tuple(mesh.axis_names) != where.axes:
             raise UsageError(
                 f"{what} of {name} are over devices of this process, and it runs on a slice; write "
-                "NamedSharding(slice.mesh, spec)"
+                "NamedSharding(slice.mesh, spec), and in place of jax.pmap jax.shard_map(f, mesh=slice.mesh, ...)"
             )
         warn_of_memory(sharding)
         try:

@@ -96,11 +96,16 @@ def text_of(error: BaseException) -> str:
 
 
 def hint_for(error: BaseException) -> str:
-    """A remedy for an exception that JAX raised for a value that is not known while a function is traced."""
+    """A remedy for an exception that JAX raised while a function is traced, mostly for a value that is not known."""
     if isinstance(error, jax.errors.TracerBoolConversionError):
         return "use jnp.where, pw.cond or jax.lax.cond where a value decides, or a static argument"
     if isinstance(error, jax.errors.ConcretizationTypeError | jax.errors.TracerArrayConversionError):
         return "values are not known while a function is traced: use jnp, or a static argument, or fetch outside of it"
+    if "does not match the device assignment" in str(error) or "match the mesh passed to shard_map" in str(error):
+        return (
+            "a jax.shard_map or a sharding in it is over a mesh of devices of this process, of another size or other "
+            "axes than the slice: write slice.mesh"
+        )
     return ""
 
 

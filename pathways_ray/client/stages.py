@@ -125,8 +125,8 @@ class Compiled:
         return self._lowered.program.computations()
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_lowered":  # of a copy that has nothing yet
-            raise AttributeError(name)
+        if name.startswith("_"):  # those of JAX's own class, and `_lowered` of a copy that has nothing yet
+            raise AttributeError(f"what pathways_ray compiled has no attribute {name!r}")
         return getattr(self._lowered, name)  # trees, types and shardings are the same
 
     def __repr__(self) -> str:

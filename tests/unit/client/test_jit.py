@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.errors import TraceError
 
 V = np.arange(8, dtype=np.float32)
 
@@ -269,6 +270,15 @@ def defined(text: str, file: str, **known: Any) -> dict[str, Any]:
     """What Python's text defines, as if it were in that file."""
     exec(compile(textwrap.dedent(text), file, "exec"), known)
     return known
+
+
+def test_a_mesh_of_this_process_of_another_size_is_named(session, a4) -> None:
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("x",))
+    total = jax.shard_map(lambda v: jax.lax.psum(v, "x"), mesh=mesh, in_specs=P("x"), out_specs=P())
+    for function in (jax.jit(total), pw.compiled(total, slice=a4)):
+        with pytest.raises(TraceError) as caught:
+            function(pw.put(V, a4, P("x")))
+        assert any("over a mesh of devices of this process" in note for note in caught.value.__notes__)
 
 
 def test_shard_map_over_the_mesh_of_a_slice_or_an_equal_one(session, a4) -> None:
