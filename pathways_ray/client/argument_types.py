@@ -44,7 +44,7 @@ class ArgumentType:
     slice: VirtualSlice | None
     spec: Spec
     aval: jax.ShapeDtypeStruct
-    extended: Any  # the dtype of typed PRNG keys; None of ordinary arrays
+    extended: Any  # the dtype of typed PRNG keys, or float0; None of ordinary arrays
     shaped: Any  # `aval` as JAX traces it, once it was asked for
     cover: Any  # how arrays of the type are fetched (`data.FetchPlan`), once one was
 
@@ -52,7 +52,7 @@ class ArgumentType:
     def of(
         cls, array: ArrayType, weak: bool, where: VirtualSlice | None, spec: Spec, extended: Any = None
     ) -> ArgumentType:
-        """The one type with these values; `extended` is the dtype of typed PRNG keys, whose data `array` is."""
+        """The one type with these values; `extended` is a dtype that devices do not have, whose data `array` is."""
         key = (array.shape, array.dtype, weak, where, spec, extended)
         found = cls._known.get(key)
         if found is None:
@@ -60,7 +60,7 @@ class ArgumentType:
             found.array, found.weak, found.slice, found.spec = array, weak, where, spec
             found.cover = found.shaped = None
             found.aval = prng.logical_type(array.shape, dtype_named(array.dtype), weak, extended)
-            found.extended = found.aval.dtype if prng.is_key(found.aval) else None
+            found.extended = found.aval.dtype if prng.is_extended(found.aval) else None
             cls._known[key] = found
         return found
 
@@ -118,8 +118,9 @@ def _check_fits(value: int, dtype: np.dtype[Any]) -> None:
 
 
 def extended_dtype(value: Any) -> Any:
-    """The dtype of typed PRNG keys; None of everything else."""
-    return value.dtype if isinstance(value, jax.Array | jax.ShapeDtypeStruct) and prng.is_key(value) else None
+    """The dtype of typed PRNG keys, or float0; None of everything else."""
+    known = isinstance(value, jax.Array | jax.ShapeDtypeStruct) and prng.is_key(value)
+    return value.dtype if known or prng.is_zeros(value) else None
 
 
 def keeping_width(values: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:

@@ -50,8 +50,8 @@ def array_type_of(variable: Any) -> ArrayType:
 
 
 def extended_of(variable: Any) -> Any:
-    """The dtype of a variable of typed PRNG keys; None of others."""
-    return variable.aval.dtype if prng.is_key(variable.aval) else None
+    """The dtype of a variable that devices do not have; None of others."""
+    return variable.aval.dtype if prng.is_extended(variable.aval) else None
 
 
 @dataclass

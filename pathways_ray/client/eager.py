@@ -135,7 +135,7 @@ def _leaf(value: Any, aval: Any) -> Any:
 def _kind(value: Any, aval: Any) -> ArgumentType:
     if type(value) is Array:
         return value._type
-    extended = aval.dtype if prng.is_key(aval) else None
+    extended = aval.dtype if prng.is_extended(aval) else None
     return ArgumentType.of(array_type(prng.data_type(aval)), bool(aval.weak_type), None, (), extended)
 
 
@@ -186,7 +186,7 @@ def _type_at(aval: Any, sharding: Any) -> ArgumentType:
     where = slice_of(sharding.mesh) if isinstance(sharding, NamedSharding) else None
     spec = spec_from_user(sharding.spec, where.axes) if where is not None else ()
     return ArgumentType.of(
-        array_type(data), bool(aval.weak_type), where, spec, aval.dtype if prng.is_key(aval) else None
+        array_type(data), bool(aval.weak_type), where, spec, aval.dtype if prng.is_extended(aval) else None
     )
 
 
@@ -204,6 +204,8 @@ def place(value: Any, target: Any, own: bool = False) -> Any:
 
 def _placed(value: Any, target: Any) -> Any:
     where = slice_of(target.mesh) if isinstance(target, NamedSharding) else None
+    if where is not None and prng.is_zeros(value):
+        return value  # as JAX does: there is nothing to place
     if where is not None:
         warn_of_memory(target)
         return put_at(value, where, spec_from_user(target.spec, where.axes))

@@ -51,7 +51,7 @@ def constant(value: Any) -> Value:
     if isinstance(value, Array):
         return Value(array=value, kind=value._type)
     if extended_dtype(value) is not None:
-        return Value(constant=value)
+        return Value(constant=prng.to_data(value) if prng.is_zeros(value) else value)
     return Value(constant=np.array(value, copy=isinstance(value, np.ndarray) or None))
 
 
@@ -152,10 +152,12 @@ class GraphBuilder:
     def _leaves(self) -> list[Value]:
         for kind in self.kinds:
             self._check_mine(kind)
-        return [Value(leaf=k, kind=kind) for k, kind in enumerate(self.kinds)]
+        kinds = enumerate(self.kinds)
+        return [constant(k.aval) if prng.is_zeros(k.aval) else Value(leaf=n, kind=k) for n, k in kinds]
 
     def _finish(self, outputs: list[Value], avals: Sequence[Any]) -> BuiltProgram:
-        outputs = copies.apart(self, outputs)
+        made = zip(outputs, avals, strict=True)
+        outputs = copies.apart(self, [Value(array=prng.from_data(None, a)) if prng.is_zeros(a) else v for v, a in made])
         size = sum(len(blob) for blob in self.functions.values())
         if size > limits.MAX_PROGRAM_BYTES:
             raise TooLarge(
@@ -216,7 +218,7 @@ class GraphBuilder:
         def read(atom: Any) -> Value:
             if isinstance(atom, jex_core.Literal):
                 kind: Any = atom.aval
-                return Value(constant=np.asarray(atom.val, kind.dtype))
+                return constant(np.asarray(atom.val, kind.dtype))
             return values[atom]
 
         for equation in used_equations(jaxpr):

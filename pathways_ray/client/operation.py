@@ -108,7 +108,7 @@ class Operation:
     def is_small(self) -> bool:
         """Whether an operation without arguments makes so little that its value may be uploaded with the program:
         where it lies is then what its consumer says."""
-        data = [prng.data_type(aval) for aval in self.closed.out_avals]
+        data = [prng.data_type(aval) for aval in self.closed.out_avals if not prng.is_zeros(aval)]
         return not self.closed.effects and sum(one.size * one.dtype.itemsize for one in data) <= _SMALL_BYTES
 
     def value(self) -> list[Any]:

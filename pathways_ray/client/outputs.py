@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pathways_ray.client import prng
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, FAILED
 from pathways_ray.client.graph_builder import BuiltProgram, Output
@@ -34,10 +35,12 @@ class Outputs:
         if output.result >= 0:
             found = results[output.result]
             return Array(found._buffer, found._type)
-        value = leaves[output.leaf] if output.leaf >= 0 else output.held
+        value: Any = leaves[output.leaf] if output.leaf >= 0 else output.held
         if output.leaf >= 0 and output.leaf in placed:
             value = placed[output.leaf]
         if not isinstance(value, Array):
+            if prng.is_zeros(value):
+                return value
             value = self.session.put(value, self.session.default_slice(), ())
         self.session.check_mine(value._buffer)
         return Array(value._buffer, value._type)

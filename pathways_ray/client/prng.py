@@ -1,10 +1,13 @@
-"""Typed PRNG keys: on devices, and between nodes, they are arrays of uint32, with one more dimension or several."""
+"""Types that devices do not have. Typed PRNG keys are there, and between nodes, arrays of uint32, with one more
+dimension or several. float0, the zeros that are derivatives by whole numbers, is of truth values, as in XLA; a result
+of it is made here."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import jax
+import numpy as np
 
 
 def is_key(value: Any) -> bool:
@@ -12,8 +15,20 @@ def is_key(value: Any) -> bool:
     return jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
+def is_zeros(value: Any) -> bool:
+    """Whether an array, tracer or type is of float0."""
+    return bool(getattr(value, "dtype", None) == jax.dtypes.float0)
+
+
+def is_extended(value: Any) -> bool:
+    """Whether devices have another type in place of that of an array, tracer or type."""
+    return is_key(value) or is_zeros(value)
+
+
 def data_type(aval: Any) -> jax.ShapeDtypeStruct:
     """The type of a value as it lies on devices."""
+    if is_zeros(aval):
+        return jax.ShapeDtypeStruct(aval.shape, bool)
     if not is_key(aval):
         return logical(aval)
     return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(aval.shape, aval.dtype))
@@ -34,11 +49,15 @@ def logical(aval: Any) -> jax.ShapeDtypeStruct:
 
 def to_data(value: Any) -> Any:
     """The value as it lies on devices."""
+    if is_zeros(value):
+        return np.zeros(value.shape, bool)
     return jax.random.key_data(value) if is_key(value) else value
 
 
 def from_data(data: Any, aval: Any) -> Any:
     """The inverse of `to_data`: a value of type `aval`."""
+    if is_zeros(aval):
+        return np.zeros(aval.shape, aval.dtype)
     if not is_key(aval):
         return data
     implementations: list[Any] = []

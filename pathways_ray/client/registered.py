@@ -162,5 +162,7 @@ def _type_of(leaf: Any) -> ArgumentType:
         where = slice_of(getattr(leaf.sharding, "mesh", None))
         spec = spec_from_user(leaf.sharding.spec, where.axes) if where is not None else ()
         return ArgumentType.of(array_type(data), bool(leaf.weak_type), where, spec, extended_dtype(leaf))
+    if prng.is_zeros(leaf):
+        return ArgumentType.of(array_type(prng.data_type(leaf)), False, None, (), leaf.dtype)
     array, weak = to_numpy(leaf)
     return ArgumentType.of(array_type(array), weak, None, (), extended_dtype(leaf))

@@ -160,6 +160,41 @@ def test_a_shard_map_that_takes_whole_numbers_has_a_derivative(model: Model) -> 
     np.testing.assert_array_equal(np.asarray(gradient(table, np.array([1, 3, 3], np.int32))), [0, 2, 0, 12])
 
 
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_gradient_of_whole_numbers_is_float0(model: Model, size: int) -> None:
+    where = model.session.virtual_slice((size,), ("x",))
+    n, x = np.arange(8, dtype=np.int32), np.linspace(0, 1, 8, dtype=np.float32)
+    zeros = np.zeros(8, jax.dtypes.float0)
+    on_slice = pw.put((n, x), where, P("x"))
+    pair = pw.compiled(lambda n, x: (n + 1, n * x), slice=where, in_specs=P("x"), out_specs=P("x"))
+
+    def same(found: Any, plain: Any) -> None:
+        assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, plain)
+        assert [leaf.dtype for leaf in jax.tree.leaves(found)] == [leaf.dtype for leaf in jax.tree.leaves(plain)]
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(plain), strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+
+    gradient = jax.grad(lambda n, x: (n * x).sum(), (0, 1), allow_int=True)
+    through = jax.grad(lambda n, x: pair(n, x)[1].sum(), (0, 1), allow_int=True)
+    of_numbers = jax.grad(lambda n, x: (n * x).sum(), allow_int=True)
+    expected = gradient(n, x)
+    for function in (jax.jit(gradient), pw.compiled(gradient, slice=where), pw.program(gradient)):
+        same(function(*on_slice), expected)
+        same(function(*pw.put((n + 1, x), where)), gradient(n + 1, x))
+    same(pw.program(through)(*on_slice), expected)
+    same(pw.program(lambda n, x: (jax.jit(gradient)(n, x), x))(*on_slice), (expected, x))
+    same(jax.jit(of_numbers)(*on_slice), expected[0])
+    same(jax.jit(gradient).lower(*on_slice).compile()(*on_slice), expected)
+    assert pw.program(gradient).eval_shape(*on_slice)[0].dtype == jax.dtypes.float0
+
+    def pushed(n: Any, x: Any, zeros: Any) -> Any:
+        return jax.jvp(lambda n, x: (n + 1, n * x), (n, x), (zeros, x)), zeros.reshape(2, 4)
+
+    for given in (jax.jit, pw.program, pw.compiled(slice=where)):
+        same(given(pushed)(*on_slice, zeros), pushed(n, x, zeros))  # they are taken as well
+    assert jax.device_put(zeros, jax.sharding.NamedSharding(where.mesh, P())) is zeros
+
+
 def double(v: Any) -> Any:
     return jnp.tanh(v * 2)
 
