@@ -14,7 +14,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from pathways_ray import limits
-from pathways_ray.client import copies, prng, puts, source_info
+from pathways_ray.client import copies, jaxprs, prng, puts, source_info
 from pathways_ray.client.argument_types import ArgumentType, check_width, extended_dtype
 from pathways_ray.client.array import Array
 from pathways_ray.client.debugging import Reported
@@ -233,7 +233,7 @@ class GraphBuilder:
                 captured = [constant(array) for array in operation.captured]
                 outputs = self._operation(operation, [*captured, *(read(atom) for atom in equation.invars)])
             elif holds_calls(equation) or puts.moves_inside(self, equation, map(read, equation.invars)):
-                outputs = self._inner(equation, [read(atom) for atom in equation.invars])
+                outputs = self._inner(equation, jaxpr, [read(atom) for atom in equation.invars])
             elif (moved := puts.moved(self, equation, read)) is not None:
                 outputs = moved
             else:
@@ -246,10 +246,10 @@ class GraphBuilder:
             values.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _inner(self, equation: Any, inputs: list[Value]) -> list[Value]:
+    def _inner(self, equation: Any, jaxpr: Any, inputs: list[Value]) -> list[Value]:
         """An operation whose bodies call compiled functions, capture arrays, or put values on other slices."""
         if equation.primitive.name in CONTROL:
-            return self.control(self, equation, inputs)
+            return self.control(self, jaxprs.without_unused(equation, jaxpr), inputs)
         if equation.primitive.name not in INLINED:
             raise TraceError(
                 f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "

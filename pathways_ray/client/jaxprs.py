@@ -66,6 +66,13 @@ def inner_constants(equation: Any) -> Iterator[Any]:
             yield from inner_constants(nested)
 
 
+def without_unused(equation: Any, jaxpr: Any) -> Any:
+    """An equation of a jaxpr, whose results that nobody uses are marked as such."""
+    used = {a for one in used_equations(jaxpr) for a in one.invars if isinstance(a, jex_core.Var)}
+    used.update(atom for atom in jaxpr.outvars if isinstance(atom, jex_core.Var))
+    return equation.replace(outvars=[v if v in used else jex_core.DropVar(v.aval) for v in equation.outvars])
+
+
 def used_equations(jaxpr: Any, wanted: Iterable[Any] | None = None) -> list[Any]:
     """The equations whose results are used or that have effects (debug calls), so that nothing is placed for the sake
     of others. Left out, `wanted` are the outputs."""

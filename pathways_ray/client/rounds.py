@@ -104,7 +104,7 @@ def _line(closed: Any) -> str:
 
 def _used(equation: Any) -> list[int | None]:
     """The numbers of the results that somebody uses."""
-    return [None if type(variable).__name__ == "DropVar" else k for k, variable in enumerate(equation.outvars)]
+    return [None if isinstance(variable, jex_core.DropVar) else k for k, variable in enumerate(equation.outvars)]
 
 
 def _without_unused(loop: Loop) -> Loop:

@@ -240,6 +240,20 @@ def test_a_scan_over_two_slices_that_changes_a_layout_is_refused_with_the_line_o
         pw.program(lambda v: pw.scan(body, here(v), np.ones((3, 2)))).lower(np.arange(8.0))
 
 
+def test_a_loop_leaves_out_what_nobody_uses(a: VirtualSlice, b: VirtualSlice) -> None:
+    """The count of a `fori_loop` would be a computation in each round."""
+    f, g = double(a), double(b)
+    counted = pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: f(g(c)), v))
+    stacked = pw.program(lambda v: pw.scan(lambda c, _: (f(g(c)), c), v, None, length=3)[0])
+    while_ = pw.program(lambda v: pw.while_loop(lambda c: c[1] < 20, lambda c: (c[0] + 1, f(g(c[1]))), (0, v[1]))[1])
+    for program, wanted in ((counted, V * 64), (stacked, V * 64), (while_, V[1] * 64)):
+        lowered = program.lower(V)
+        (loop,) = (node for node in lowered.graph.nodes if isinstance(node, Repeat))
+        assert len(loop.inputs) == 1
+        assert len([node for node in loop.body.nodes if isinstance(node, Compute)]) == 2
+        np.testing.assert_array_equal(run(lowered, V)[0], wanted)
+
+
 LINES = (
     r"\(test_control.py:\d+\): the body changes the layout of carry 0: it takes it as {} "
     r"\(made at test_control.py:\d+\), and leaves it as {} \(.*at .*test_control.py:\d+"
