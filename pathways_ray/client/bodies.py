@@ -182,7 +182,7 @@ class _Control:
             constants = given[:before]
             # Round t takes row t of what is scanned: on the same slice, and whole along what is left of its dimensions.
             rest = [None if place is None else Layout(place.slice, place.spec[1:]) for place in given[before + count :]]
-        found, carry = self._carried(body, constants, self.inputs[before : before + count], rest)
+        found, carry = self._carried(body, constants, self.inputs[before : before + count], range(count), rest)
         stacked = [
             None if p is None else Layout(p.slice, ((), *p.spec) if p.spec else ()) for p in found.results[count:]
         ]
@@ -192,7 +192,7 @@ class _Control:
         return bodies, [*carry, *stacked]
 
     def _carried(
-        self, body: Any, constants: Sequence[Place], values: Sequence[Value], rest: Sequence[Place] = ()
+        self, body: Any, constants: list[Place], values: list[Value], numbers: Sequence[int], rest: Sequence[Place] = ()
     ) -> tuple[Outline, list[Place]]:
         """The outline of a loop's body, and the places of what it carries, which begins as these values."""
         carry, count = [self._place(value) for value in values], len(values)
@@ -211,7 +211,7 @@ class _Control:
             if not self.checked and _differ(first, found.firm(k), bound):
                 line = line_of(value, self.builder.nodes)
                 raise GraphError(
-                    f"{self._shown()}: the body changes the layout of carry {k}: it takes it as {first}"
+                    f"{self._shown()}: the body changes the layout of carry {numbers[k]}: it takes it as {first}"
                     f"{f' (made at {line})' if line else ''}, and leaves it as {found.results[k]} "
                     f"({found.maker(k)}). Give it the same out_specs on the same slice, or move the first value there "
                     "before the loop (pw.reshard)"
@@ -266,7 +266,7 @@ class _Control:
         """The loop of a node, the places of its constants, the outline of its body, and the places of its carry."""
         loop = unrolled(self.equation, self.inputs) if self.name == "scan" else while_of(self.equation, self.inputs)
         given = [self._place(value) for value in loop.constants]
-        return loop, given, *self._carried(loop.body, given, loop.carry)
+        return loop, given, *self._carried(loop.body, given, loop.carry, loop.numbers)
 
     @property
     def _title(self) -> str:

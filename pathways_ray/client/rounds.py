@@ -22,7 +22,7 @@ class Loop:
     """A loop whose body takes `constants` and `carry`, and whose test, if it has one, takes `known` and `carry`.
 
     `results` are, for each result of the operation, the number of the carried value that it is; None where nobody uses
-    it. `line` is the function of the user.
+    it. `numbers` are those of the carried values for the user, `line` is the user's function.
     """
 
     body: jex_core.ClosedJaxpr
@@ -30,6 +30,7 @@ class Loop:
     carry: list[Value]
     results: list[int | None]
     line: str
+    numbers: Sequence[int]
     times: int = 0
     test: jex_core.ClosedJaxpr | None = None
     known: Sequence[Value] = ()
@@ -47,6 +48,7 @@ def while_of(equation: Any, inputs: list[Value]) -> Loop:
             inputs[tests + shared :],
             _used(equation),
             _line(body),
+            range(len(_used(equation))),
             test=params["cond_jaxpr"],
             known=inputs[:tests],
         )
@@ -63,7 +65,7 @@ def unrolled(equation: Any, inputs: list[Value]) -> Loop:
     stacked = equation.outvars[carried:]
     used, line = _used(equation), _line(closed)
     if not rows and not stacked:
-        return _without_unused(Loop(closed, inputs[:constants], inputs[constants:], used, line, length))
+        return _without_unused(Loop(closed, inputs[:constants], inputs[constants:], used, line, range(carried), length))
 
     def step(*values: Any) -> list[Any]:
         shared, scanned = values[:constants], values[constants : constants + rows]
@@ -85,7 +87,15 @@ def unrolled(equation: Any, inputs: list[Value]) -> Loop:
     carry = [*first, *inputs[constants : constants + carried], *empty]
     results = [None if k is None else k + 1 for k in used]
     return _without_unused(
-        Loop(body, [*inputs[:constants], *inputs[constants + carried :]], carry, results, line, length)
+        Loop(
+            body,
+            [*inputs[:constants], *inputs[constants + carried :]],
+            carry,
+            results,
+            line,
+            range(-1, len(carry) - 1),
+            length,
+        )
     )
 
 
@@ -128,8 +138,8 @@ def _without_unused(loop: Loop) -> Loop:
     if loop.test is not None:
         test = _reduced(loop.test, [*range(known), *(known + k for k in kept)], [0])
     results = [None if k is None else kept.index(k) for k in loop.results]
-    carry = [loop.carry[k] for k in kept]
-    return Loop(body, loop.constants, carry, results, loop.line, loop.times, test, loop.known)
+    carry, numbers = [loop.carry[k] for k in kept], [loop.numbers[k] for k in kept]
+    return Loop(body, loop.constants, carry, results, loop.line, numbers, loop.times, test, loop.known)
 
 
 def _taken(jaxpr: Any, outputs: Sequence[Any]) -> set[int]:

@@ -240,6 +240,18 @@ def test_a_scan_over_two_slices_that_changes_a_layout_is_refused_with_the_line_o
         pw.program(lambda v: pw.scan(body, here(v), np.ones((3, 2)))).lower(np.arange(8.0))
 
 
+def test_a_scan_says_the_number_that_a_carry_has_for_the_user(session: Nowhere) -> None:
+    """It carries the number of the round as well, where it takes rows, and leaves out what nobody uses."""
+    here, there = double(session.slice(4, 3)), double(session.slice(4, 4))
+
+    def body(c: Any, row: Any) -> Any:
+        return (c[0] + 1, c[1] * 2, there(c[2])), here(c[2])
+
+    for rows in (np.ones((3, 8)), None):
+        with pytest.raises(GraphError, match=r"changes the layout of carry 2: it takes it as slice3:P\(\)"):
+            pw.program(lambda v, rows=rows: pw.scan(body, (0, 1.0, here(v)), rows, 3)[0][2]).lower(np.arange(8.0))
+
+
 def test_a_loop_leaves_out_what_nobody_uses(a: VirtualSlice, b: VirtualSlice) -> None:
     """The count of a `fori_loop` would be a computation in each round."""
     f, g = double(a), double(b)
