@@ -24,7 +24,7 @@ class Cancelling(Ending):
 
     def _cancelling(self, event: events.Cancelling, now: float) -> Sequence[events.Command]:
         launch = self.maker_of(event.buffer)
-        if not launch:
+        if not launch or event.buffer.fetched:  # the user may have its value
             return ()
         if any(isinstance(m := queued.message, wire.Launch) and m.launch == launch for queued in list(self.queue)):
             return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)

@@ -83,7 +83,7 @@ class Driver(Arrivals):
 
     def cancel(self, record: BufferRecord) -> bool:
         """Cancels the launch that makes a buffer; returns whether it had not begun."""
-        if record.state is not PENDING or self.core.ended is not None:  # a fork waits for no lock of its parent
+        if record.shown is not PENDING or self.core.ended is not None:  # a fork waits for no lock of its parent
             return False
         self.call(events.Cancelling(record))
         self.wait_until(lambda: record.state is not PENDING, CANCEL_LIMIT_S)

@@ -822,6 +822,19 @@ def test_there_is_nothing_to_cancel_in_what_is_there() -> None:
     assert script.take() == []
 
 
+def test_there_is_nothing_to_cancel_in_what_was_read_before_its_outcome_came() -> None:
+    """1. A host says the value. 2. The array is cancelled: the controller is asked nothing. 3. The outcome comes."""
+    script = Script()
+    (x,) = script.launch()
+    script.take()
+    script.core.early.came(x)
+    script.handle(Cancelling(x))
+    assert script.take() == []
+    assert (x.failure, x.late) == (None, False)
+    script.handle(Completed((1,)))
+    assert state(x) == [READY]
+
+
 def test_what_left_as_one_with_a_cancelled_launch_lives_on() -> None:
     """
     1. `state = step(state); loss = evaluate(state)`: rounds leave as one launch, numbered as the last one, the loss.
