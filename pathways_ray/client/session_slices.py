@@ -16,6 +16,7 @@ from pathways_ray.client.mover import Mover
 from pathways_ray.client.slices import SliceOwner, VirtualSlice, island_of, mesh_of
 from pathways_ray.client.wanted import wanted_of
 from pathways_ray.client.weak import living
+from pathways_ray.ir.types import plain_name
 from pathways_ray.transport import messages as wire
 
 
@@ -56,6 +57,7 @@ class SliceCalls:
         sizes, names = mesh_of(shape, axes)
         number = island_of(island)
         wanted = wanted_of(platform, name, topology, memory, generation)
+        name = plain_name(name)
         asked = wire.CreateSlice(self._core.session, sizes, names, number, wanted.platform, name)
         owner = cast(SliceOwner, self)
         return self._mover.made(

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from pathways_ray.errors import UsageError
+from pathways_ray.ir.types import plain_name
 from pathways_ray.transport import messages as wire
 
 MAX_SIDE = 1 << 20
@@ -50,7 +51,7 @@ def wanted_of(
     fits = isinstance(sides, tuple | list) and len(sides) <= 3 and (bool(sides) or topology is None)
     if not fits or not all(_is_whole(side) and 0 < side <= MAX_SIDE for side in sides):
         raise UsageError(f"topology= of a slice is one to three sides of a sub-grid of devices, not {topology!r}")
-    return Wanted(platform or "", tuple(map(int, sides)), int(memory), generation)
+    return Wanted(plain_name(platform or ""), tuple(map(int, sides)), int(memory), plain_name(generation))
 
 
 def _is_whole(value: Any) -> bool:

@@ -556,6 +556,16 @@ def test_a_slice_is_made_and_released_by_the_controller(offline: Offline) -> Non
     assert len(offline.controller.calls) == 2, "it went with the session"
 
 
+def test_what_is_asked_of_a_slice_may_be_texts_of_numpy(offline: Offline) -> None:
+    """No message takes them."""
+    text = np.str_
+    made = offline.session.virtual_slice((2,), name=text("mine"), platform=text("cpu"), generation=text("v1"))
+    (asked,) = offline.controller.calls
+    assert [type(one) for one in (asked.name, asked.platform, asked.generation)] == [str] * 3
+    assert encode(asked) == encode(CreateSlice(7, (2,), ("x",), -1, "cpu", "mine", generation="v1"))
+    assert type(made.name) is str
+
+
 @pytest.mark.parametrize("error", [ControllerLost("it does not answer"), KeyboardInterrupt()])
 def test_a_slice_whose_release_failed_is_released_by_the_next_call(offline: Offline, error: BaseException) -> None:
     where = offline.session.virtual_slice((2,), ("x",))
