@@ -24,6 +24,7 @@ _WORDS = {
     "device_put": "jax.device_put",
     "reshard": "jax.sharding.reshard",
     "sharding_constraint": "jax.lax.with_sharding_constraint",
+    "shard_map": "jax.shard_map",
 }
 """The primitives, and how users write them."""
 
@@ -96,10 +97,10 @@ def moves_off(equations: Iterable[Any], lying: VirtualSlice) -> bool:
 
 
 def check_stays(name: str, jaxpr: Any, where: VirtualSlice) -> None:
-    """Raises `UsageError` where a computation on a slice puts a value on another one."""
+    """Raises `UsageError` where a computation on a slice puts a value on another one, or is mapped over it."""
     for equation in equations_of(jaxpr):
-        for found in _slices(equation):
-            if found is not None and found is not where:
+        for found in named(equation):
+            if found is not where:
                 raise UsageError(
                     f"{name} runs on {where}, and {_WORDS[equation.primitive.name]} inside of it names {found}: a "
                     "computation runs on one slice. Use it outside, or pw.reshard"

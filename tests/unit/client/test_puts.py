@@ -54,6 +54,19 @@ def test_trees_derivatives_and_other_layouts(session, a4, b22) -> None:
     assert (whole.slice, whole.sharding.spec) == (a4, P())
 
 
+def test_a_compiled_function_is_not_mapped_over_another_slice(session, a4) -> None:
+    there = session.virtual_slice((4,), ("x",))
+
+    def over(where: Any) -> Any:
+        return jax.shard_map(lambda v: v * 2, mesh=where.mesh, in_specs=P("x"), out_specs=P("x"))
+
+    refused = pw.compiled(over(there), slice=a4)
+    for call in (refused, pw.program(lambda v: refused(v))):
+        with pytest.raises(UsageError, match=r"runs on slice a4 .*, and jax.shard_map inside of it names slice"):
+            call(V)
+    np.testing.assert_array_equal(np.asarray(pw.compiled(over(a4), slice=a4)(V)), V * 2)
+
+
 @pytest.mark.parametrize("put", WORDS)
 def test_a_computation_stays_on_its_slice(session, a4, b22, put) -> None:
     x, there, own = pw.put(V, a4), NamedSharding(b22.mesh, P()), NamedSharding(a4.mesh, P("x"))
