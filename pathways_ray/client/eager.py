@@ -13,6 +13,7 @@ from typing import Any, NoReturn, cast
 
 import jax
 import numpy as np
+from jax.extend import core as jex_core
 from jax.sharding import NamedSharding
 
 from pathways_ray import jax_hooks, jax_refs
@@ -72,6 +73,8 @@ def evaluate(arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
         ForeignArray: arrays of several sessions.
         TraceError: it cannot be shipped to hosts.
     """
+    if params["name"] == "scan" and _calls_back_alone(closed):
+        return list(jex_core.jaxpr_as_fun(closed)(*map(jax.device_get, arguments)))
     captured = [constant for constant in closed.consts if type(constant) is Array]
     leaves = [*captured, *(_leaf(value, aval) for value, aval in zip(arguments, closed.in_avals, strict=True))]
     session = _session(leaves, closed, params)
@@ -79,6 +82,13 @@ def evaluate(arguments: Sequence[Any], closed: Any, params: Any) -> list[Any]:
     kinds = [_kind(leaf, aval) for leaf, aval in zip(leaves, avals, strict=True)]
     results: list[Any] = _program(session, captured, kinds, closed, params).launch(leaves)
     return results
+
+
+def _calls_back_alone(closed: Any) -> bool:
+    """Whether all that a jaxpr does is to call back, as what `jax.vmap` makes of a callback that takes one element at a
+    time: outside of functions, JAX calls it with values."""
+    found = {equation.primitive.name for equation in equations_of(closed.jaxpr)}
+    return found in ({"scan", "pure_callback"}, {"scan", "io_callback"})
 
 
 def _program(

@@ -244,6 +244,9 @@ def test_callbacks_outside_of_functions_take_what_they_fetch(session, a) -> None
     for call in (jax.pure_callback, io_callback):
         found = call(double, kind, v, np.float32(2))
         np.testing.assert_array_equal(found, V * 2)
+    shape = jax.ShapeDtypeStruct((), V.dtype)
+    found = jax.vmap(lambda x: jax.pure_callback(double, shape, x, 2, vmap_method="sequential"))(v)
+    np.testing.assert_array_equal(found, V * 2)
     assert not any(issubclass(one, pw.Array) for one in given)
     with pytest.raises(TraceError, match=r"calls back to the host \(pure_callback at test_debugging.py:\d+\)"):
         jax.jit(lambda x: jax.pure_callback(double, kind, x, 2))(v)
