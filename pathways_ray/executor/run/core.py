@@ -109,7 +109,11 @@ class HostCore:
         if follower is None or follower.lets_pass(event):
             return self._handle(event, now)
         first = follower.take(event)
-        return [] if first is None else [*self._handle(first, now), do.GoOn(do.Next())]
+        if first is None:
+            return []
+        made = self._handle(first, now)
+        # The rest of what it lacks comes before anything else.
+        return made if made and type(made[-1]) is do.GoOn else [*made, do.GoOn(do.Next())]
 
     def _handle(self, event: do.Event, now: float) -> list[do.Instruction]:
         self._now = now

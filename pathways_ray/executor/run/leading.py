@@ -93,10 +93,19 @@ class Leader:
         return self.leads is not before
 
 
-_IN_ORDER = (wire.Message, do.SchedulerFound, do.Next)
+_IN_ORDER = (wire.Message, do.SchedulerFound, do.CatchingUp, do.Next)
 """Events that have a place in the order of an island."""
 
-_TURNS = {wire.AllowEarly, wire.CatchUp, wire.Led, wire.Passed, wire.LogClosed, do.SchedulerFound, do.Next}
+_TURNS = {
+    wire.AllowEarly,
+    wire.CatchUp,
+    wire.Led,
+    wire.Passed,
+    wire.LogClosed,
+    do.SchedulerFound,
+    do.CatchingUp,
+    do.Next,
+}
 """Those after which others may have to wait, or may go on."""
 
 
@@ -126,6 +135,8 @@ class Follower:
     def take(self, event: do.Event) -> do.Event | None:
         """Takes a message of the scheduler, its end, an entry of the log, or that there may be more to do. Returns what
         is to be handled next, if it may be yet."""
+        if isinstance(event, do.CatchingUp):
+            return event
         if isinstance(event, wire.FromLeader):
             self.log.append(event)
         elif type(event) is not do.Next:

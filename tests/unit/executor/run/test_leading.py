@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pathways_ray.errors import Failure
 from pathways_ray.executor.run.instructions import Next, SchedulerFound
 from pathways_ray.executor.run.journal import Journal, is_counted
 from pathways_ray.executor.run.leading import NOT_WAITED, WAITED, Follower, Leader
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.messages import (
+    Abort,
     AllowEarly,
     CatchUp,
     Drop,
@@ -24,6 +26,7 @@ from pathways_ray.transport.messages import (
     LogClosed,
     Message,
     Passed,
+    Program,
     Recount,
 )
 from tests.unit.executor.run.test_core import Host, run
@@ -184,6 +187,25 @@ def test_a_session_is_said_to_a_successor_of_which_a_host_has_begun_something_an
     follower.handle(TERM, led, LogClosed(), SchedulerFound(), CatchUp(0, (), 1))
     assert follower.holds is not None
     assert follower.holds.buffers[2] == ()
+
+
+def test_a_follower_has_caught_up_before_it_hears_what_its_scheduler_says_next() -> None:
+    """
+    1. What it lacks has two programs, each with a launch, and waits for the end of the leader's log.
+    2. Behind that the scheduler ends these launches: an end that came before one of them would count in its place.
+    """
+    follower, sketch = Host(multi_host=True, host=1), Sketch()
+    there = sketch.slice("0.0")
+    follower.plan = sketch.planned(sketch.call("f", sketch.argument(there), slice=there)).plans[0]
+    programs = [Program(number, b"", {}) for number in (1, 2)]
+    launches = [IslandLaunch(number, 1, number, (1,), 0) for number in (1, 2)]
+    ended = Abort(((1, 1), (2, 2)), Failure("HostLost", "its island's scheduler ended"))
+    lacked = CatchUp(0, (programs[0], launches[0], programs[1], launches[1]), 1)
+    follower.handle(SchedulerFound(), lacked, ended)
+    assert follower.watched == []
+    follower.handle(LogClosed())
+    assert [sequence for sequence, _ in follower.watched] == [1, 2]
+    assert list(follower.core.journal.last) == [programs[0], launches[0], programs[1], launches[1], ended]
 
 
 # --- any order of arrival ---------------------------------------------------------------------------------------------
