@@ -140,8 +140,6 @@ class Admission:
                 if calls is backlog.waiting:
                     backlog.left(left)
                 commands += done
-            if backlog.stuck:
-                break
         commands += self._take_asked()
         if backlog.full and not backlog.is_over(2):
             backlog.full = False

@@ -129,7 +129,6 @@ class Moves:
         session.held |= {one: session.held.get(other, 0) for one, other in renamed.items()}
         for buffer in session.buffers.values():
             rename(buffer, renamed)
-        self.launches.admission.memory.changed()
         for one, _ in pairs:
             where = f"slice {one} to island {session.places[one].island}"
             self.launches.story.note(Entry(self.launches.tables.now, "slice moved", where, session=session.id))

@@ -130,7 +130,7 @@ class Follower:
         """Whether an event is handled as it comes: it has no place in the order, or nothing in it waits."""
         if not isinstance(event, _IN_ORDER):
             return True
-        return type(event) not in _TURNS and not (self._open or self.held or self.log or self.late)
+        return type(event) not in _TURNS and not (self._open or self.held or self.log)
 
     def take(self, event: do.Event) -> do.Event | None:
         """Takes a message of the scheduler, its end, an entry of the log, or that there may be more to do. Returns what
