@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.client import coalesce
-from pathways_ray.client.coalesce import LENGTHS, MAX_CONTENDED_US, MAX_UNCONTENDED_US, Coalescer
+from pathways_ray.client.coalesce import LENGTHS, MAX_CONTENDED_US, MAX_UNCONTENDED_US, Coalescer, Repetition
+from pathways_ray.client.launch_loops import Shape
 from pathways_ray.ir.graph import Compute, Graph, calls_in
 from pathways_ray.simulation.values import made_alone
 from pathways_ray.transport.messages import EarlyLaunch, Free, Launch, Message, Put, Register
@@ -508,6 +509,53 @@ def test_those_that_a_move_has_overtaken_do_not_count(monkeypatch: pytest.Monkey
         client.coalescer.moved({graph(1).slices[0].id})
     warm(client)
     assert len(client.lengths) == 2
+
+
+def test_after_a_move_composed_programs_are_launched_once_they_are_registered_again() -> None:
+    """The controller has forgotten those that were prepared before it."""
+    client = Client()
+    warm(client)
+    before = set(client.lengths)
+    client.coalescer.moved({graph(1).slices[0].id})
+    for first in (1, 65):
+        sent = client.sends(*loop(first, 64, start=first - 1))
+        assert sent == loop(first, 64, start=first - 1)
+        for message in sent:
+            client.ends(message)
+    client.prepare()
+    launches = [m for m in client.sends(*loop(129, 64, start=128)) if isinstance(m, Launch)]
+    assert len(launches) < 64
+    assert before.isdisjoint(launch.program for launch in launches)
+
+
+def test_after_a_move_a_loop_is_measured_on_its_new_devices() -> None:
+    """On these it is so slow that it does not leave as one."""
+    client = Client()
+    warm(client)
+    client.coalescer.moved({graph(1).slices[0].id})
+    client.device_us = MAX_UNCONTENDED_US
+    client.lengths.clear()
+    warm(client)
+    assert not client.lengths
+
+
+def test_a_shorter_time_counts_at_once_and_a_longer_one_little_by_little() -> None:
+    repetition = Repetition(Shape((1,), ((),), (), (), (1,)), ())
+    repetition.measure(1000.0, 1)
+    repetition.measure(500.0, 1)
+    assert repetition.device_us == 750.0
+    repetition.measure(1500.0, 1)
+    assert 750.0 < repetition.device_us < 760.0
+
+
+def test_a_round_is_measured_once_all_its_launches_are() -> None:
+    repetition = Repetition(Shape((1, 2), ((), ()), (), (), (1, 1)), ())
+    for place in (0, 1):
+        repetition.sample(place, 500)
+    repetition.sample(0, 100)
+    assert repetition.device_us == 1000.0
+    repetition.sample(1, 100)
+    assert repetition.device_us == 600.0
 
 
 def test_a_program_that_was_not_composed_may_be_prepared() -> None:

@@ -271,3 +271,30 @@ def test_an_upload_that_cannot_be_keeps_no_memory_from_others() -> None:
     f.put(1, session=2)
     assert started(f.launch(1, (1,), 10, session=2)) == [10]
     f.tick(WAIT_LIMIT_S + 1.0)
+
+
+def test_launches_that_are_not_added_up_leave_room_for_the_temporaries_of_others() -> None:
+    """One of 3 vectors is under way, where each device has 8: of what makes one vector, two more go."""
+    f = front(8)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    f.checked(f.launches.ready(Ready(0, 1, 3 * EACH)))
+    assert started(f.launch(1, (1,), 10, session=1)) == [10]
+    assert [started(f.launch(k, (1,), 10 + k, session=2)) for k in (1, 2, 3)] == [[11], [12], []]
+
+
+def test_a_launch_that_goes_without_a_look_at_the_pools_waits_no_more() -> None:
+    """
+    1. One of 4 vectors of temporaries is under way, and a launch of each session waits.
+    2. It ends. The launch of its session goes, and the room that this finds is enough for the other one.
+    """
+    f = front(7)
+    f.register(program_over(1, key=3), 2)
+    f.put(1, session=1)
+    f.put(1, session=2)
+    f.checked(f.launches.ready(Ready(0, 1, 4 * EACH)))
+    assert started(f.launch(1, (1,), 10, session=1)) == [10]
+    assert started(f.launch(2, (1,), 11, session=1, program=2)) == []
+    assert started(f.launch(1, (1,), 10, session=2)) == []
+    assert sorted(started(f.done(0, 1))) == [10, 11]
+    assert f.launches.admission.memory.waiting == {}

@@ -82,6 +82,14 @@ def test_a_program_that_ends_its_host_in_the_compiler_is_refused_and_the_one_tha
     assert breaker.refusal(victim.culprit) is None
 
 
+def test_a_host_that_dies_as_it_compiles_what_all_have_compiled_before_died_of_something_else() -> None:
+    front = Harness()
+    program = front.register(program_over(1), 1, ready=False)
+    front.ready(program, 0)
+    dies(front, 1, program)
+    assert not front.launches.circuit_breaker.is_watched(program.culprit)
+
+
 def test_what_a_host_could_not_compile_is_tried_again_by_a_later_launch() -> None:
     """The launches that wait fail; one that comes at once too, so that a client that tries without pause does no
     harm."""

@@ -303,6 +303,26 @@ def test_cross_island_launches_wait_for_room_and_take_turns() -> None:
     assert sorted(owners) == [1, 1, 1, 1, 2, 2]
 
 
+def test_those_go_that_a_session_held_back_which_ends() -> None:
+    """
+    1. The window is two, and island 1 has two launches of tenant 1. Tenant 2 waits for it, and for island 2.
+    2. Tenant 3 wants islands 0 and 2, and waits behind tenant 2, which has a claim to one of them.
+    """
+    f = front(Tenant("a"), Tenant("b"), Tenant("c"), window=2)
+    f.register(program_over(1, 2), 1)
+    f.register(program_over(2, 3, key=2), 2)
+    f.register(program_over(2, 3, key=3, session=2), 1)
+    f.register(program_over(1, 3, key=4, session=3), 1)
+    for number, slice, session in ((1, 1, 1), (2, 2, 1), (1, 2, 2), (1, 1, 3)):
+        f.put(number, slice=slice, session=session)
+    f.launch(1, (1,), 10)
+    f.launch(2, (2,), 20, program=2)
+    f.launch(1, (1,), 10, session=2)
+    assert to_island(f.launch(1, (1,), 10, session=3), 0, IslandLaunch) == []
+    (sent,) = to_island(f.checked(f.launches.close_session(2)), 0, IslandLaunch)
+    assert sent.session == 3
+
+
 def test_launches_of_one_island_pass_those_that_wait_for_several() -> None:
     f = front(Tenant("a"), Tenant("b"), window=1)
     for session in (1, 2):

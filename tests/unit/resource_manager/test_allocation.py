@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pathways_ray.errors import Unschedulable
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.resource_manager.allocation import Inventory, SliceRecord
+from pathways_ray.resource_manager.allocation import Inventory, IslandState, SliceRecord
 from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.slice_requests import SliceRequest
 from pathways_ray.transport.messages import HeldSlice
@@ -324,6 +324,25 @@ def test_calls_of_another_controller_may_have_the_same_number() -> None:
     assert made.hold(1, held, other.mesh.id)
     assert made.exchange(1, pairs, 1)
     assert made.slices[1, one.mesh.id].placed.island == one.island
+
+
+def test_a_slice_that_another_controller_asks_for_is_a_new_one_whatever_its_call() -> None:
+    made = inventory(island(0, 2))
+    first = made.create(1, request(2, call=5))
+    assert made.create(1, request(2, call=5)) == first, "its answer was lost"
+    made.new_controller()
+    assert made.create(1, request(2, call=5)).mesh.id != first.mesh.id
+
+
+def test_an_island_that_was_back_meanwhile_has_all_its_time_again() -> None:
+    made = inventory(island(0, 2))
+    made.lost_after_s = 10.0
+    states = []
+    for now, up in ((0.0, False), (5.0, False), (9.0, True), (12.0, False), (22.0, False), (23.0, False)):
+        made.now, made.hosts[0].up = now, up
+        states.append(made.state_of(0))
+    away, lost = IslandState.AWAY, IslandState.LOST
+    assert states == [away, away, IslandState.UP, away, away, lost]
 
 
 def test_parts_of_a_slice_that_went_come_back_with_it() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import SliceType
 from pathways_ray.limits import LOST_AFTER_S
-from pathways_ray.resource_manager.controllers import MAX_CONTROLLER_SILENCE_S
+from pathways_ray.resource_manager.controllers import MAX_CONTROLLER_SILENCE_S, MAX_CONTROLLER_START_S
 from pathways_ray.resource_manager.core import GATHER_S, MAX_REJOIN_S, ManagerCore
 from pathways_ray.resource_manager.events import (
     Answer,
@@ -233,6 +233,15 @@ def test_the_watch_over_a_new_controller_is_over_that_controller() -> None:
         core.handle(join(10 + host, host), 4.0)
     killed = [c for c in silent(core, 4.0, 50.0) if isinstance(c, KillController)]
     assert [command.actor for command in killed] == ["controller of the other name"]
+
+
+def test_a_controller_that_serves_is_awaited_no_more() -> None:
+    core, commands = fresh(), list[Command]()
+    core.handle(ControllerStarts(80, 5), 1.0)
+    for second in range(2, round(MAX_CONTROLLER_START_S) + 5):
+        core.handle(ControllerServes("second", "c:2", "controller", (), 80, 5), float(second))
+        commands += core.handle(Ticked(), float(second))
+    assert not [command for command in commands if isinstance(command, KillController)]
 
 
 def test_a_resource_manager_that_did_not_run_itself_kills_no_controller() -> None:
@@ -519,6 +528,16 @@ def test_a_list_of_the_controller_that_comes_twice_takes_no_news_back() -> None:
     assert after.inventory.hosts[2].up
     after.handle(ControllerHolds("first", msgspec.structs.replace(first.holdings, number=2)), 13.0)
     assert not after.inventory.hosts[2].up
+
+
+def test_each_controller_numbers_its_lists_by_itself() -> None:
+    core = running()
+    told = holding(core).holdings
+    gone = msgspec.structs.replace(told.hosts[2], up=False)
+    core.handle(ControllerHolds("first", msgspec.structs.replace(told, number=2)), 1.0)
+    core.handle(ControllerServes("second", "c:2", "controller"), 2.0)
+    core.handle(ControllerHolds("second", msgspec.structs.replace(told, hosts=(*told.hosts[:2], gone))), 3.0)
+    assert [core.inventory.hosts[host].up for host in (0, 1, 2)] == [True, True, False]
 
 
 def test_a_restarted_manager_goes_on_with_hosts_that_come_and_go() -> None:

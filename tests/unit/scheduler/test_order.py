@@ -242,6 +242,31 @@ def test_hosts_that_disagree_restart_their_island(first_to_speak: str) -> None:
     assert sorted(command.host for command in commands if isinstance(command, Kill)) == [0, 1]
 
 
+def test_hosts_that_disagree_restart_their_island_whatever_ends_beside() -> None:
+    """The report has another launch, whose end would let a third one go."""
+    island = serving(0, 1)
+    for sequence in (1, 2, 3):
+        island.from_controller(run(sequence))
+    island.from_host(1, 1, IslandLaunchFailed(1, BOOM))
+    island.from_host(1, 1, Done((2,)))
+    commands = island.from_host(0, 1, Done((1, 2)))
+    assert sorted(command.host for command in commands if isinstance(command, Kill)) == [0, 1]
+
+
+def test_hosts_that_have_yet_to_report_disagree_with_nobody() -> None:
+    """
+    1. A value failed whose shards are on hosts 0 and 1. Host 2, without one, has completed the launch, and consumed its
+       argument.
+    2. Host 1 says last that it failed, too.
+    """
+    island = serving(0, 1, 2)
+    island.from_controller(IslandLaunch(1, 1, 1, (7,), 0))
+    failed = IslandLaunchFailed(1, BOOM, (0, 1))
+    assert told(island.from_host(0, 1, failed)) == []
+    assert told(island.from_host(2, 1, Done((1,)))) == []
+    assert told(island.from_host(1, 1, failed)) == [IslandLaunchFailed(1, BOOM, (0, 1), consumed=(7,))]
+
+
 def test_a_gang_is_enqueued_when_all_hosts_say_so() -> None:
     """Sequential dispatch: a host without a part in a gang says at once that it has enqueued it, and the next one may
     not begin before those that have one say so."""

@@ -60,3 +60,10 @@ def test_one_exchange_of_common_gangs_is_found_and_one_order_is_not(masks: list[
     for host in news:
         clashes.append(check.add(host, [orders[host].pop(0)]))
     assert any(clashes) == (exchanged is not None)
+
+
+def test_what_some_hosts_have_reported_to_the_scheduler_before_is_not_compared() -> None:
+    check = OrderCheck(since=1)
+    assert check.add(0, [A, B]) is None
+    assert check.add(1, [B, C]) is None
+    assert check.add(0, [C]) is None

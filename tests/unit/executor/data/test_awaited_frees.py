@@ -56,3 +56,22 @@ def test_an_upload_for_which_nothing_goes_is_refused() -> None:
     with pytest.raises(FreesAwaited, match="full"):
         asyncio.run(awaited.open(7, "upload", begin, FULL, 0.02))
     assert not awaited.is_ahead(7, "another")
+
+
+def test_an_upload_that_is_given_up_leaves_those_before_it_their_turn() -> None:
+    awaited, begun = AwaitedFrees(), list[str]()
+
+    async def scene() -> None:
+        def begin() -> None:
+            if not second.done():
+                raise FULL
+            begun.append("first")
+
+        first = asyncio.ensure_future(awaited.open(7, "first", begin, FULL, 60.0))
+        second = asyncio.ensure_future(awaited.open(7, "second", begin, FULL, 60.0))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+
+    asyncio.run(scene())
+    assert begun == ["first"]

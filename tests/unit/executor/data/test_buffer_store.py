@@ -141,3 +141,19 @@ def test_an_upload_that_comes_while_its_number_is_freed_is_new() -> None:
     store.sessions[7], buffers.store = buffers, store
     store.drop(7, (1,))
     assert store.new_uploads(7) == {1}
+
+
+def test_an_upload_that_was_dropped_is_new_no_more() -> None:
+    """Its number may be that of a result then."""
+    store = BufferStore()
+    assert store.add(7, 1, "an array")
+    store.drop(7, (1,))
+    assert not store.new_uploads(7)
+
+
+def test_nobody_waits_for_buffers_of_a_session_that_has_ended() -> None:
+    store = BufferStore()
+    for session in (7, 8):
+        store.when_present(session, 1, lambda _: None)
+    store.drop_session(7)
+    assert store.waiting() == 1

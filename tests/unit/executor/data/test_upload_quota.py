@@ -206,3 +206,11 @@ def test_uploads_that_are_dropped_before_they_are_counted_are_not_counted() -> N
         stored.quota.reserve((7, 3), 1, 100)
     stored.store.drop(7, (2,))
     assert stored.quota.is_empty
+
+
+def test_what_has_failed_is_not_on_its_way_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_UPLOAD_BYTES", 100)
+    quota = UploadQuota()
+    for buffer in range(3):
+        quota.reserve((7, buffer), 60, None)
+        quota.release((7, buffer))

@@ -56,6 +56,14 @@ def test_a_launch_goes_on_when_all_its_values_are_there() -> None:
     assert found.get(timeout=10) == (7, 2, values)
 
 
+def test_what_has_announced_its_end_before_it_was_waited_for_is_there() -> None:
+    found: list[tuple[int, int, list[Any]]] = []
+    values = [Announced()]
+    values[0].ready = True
+    Arrivals(lambda *arrived: found.append(arrived)).add(7, 2, values)
+    assert found == [(7, 2, values)]
+
+
 def test_nobody_looks_at_what_announces_its_end_before_it_does() -> None:
     """
     1. A launch waits for such a value, and for one that does not. The latter is looked at, comes, and no more looks

@@ -203,6 +203,9 @@ def test_later_launches_do_not_keep_a_host_from_what_was_numbered_before() -> No
             ),
             id="was sent long ago",
         ),
+        pytest.param(
+            tuple(Drop(1, (-k,)) for k in range(11, 11 + 2 * MAX_PASSED)), id="was numbered before as many as are kept"
+        ),
         pytest.param((AllowEarly(""),), id="is not allowed"),
         pytest.param((AllowEarly(tenant_mark("another")),), id="is of another tenant"),
     ],
@@ -296,9 +299,22 @@ def test_a_program_has_to_have_been_launched_by_the_scheduler() -> None:
 
 def test_a_busy_host_takes_nothing() -> None:
     host = host_that_takes_calls()
+    host.busy = MAX_UNDER_WAY
+    host.handle(handed(550, 1))
+    assert host.refused == []
     host.busy = MAX_UNDER_WAY + 1
     host.handle(handed(600, 1))
     assert host.refused == [600]
+
+
+def test_a_host_with_a_launch_that_waits_takes_nothing() -> None:
+    """What that has yet to enqueue comes first: the scheduler sent it before."""
+    host = host_that_takes_calls()
+    far(host, 2, receives=True)
+    host.handle(IslandLaunch(6, 1, 2, (1,), 700))
+    assert host.core.active
+    host.handle(handed(800, 1))
+    assert host.refused == [800]
 
 
 def test_a_host_takes_no_more_computations_than_devices_do_without_a_wait() -> None:
