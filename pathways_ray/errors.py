@@ -226,7 +226,7 @@ class CompileError(ExecutionError):
     """A function could not be compiled for its devices, or not in time.
 
     When: XLA, or the export format, refused a function; it took a host longer than `compile_limit_s` of `pw.init` (2
-        minutes); others were compiled before it for five times as long
+        minutes), or its checker longer than 30 s to read it; others were compiled before it for five times as long
     Do: the message is XLA's, or says which host and why. A launch that comes a second later has it compiled again.
         Where a host dies while it compiles, launches wait for its successor, which tries again; the third time the
         program is refused with `ProgramRefused`

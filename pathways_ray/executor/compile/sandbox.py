@@ -23,14 +23,14 @@ from pathways_ray.errors import CompileError, PathwaysError, ProgramRefused
 from pathways_ray.executor.compile import confinement
 from pathways_ray.formulas.formula import is_formulas
 from pathways_ray.transport.messages import encode
-from pathways_ray.worker import Limits, Worker, WorkerEnded, serve
+from pathways_ray.worker import Limits, Worker, WorkerEnded, WorkerLate, serve
 
 CPU_LIMIT_S = 4
 BYTES_PER_SECOND = 4 << 20
 """A program whose functions take more of a core to read is refused. A usual one takes 20 ms, 15 MiB take 0.1 s."""
 
 READ_LIMIT_S = 30.0
-"""The same limit in time that passes, for a process that does nothing."""
+"""The same in time that passes, for a process that does nothing. On a busy machine others reach it: it refuses none."""
 
 MEMORY_BYTES = 4 << 30
 """Memory that reading may take beyond what the process has; the largest allowed functions take a quarter of it."""
@@ -88,7 +88,7 @@ class Sandbox:
 
         Raises:
             ProgramRefused: one does what is not allowed, or cannot be read.
-            CompileError: the checker does not run.
+            CompileError: the checker does not run, or has taken too long by the clock.
         """
         code = {digest: blob for digest, blob in functions.items() if not is_formulas(blob)}
         digests = [digest for digest in digests if digest in code]
@@ -120,6 +120,9 @@ class Sandbox:
             if len(verdicts) != len(blobs):
                 raise WorkerEnded(f"{len(verdicts)} verdicts came for {len(blobs)} functions")
             return verdicts
+        except WorkerLate as error:
+            text = f"{name} could not be checked on host {self.host}: {error}, perhaps since its machine is busy"
+            raise CompileError(f"{text}. The next call has it tried again") from None
         except (WorkerEnded, msgspec.MsgspecError) as error:
             raise ProgramRefused(f"{name} is refused on host {self.host}: {UNREAD}: {error}") from None
         except OSError as error:
