@@ -133,6 +133,8 @@ class Connection:
         self._settled = threading.Event()
         self._settled.set()
         self._starts = 0
+        self.refused: Callable[[int], None] = lambda program: None
+        """Called with a program that has to be registered again before anybody asks for it."""
 
     @property
     def data_trust(self) -> Trust | None:
@@ -222,6 +224,7 @@ class Connection:
             raise ControllerLost(text) from None
         reply = wire.REPLY.decode(data)
         if isinstance(reply, wire.Refused):
+            self.refused(reply.again)
             raise from_failure(reply.failure)
         return reply
 

@@ -64,6 +64,7 @@ class Driver(Arrivals):
         self.suspension: Suspension | None = None
         self.forget_saved: Callable[[int], None] = lambda number: None
         self.resume: Callable[[], None] = lambda: None
+        connection.refused = core.renewals.refused
         data.early, data.living.records = self, core.buffers
         core.early.awaited = lambda: self.readers
         data.ahead.ignored, data.ahead.exists = core.early.expected.discard, core.buffers.__contains__

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pathways_ray import limits
+from pathways_ray.controller import quotas
 from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.events import AnswerCall, Command
 from pathways_ray.controller.launches import Launches
@@ -75,9 +76,11 @@ class Explanations:
     def _explained(self, waiting: Explaining, now: float) -> wire.Reply | None:
         session = self.launches.sessions.get(waiting.session)
         program = session.programs.get(waiting.program) if session is not None else None
+        if session is not None and program is None and (full := quotas.programs(session)) is not None:
+            return wire.Refused(full, waiting.program)
         parts = program.parts if program is not None else ()
         if failure := next((part.failure for part in parts if part.failure is not None), None):
-            return wire.Refused(failure)
+            return wire.Refused(failure, waiting.program if program is not None and program.again else 0)
         if session is not None and now < waiting.deadline and not (parts and all(part.is_ready for part in parts)):
             return None
         needed = {host for part in parts for host in part.temporary_bytes}

@@ -343,7 +343,10 @@ class Accepted(Message, tag=80): ...
 
 
 class Refused(Message, tag=81):
+    """`again` is a program that has to be registered again, as in `LaunchFailed`."""
+
     failure: Failure
+    again: int = 0
 
 
 class NotYet(Message, tag=82):

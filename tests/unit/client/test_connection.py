@@ -37,18 +37,22 @@ from pathways_ray.transport.messages import (
     CloseSession,
     Completed,
     CreateSlice,
+    Explain,
+    Explained,
     Free,
     HostAddress,
     Launch,
     Message,
     OpenSession,
     Refused,
+    Register,
     SessionEnded,
     SessionOpened,
     Upgrade,
     Upgraded,
     encode,
 )
+from tests.unit.helpers import Sketch
 from tests.waiting import until
 
 KIND = ArgumentType.of(ArrayType((2,), "float32"), False, None, ())
@@ -271,6 +275,25 @@ def test_the_controllers_refusal_of_a_call_is_raised(controller: Controller) -> 
     controller.answers[CreateSlice] = Refused(Failure("Unschedulable", "no island has 9 devices"))
     with controller.connect() as session, pytest.raises(Unschedulable, match="no island has 9 devices"):
         session.virtual_slice((9,))
+
+
+def test_a_program_that_may_be_registered_again_is_before_it_is_asked_for(controller: Controller) -> None:
+    """Who compiles it hears as much as a launch does."""
+    with controller.connect() as session:
+        sketch = Sketch("p")
+        where = sketch.slice("0.0")
+        graph = sketch.graph(sketch.call("f", sketch.argument(where), slice=where))
+        program = session.register(graph, b"graph", {"f": b"code"})
+        full, wrong = Failure("QuotaExceeded", "the tenant holds too much"), Failure("GraphError", "it has a cycle")
+        for failure, again in ((full, program), (wrong, 0)):
+            controller.answers[Explain] = Refused(failure, again)
+            with pytest.raises(PathwaysError, match=failure.message):
+                session.explain(program, b"graph")
+        controller.answers[Explain] = Explained("", "", {})
+        session.explain(program, b"graph")
+        assert_answers(session)
+        found = [message for message in controller.by_stream + controller.by_link if isinstance(message, Register)]
+    assert found == [Register(program, b"graph", {"f": b"code"})] * 2
 
 
 # --- the upgrade ------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from pathways_ray.transport.messages import (
     Cancel,
     Done,
     Drop,
+    Explain,
     Free,
     FunctionsAhead,
     Holds,
@@ -54,6 +55,7 @@ from pathways_ray.transport.messages import (
     Program,
     Put,
     Ready,
+    Refused,
     Register,
     ResumeSession,
     Stored,
@@ -61,7 +63,7 @@ from pathways_ray.transport.messages import (
     Unregister,
     encode,
 )
-from tests.unit.controller.core_harness import CoreHarness, of, sent
+from tests.unit.controller.core_harness import CoreHarness, of, reply, sent
 from tests.unit.controller.harness import sketch_with_slices
 from tests.unit.controller.test_core import FUNCTIONS, graph_of
 from tests.unit.helpers import VECTOR
@@ -336,6 +338,7 @@ def test_programs_of_a_session_are_limited(monkeypatch: pytest.MonkeyPatch) -> N
     (failed,) = sent(say(core, 1, Launch(1, 3, (1,), 10)))
     assert isinstance(failed, LaunchFailed)
     assert "the session has 2 programs; 2 are the limit" in failed.failure.message
+    assert reply(core.request(1, Explain(1, 3, graph_of(2)))) == Refused(failed.failure, 3)
     assert session.programs.keys() == {1, 2}
 
     before = session.programs[1].key
@@ -365,6 +368,10 @@ def test_a_program_that_there_was_no_room_for_may_be_registered_again(monkeypatc
         assert isinstance(failed, LaunchFailed)
         assert failed.again == again
         assert (failed.failure.kind == "QuotaExceeded") == (program in (3, 4))
+    for program, again in ((3, 3), (4, 4), (5, 0)):
+        refused = reply(core.request(1, Explain(1, program, graph_of(2))))
+        assert isinstance(refused, Refused)
+        assert refused.again == again, "who compiles it hears that too"
     say(core, 1, Unregister(2, ("other",)), Register(4, graph_of(2), big))
     assert core.core.launches.sessions[1].programs[4].failure is None
 
