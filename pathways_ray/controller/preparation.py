@@ -178,6 +178,8 @@ class Preparation:
         struck = {one.culprit for one in blamed if one.compiling}
         found = [program for program in compiled if program is not None and program.culprit in struck]
         for program in found if message.decided else ():
-            text = f"program {program.name!r} was not compiled: {failure.message}"
-            self.failed(program, Failure("CompileError", text, host=message.host))
+            if message.kind != "LaunchTimeout":  # else it was launched, of which its host alone knew
+                text = f"program {program.name!r} was not compiled: {failure.message}"
+                failure = Failure("CompileError", text, host=message.host)
+            self.failed(program, failure)
         return found

@@ -104,6 +104,23 @@ def test_what_a_host_could_not_compile_is_tried_again_by_a_later_launch() -> Non
     assert to_island(front.ready(program, 0), 0, IslandLaunch)[0].results == 4
 
 
+def test_a_call_without_end_that_only_its_host_knew_is_the_timeout_of_the_launch_that_follows() -> None:
+    """As one that its host serves: the scheduler, which ends the host, can name the program alone. It was compiled."""
+    front = Harness()
+    program = front.register(program_over(1), 1)
+    reason = "a launch of program 'p' that was only handed over was first on its devices for 4 s"
+    down = HostDown(0, 1, reason, "LaunchTimeout", (-3,), (), (program.key,), decided=True, launch=-3)
+    front.checked(front.launches.host_down(down))
+    front.put(1)
+    failure = failure_of(front.launch(1, (1,), 2))
+    assert (failure.kind, failure.host) == ("LaunchTimeout", 0)
+    assert failure.message.startswith(reason)
+    assert len(front.launches.circuit_breaker.records[program.culprit].strikes) == 1
+    front.up(0, epoch=2)
+    front.put(2)
+    assert programs(front.launch(2, (2,), 3)) == [program.key]
+
+
 def test_a_host_that_comes_anew_has_compiled_nothing_and_failed_at_nothing() -> None:
     front = Harness()
     program = front.register(program_over(1), 1, ready=False)
