@@ -107,7 +107,7 @@ class Deadlines:
         for sequence, limit_s in sorted(self.limits_s.items()):
             record = outstanding.get(sequence)
             seconds = self._seconds(sequence, record, hosts, now)
-            if seconds > limit_s and not _has_succeeded(sequence, order):
+            if seconds > limit_s and not has_succeeded(sequence, order):
                 # One that has failed may have left a computation on a device: one that did not depend on what failed.
                 name = _named(record) if record is not None else self._unknown(sequence, programs)
                 text = f"{name} was first on its devices for {seconds:.0f} s"
@@ -215,7 +215,7 @@ def _over(order: IslandOrder) -> Iterator[tuple[int, int, Failure | None]]:
     return ((sequence, program, failure) for _, _, sequence, program, _, failure in reversed(order.ended))
 
 
-def _has_succeeded(sequence: int, order: IslandOrder) -> bool:
+def has_succeeded(sequence: int, order: IslandOrder) -> bool:
     """Whether a launch is over, and left nothing on a device."""
     return next((failure is None for number, _, failure in _over(order) if number == sequence), False)
 

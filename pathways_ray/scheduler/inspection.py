@@ -7,7 +7,7 @@ from itertools import islice
 
 from pathways_ray.ir.plan import Device
 from pathways_ray.observe import views
-from pathways_ray.scheduler.deadlines import Deadlines
+from pathways_ray.scheduler.deadlines import Deadlines, has_succeeded
 from pathways_ray.scheduler.order import IslandOrder
 from pathways_ray.scheduler.state import Outstanding, SessionQueue
 from pathways_ray.story import Story
@@ -42,6 +42,8 @@ def island_view(
             views.Running(host, sequence, now - since)
             for host, found in sorted(deadlines.running.items())
             for sequence, since in found.items()
+            if sequence in order.outstanding
+            or not has_succeeded(sequence, order)  # hosts say so of it with their next heartbeat
         ),
         tuple(
             views.Compiling(host, key, program.name if (program := order.programs.get(key)) else "", seconds)

@@ -7,6 +7,7 @@ from pathways_ray.scheduler.events import ToController
 from pathways_ray.transport.messages import (
     Account,
     Compiling,
+    Done,
     Heartbeat,
     HostUp,
     Inspect,
@@ -71,6 +72,8 @@ def test_a_view_has_what_hosts_say() -> None:
     made.from_host(0, 1, Heartbeat(0, 1.0, (Running(1, 1500),), (), (stands,), (upload,)))
     found = view(made)
     assert found.running == (views.Running(0, 1, 1.5),)
+    made.from_host(0, 1, Done((1,)))
+    assert view(made).running == (), "also before the next heartbeat"
     assert found.stopped == (views.StoppedOn(0, stands),)
     assert found.uploads == (views.ArrivingAt(0, upload),)
     assert [(one.host, one.program, one.name) for one in found.compiling] == [(0, 1, "alice's")]
