@@ -262,7 +262,7 @@ class ClientCore(Cancelling):
             if (failure := next(filter(None, failures), None)) is not None:
                 return self._fail(message.launch, failure, now)
             if message.program in self.renewals.stale:  # the controller is another one than when it was called
-                return self._registering(self.renewals.message(message.program)), message
+                return self._registering(self.renewals.message(message.program), message.launch), message
             return (self._handed(message, buffers),)
         if isinstance(message, wire.Register):
             return (self._registering(message),) if message.program in self.renewals.stale else ()
@@ -270,10 +270,10 @@ class ClientCore(Cancelling):
             return (self.renewals.unregistered(message.program),)
         return (message,)
 
-    def _registering(self, message: wire.Register) -> wire.Register:
+    def _registering(self, message: wire.Register, launch: int = 0) -> wire.Register:
         """The registration that leaves now; hosts know the program by another number from here on."""
         self.early.prepared(message.program, 0, NO_HOST)
-        return self.renewals.filled(message)
+        return self.renewals.filled(message, launch)
 
     def _uploaded(self, event: events.Uploaded, now: float) -> Sequence[events.Command]:
         buffer, upload = event.buffer, event.upload
@@ -314,7 +314,7 @@ class ClientCore(Cancelling):
     def _failed(self, message: wire.LaunchFailed, now: float) -> Sequence[events.Command]:
         self._heard_at = now
         consumed: Sequence[int] = message.consumed
-        self.renewals.refused(message.again)
+        self.renewals.refused(message.again, message.launch)
         if message.launch in self.unanswered:  # the controller does not know what was donated to it
             self.unanswered.discard(message.launch)
             consumed = self._donated_to(message.launch)

@@ -3,6 +3,7 @@ another one, or had no room for them. Pure."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container
 
@@ -15,7 +16,8 @@ class Renewals:
     now. They are until a registration leaves. One may wait behind launches, which then take it along.
 
     A function is sent once to each controller, which has it as long as the session: `sent` are those that the present
-    one has.
+    one has. `taken_along` has the launches with which registrations of programs have left: what becomes of those before
+    says nothing of these.
     """
 
     def __init__(self) -> None:
@@ -23,6 +25,7 @@ class Renewals:
         self.functions: dict[str, bytes] = {}
         self.sent: set[str] = set()
         self.stale: set[int] = set()
+        self.taken_along: dict[int, int] = {}
         self._named: Counter[str] = Counter()
 
     def registered(self, event: Registered) -> Register:
@@ -38,9 +41,10 @@ class Renewals:
         """Slices have other devices: the controller has forgotten the programs that name them."""
         self.stale.update(n for n, (named, *_) in self.programs.items() if any(one in slices for one in named))
 
-    def refused(self, program: int) -> None:
-        """The controller has not taken a program, nor perhaps its functions, for a reason that may pass."""
-        if program in self.programs:
+    def refused(self, program: int, launch: float = math.inf) -> None:
+        """The controller has not taken a program, nor perhaps its functions, for a reason that may pass; so a launch of
+        it has failed, or somebody has asked for it."""
+        if program in self.programs and launch >= self.taken_along.get(program, 0):
             self.sent.difference_update(self.programs[program][2])
             self.stale.add(program)
 
@@ -53,11 +57,12 @@ class Renewals:
         """The message that registers a program, to be `filled` when it leaves."""
         return Register(program, self.programs[program][1], {})
 
-    def filled(self, message: Register) -> Register:
-        """A message that leaves now, with the functions that the controller lacks."""
+    def filled(self, message: Register, launch: int = 0) -> Register:
+        """A message that leaves now, perhaps with a launch, with the functions that the controller lacks."""
         self.stale.discard(message.program)
         if message.program not in self.programs:
             return message
+        self.taken_along[message.program] = launch
         missing = [digest for digest in self.programs[message.program][2] if digest not in self.sent]
         self.sent.update(missing)
         functions = self.functions
@@ -75,6 +80,7 @@ class Renewals:
         """The message that leaves now for a program that is called no more, with the functions that no other names."""
         _, _, functions = self.programs.pop(program, (frozenset(), b"", ()))
         self.stale.discard(program)
+        self.taken_along.pop(program, None)
         self._named.subtract(functions)
         gone = tuple([digest for digest in functions if self._named[digest] <= 0])
         for digest in gone:

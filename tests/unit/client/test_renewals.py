@@ -77,6 +77,24 @@ def test_a_program_that_was_refused_for_what_may_pass_leaves_with_the_next_launc
     assert not core.renewals.stale
 
 
+def test_launches_that_fail_one_after_the_other_have_their_program_sent_once() -> None:
+    """1. The first of three has failed, and the fourth takes the program along. 2. Those before it fail too. 3. So does
+    the fourth."""
+    core = ClientCore(1, 64)
+    core.handle(registered(1, f=b"1"), 0.0)
+    leaving(core)
+    full = Failure("QuotaExceeded", "the tenant holds too much")
+    for _ in range(3):
+        core.launch(1, (), core.new_buffers(1))
+    for failed in (1, 4):
+        core.handle(wire.LaunchFailed(failed, full, again=1), 0.0)
+        assert core.launch(1, (), core.new_buffers(1)) is None
+        assert [type(message) for message in leaving(core)] == [wire.Register, wire.Launch]
+        for before in (2, 3):
+            core.handle(wire.LaunchFailed(before, full, again=1), 0.0)
+            assert not core.renewals.stale
+
+
 def test_what_was_composed_of_a_program_is_forgotten_with_it() -> None:
     core = ClientCore(1, 64)
     core.handle(registered(1, f=b"1"), 0.0)
