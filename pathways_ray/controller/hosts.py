@@ -120,7 +120,7 @@ class Hosts:
         if host is not None and not host.epoch:
             # Nothing is there but launches of before: once it is up, nobody else would tell their end.
             loss = self._loss(host, message)
-            return Settled(self.outcomes.inherited.island_lost(host.island, loss.plain, loss.overdue), [])
+            return Settled(self._fail_inherited(host.island, loss), [])
         if host is None or host.epoch != message.epoch or host.down_since is not None:
             return Settled([], [])
         event = "host ended" if asked else "host lost"
@@ -185,21 +185,29 @@ class Hosts:
     def _fail_launches(self, island: int, loss: Loss) -> Settled:
         """Ends the launches that are on an island. Those that are `overdue` have a failure of their own, and say what
         they compute there."""
-        sessions = self.tables.sessions
         lost = [record for record in self.tables.in_flight.values() if island in record.program.islands]
         dropped: list[Send] = []
         for record in lost:
-            session = sessions.get(record.session)
-            mine = session is not None and session.tenant.name in loss.tenants
-            record.failure = loss.named if mine else loss.plain
+            record.failure = self._failure(loss, record.session)
             if record.sequence in loss.overdue:
                 record.failure = record.program.plans[island].attributed(loss.overdue[record.sequence])
             record.producers = ()
             dropped += self.dispatch.drop_results(record)
         settled = self.outcomes.settle(lost)
         undecided = self.outcomes.donations.island_lost(island)
-        inherited = self.outcomes.inherited.island_lost(island, loss.plain, loss.overdue)
+        inherited = self._fail_inherited(island, loss)
         return Settled([*dropped, *settled.commands, *undecided, *inherited], settled.sessions)
+
+    def _fail_inherited(self, island: int, loss: Loss) -> list[Send]:
+        """Ends the launches of a controller before that are on an island."""
+        return self.outcomes.inherited.island_lost(
+            island, lambda launch, session: loss.overdue.get(launch) or self._failure(loss, session)
+        )
+
+    def _failure(self, loss: Loss, session: int) -> Failure:
+        """The failure that a loss is for a session: with names, if they are its tenant's."""
+        found = self.tables.sessions.get(session)
+        return loss.named if found is not None and found.tenant.name in loss.tenants else loss.plain
 
     # --- hosts without a scheduler ------------------------------------------------------------------------------------
 
@@ -321,5 +329,5 @@ class Hosts:
         for number in sorted(self.tables.away) if inherited.fates else ():
             host = self.tables.hosts[number]
             if (failure := self._absence_of(host)) is not None:
-                commands += inherited.island_lost(host.island, failure)
+                commands += inherited.island_lost(host.island, lambda *_: failure)
         return commands

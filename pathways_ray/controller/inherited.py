@@ -10,9 +10,8 @@ something for it. Nothing runs again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import NamedTuple
 
 import msgspec
@@ -221,12 +220,10 @@ class Inherited:
                 del self.fates[sequence]
         return commands
 
-    def island_lost(
-        self, island: int, failure: Failure, overdue: Mapping[int, Failure] = MappingProxyType({})
-    ) -> list[Send]:
-        """An island reports no more. Launches that are `overdue` have a failure of their own."""
-        running = [n for n, fate in self.fates.items() if island in fate.runs]
-        return [command for n in running for command in self.reported(island, n, overdue.get(n, failure))]
+    def island_lost(self, island: int, failure_of: Callable[[int, int], Failure]) -> list[Send]:
+        """An island reports no more. `failure_of` a launch and its session is what the launch ends with."""
+        running = [(n, fate.told.session) for n, fate in self.fates.items() if island in fate.runs]
+        return [command for n, session in running for command in self.reported(island, n, failure_of(n, session))]
 
     def forget(self) -> None:
         """No client comes back any more."""

@@ -423,6 +423,24 @@ def test_launches_of_before_fail_with_a_host_that_this_controller_has_not_heard_
     assert front.core.launches.hosts[0].down_since is None
 
 
+@pytest.mark.parametrize("mine", [True, False])
+def test_launches_of_before_hear_of_their_own_tenants_launch_that_ended_their_host_and_of_no_other(mine: bool) -> None:
+    front = Successor()
+    front.all_come()
+    island = ISLAND_OF_HOST[0]
+    outcomes = outcome(1, runs=True), outcome(2, runs=True)
+    theirs = msgspec.structs.replace(outcomes[0], session=SESSION + 1)
+    front.from_island(island, IslandOutcomes((outcomes[0] if mine else theirs, outcomes[1])))
+    front.ask(unanswered=tuple(Unanswered(n, (20 + n,), (kept(20 + n),)) for n in (1, 2)))
+    number = outcomes[0].sequence
+    reason = f"launch {number} of program 'p' failed on host 0"
+    gone = HostDown(0, 5, reason, "OrderMismatch", (), (f"dispatched launch {number}",), (), True, number)
+    failed = {m.launch: m.failure for m in sent(front.from_island(island, gone)) if isinstance(m, LaunchFailed)}
+    assert failed.keys() == ({1, 2} if mine else {2})
+    for failure in failed.values():
+        assert (reason in failure.message, gone.story[0] in failure.story) == (mine, mine)
+
+
 def test_a_launch_of_before_fails_with_its_scheduler_where_its_host_has_not_come() -> None:
     """The host joins another scheduler, which knows nothing of the launch: it could tell nobody how it ended."""
     front = Successor()
