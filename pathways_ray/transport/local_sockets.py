@@ -157,12 +157,14 @@ class LocalServer(Generic[Owner]):
                 raise OSError("the connection is closed")
             return received(connection)
 
-    def catch_up(self, owner: Owner, may: Callable[[], bool]) -> None:
-        """Takes what `owner` has sent up to now, also by a paused connection, as long as it `may` send."""
+    async def catch_up(self, owner: Owner, may: Callable[[], bool]) -> None:
+        """Takes what `owner` has sent up to now, also by a paused connection, as long as it `may` send. Others are
+        served between two messages: each may be of a call that is computed here."""
         for connection in [connection for connection, other in self._open.items() if other is owner]:
             for _ in range(MAX_CAUGHT_UP):
-                if not (may() and self._read(connection)):
+                if not (connection in self._open and may() and self._read(connection)):
                     break
+                await asyncio.sleep(0)
 
     def pause(self, connection: socket.socket) -> None:
         """Reads nothing more of a connection, until `resume`."""

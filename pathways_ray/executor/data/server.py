@@ -205,6 +205,10 @@ class DataServer:
                 if self.store.ended(stream.session):
                     return
                 began = time.perf_counter()
+            if type(message) is wire.CancelFetch and message.request not in stream.fetches:
+                # Its question may have come by the local socket, and the session may end while that is read.
+                await self.local.catch_up(stream, lambda: stream.outbox.has_room(MAX_UNREAD))
+                began = 0.0
             try:
                 self._take(stream, message)
             except FreesAwaited as error:  # its bytes are behind it: nothing more is read meanwhile
@@ -216,8 +220,6 @@ class DataServer:
             case wire.Fetch():
                 self.fetches.take(stream, message, *local)
             case wire.CancelFetch():
-                if not local and message.request not in stream.fetches:  # its question may have come the other way
-                    self.local.catch_up(stream, lambda: stream.outbox.has_room(MAX_UNREAD))
                 self.fetches.withdraw(stream, message.request)
             case wire.ServeCall():
                 self.served.take(stream, message, *local[:1])

@@ -47,7 +47,8 @@ class Server:
 
     def run(self, work: Any, *arguments: Any) -> Any:
         async def call() -> Any:
-            return work(*arguments)
+            found = work(*arguments)
+            return await found if asyncio.iscoroutine(found) else found
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(LIMIT_S)
 
@@ -291,6 +292,26 @@ def test_a_host_without_descriptors_waits_for_some(server: Server, monkeypatch: 
     connection.send(invitation.tag)
     assert connection.recv(100) == invitation.answer
     connection.close()
+
+
+def test_others_are_served_while_what_has_come_is_taken(server: Server) -> None:
+    one, two = (LocalSocket(server.invite(owner)) for owner in ("one", "two"))
+    assert one.send(b"first")
+    server.next()
+    server.run(server.server.pause, server.last)
+    for _ in range(20):
+        assert one.send(b"call")
+
+    async def catch_up() -> None:
+        assert two.send(b"call")
+        await server.server.catch_up("one", lambda: True)
+
+    server.run(catch_up)
+    owners = [owner for owner, *_ in server.took]
+    assert owners.count("one") == 20
+    assert 0 < owners.index("two") < 20
+    one.close()
+    two.close()
 
 
 def test_what_has_come_is_taken_as_long_as_its_owner_may_send(server: Server) -> None:
