@@ -59,7 +59,7 @@ class ControllerCore:
         self.requests = Requests(launches, clients, self.report, token, data_secret)
         self.story = launches.story
         self.watch = Watch(self.story, expected, silence_limit_s)
-        self.manager_calls = ManagerCalls(launches.tables, self.requests.changing)
+        self.manager_calls = ManagerCalls(launches.tables, self.requests.changing, self.requests.slicing)
         self.islands = Islands(launches, clients, self.requests, self.report, self.watch, self.manager_calls)
         self.unseen = dict(islands or {})
         self.takeover: Takeover | None = None

@@ -52,13 +52,13 @@ class ManagerCalls:
     """Calls of the resource manager that have to be made again.
 
     `schedulers` has for each island that is connected the address at which its scheduler serves hosts, `changing` the
-    sessions of which one of `CHANGES` has no answer.
+    sessions of which one of `CHANGES` has no answer, `slicing` those of which a question for a slice has none.
     """
 
-    def __init__(self, tables: Tables, changing: Container[int] = ()) -> None:
+    def __init__(self, tables: Tables, changing: Container[int] = (), slicing: Container[int] = ()) -> None:
         self.tables = tables
         self.schedulers: dict[int, str] = {}
-        self.changing = changing
+        self.changing, self.slicing = changing, slicing
         self.incarnation = ""
         self.is_behind = True
         self.told = 0
@@ -82,7 +82,11 @@ class ManagerCalls:
         later = {
             key: call
             for key, call in self.unanswered.items()
-            if call.arguments[0] in self.changing and call.arguments[0] not in asked
+            if call.arguments[0] not in asked
+            and (
+                call.arguments[0] in self.changing
+                or (call.method == "hold_slices" and call.arguments[0] in self.slicing)
+            )
         }
         now = [call for key, call in self.unanswered.items() if key not in later]
         # The slices that sessions have by now come before what gives them back.

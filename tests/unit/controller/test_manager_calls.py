@@ -27,7 +27,7 @@ from pathways_ray.transport.messages import (
     Suspend,
     encode,
 )
-from tests.unit.controller.core_harness import CoreHarness, of, reply
+from tests.unit.controller.core_harness import CoreHarness, created, of, reply
 from tests.unit.controller.test_moves import HERE, moving
 
 CHANGES = [ExchangeSlices(1, ((HERE.mesh.id, 77),)), Suspend(1)]
@@ -91,6 +91,25 @@ def test_where_slices_are_is_not_said_while_a_change_may_have_been_made(change: 
     held, again = known(core)
     check_held(core, held)
     assert again.method == asked[0].method
+    assert known(core) == []
+
+
+def test_where_slices_are_is_not_said_while_one_may_have_been_made() -> None:
+    """
+    1. A session asks for a slice, which is made. Another session's, which is made later, is answered first.
+    2. What the resource manager is to hear of the first session would free its slice: that waits for the answer.
+    """
+    core = CoreHarness(hosts=True)
+    asked = []
+    for session in (1, 2):
+        core.open_session()
+        asked.append(core.request(session, CreateSlice(session, (2,), ("x",), -1, "", "")))
+    core.handle(ManagerMissed(CallManager("hold_slices", (1, b""))))
+    assert isinstance(reply(core.answered(asked[1], created(1))), SliceCreated)
+    assert known(core) == []
+    assert isinstance(reply(core.answered(asked[0], created(0))), SliceCreated)
+    (call,) = known(core)
+    check_held(core, call)
     assert known(core) == []
 
 
