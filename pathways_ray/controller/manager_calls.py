@@ -89,8 +89,8 @@ class ManagerCalls:
             )
         }
         now = [call for key, call in self.unanswered.items() if key not in later]
-        # The slices that sessions have by now come before what gives them back.
-        again = sorted([*now, *self.again], key=lambda call: call.method != "hold_slices")
+        # The slices that sessions have by now come before what gives them back; questions in the order of their calls.
+        again = sorted([*now, *self.again], key=lambda call: (call.method != "hold_slices", call.call))
         self.again, self.unanswered = [], later
         return [*commands, *(self._anew(call) for call in again if not self._is_over(call))]
 

@@ -113,6 +113,17 @@ def test_where_slices_are_is_not_said_while_one_may_have_been_made() -> None:
     assert known(core) == []
 
 
+def test_questions_are_asked_again_in_the_order_in_which_they_were_asked() -> None:
+    """In another one a slice would go that has come back, by an exchange behind its release."""
+    core = moving()
+    core.handle(ClientMessages(1, Carrier.STREAM, 10, [Free((5,))]))
+    (release,) = of(CallManager, core.request(1, ReleaseSlice(1, HERE.mesh.id)))
+    (exchange,) = of(CallManager, core.request(1, ExchangeSlices(1, ((HERE.mesh.id, 77),))))
+    for call in (exchange, release):
+        core.handle(ManagerMissed(call))
+    assert [call.method for call in known(core)] == ["hold_slices", "release_slice", "exchange_slices"]
+
+
 @pytest.mark.parametrize("lost", ["once", "until it is given up"])
 def test_a_slice_whose_answer_is_lost_is_not_made_twice_and_not_kept_for_nobody(lost: str) -> None:
     """
