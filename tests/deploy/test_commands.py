@@ -32,8 +32,7 @@ SHIMS = {
     "ray": """\
 if [[ $1 == stop ]]; then exit 0; fi
 if [[ $1 == start ]]; then
-    set -- "$@" --num-cpus=2 --object-store-memory=100000000 --dashboard-agent-listen-port=0
-    [[ "$*" == *--head* ]] && set -- "$@" --ray-client-server-port="$TEST_CLIENT_PORT"
+    set -- "$@" --num-cpus=2 --object-store-memory=100000000
 fi
 exec "$TEST_PYTHON" -m ray.scripts.scripts "$@"
 """,
@@ -64,11 +63,17 @@ def machine(python: Scripts, tmp_path: Path) -> Iterator[dict[str, Any]]:
             **environment,
             "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
             "TEST_PYTHON": sys.executable,
-            "TEST_CLIENT_PORT": str(free_port()),
-            "RAY_PORT": str(free_port()),
+            "RAY_PORT": str(free_pair()),
             "PATHWAYS_PORT": str(free_port()),
         }
     python.kill_all()
+
+
+def free_pair() -> int:
+    """An even port that nobody has, nor the one after it: those of Ray's head and of its client server."""
+    while (port := free_port()) % 2 or free_port() != port + 1:
+        pass
+    return port
 
 
 def shell(python: Scripts, machine: dict[str, Any], *words: str) -> subprocess.Popen[str]:
@@ -128,7 +133,7 @@ def test_the_container_serves_until_it_is_told_to_stop(python, machine, tmp_path
 @pytest.mark.timeout(180)
 def test_a_slurm_job_runs_a_command_and_ends(python, machine, tmp_path) -> None:
     """With TLS and a table of tenants, as on several nodes."""
-    job = {"SLURM_JOB_ID": str(free_port() - 20000), "SLURM_JOB_NODELIST": "node0"}
+    job = {"SLURM_JOB_ID": str((free_pair() - 20000) // 2), "SLURM_JOB_NODELIST": "node0"}
     settings = {"PATHWAYS_FILES": str(tmp_path / "files"), "PATHWAYS_UP": "--islands 2 --devices-per-host 4"}
     command = ("python3", str(tmp_path / "client.py"))
     process = shell(python, {**machine, **job, **settings}, str(DEPLOY / "slurm/pathways.sbatch"), *command)
@@ -155,6 +160,7 @@ def test_the_head_of_kuberay_starts_the_runtime_and_starts_it_again(python, mach
     line = line.replace("ulimit -n 65536\n", "")
     start = (
         f"ray start --head --block --port={machine['RAY_PORT']} --node-ip-address=127.0.0.1 --include-dashboard=false"
+        f" --ray-client-server-port={int(machine['RAY_PORT']) + 1} --dashboard-agent-listen-port=0"
     )
     said = {one["name"]: one["value"] for one in container["env"] if "value" in one}
     pod = {**machine, **said, "PATHWAYS_NODES": "1", "POD_IP": "127.0.0.1", "KUBERAY_GEN_RAY_START_CMD": start}
@@ -187,7 +193,8 @@ def test_ray_up_and_ray_exec(python, machine, tmp_path) -> None:
         line = line.replace("/tmp/pathways-files", str(tmp_path / "files")).replace("10.0.0.1", "127.0.0.1")
         line = line.replace("--nodes 3", "--nodes 1")
         line = line.replace("--autoscaling-config=~/ray_bootstrap_config.yaml", "--node-ip-address=127.0.0.1")
-        return line.replace("--port=6379", f"--port={machine['RAY_PORT']}").replace("8476", machine["PATHWAYS_PORT"])
+        line = line.replace("--port=6379", f"--port={machine['RAY_PORT']}").replace("8476", machine["PATHWAYS_PORT"])
+        return line.replace("-port=6380", f"-port={int(machine['RAY_PORT']) + 1}")
 
     for line in config["head_start_ray_commands"]:
         python.finish(shell(python, machine, "-c", here(line)))

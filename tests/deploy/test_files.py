@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import importlib.metadata
 import re
 import shlex
@@ -96,9 +97,14 @@ def test_options_of_up_exist(words: list[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", calls("ray", "start"))
 def test_options_of_ray_start_exist(words: list[str]) -> None:
-    words = [re.sub(r"\$\{RAY_PORT:-6379\}|\$port", "6379", word) for word in words]
+    """Each names the ports that Ray would take, whoever has them: its client server's, without which a head ends, and
+    its agent's. So there may be a second Ray on a machine."""
+    said = {"$((port + 1))": "6380", "$port": "6379", "$agent": "--dashboard-agent-listen-port=0"}
+    words = [functools.reduce(lambda word, one: word.replace(*one), said.items(), word) for word in words]
     with ray_start.make_context("start", words) as context:
         assert context.params["head"] or context.params["address"]
+        assert context.params["ray_client_server_port"] == (6380 if context.params["head"] else None)
+        assert context.params["dashboard_agent_listen_port"] == 0
 
 
 @pytest.mark.parametrize("words", calls("pathways", "tenants", "add"))
