@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# How this terminal shows texts, and where a runtime or a Ray of who runs the tests is: commands would heed both, here
+# and in processes that tests start.
+for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES", "RAY_ADDRESS"):
+    os.environ.pop(name, None)
+for name in ("PATHWAYS_URL", "PATHWAYS_TOKEN", "PATHWAYS_TOKEN_FILE", "PATHWAYS_TENANTS", "PATHWAYS_CA"):
+    os.environ.pop(name, None)
+
 # Read when jax and ray are imported, which no module does before this one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
