@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -98,6 +99,13 @@ def said_by(process: subprocess.Popen[str]) -> list[object]:
     assert process.stdout is not None
     said: list[object] = json.loads(process.stdout.readline())
     return said
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A folder with a short name, wherever those of other tests are: that of a socket has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="pw", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        yield Path(folder).resolve()
 
 
 @pytest.fixture
