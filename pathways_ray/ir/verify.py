@@ -23,6 +23,7 @@ from pathways_ray.ir.graph import (
     Transfer,
     bodies_in,
     functions_in,
+    host_part,
     inputs_of,
     output_count,
 )
@@ -133,13 +134,15 @@ def _check_recipe(graph: Graph, label: str, node: Compute, taken: dict[int, int]
     """Checks the recipe of a node, the parts of one that several nodes share once; `taken` keeps how many inputs each
     recipe takes."""
     recipe = graph.recipes[node.recipe]
-    if node.recipe not in taken:
+    first = node.recipe not in taken
+    if first:
         _check_parts(label, recipe.parts, len(node.inputs), limits.MAX_LOOP_DEPTH)
         if any(not _is_made(ref, recipe.parts, len(recipe.parts)) for ref in recipe.outputs):
             raise GraphError(f"{label}: an output of its recipe is made by no part of it")
-        _check_host_function(label, recipe, node)
         inputs = (ref.output for part in recipe.parts for ref in part.inputs if ref.node == -1)
         taken[node.recipe] = 1 + max(inputs, default=-1)
+    if first or host_part(recipe) is not None:  # its inputs and donations are each node's own
+        _check_host_function(label, recipe, node)
     if taken[node.recipe] > len(node.inputs):
         raise GraphError(f"{label} has {len(node.inputs)} inputs; its recipe consumes {taken[node.recipe]}")
     if len(recipe.outputs) != len(node.outputs):

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from pathways_ray import limits
 from pathways_ray.errors import GraphError, SpecError, TooLarge
-from pathways_ray.ir.graph import Argument, Compute, Graph, Part, Recipe, Ref, Result, Transfer
+from pathways_ray.ir.graph import Argument, Compute, Graph, Loop, Part, Recipe, Ref, Result, Transfer
 from pathways_ray.ir.types import ArrayType, Layout
 from pathways_ray.ir.verify import verify
 from tests.unit.helpers import VECTOR, Sketch, spec
@@ -86,6 +86,54 @@ WRONG = {
 def test_a_wrong_graph_is_refused(graph: Graph, message: str) -> None:
     with pytest.raises(GraphError, match=message):
         verify(graph)
+
+
+def hosting(twice: bool = False) -> Graph:
+    """%0 and %1 arguments, %2 = h(%0, %1) a host function with two outputs; with `twice` %3 is the same again."""
+    sketch = Sketch()
+    a = sketch.slice("0.0")
+    inputs = sketch.argument(a), sketch.argument(a)
+    for _ in range(1 + twice):
+        sketch.call("h", *inputs, slice=a, outputs=(VECTOR, VECTOR), host_limit_ms=1000)
+    return sketch.graph()
+
+
+H = Part("h", "h", (Ref(-1, 0), Ref(-1, 1)), True, host_limit_ms=1000)
+GIVEN = (Ref(0, 0), Ref(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "fields"),
+    [
+        (Recipe((H, Part("f", "f", (Ref(0),))), GIVEN), {}),
+        (Recipe((Part("f", "f", (Ref(-1),)), H), (Ref(1), Ref(1, 1))), {}),
+        (Recipe((Loop((H,), 2, H.inputs, (), GIVEN),), GIVEN), {}),
+        (Recipe((msgspec.structs.replace(H, inputs=H.inputs[::-1]),), GIVEN), {}),
+        (Recipe((msgspec.structs.replace(H, inputs=H.inputs[:1]),), GIVEN), {}),
+        (Recipe((H,), GIVEN[::-1]), {}),
+        (Recipe((H,), (GIVEN[0],) * 2), {}),
+        (Recipe((H,), ()), {"outputs": (), "output_layouts": ()}),
+        (Recipe((H,), GIVEN), {"donated": (1,)}),
+    ],
+    ids=["before", "behind", "loop", "inputs", "input", "outputs", "output twice", "no output", "donation"],
+)
+def test_a_host_function_stands_alone_and_takes_and_gives_in_order(recipe: Recipe, fields: dict[str, Any]) -> None:
+    graph = hosting()
+    assert graph.recipes == (Recipe((H,), GIVEN),)
+    assert verify(graph) is graph
+    nodes = list(graph.nodes)
+    nodes[2] = msgspec.structs.replace(nodes[2], **fields)
+    with pytest.raises(GraphError, match="%2 h: a host function stands alone in its node"):
+        verify(msgspec.structs.replace(graph, recipes=(recipe,), nodes=tuple(nodes)))
+
+
+def test_each_node_of_a_host_function_is_looked_at() -> None:
+    graph = hosting(twice=True)
+    assert verify(graph) is graph
+    nodes = list(graph.nodes)
+    nodes[3] = msgspec.structs.replace(nodes[3], donated=(0,))
+    with pytest.raises(GraphError, match="%3 h: a host function stands alone in its node"):
+        verify(msgspec.structs.replace(graph, nodes=tuple(nodes)))
 
 
 def test_layouts_must_divide_and_the_message_names_the_line() -> None:
