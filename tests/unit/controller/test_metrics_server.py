@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -16,6 +17,7 @@ import pytest
 from pathways_ray.controller import metrics_server
 from pathways_ray.controller.metrics_server import metrics_url, serve_once_free, serve_page
 from pathways_ray.transport.endpoints import Tls
+from tests.waiting import until
 
 
 def get(url: str, token: str | None = "s3cret") -> tuple[int, bytes]:
@@ -101,6 +103,21 @@ def test_of_too_many_clients_that_do_not_ask_the_oldest_are_hung_up(monkeypatch:
         idle[5].settimeout(0.05)
         with pytest.raises(TimeoutError):
             idle[5].recv(1)
+
+
+def test_nothing_is_kept_of_a_client_that_leaves_without_a_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither its place among those that may be hung up, nor a thread that waits to do so."""
+    monkeypatch.setattr(metrics_server, "READ_LIMIT_S", 3600.0)
+    server = metrics_server._Server(("127.0.0.1", 0), None, "s3cret", "text/plain", lambda: b"up 1\n")
+    before = {*threading.enumerate()}
+    with contextlib.closing(server.socket):
+        client = socket.create_connection(("127.0.0.1", int(server.server_address[1])))
+        server.handle_request()
+        until(lambda: any(isinstance(thread, threading.Timer) for thread in {*threading.enumerate()} - before))
+        assert len(server._waiting) == 1
+        client.close()
+        until(lambda: not {*threading.enumerate()} - before)
+        assert not server._waiting
 
 
 def test_connections_of_a_burst_wait_to_be_accepted() -> None:

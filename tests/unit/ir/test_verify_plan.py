@@ -84,6 +84,17 @@ def test_executables_lie_on_the_island_and_results_have_numbers_of_their_own() -
         verify_plan(msgspec.structs.replace(first, results=first.results * 2))
 
 
+def test_what_is_called_returns() -> None:
+    sketch = Sketch()
+    here = sketch.slice("0.0")
+    called = sketch.call("h", sketch.argument(here), slice=here, host_limit_ms=1000)
+    (plan,) = plan_islands(lower(sketch.graph(called)), sketch.placement)
+    assert [type(step) for step in plan.steps] == [Call, Return]
+    assert verify_plan(plan) is plan
+    with pytest.raises(GraphError, match=r"calls of nodes \[\d+\] never return"):
+        verify_plan(msgspec.structs.replace(plan, steps=plan.steps[:1], results=(), awaited=()))
+
+
 @repeatable(60)
 @given(programs())
 def test_a_plan_without_one_of_its_steps_is_refused(case: tuple[Sketch, Graph]) -> None:
