@@ -220,11 +220,15 @@ def test_the_ray_cluster_of_kuberay() -> None:
             pass
         pod = group["template"]["spec"]
         assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
         (container,) = pod["containers"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         assert {"name", "image", "command", "args", "resources", "volumeMounts"} <= container.keys()
         assert "$KUBERAY_GEN_RAY_START_CMD" in container["args"][0]
         assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
         subprocess.run(["bash", "-n", "-c", container["args"][0]], check=True)
+    assert "enableInTreeAutoscaling" not in spec, "its sidecar on the head asks the API with the pod's token"
     for worker in spec["workerGroupSpecs"]:
         assert worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"]
         assert worker["groupName"]
