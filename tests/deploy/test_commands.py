@@ -142,6 +142,7 @@ def test_a_slurm_job_runs_a_command_and_ends(python, machine, tmp_path) -> None:
     python.kill_all()  # Ray, which ends with its job step
     out, _ = process.communicate()
     assert "the runtime is at grpcs://127.0.0.1:" in out
+    assert {file.name for file in (tmp_path / "files").iterdir()} == {"cert.pem", "key.pem", "token", "tenants.json"}
     assert "computed [0.0, 2.0, 4.0, 6.0] 2\n" in out
     assert "runtime 'pathways' is down" in out
 

@@ -232,6 +232,11 @@ def test_the_ray_cluster_of_kuberay() -> None:
     for worker in spec["workerGroupSpecs"]:
         assert worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"]
         assert worker["groupName"]
+        secret = worker["template"]["spec"]["volumes"][0]["secret"]
+        assert [item["path"] for item in secret["items"]] == ["cert.pem", "key.pem"], (
+            "the operator's token is the head's"
+        )
+        assert secret["secretName"] == head["template"]["spec"]["volumes"][0]["secret"]["secretName"]
     page = (DEPLOY / "kuberay" / "README.md").read_text()
     assert head["template"]["spec"]["volumes"][0]["secret"]["secretName"] in page
 
@@ -367,8 +372,12 @@ def test_steps_of_slurm_have_the_cpus_of_their_task() -> None:
 
 
 def test_what_a_slurm_job_writes_down_is_its_users_alone() -> None:
-    """The operator's token is in it. What the job's command writes has the mode that its user wants."""
+    """The operator's token is in it, until the job is over. What the job's command writes has the mode that its user
+    wants."""
     script = (DEPLOY / "slurm" / "pathways.sbatch").read_text()
     private = '(umask 077 && : > "$runtime")'
     assert script.count("umask") == 1
+    (trap,) = re.findall(r"^trap '(.*)' EXIT$", script, re.M)
+    assert 'rm -f "$runtime"' in trap.split("; ")
+    assert script.index("runtime=$files/") < script.index(trap)
     assert script.index(private) < script.index('"${up[@]}" > "$runtime"')
