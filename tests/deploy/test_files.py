@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import importlib.metadata
+import os
 import re
 import shlex
 import subprocess
@@ -364,6 +365,16 @@ def test_a_container_ends_with_its_ray_and_says_how_it_is() -> None:
     served = (DEPLOY / "docker" / "serve.sh").read_text()
     assert "sleep infinity" not in served
     assert "ray health-check" in served
+
+
+def test_scripts_take_the_address_of_their_machine_from_outside() -> None:
+    """The name of a machine may stand for 127.0.1.1, which is no address for others."""
+    for script in SCRIPTS[1:]:
+        (line,) = re.findall(r"^address=.*$", script.read_text(), re.M)
+        for given, found in (("10.0.0.7", "10.0.0.7"), ("", "127.0.1.1")):
+            played = f'head=(eval); hostname() {{ echo "127.0.1.1 10.0.0.7"; }}; {line}; echo "$address"'
+            environment = {**os.environ, "PATHWAYS_ADDRESS": given}
+            assert subprocess.check_output(["bash", "-c", played], env=environment, text=True) == f"{found}\n"
 
 
 def test_steps_of_slurm_have_the_cpus_of_their_task() -> None:
