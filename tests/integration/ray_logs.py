@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
-SESSION = Path("/tmp/ray/session_latest/logs")
 LINES = {"worker-*": 3, "gcs_server.out": 6, "raylet.err": 6, "raylet.out": 12}
 """The last lines that are shown, by the names of files."""
 NEWEST = 10  # files of a name
@@ -13,8 +13,10 @@ WIDTH = 200
 ENDS = "received SIGTERM"
 
 
-def last_words(folder: Path = SESSION) -> str:
+def last_words() -> str:
     """The end of each file that has more than the name of its process; "" without a Ray."""
+    above = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    folder = Path(above, "ray", "session_latest", "logs")
     found: list[str] = []
     for pattern, most in LINES.items():
         files = []

@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from tests.integration.ray_logs import last_words
+
 ROOT = Path(__file__).resolve().parents[2]
 
 SETTINGS = {
@@ -31,3 +35,13 @@ def test_settings_of_a_terminal_and_of_a_runtime_reach_no_test() -> None:
     environment = {**os.environ, **SETTINGS, **meant, **asked, "PYTHONPATH": str(ROOT)}
     shown = subprocess.run([sys.executable, "-c", show], env=environment, capture_output=True, text=True, check=True)
     assert shown.stdout == f"{[*meant]}\n"
+
+
+@pytest.mark.parametrize("name", ["RAY_TMPDIR", "TMPDIR"])
+def test_logs_of_ray_are_looked_for_in_its_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_TMPDIR", raising=False)
+    monkeypatch.setenv(name, str(tmp_path))
+    logs = tmp_path / "ray" / "session_latest" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "raylet.out").write_text("its last line\n")
+    assert last_words() == "--- raylet.out\nits last line"

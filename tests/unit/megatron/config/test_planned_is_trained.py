@@ -9,7 +9,7 @@ import jax
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from megatron_ptdp.config import load
@@ -28,7 +28,7 @@ from megatron_ptdp.train.config import Config, Parallel
 from megatron_ptdp.train.config import load as load_training
 from megatron_ptdp.train.run import require_fitting
 from megatron_ptdp.train.setup import schedule_of, sizes_of
-from tests.drawn import drawn
+from tests.unit.strategies import repeatable
 
 
 @st.composite
@@ -62,7 +62,7 @@ def training_of(plan: Plan, layers: int, path: Path) -> Config:
     return load_training(path, [f"layers={layers}", f"tied={str(_ties(plan)).lower()}"])
 
 
-@settings(max_examples=drawn(150))
+@repeatable(150)
 @given(planned=plans())
 def test_stages_devices_and_batches_of_a_plan_are_those_that_are_trained(
     planned: tuple[Plan, int], tmp_path_factory: pytest.TempPathFactory
@@ -93,6 +93,7 @@ def test_seven_layers_on_four_stages_are_trained_as_they_are_planned(tmp_path: P
     assert [stage.last - stage.first for stage in stages] == [2, 2, 2, 1]
 
 
+@repeatable(100)
 @given(layers=st.integers(1, 200), stages=st.integers(1, 64), fewer=st.integers(0, 3))
 def test_a_split_has_every_layer_once_and_equal_stages_inside(layers: int, stages: int, fewer: int) -> None:
     split = split_layers(layers, stages, fewer)

@@ -18,6 +18,7 @@ from megatron_ptdp.planner.search import search
 from megatron_ptdp.planner.space import families, lower_bound, members
 from megatron_ptdp.schedules import rules_of, schedule_names
 from tests.unit.megatron.planner.helpers import asked, faster_network, gpt, selene
+from tests.unit.strategies import repeatable
 
 MODEL = gpt(layers=16, hidden=2048, heads=16)
 SOFTWARE = ["ptdp", "megatron-2022", "megatron-core", "xla"]
@@ -53,6 +54,7 @@ def question(plan: Plan, software: str = "ptdp") -> Question:
     return asked(MODEL, plan.devices, plan.batch, software=software)
 
 
+@repeatable(100)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE), factor=st.floats(1.0, 4.0))
 def test_more_memory_never_makes_a_plan_that_fits_not_fit(plan: Plan, software: str, factor: float) -> None:
     asked_for = question(plan, software)
@@ -75,6 +77,7 @@ def slow_questions(draw: st.DrawFn) -> tuple[Question, Plan]:
     return asked_for, plan
 
 
+@repeatable(100)
 @given(asked_for=slow_questions(), level=st.integers(0, 1), factor=st.sampled_from([1.01, 2.0, 10.0]))
 def test_more_of_a_networks_bandwidth_is_never_slower(
     asked_for: tuple[Question, Plan], level: int, factor: float
@@ -84,6 +87,7 @@ def test_more_of_a_networks_bandwidth_is_never_slower(
     assert time_split(fast, plan).total <= time_split(slow, plan).total * (1 + 1e-12)
 
 
+@repeatable(100)
 @given(asked_for=slow_questions(), figure=st.sampled_from(["memory_bandwidth", "peak_flops"]))
 def test_a_faster_device_is_never_slower(asked_for: tuple[Question, Plan], figure: str) -> None:
     slow, plan = asked_for
@@ -92,6 +96,7 @@ def test_a_faster_device_is_never_slower(asked_for: tuple[Question, Plan], figur
     assert time_split(fast, plan).total <= time_split(slow, plan).total * (1 + 1e-12)
 
 
+@repeatable(100)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE))
 def test_the_parts_are_the_whole_and_none_is_negative(plan: Plan, software: str) -> None:
     one = estimate(question(plan, software), plan)
@@ -102,12 +107,14 @@ def test_the_parts_are_the_whole_and_none_is_negative(plan: Plan, software: str)
     assert one.model_flops <= one.hardware_flops <= one.peak_flops
 
 
+@repeatable(100)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE))
 def test_no_plan_is_faster_than_its_familys_bound(plan: Plan, software: str) -> None:
     asked_for = question(plan, software)
     assert lower_bound(asked_for, plan) <= time_split(asked_for, plan).total * (1 + 1e-9)
 
 
+@repeatable(100)
 @given(plan=plans(), software=st.sampled_from(SOFTWARE))
 def test_zero_and_recomputation_never_need_more_memory(plan: Plan, software: str) -> None:
     def needed(one: Plan) -> float:
