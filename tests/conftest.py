@@ -30,8 +30,9 @@ os.environ.setdefault("PATHWAYS_COMPILATION_CACHE", str(Path(__file__).parents[1
 # ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A machine that is busy with clusters may take any time for one example.
-settings.register_profile("tests", deadline=None)
+# A machine that is busy with clusters may take any time for one example. Each run has the same examples, so that what
+# fails fails again.
+settings.register_profile("tests", deadline=None, derandomize=True, database=None)
 settings.load_profile("tests")
 
 

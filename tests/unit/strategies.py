@@ -20,11 +20,9 @@ DEVICES_PER_HOST = 2
 
 
 def repeatable(examples: int, **options: Any) -> settings:
-    """The same examples in every run, or as many of them as are drawn."""
+    """So many examples, or as many of them as are drawn."""
     return settings(
         max_examples=drawn(examples),
-        derandomize=True,
-        database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         **options,
     )
