@@ -17,11 +17,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 STRANGERS = 4
 """Hops between two hosts of an island whose links are not known."""
 
 Place = tuple[int, ...]
+
+Places = Sequence[Place] | np.ndarray
+"""Some places; as an array, their coordinates are its last dimension."""
 
 
 class Dimension(msgspec.Struct, frozen=True, array_like=True):
@@ -31,12 +35,12 @@ class Dimension(msgspec.Struct, frozen=True, array_like=True):
     kind: Literal["line", "ring", "switch"]
     hops: int = 1
 
-    def between(self, one: int, other: int) -> int:
-        """Hops from one coordinate to another one."""
-        apart = abs(one - other)
+    def between(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Hops from coordinates to other ones."""
+        apart = np.abs(one - other)
         if self.kind == "switch":
             return self.hops * (apart > 0)
-        return self.hops * (min(apart, self.size - apart) if self.kind == "ring" else apart)
+        return self.hops * (np.minimum(apart, self.size - apart) if self.kind == "ring" else apart)
 
 
 Links = tuple[Dimension, ...]
@@ -67,10 +71,11 @@ def hosts_of(hosts: int, devices: int) -> Links:
     return Dimension(hosts, "switch", STRANGERS), Dimension(devices, "switch")
 
 
-def hops(links: Links, one: Place, other: Place) -> int:
-    """Hops from one place to another one. Who goes through a switch between hosts need not go through one inside."""
-    apart = [d.between(a, b) for d, a, b in zip(links, one, other, strict=True)]
-    return max(apart) if links[0].kind == "switch" else sum(apart)
+def hops(links: Links, one: Place | np.ndarray, other: Place | np.ndarray) -> np.ndarray:
+    """Hops from places to other ones. Who goes through a switch between hosts need not go through one inside."""
+    places, others = np.asarray(one), np.asarray(other)
+    apart = np.array([d.between(places[..., k], others[..., k]) for k, d in enumerate(links)])
+    return apart.max(0) if links[0].kind == "switch" else apart.sum(0)
 
 
 def pairs(shape: Sequence[int]) -> int:
@@ -79,27 +84,24 @@ def pairs(shape: Sequence[int]) -> int:
     return sum(size // count * _edges(count) for count in shape)
 
 
-def axis_cost(links: Links, shape: Sequence[int], places: Sequence[Place], axis: int) -> tuple[int, int]:
+def axis_cost(links: Links, shape: Sequence[int], places: Places, axis: int) -> tuple[int, int]:
     """Hops between neighbours along one axis of a mesh: all of them, and the most between two.
 
     Args:
         places: of the mesh's devices, in row-major order.
     """
-    stride = math.prod(shape[axis + 1 :])
-    count = shape[axis]
-    total = most = 0
-    for start in range(len(places)):
-        at = start // stride % count
-        if count == 1 or (count == 2 and at):
-            continue
-        apart = hops(links, places[start], places[start + (stride if at < count - 1 else stride * (1 - count))])
-        total, most = total + apart, max(most, apart)
-    return total, most
+    if shape[axis] == 1:
+        return 0, 0
+    mesh = np.asarray(places).reshape(*shape, len(links))
+    edges = np.arange(_edges(shape[axis]))
+    apart = hops(links, mesh.take(edges, axis), mesh.take(edges + 1, axis, mode="wrap"))
+    return int(apart.sum()), int(apart.max())
 
 
-def cost(links: Links, shape: Sequence[int], places: Sequence[Place]) -> int:
+def cost(links: Links, shape: Sequence[int], places: Places) -> int:
     """Hops between neighbours along all axes of a mesh, see `axis_cost`."""
-    return sum(axis_cost(links, shape, places, axis)[0] for axis in range(len(shape)))
+    known = np.asarray(places)
+    return sum(axis_cost(links, shape, known, axis)[0] for axis in range(len(shape)))
 
 
 def declared_places(grid: Sequence[int], host: int, devices: int) -> tuple[Place, ...]:

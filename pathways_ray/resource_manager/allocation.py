@@ -173,7 +173,11 @@ class Inventory:
     def load(self) -> dict[Device, int]:
         """Number of slices on each device, and for how many more its work counts."""
         devices = (Device(h.host, k) for h in self.hosts.values() for k in range(h.devices))
-        return {d: self.held[d] + round(BUSY_SLICES * self.busy.get(d, 0.0)) for d in devices}
+        found = {device: self.held.get(device, 0) for device in devices}
+        for device, share in self.busy.items():
+            if device in found:
+                found[device] += round(BUSY_SLICES * share)
+        return found
 
     def create(self, session: int, request: SliceRequest) -> PlacedSlice:
         """Maps a slice, unless a call whose answer was lost has done so.

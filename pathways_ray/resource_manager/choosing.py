@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from pathways_ray.ir.links import Hardware, Links, Place, cost, factors, grid_of, hosts_of, text
 from pathways_ray.ir.plan import Device
-from pathways_ray.resource_manager.laying import Laying, lay
+from pathways_ray.resource_manager.laying import lay
 from pathways_ray.transport.messages import HostInfo
 
 MAX_LOOKS = 100_000
@@ -121,18 +122,36 @@ def choose(
 
 
 class _Rating:
-    """Rates devices of an island for a slice."""
+    """Rates devices of an island for a slice, many choices at once: this may be asked of thousands of devices.
+
+    `number` counts the devices in their order; `loads` and `owner`, the position of its host, are by that number.
+    """
 
     def __init__(self, hosts: Sequence[HostRecord], load: Mapping[Device, int]) -> None:
-        self.load = load
-        self.sizes = {host.host: host.devices for host in hosts}
-        self.unused = {h.host for h in hosts if not any(load[Device(h.host, k)] for k in range(h.devices))}
+        self.devices = [Device(host.host, k) for host in hosts for k in range(host.devices)]
+        self.number = {device: at for at, device in enumerate(self.devices)}
+        self.sizes = np.array([host.devices for host in hosts])
+        self.loads = np.array([load[device] for device in self.devices])
+        self.owner = np.repeat(np.arange(len(hosts)), self.sizes)
+        self.unused = np.bincount(self.owner, self.loads, len(hosts)) == 0
 
-    def __call__(self, devices: tuple[Device, ...], hops: int) -> Choice:
-        taken = Counter(device.host for device in devices)
-        split = [host for host, count in taken.items() if count < self.sizes[host]]
-        loads = [self.load[device] for device in devices]
-        return Choice(max(loads), len(split), len(self.unused.intersection(split)), hops, sum(loads), devices)
+    def best(self, rows: np.ndarray, hops: int) -> Choice:
+        """The best one of some choices of as many devices and the same cost, whose first devices differ.
+
+        Args:
+            rows: the numbers of the devices of each.
+        """
+        loads, owners = self.loads[rows], np.sort(self.owner[rows])
+        is_first = np.diff(owners, axis=1, prepend=-1) > 0  # of the devices of its host
+        at = np.flatnonzero(is_first)
+        host, row = owners.flat[at], at // rows.shape[1]
+        split = np.diff(at, append=rows.size) < self.sizes[host]
+        parts = np.bincount(row[split], minlength=len(rows))
+        broken = np.bincount(row[split & self.unused[host]], minlength=len(rows))
+        busiest, total = loads.max(1), loads.sum(1)
+        best = np.lexsort((rows[:, 0], total, broken, parts, busiest))[0]
+        devices = tuple(self.devices[k] for k in rows[best].tolist())
+        return Choice(int(busiest[best]), int(parts[best]), int(broken[best]), hops, int(total[best]), devices)
 
 
 # --- on a grid --------------------------------------------------------------------------------------------------------
@@ -145,41 +164,31 @@ def _sub_grids(
     topology: tuple[int, ...],
     links: Links,
 ) -> Iterator[Choice]:
-    """All sub-grids of a mesh's size, or of these sides, with the mesh laid into them as well as can be."""
+    """The best place for each kind of sub-grid of a mesh's size, or of these sides, with the mesh laid into it as well
+    as can be."""
     size, sides = math.prod(shape), [d.size for d in links]
-    device_at = {place: device for host in hosts for device, place in host.at()}
+    rated = _Rating(hosts, load)
+    number_at = {place: rated.number[device] for host in hosts for device, place in host.at()}
+    numbers = np.array([number_at.get(place, -1) for place in itertools.product(*map(range, sides))]).reshape(sides)
     sub_grids = [one for one in factors(size, len(sides)) if all(n <= most for n, most in zip(one, sides, strict=True))]
     if topology:
         wanted = sorted(side for side in topology if side > 1)
         sub_grids = [one for one in sub_grids if sorted(side for side in one if side > 1) == wanted]
     aligned = len(sub_grids) * math.prod(sides) * size > MAX_LOOKS
-    rated = _Rating(hosts, load)
     for sub_grid in sub_grids:
         laying = lay(shape, sub_grid, links)
         corners = [_corners(d.size, side, d.kind == "ring", aligned) for d, side in zip(links, sub_grid, strict=True)]
-        for corner in itertools.product(*corners):
-            devices = _at(corner, laying, sides, device_at)
-            if devices is not None:
-                yield rated(devices, laying.cost)
+        places = np.array(list(itertools.product(*corners)))[:, None] + np.array(laying.places)
+        rows = numbers[tuple(np.moveaxis(places % sides, -1, 0))]
+        whole = rows[(rows >= 0).all(1)]
+        if len(whole):
+            yield rated.best(whole, laying.cost)
 
 
 def _corners(size: int, side: int, ring: bool, aligned: bool) -> range:
     if aligned:
         return range(0, size - side + 1, side)
     return range(size if ring and side < size else size - side + 1)
-
-
-def _at(
-    corner: Place, laying: Laying, sides: Sequence[int], device_at: Mapping[Place, Device]
-) -> tuple[Device, ...] | None:
-    """The devices of a sub-grid, unless one is missing."""
-    found = []
-    for place in laying.places:
-        device = device_at.get(tuple((c + p) % n for c, p, n in zip(corner, place, sides, strict=True)))
-        if device is None:
-            return None
-        found.append(device)
-    return tuple(found)
 
 
 # --- on hosts ---------------------------------------------------------------------------------------------------------
@@ -208,7 +217,9 @@ def _packed(
         devices = tuple(rows[row][column] for row, column in laying.places)
     else:
         devices = tuple(device for row in rows for device in row)
-    return _Rating(hosts, load)(devices, cost(links, shape, [place[device] for device in devices]))
+    rated = _Rating(hosts, load)
+    row = np.array([[rated.number[device] for device in devices]])
+    return rated.best(row, cost(links, shape, [place[device] for device in devices]))
 
 
 def _free(host: HostRecord, load: Mapping[Device, int], busiest: int) -> list[Device]:

@@ -18,6 +18,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from pathways_ray.ir.links import Links, Place, cost, factors
 
 MAX_LAYINGS = 2000
@@ -60,15 +62,28 @@ def lay(shape: tuple[int, ...], sub_grid: tuple[int, ...], links: Links) -> Layi
         lines = [_cheapest(own, links) for own in steps]
         total = sum(len(in_order) // count * line.cost for count, line in zip(shape, lines, strict=True))
         if total < best.cost:
-            places = itertools.product(*(line.places for line in lines))
-            best = Laying(tuple(tuple(map(sum, zip(*one, strict=True))) for one in places), total)
+            best = Laying(_tuples(sum(_along(lines), np.zeros(len(links), int))), total)
         shared = len({step.dimension for own in steps for step in own}) < sum(map(len, steps))
         if shared and looked < MAX_REFLECTED:
             looked += len(in_order)
-            turned = _reflected(steps, [line.places for line in lines], len(links))
+            turned = _reflected(steps, lines)
             if (total := cost(links, shape, turned)) < best.cost:
-                best = Laying(turned, total)
+                best = Laying(_tuples(turned), total)
     return best
+
+
+def _along(lines: Sequence[Laying]) -> list[np.ndarray]:
+    """The places of the lines of a mesh's axes, each along its own axis of an array; the last one has coordinates."""
+    count = len(lines)
+    arrays = [np.array(line.places) for line in lines]
+    return [
+        array.reshape([-1 if k == axis else 1 for k in range(count)] + [array.shape[1]])
+        for axis, array in enumerate(arrays)
+    ]
+
+
+def _tuples(places: np.ndarray) -> tuple[Place, ...]:
+    return tuple(map(tuple, places.reshape(-1, places.shape[-1]).tolist()))
 
 
 def _layings(shape: Sequence[int], sub_grid: Sequence[int]) -> Iterator[list[tuple[_Step, ...]]]:
@@ -78,15 +93,19 @@ def _layings(shape: Sequence[int], sub_grid: Sequence[int]) -> Iterator[list[tup
     dimensions = range(len(sub_grid))
     for split in fitting:
         sharing = [[axis for axis, own in enumerate(split) if own[d] > 1] for d in dimensions]
-        for orders in itertools.product(*(itertools.permutations(axes) for axes in sharing)):
-            yield [
-                tuple(
-                    _Step(d, own[d], math.prod(split[inner][d] for inner in orders[d][: orders[d].index(axis)]))
-                    for d in dimensions
-                    if own[d] > 1
-                )
-                for axis, own in enumerate(split)
-            ]
+        ordered = [[_steps(d, order, split) for order in itertools.permutations(sharing[d])] for d in dimensions]
+        for along in itertools.product(*ordered):
+            yield [tuple(steps[axis] for steps in along if axis in steps) for axis in range(len(split))]
+
+
+def _steps(dimension: int, order: Sequence[int], split: Split) -> dict[int, _Step]:
+    """The step of each axis along a dimension, the innermost one first."""
+    found: dict[int, _Step] = {}
+    stride = 1
+    for axis in order:
+        found[axis] = _Step(dimension, split[axis][dimension], stride)
+        stride *= split[axis][dimension]
+    return found
 
 
 def _splits(shape: Sequence[int], sub_grid: Sequence[int]) -> Iterator[Split]:
@@ -104,47 +123,39 @@ def _cheapest(steps: tuple[_Step, ...], links: Links) -> Laying:
     """The walk along an axis's factors with the fewest hops, closed to a ring; places are from its first device on."""
     best: Laying | None = None
     for order in itertools.permutations(steps):
-        for walk in _walks([step.length for step in order]):
-            places = tuple(_place(order, at, len(links)) for at in walk)
-            total = cost(links, (len(places),), places)
+        strides = np.zeros((len(order), len(links)), int)
+        for at, step in enumerate(order):
+            strides[at, step.dimension] = step.stride
+        for walk in _walks(tuple(step.length for step in order)):
+            places = walk @ strides
+            total = cost(links, (len(walk),), places)
             if best is None or total < best.cost:
-                best = Laying(places, total)
+                best = Laying(_tuples(places), total)
     assert best is not None
     return best
 
 
-def _reflected(
-    steps: Sequence[tuple[_Step, ...]], lines: Sequence[tuple[Place, ...]], dimensions: int
-) -> tuple[Place, ...]:
+def _reflected(steps: Sequence[tuple[_Step, ...]], lines: Sequence[Laying]) -> np.ndarray:
     """The places of a mesh whose axes are reflected along each dimension that they share, the outer ones first."""
-    along: list[list[tuple[int, _Step]]] = [[] for _ in range(dimensions)]
-    for axis, own in enumerate(steps):
-        for step in own:
-            along[step.dimension].append((axis, step))
-    found = []
-    for one in itertools.product(*lines):
-        place = []
-        for dimension, sharing in enumerate(along):
-            at = 0
-            for axis, step in sorted(sharing, key=lambda pair: -pair[1].stride):
-                digit = one[axis][dimension] // step.stride
-                at = at * step.length + (step.length - 1 - digit if at % 2 else digit)
-            place.append(at)
-        found.append(tuple(place))
-    return tuple(found)
+    places = _along(lines)
+    found = np.zeros(np.broadcast_shapes(*(along.shape for along in places)), int)
+    sharing = [(step, places[axis]) for axis, own in enumerate(steps) for step in own]
+    for step, own_places in sorted(sharing, key=lambda pair: -pair[0].stride):
+        at, digit = found[..., step.dimension], own_places[..., step.dimension] // step.stride
+        found[..., step.dimension] = at * step.length + np.where(at % 2, step.length - 1 - digit, digit)
+    return found
 
 
-def _walks(counts: Sequence[int]) -> Iterator[Sequence[tuple[int, ...]]]:
+@functools.lru_cache(maxsize=64)
+def _walks(counts: tuple[int, ...]) -> list[np.ndarray]:
     """Walks through a sub-grid of these sides: to and fro, round and round, there and back."""
-    if not counts:
-        yield [()]
-        return
-    yield list(_snake(counts))
+    found = [_snake(counts)]
     if len(counts) > 1:
-        yield list(_winding(counts))
+        found.append(_winding(counts))
         rest = list(_snake(counts[1:]))
         if counts[0] % 2 == 0 and len(rest) > 1:
-            yield list(_there_and_back(counts[0], rest))
+            found.append(_there_and_back(counts[0], rest))
+    return [np.array(list(walk), int) for walk in found]
 
 
 def _snake(counts: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -179,10 +190,3 @@ def _there_and_back(first: int, rest: Sequence[tuple[int, ...]]) -> Iterator[tup
             yield (row, *at)
     for row in reversed(range(first)):
         yield (row, *rest[0])
-
-
-def _place(order: Sequence[_Step], at: Sequence[int], dimensions: int) -> Place:
-    found = [0] * dimensions
-    for step, position in zip(order, at, strict=True):
-        found[step.dimension] += step.stride * position
-    return tuple(found)

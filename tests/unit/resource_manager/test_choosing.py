@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections import Counter
 
 import pytest
@@ -11,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pathways_ray.errors import Unschedulable
-from pathways_ray.ir.links import Hardware, declared_places, grid_of, pairs
+from pathways_ray.ir.links import Hardware, declared_places, factors, grid_of, pairs
 from pathways_ray.ir.plan import Device
 from pathways_ray.resource_manager.allocation import Inventory
 from pathways_ray.resource_manager.choosing import HostRecord, choose, links_of, places_of
+from pathways_ray.resource_manager.laying import lay
 from tests.unit.resource_manager.test_allocation import devices, inventory, island, request
 from tests.unit.strategies import repeatable
 
@@ -124,6 +126,57 @@ def test_slices_of_a_torus_are_sub_grids_whatever_came_and_went(sizes: list[int]
         assert is_sub_grid([at[device] for device in placed.devices], sides)
         if data.draw(st.booleans()):
             made.release(1, placed.mesh.id)
+
+
+@repeatable(60)
+@given(st.data())
+def test_no_sub_grid_is_better_than_the_one_that_is_chosen(data: st.DataObject) -> None:
+    """One device after the other, by the rules of `choosing`; some hosts are missing."""
+    sides, torus = data.draw(st.sampled_from([(4, 4), (2, 6), (2, 2, 4)])), data.draw(st.booleans())
+    hosts = [host for host in linked(sides, 2, torus) if data.draw(st.integers(0, 5))]
+    at = {place: device for host in hosts for device, place in host.at()}
+    load = {device: data.draw(st.integers(0, 1)) for device in at.values()}
+    unused = [host.host for host in hosts if not any(load[Device(host.host, k)] for k in range(2))]
+    shape = data.draw(st.sampled_from([(1,), (2,), (4,), (2, 2), (8,), (3,)]))
+    expected = []
+    for sub_grid in [one for one in factors(math.prod(shape), len(sides)) if all(map(int.__le__, one, sides))]:
+        laying = lay(shape, sub_grid, grid_of(sides, torus))
+        for corner in itertools.product(*map(range, sides)):
+            places = [tuple(map(sum, zip(corner, place, strict=True))) for place in laying.places]
+            ring = [torus and most > 2 and side < most for side, most in zip(sub_grid, sides, strict=True)]
+            if any(max(c) >= n and not r for c, n, r in zip(zip(*places, strict=True), sides, ring, strict=True)):
+                continue
+            there = [at.get(tuple(p % n for p, n in zip(place, sides, strict=True))) for place in places]
+            if None not in there:
+                taken = [device for device in there if device is not None]
+                split = [host for host, count in Counter(device.host for device in taken).items() if count < 2]
+                broken = sum(host in unused for host in split)
+                loads = [load[device] for device in taken]
+                expected.append((max(loads), len(split), broken, laying.cost, sum(loads), tuple(taken)))
+    found = choose(hosts, load, shape)
+    if expected:
+        assert found == min(expected)
+
+
+def test_a_choice_among_thousands_of_devices_takes_few_steps() -> None:
+    """The resource manager answers nothing else meanwhile. It took 1.2 million calls of functions, and 1 to 3 s."""
+    hosts = linked((16, 16, 16), 8)
+    load = {Device(host.host, k): 0 for host in hosts for k in range(8)}
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = choose(hosts, load, (8, 8))
+    finally:
+        sys.setprofile(before)
+    assert found is not None
+    assert len({device.host for device in found.devices}) == 8
+    assert calls < 200_000
 
 
 def test_a_sub_grid_may_go_over_the_edge_of_a_torus() -> None:

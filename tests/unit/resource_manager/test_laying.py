@@ -15,7 +15,7 @@ from pathways_ray.resource_manager.laying import lay
 def best(shape: Sequence[int], sub_grid: Sequence[int], links: Links) -> int:
     """The least cost of all ways to give a mesh's positions the places of a sub-grid."""
     places = list(itertools.product(*(range(side) for side in sub_grid)))
-    apart = [[hops(links, a, b) for b in places] for a in places]
+    apart = [[int(hops(links, a, b)) for b in places] for a in places]
     positions = list(itertools.product(*(range(size) for size in shape)))
     number = {at: k for k, at in enumerate(positions)}
     earlier: list[list[int]] = [[] for _ in positions]
