@@ -161,7 +161,7 @@ class ControllerCore:
                 case wire.HostDown():
                     if self.takeover is not None:
                         self.takeover.host_lost(message.host)
-                    commands += launches.host_down(message)
+                    commands += launches.host_down(message, self.requests.isolation.is_ending(island))
                     commands.append(events.CallManager("leave", (message.host, message.epoch)))
                 case wire.IslandOutcomes():
                     if self.takeover is not None:

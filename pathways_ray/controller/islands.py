@@ -76,7 +76,8 @@ class Islands:
         """A scheduler's stream has ended; another one may have taken its place before."""
         commands: list[events.Command] = []
         if self.links.get(event.island) == event.link:
-            commands += self.ended(event.island, "its island's scheduler ended")
+            asked = self.requests.isolation.is_ending(event.island)
+            commands += self.ended(event.island, "its island's scheduler ended", with_hosts=asked)
             if event.silent:  # stopped, it would not start again, and its hosts could not join another one
                 commands.append(events.KillScheduler(event.island))
         return [*commands, events.CallManager("withdraw", (f"scheduler-{event.island}", event.address))]

@@ -87,6 +87,10 @@ class Isolation:
             del self.needed[tenant]
         return self._want(now) if idle or now - self.sent >= REPEAT_S else []
 
+    def is_ending(self, island: int) -> bool:
+        """Whether an island is one of a tenant that needs none any more: its processes are ended, and not lost."""
+        return any(island in islands and tenant not in self.needed for tenant, islands in self.held.items())
+
     def _want(self, now: float) -> list[events.Command]:
         if self.waits:
             return []

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from pathways_ray.controller.channel import ChannelState
-from pathways_ray.controller.events import AnswerCall, CallManager, IslandsHeld, StreamOpened, TenantsRead, WantIslands
+from pathways_ray.controller.events import (
+    AnswerCall,
+    CallManager,
+    IslandDisconnected,
+    IslandsHeld,
+    StreamOpened,
+    TenantsRead,
+    WantIslands,
+)
 from pathways_ray.controller.isolation import IDLE_LIMIT_S, REPEAT_S, START_LIMIT_S
 from pathways_ray.controller.tenants import Tenant, TenantBook, token_digest
+from pathways_ray.observe.diagnosis import LOST
 from pathways_ray.resource_manager.core import MAX_REJOIN_S
 from pathways_ray.transport.messages import (
     CloseSession,
     CreateSlice,
+    HostDown,
     HostUp,
     NotYet,
     SessionEnded,
@@ -84,6 +95,26 @@ def test_islands_stay_for_a_while_after_the_last_session() -> None:
     lists = wanted(core, IDLE_LIMIT_S + 2 * REPEAT_S)
     assert lists[-1] == ()
     assert lists.count(("alice",)) >= IDLE_LIMIT_S / REPEAT_S - 1
+
+
+@pytest.mark.parametrize("needed", [False, True])
+def test_islands_of_a_tenant_that_was_idle_are_no_loss(needed: bool) -> None:
+    """Their processes are heard to end before the answer that says so: a host of it first, and then the scheduler."""
+    core = isolated()
+    core.open_session(ALICE)
+    core.connect(7)
+    core.from_island(
+        7, HostUp(70, 1, "transfer-70", "data-70", 2, 170), HostUp(71, 1, "transfer-71", "data-71", 2, 171)
+    )
+    core.handle(IslandsHeld({"alice": (7,)}, {}))
+    if not needed:
+        core.request(1, CloseSession(1))
+        core.core.requests.isolation.tick((), core.now + IDLE_LIMIT_S + 1)
+    core.from_island(7, HostDown(70, 1, "its process has ended"))
+    core.handle(IslandDisconnected(7, 7, "scheduler-7"))
+    noted = {entry.event for entry in core.core.story.lifecycle}
+    assert {"scheduler ended", "host ended"}.issubset(noted) is not needed
+    assert LOST.isdisjoint(noted) is not needed
 
 
 def test_sessions_end_with_their_islands() -> None:
