@@ -59,6 +59,7 @@ class Admission:
         self.memory = Memory(tables)
         self.decisions = Decisions(tables, self._start, launch_limit_s)
         self.backlogs: dict[int, Backlog] = {}
+        self.releasing = False
         self.relieved: list[int] = []
         """Sessions whose backlog was full, and is so no more."""
         self.asked: list[Send] = []
@@ -111,10 +112,17 @@ class Admission:
         return [self.tables.sessions[session] for session, backlog in self.backlogs.items() if backlog.deferred]
 
     def release(self) -> list[Send]:
-        """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
+        """Lets sessions go on whose next launch waited for room on several islands, in the policy's order. One of them
+        may free memory for others: the turns of those come behind its own."""
         commands: list[Send] = []
-        while self.window.queued and (number := self.window.next_session(self.tables.now)) is not None:
-            commands += self._work_off(self.tables.sessions[number], self.backlogs[number])
+        if self.releasing:
+            return commands
+        self.releasing = True
+        try:
+            while self.window.queued and (number := self.window.next_session(self.tables.now)) is not None:
+                commands += self._work_off(self.tables.sessions[number], self.backlogs[number])
+        finally:
+            self.releasing = False
         return commands
 
     def _advance(self, session: Session, backlog: Backlog) -> list[Send]:
