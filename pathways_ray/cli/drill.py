@@ -78,13 +78,7 @@ def command(target: str, every: float, times: int, url: str | None, token: str |
     try:
         for _ in range(times) if times else itertools.count():
             time.sleep(every)
-            try:
-                said = drill(lambda: ask(url, token, ca=ca), kind, number, note)
-            except CommandFailed as error:
-                _note(url, error.message)
-                raise
-            click.echo(said)
-            _note(url, said)
+            click.echo(drill(lambda: ask(url, token, ca=ca), kind, number, note))
     except KeyboardInterrupt:
         click.echo(f"{len(kills)} times")
 

@@ -129,13 +129,17 @@ def test_a_kill_is_counted_and_noted_before_the_wait(killed: list[int], monkeypa
 
 def test_the_command_kills_as_often_as_it_is_told(killed: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = iter(range(1, 20))
+    noted: list[str] = []
     monkeypatch.setattr(drill, "ask", lambda url, token, ca: status((next(epochs), 1, 1)))
+    monkeypatch.setattr(drill, "runtimes_at", lambda url: ["see"])
+    monkeypatch.setattr(drill, "note_operator", lambda runtime, event, detail: noted.append(detail))
     found = CliRunner().invoke(
         commands, ["drill", "--kill", "host:0", "--every", "0", "--times", "2", "--url", "grpc://h:1", "--token", "t"]
     )
     assert found.exit_code == 0, found.output
     assert killed == [77, 77]
     assert found.output.count("back after") == 2
+    assert noted == ["host 0 (process 77) killed"] * 2, "once for each: who counts kills reads them"
 
 
 def test_what_cannot_be_killed_is_refused_before_the_first_wait(monkeypatch: pytest.MonkeyPatch) -> None:
