@@ -216,7 +216,9 @@ class IslandScheduler(Inspectable):
                         link.close("this host is taken for lost")
                 case events.Withdraw(name, address):
                     self.resource_manager.withdraw.remote(name, address)
-                # `Refuse` is carried out by the reader of the link, which ends, and `Exit` by the ticks.
+                case events.Exit(reason):  # the ticks end
+                    print(f"{self.process} ends: {reason}", flush=True)
+                # `Refuse` is carried out by the reader of the link, which ends.
         return commands
 
 
