@@ -65,7 +65,9 @@ class Hosts:
         return lost + self._up(island, message, {})  # what was uploaded under another controller has been entered
 
     def _up(self, island: int, message: HostUp, waiting: Mapping[int, Collection[int]]) -> list[Send]:
-        tables, holds = self.tables, message.holds
+        tables, holds, before = self.tables, message.holds, self.tables.hosts.get(message.host)
+        # It says so again to each scheduler: one may die before it has passed it on.
+        crash = message.crash if before is None or before.epoch < message.epoch else ""
         # One that lived on, without its scheduler or the controller, has data of launches that peers still wait for.
         since = tables.sequence if holds is None or holds.since is None else holds.since
         tables.hosts[message.host] = HostState(
@@ -84,10 +86,10 @@ class Hosts:
         )
         tables.away.discard(message.host)
         detail = f"epoch {message.epoch} on island {island}"
-        cause = f"its process before died of {message.crash}" if message.crash else ""
+        cause = f"its process before died of {crash}" if crash else ""
         tables.story.note(Entry(tables.now, "host up", detail, cause, host=message.host))
-        if message.crash:
-            tables.circuit_breaker.crashed(message.host, message.crash, tables.now)
+        if crash:
+            tables.circuit_breaker.crashed(message.host, crash, tables.now)
         else:
             tables.circuit_breaker.unexplained(message.host)
         commands: list[Send] = list(self._peers())

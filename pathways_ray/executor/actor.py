@@ -301,7 +301,7 @@ class HostExecutor(Inspectable):
 
         known = with_uploads(holds, list(self.uploads))
         outbox, self.found = self.found or self.outbox, None
-        outbox.send(msgspec.structs.replace(self.hello, crash="", holds=known))
+        outbox.send(msgspec.structs.replace(self.hello, holds=known))
         self.outbox = outbox
         for once_more in self.said.again(holds):
             outbox.send(once_more)

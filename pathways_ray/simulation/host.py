@@ -156,15 +156,15 @@ class SimulatedHost(ServingHost):
         if not world.connect_to_scheduler(self.scheduler, self.end):
             world.kill(self.process, "its scheduler is gone")
             return
+        self.crash = world.crashes.pop(self.host, "")
         self._join_scheduler()
         self._beat()
 
     def _join_scheduler(self, holds: Holds | None = None) -> None:
-        world, settings, address = self.world, self.world.settings, f"{self.host}/{self.epoch}"
-        crash = world.crashes.pop(self.host, "")
+        settings, address = self.world.settings, f"{self.host}/{self.epoch}"
         info = info_of(settings, self.island, self.members, self.host, self.process)
         where = (address, address, settings.devices, self.process.number)
-        self.end.send(HostUp(self.host, self.epoch, *where, crash, settings.memory, info=info, holds=holds))
+        self.end.send(HostUp(self.host, self.epoch, *where, self.crash, settings.memory, info=info, holds=holds))
 
     def _beat(self) -> None:
         self.say_leads()

@@ -337,6 +337,18 @@ def test_a_host_that_started_again_unheard_is_taken_with_what_it_holds() -> None
     assert core.core.launches.hosts[1].epoch == 2
 
 
+def test_how_the_process_before_a_host_died_is_noted_once_with_whichever_scheduler_it_comes() -> None:
+    """It says so to each: the first one, which was to pass it on, may have died."""
+    core = streaming()
+    crash = "Segmentation fault"
+    for link in (77, 78):
+        core.connect(0, link=link)
+        core.from_island(0, HostUp(0, 1, "t", "d", 2, 1, holds=Holds({}, ())), link=link)
+        core.from_island(0, HostUp(1, 2, "t", "d", 2, 2, crash, holds=Holds({}, ())), link=link)
+    noted = [entry.cause for entry in core.core.story.lifecycle if entry.event == "host up" and entry.host == 1]
+    assert noted == ["", f"its process before died of {crash}", ""]
+
+
 def test_a_scheduler_without_hosts_hears_of_sessions() -> None:
     """It has joined, its hosts have not yet: a session that ends meanwhile must not stay there for ever."""
     core = streaming()

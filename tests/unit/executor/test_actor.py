@@ -65,6 +65,17 @@ def test_an_upload_that_is_stored_while_a_host_rejoins_is_reported_to_the_new_sc
     assert (executor.outbox, executor.found) == (found, None)
 
 
+def test_a_host_says_to_each_scheduler_how_its_process_before_died() -> None:
+    """The first one may have died before it passed that on, and the program that was the cause stayed unknown."""
+    executor: Any = HostExecutor.__new__(HostExecutor)
+    executor.store, executor.uploads, executor.said = BufferStore(), deque(), Said()
+    executor.outbox, executor.found = Outbox(), Outbox()
+    executor.hello = HostUp(HOST, 1, "t", "d", 2, 1, "Segmentation fault")
+    found = executor.found
+    executor._rejoin(Holds({}, ()))
+    assert found.sent[0].crash == "Segmentation fault"
+
+
 def test_a_host_says_to_the_new_scheduler_what_it_compiles() -> None:
     """It began before the old one died, or while there was none. What is ready is not said again."""
     executor: Any = HostExecutor.__new__(HostExecutor)
