@@ -240,7 +240,8 @@ class Looks:
             return self._answer(call, Why(name, (Link(f"{name} is not open"),)))
         if view is None and state.suspended:
             other = self.launches.preemption.to(session)
-            until = f"for session {other}, until its turn comes" if other else "until its client resumes it"
+            whose = f"session {other}" if not viewer or self._is_of(other, viewer) else "one of another tenant"
+            until = f"for {whose}, until its turn comes" if other else "until its client resumes it"
             return self._answer(call, Why(name, (Link(f"{name} is suspended, {until}"),)))
         if view is None:
             moving = [self._must_move(session, placed) for placed in state.slices.values()]

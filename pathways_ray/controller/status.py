@@ -187,7 +187,11 @@ def for_tenant(status: Mapping[str, Any], tenant: str, mine: set[int], islands_o
         mine: the tenant's sessions.
         islands_of: the tenant whose islands it uses; "" for those that all share.
     """
-    sessions = [s for s in status["sessions"] if s["session"] in mine]
+    sessions = [
+        {**s, "gives_way_to": to if (to := s["gives_way_to"]) in mine else 0}
+        for s in status["sessions"]
+        if s["session"] in mine
+    ]
     labels = tuple(f"session {session}: " for session in mine)
     islands = [
         {

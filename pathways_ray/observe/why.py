@@ -179,7 +179,8 @@ class _Walk:
             what = f"device {lack.pool}" if "." in lack.pool else "its devices' memory"
             text = f"waits for {bytes_text(lack.needed)} on {what}, which has {bytes_text(lack.size)}: "
             held = f"{bytes_text(lack.own)} hold this session's buffers, {bytes_text(lack.held - lack.own)} those of "
-            way = f"; session {lack.gives_way} gives way to it" if lack.gives_way else ""
+            other = "another session" if self.viewer else f"session {lack.gives_way}"
+            way = f"; {other} gives way to it" if lack.gives_way else ""
             self.add(launch, f"{text}{held}others{way}{last}")
         elif launch.parts:
             rounds = f", after {launch.rounds} rounds of its loops" if launch.rounds else ""

@@ -7,6 +7,7 @@ from typing import Any
 
 from pathways_ray.controller.events import AnswerCall, CallManager, Command
 from pathways_ray.controller.looks import ALL_AGE_S, LOOK_LIMIT_S, MAX_LOOKS, STATUS_LIMIT_S
+from pathways_ray.controller.preemption import Way
 from pathways_ray.controller.state import SendIsland
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.observe import views
@@ -200,6 +201,10 @@ def test_a_suspended_session_and_an_island_that_is_drained_are_said() -> None:
     for _ in range(2):  # the second time as its client begins to resume it
         made.answered(made.request(1, Suspend(1)), 1)
     assert str(answer(ask(made, "session", 0, 1))) == "session 1 is suspended, until its client resumes it"
+    made.core.launches.preemption.giving[1] = Way(2, 0.0, {}, 0.0, away=True)
+    for viewer, other in ((None, "session 2"), (ALICE, "one of another tenant")):
+        found = answer(ask(made, "session", 0, 1, viewer=viewer))
+        assert str(found) == f"session 1 is suspended, for {other}, until its turn comes"
     assert "has no slice 1 while it is suspended" in str(answer(ask(made, "slice", 1, 1)))
     made.core.launches.add_slice(1, placed)
     assert "waits for nothing" not in str(answer(ask(made, "session", 0, 1)))

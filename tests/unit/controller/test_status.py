@@ -28,8 +28,8 @@ STATUS: dict[str, Any] = {
     ],
     "slices": [{"session": 1, "name": "mine"}, {"session": 11, "name": "secret project"}],
     "sessions": [
-        {"session": 1, "name": "a", "buffers": 3, "in_flight": 1},
-        {"session": 11, "name": "eve", "buffers": 9, "in_flight": 2},
+        {"session": 1, "name": "a", "buffers": 3, "in_flight": 1, "gives_way_to": 11},
+        {"session": 11, "name": "eve", "buffers": 9, "in_flight": 2, "gives_way_to": 0},
     ],
     "tenants": [{"tenant": "alice"}, {"tenant": "mallory"}],
     "refusals": [{"tenant": "alice", "id": "a1"}, {"tenant": "mallory", "id": "b2"}],

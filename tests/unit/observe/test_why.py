@@ -143,6 +143,9 @@ def test_before_admission_the_reason_is_a_host_an_upload_a_compiler_or_memory() 
         f"{who} waits for 3.0 GiB on device 0.1, which has 8.0 GiB: 1.0 GiB hold this session's buffers, 5.0 GiB those "
         "of others, for 9.0 s",
     )
+    lacking = views.Lacking("0.1", 3 << 30, 8 << 30, 6 << 30, 1 << 30, 11)
+    for viewer, who_gives_way in (("", "session 11"), ("alice", "another session")):
+        assert f"; {who_gives_way} gives way to it, " in chain(waiting(lacking=lacking), viewer=viewer)[0]
 
 
 def test_a_launch_behind_others_of_its_session_leads_to_the_first_of_them() -> None:
