@@ -20,6 +20,15 @@ LAUNCH_ENTRIES = 512
 LAST_ENTRIES = 8
 """Entries that an error carries: as many as fit on a screen beside its message."""
 
+NOTES_AT_ONCE = 128
+"""A quarter of the lifecycle entries of a story."""
+
+NOTE_S = 1.0
+"""Seconds in which a tenant may have one more note. Three log files hold those of half a day."""
+
+MAX_KNOWN = 1024
+"""Tenants that are remembered beyond those which have had notes lately: each session of the operator is one."""
+
 
 def log_name(process: str) -> str:
     """The name of the log file of a process, such as "host 3"."""
@@ -112,3 +121,37 @@ class Story:
             or (session and entry.session == session and not entry.launch)
         ]
         return tuple(f"{self.process}: {entry.text(now)}" for entry in found[-LAST_ENTRIES:])
+
+
+class NotePace:
+    """Decides which notes about sessions are taken down: what one tenant does must not push what others did out of a
+    story and its log.
+
+    Args:
+        tenant_of: the tenant of a session, or "" for one that is not known.
+    """
+
+    def __init__(self, tenant_of: Callable[[int], str]) -> None:
+        self.tenant_of = tenant_of
+        self.spent: dict[str, float] = {}
+        """Until when the notes of each tenant are spoken for: `NOTE_S` more with each."""
+        self.left_out: dict[str, int] = {}
+
+    def paced(self, entry: Entry) -> Sequence[Entry]:
+        """The notes to take down: the entry, behind how many were left out before it; or nothing."""
+        tenant = self.tenant_of(entry.session) if entry.session else ""
+        if not tenant:
+            return (entry,)
+        left = self.left_out.get(tenant, 0)
+        until = max(self.spent.get(tenant, entry.at), entry.at) + (2 if left else 1) * NOTE_S
+        if until - entry.at > NOTES_AT_ONCE * NOTE_S:
+            self.left_out[tenant] = left + 1
+            return ()
+        if len(self.spent) >= MAX_KNOWN:
+            self.spent = {name: at for name, at in self.spent.items() if at > entry.at}
+            self.left_out = {name: count for name, count in self.left_out.items() if name in self.spent}
+        self.spent[tenant] = until
+        if not left:
+            return (entry,)
+        del self.left_out[tenant]
+        return Entry(entry.at, "notes left out", f"{left} of tenant {tenant}", session=entry.session), entry

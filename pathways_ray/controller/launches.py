@@ -19,7 +19,6 @@ from pathways_ray.controller.device_time import Shares
 from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.controller.distribution import Distribution
 from pathways_ray.controller.hosts import Hosts
-from pathways_ray.controller.note_pace import NotePace
 from pathways_ray.controller.outcomes import Outcomes, Settled
 from pathways_ray.controller.preemption import Preemption
 from pathways_ray.controller.preparation import Preparation
@@ -28,7 +27,7 @@ from pathways_ray.controller.sequential import Sequential
 from pathways_ray.controller.state import HostState, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.story import Entry
+from pathways_ray.story import Entry, NotePace
 from pathways_ray.transport import messages as wire
 
 

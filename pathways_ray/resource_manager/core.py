@@ -39,7 +39,7 @@ from pathways_ray.resource_manager.choosing import HostRecord
 from pathways_ray.resource_manager.controllers import TICK_S, Controllers
 from pathways_ray.resource_manager.islands import KeptIslands, SharedIslands, checked_deadline
 from pathways_ray.resource_manager.slice_requests import SliceRequest
-from pathways_ray.story import Entry, Story
+from pathways_ray.story import Entry, NotePace, Story
 from pathways_ray.transport.messages import Accepted, JoinReply, KnownHost, NotYet, Refused, SliceCreated
 
 MAX_REJOIN_S = 30.0
@@ -82,7 +82,7 @@ class ManagerCore:
         kept = islands if isinstance(islands, KeptIslands) else KeptIslands.first(islands)
         self.islands: dict[int, Sequence[int]] = dict(kept.members)
         self.data_secret = data_secret
-        self.story = Story("resource manager")
+        self.story = Story("resource manager", pace=NotePace("session {}".format).paced)
         self.inventory = Inventory(self.islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
         self.shared = SharedIslands(kept, self.islands, self.inventory)
         self.states: dict[int, IslandState] = {}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathways_ray.controller.channel import Carrier
 from pathways_ray.controller.events import CallManager, ClientMessages, StreamOpened
-from pathways_ray.controller.note_pace import MAX_KNOWN, NOTE_S, NOTES_AT_ONCE, NotePace
-from pathways_ray.story import LIFECYCLE_ENTRIES, Entry
+from pathways_ray.story import LIFECYCLE_ENTRIES, MAX_KNOWN, NOTE_S, NOTES_AT_ONCE, Entry, NotePace
 from pathways_ray.transport.messages import Register, ReleaseSlice
 from tests.unit.controller.core_harness import CoreHarness, of
 

@@ -41,6 +41,7 @@ from pathways_ray.resource_manager.events import (
     Withdrawn,
 )
 from pathways_ray.resource_manager.slice_requests import SliceRequest
+from pathways_ray.story import LIFECYCLE_ENTRIES, NOTES_AT_ONCE, Entry
 from pathways_ray.transport.messages import (
     Accepted,
     HeldSlice,
@@ -339,6 +340,20 @@ def test_a_slice_that_is_refused_is_noted_in_brief() -> None:
     (entry,) = [entry for entry in core.story.entries() if entry.event == "slice refused"]
     assert entry.detail.startswith("places (0, 1, 2")
     assert len(entry.detail) == 500
+
+
+def test_a_session_that_asks_for_slices_without_end_does_not_fill_the_log() -> None:
+    """What others did stays in the story; all are counted."""
+    core = running()
+    logged: list[Entry] = []
+    core.story.sink = logged.append
+    core.handle(request(1, session=2), 0.0)
+    for token in range(2, 2 * LIFECYCLE_ENTRIES):
+        core.handle(request(token), 0.0)
+        core.handle(SliceReleased(token, 1, token), 0.0)
+    assert core.story.counts["slice mapped"] == 2 * LIFECYCLE_ENTRIES - 1
+    assert len(logged) <= NOTES_AT_ONCE + 1
+    assert {entry.session for entry in core.story.lifecycle if entry.event == "slice mapped"} == {1, 2}
 
 
 def test_a_slice_waits_until_all_islands_have_joined() -> None:
