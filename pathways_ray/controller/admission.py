@@ -135,6 +135,8 @@ class Admission:
     def _work_off(self, session: Session, backlog: Backlog) -> list[Send]:
         """Takes the calls of a session in order, deferred ones first, until one has to wait."""
         commands: list[Send] = []
+        # What its calls free is for others once it is through with them: their turn may be its own again.
+        self.memory.working = True
         # Of what was deferred all may have been cancelled, and what waits behind it is free to go.
         again = backlog.take_deferred() if backlog.deferred or not backlog.may_be_passed else None
         for calls in (again, backlog.waiting):
@@ -148,11 +150,12 @@ class Admission:
                 if calls is backlog.waiting:
                     backlog.left(left)
                 commands += done
+        self.memory.working = False
         commands += self._take_asked()
         if backlog.full and not backlog.is_over(2):
             backlog.full = False
             self.relieved.append(session.id)
-        return commands
+        return commands + self.memory_freed() if self.memory.owed else commands
 
     def _step(self, session: Session, backlog: Backlog, call: Call) -> list[Send] | None:
         """Gives a call its effect, or defers it; None when it has to wait, and all that was called after it."""

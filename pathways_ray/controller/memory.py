@@ -43,7 +43,8 @@ class Memory:
     """The pools of a cluster. `waiting` has the launches that wait for room, by session: its next one, and those that
     decide, which others may pass, each by its number. Sessions in `let_through` wait for their own launches only, one
     of which is then under way. `peaks` are the most bytes that sessions have held lately, or would have with their next
-    launch, where memory is short."""
+    launch, where memory is short. While `working`, a session is in the middle of its calls, and what these free
+    is `owed` to others."""
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
@@ -52,7 +53,7 @@ class Memory:
         self.peaks: dict[int, dict[str, int]] = {}
         self.limit_s = WAIT_LIMIT_S
         self.slack = 0
-        self._freed = self._going_on = False
+        self.working = self.owed = self._going_on = False
 
     def pools(self, placed: PlacedSlice) -> dict[str, int]:
         """The pools of known size that a slice lies in, each with the number of its devices there."""
@@ -157,13 +158,13 @@ class Memory:
     def freed(self, session: int) -> Iterator[list[Session]]:
         """Yields the sessions that may go on since something was freed, but for the one that did. What one of them
         frees in turn is for the next round, since all of them are in the middle of it."""
-        self._freed = True
-        if self._going_on:
+        self.owed = True
+        if self.working or self._going_on:
             return
         self._going_on = True
         try:
-            while self._freed:
-                self._freed = False
+            while self.owed:
+                self.owed = False
                 if waiting := [self.tables.sessions[other] for other in self.waiting if other != session]:
                     yield waiting
         finally:

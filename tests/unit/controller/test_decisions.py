@@ -9,6 +9,7 @@ import pytest
 from pathways_ray import limits
 from pathways_ray.controller import decisions
 from pathways_ray.controller.cancellation import CANCELLED_LATE
+from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.inspection import launch_view
 from pathways_ray.controller.planning import PlanRequest, answer
 from pathways_ray.controller.programs import PlannedProgram
@@ -23,12 +24,14 @@ from pathways_ray.transport.messages import (
     Done,
     Drop,
     Following,
+    HostUp,
     IslandLaunch,
     LaunchFailed,
     encode,
 )
 from tests.unit.controller.harness import (
     BOOM,
+    ISLAND_OF_HOST,
     SLICES,
     Harness,
     completed,
@@ -412,3 +415,42 @@ def test_a_launch_whose_program_is_registered_again_before_it_decides_fails() ->
     (failed,) = [m for m in to_client(commands) + to_client(outcome) if isinstance(m, LaunchFailed)]
     assert failed.failure.message == "program 1 was registered again while launch 1 of it was under way"
     assert front.buffers() == {11, 12}
+
+
+def test_what_a_backlog_frees_has_others_go_once_it_is_worked_off() -> None:
+    """A launch that waited for that memory let others go, among them the session that was in the middle of its own
+    calls: it worked these off twice, and the controller ended.
+
+    1. Two sessions fill the islands 0 and 1, and one waits for memory on island 2. 2. Session 1 has a loop over the
+    first two, a launch over them, and behind it what frees that memory. 3. Islands 0 and 1 have room again.
+    """
+    front = Harness(sessions=(1, 2, 3), cross_island=CrossIslandWindow(window=4))
+    for host, island in ISLAND_OF_HOST.items():
+        room = (3 if host == 3 else 1000) * VECTOR.nbytes
+        front.checked(front.launches.host_up(island, HostUp(host, 2, f"t{host}", f"d{host}", 2, 100 + host, "", room)))
+    sketch = sketch_with_slices("looping")
+    x = sketch.argument(2)
+    body = sketch.body([x], lambda s, v: [s.call("g", s.call("f", v[0], slice=1), slice=2)])
+    loop = sketch.control(Repeat("loop", (x,), 6, None, body, (VECTOR,), (sketch.layout(x),), "rl.py:7"))
+    program = planned(sketch.graph(loop))
+    front.checked(front.launches.register(1, 1, program))
+    for segment in program.segments:
+        for host in segment.hosts:
+            front.ready(segment, host)
+    front.register(program_over(1, 2, key=101, session=1), 2)
+    front.register(program_over(1, 2, key=201, session=2), 1)
+    front.register(program_over(3, key=301, session=3), 1)
+    for buffer, slice, session in ((11, 1, 1), (12, 2, 1), (13, 3, 1), (1, 1, 2), (1, 3, 3), (2, 3, 3)):
+        front.put(buffer, slice=slice, session=session)
+    for launch in range(1, 5):
+        front.launch(launch, (1,), 10 + launch, program=1, session=2)
+    front.launch(1, (1,), 10, program=1, session=3)
+    assert list(front.launches.admission.memory.waiting) == [3]
+    front.launch(1, (12,), 20, program=1)
+    front.launch(2, (11,), 21, program=2)
+    front.launch(5, (1,), 50, program=1, session=2)
+    front.free(13)
+    front.done(0, 1, 2, 3, 4)
+    sent = [c.message for c in front.done(1, 1, 2, 3, 4) if isinstance(c, SendIsland) and c.island in (1, 2)]
+    found = [(m.session, m.results) for m in sent if isinstance(m, IslandLaunch)]
+    assert found == [(1, -1), (1, 21), (2, 50), (1, -2), (3, 10)]
