@@ -103,7 +103,7 @@ class Admission:
         commands = self.release()
         for session in sessions:
             backlog = self.backlogs.get(session.id)
-            if backlog:
+            if backlog is not None and backlog.size:
                 commands += self._advance(session, backlog)
         return commands
 
@@ -137,8 +137,7 @@ class Admission:
         commands: list[Send] = []
         # What its calls free is for others once it is through with them: their turn may be its own again.
         self.memory.working = True
-        # Of what was deferred all may have been cancelled, and what waits behind it is free to go.
-        again = backlog.take_deferred() if backlog.deferred or not backlog.may_be_passed else None
+        again = backlog.take_deferred() if backlog.deferred else None
         for calls in (again, backlog.waiting):
             while calls and (calls is again or backlog.may_be_passed):
                 done = self._step(session, backlog, calls[0])

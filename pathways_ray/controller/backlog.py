@@ -96,7 +96,9 @@ class Backlog:
     prioritized: bool = False
     carried: int = 0
 
-    def __len__(self) -> int:
+    @property
+    def size(self) -> int:
+        """The calls that wait."""
         return len(self.waiting) + len(self.deferred)
 
     def launches(self) -> list[WaitingLaunch]:
@@ -155,6 +157,20 @@ class Backlog:
     def may_be_passed(self) -> bool:
         """Whether a further call may be looked at: deferred ones are looked at again with every event."""
         return not self.stuck and len(self.deferred) < MAX_DEFERRED_CALLS and self.named < MAX_DEFERRED_NUMBERS
+
+    def take_out(self, number: int) -> WaitingLaunch | None:
+        """Takes out a launch that is cancelled."""
+        for call in self.launches():
+            if call.message.launch == number:
+                if call in self.deferred:
+                    self.deferred.remove(call)
+                    if not self.deferred:
+                        self.take_deferred()  # nothing is left that keeps others from passing
+                else:
+                    self.waiting.remove(call)
+                    self.left(call)
+                return call
+        return None
 
     def take_deferred(self) -> deque[Call]:
         """Takes out the deferred calls, to be looked at again."""

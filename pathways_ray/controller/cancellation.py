@@ -8,7 +8,6 @@ one may have begun; its parts run on the failure.
 from __future__ import annotations
 
 from pathways_ray.controller.admission import Admission
-from pathways_ray.controller.backlog import WaitingLaunch
 from pathways_ray.controller.lifecycle import LaunchState
 from pathways_ray.controller.state import InFlight, Send, SendClient, SendIsland, Session, Tables, Whole
 from pathways_ray.errors import Failure
@@ -28,7 +27,7 @@ class Cancellation:
     def cancel(self, session: Session, message: Cancel) -> list[Send]:
         """A client cancels a launch; one that is over, or was coalesced with later ones, can no longer be."""
         begun: list[Send] = [SendClient(session.id, CancelRefused(message.launch, CANCELLED_LATE))]
-        waiting = self._take_waiting(session, message.launch)
+        waiting = self.admission.backlogs[session.id].take_out(message.launch)
         if waiting is not None:
             whole = waiting.whole
             why = CANCELLED if whole is None else CANCELLED_LATE  # some of its parts have run
@@ -45,18 +44,6 @@ class Cancellation:
             for one in self._with_consumers(record)
             for island in sorted(one.pending)
         ]
-
-    def _take_waiting(self, session: Session, number: int) -> WaitingLaunch | None:
-        """Takes a launch that was not admitted out of the backlog."""
-        backlog = self.admission.backlogs[session.id]
-        for calls in (backlog.deferred, backlog.waiting):
-            for call in calls:
-                if isinstance(call, WaitingLaunch) and call.message.launch == number:
-                    calls.remove(call)
-                    if calls is backlog.waiting:
-                        backlog.left(call)
-                    return call
-        return None
 
     def _with_consumers(self, record: InFlight) -> list[InFlight]:
         """A launch, and those in flight that take its results, or theirs: they would only wait to fail. Each is found

@@ -74,7 +74,7 @@ class Launches:
 
         self.story.pace = NotePace(self._tenant_of).paced
         self.cancellation = Cancellation(tables, self.admission)
-        self.preemption = Preemption(tables, self.admission.memory, self.admission.backlogs)
+        self.preemption = Preemption(tables, self.admission.memory, self.backlog)
 
     def device_shares(self) -> Shares:
         """The devices that computed lately, and for what part of the time, 0 to 1, since this was asked before."""
@@ -103,7 +103,7 @@ class Launches:
 
     def backlog(self, session: int) -> int:
         """Calls of a session that wait here."""
-        return len(self.admission.backlogs[session])
+        return self.admission.backlogs[session].size
 
     def set_tenant(self, tenant: Tenant) -> list[Send]:
         """The operator changed a tenant: all of it holds from now on, quotas for what is asked from now on."""

@@ -171,7 +171,7 @@ class Overview:
                     "launch": call.message.launch,
                     "tenant": session.tenant.name,
                     "program": program.name if program is not None else "",
-                    "state": f"{call.state}, with {len(backlog) - 1} calls behind it",
+                    "state": f"{call.state}, with {backlog.size - 1} calls behind it",
                     "islands": list(program.islands) if program is not None else [],
                 }
 

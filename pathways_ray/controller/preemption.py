@@ -12,7 +12,7 @@ or a client that does nothing would keep that one out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,10 +99,10 @@ class Preemption:
     higher priority.
 
     Args:
-        calls: those of each session that wait at the controller.
+        calls: how many of a session wait at the controller.
     """
 
-    def __init__(self, tables: Tables, memory: Memory, calls: Mapping[int, Sized]) -> None:
+    def __init__(self, tables: Tables, memory: Memory, calls: Callable[[int], int]) -> None:
         self.tables, self.memory, self.calls = tables, memory, calls
         self.enabled = False
         self.giving: dict[int, Way] = {}
@@ -166,7 +166,7 @@ class Preemption:
             session = sessions.get(number)
             # A session that has to leave an island does that first: what it waits for there may never come.
             leaves = session is not None and session.vacates and not way.away
-            if session is not None and (session.in_flight or self.calls.get(number)):
+            if session is not None and (session.in_flight or self.calls(number)):
                 way.worked = now
             if session is None or leaves or self._is_over(way, session, now):
                 del self.giving[number]

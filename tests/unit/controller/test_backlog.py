@@ -20,7 +20,7 @@ def test_a_buffer_that_is_named_again_and_again_counts_as_often() -> None:
     assert len(backlog.deferred) == -(-MAX_DEFERRED_NUMBERS // (ARGUMENTS + 1))
     assert not backlog.may_be_passed
     front.stored(0, 5)
-    assert (len(backlog), backlog.named, front.launches.flying(1)) == (0, 0, MAX_DEFERRED_CALLS)
+    assert (backlog.size, backlog.named, front.launches.flying(1)) == (0, 0, MAX_DEFERRED_CALLS)
 
 
 def test_freed_buffers_that_wait_count_as_often_as_they_are_named() -> None:

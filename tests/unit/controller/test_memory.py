@@ -263,6 +263,21 @@ def test_what_those_that_go_on_free_is_for_the_next_round(monkeypatch: pytest.Mo
     assert rounds == [[2], [2], [2]]
 
 
+def test_a_session_goes_on_once_its_only_launch_is_cancelled() -> None:
+    """1. A launch whose program was compiled meanwhile waits for memory. 2. It is cancelled. 3. There is room."""
+    f = front(4)
+    slow = f.register(program_over(1, key=9, session=1), 2, ready=False)
+    f.put(1)
+    for buffer in (1, 2, 3):
+        f.put(buffer, session=2)
+    f.launch(1, (1,), 10, program=2)
+    for host in slow.hosts:
+        f.ready(slow, host)
+    f.checked(f.launches.cancellation.cancel(f.launches.sessions[1], Cancel(1)))
+    f.free(2, session=2)
+    assert started(f.launch(2, (1,), 20)) == [20]
+
+
 def test_an_upload_that_cannot_be_keeps_no_memory_from_others() -> None:
     """Others would wait, and the figures of the failure could not be written: the controller ended."""
     f = front(3)

@@ -57,7 +57,7 @@ class Story:
         self.tables = Tables()
         self.memory = Room(self.tables)
         self.calls: dict[int, list[str]] = {}
-        self.core = Preemption(self.tables, self.memory, self.calls)
+        self.core = Preemption(self.tables, self.memory, lambda number: len(self.calls.get(number, ())))
         self.core.enable()
         self.now = 100.0
         for number, priority in enumerate(priorities):
