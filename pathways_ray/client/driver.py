@@ -387,8 +387,9 @@ class Driver(Arrivals):
         deadline = time.monotonic() + timeout
         while self.core.queue:
             self.check_open()
-            if time.monotonic() > deadline:
-                raise WaitTimeout(f"uploads did not finish within {timeout:.0f} s")
+            if (left := deadline - time.monotonic()) <= 0:
+                away = f"{self.core.away}, and what was called was not sent"
+                raise WaitTimeout(f"{away if self.core.away else 'uploads did not finish'} within {timeout:g} s")
             with self.sending:  # a destructor may have queued something when this was done last
                 self.release_queue()
-            self.wait_until(lambda: not self.core.queue, min(WAIT_SLICE_S, timeout))
+            self.wait_until(lambda: not self.core.queue, min(WAIT_SLICE_S, left))

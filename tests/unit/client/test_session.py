@@ -494,6 +494,16 @@ def test_flushing_waits_without_polling(offline: Offline, monkeypatch: pytest.Mo
     assert len(held) == 1
 
 
+def test_flushing_says_that_the_controller_is_away(offline: Offline) -> None:
+    x = offline.session.put(V, offline.where, ())
+    held = offline.session.launch(1, [x._buffer.record], (offline.kind,))
+    offline.session._driver.core.away = "the controller is gone"
+    offline.hosts.acknowledge(1)
+    with pytest.raises(WaitTimeout, match=r"^the controller is gone, and what was called was not sent within 0\.2 s$"):
+        offline.session.flush(timeout=0.2)
+    assert len(held) == 1
+
+
 def test_flushing_ends_with_the_session(offline: Offline) -> None:
     x = offline.session.put(V, offline.where, ())
     held = offline.session.launch(1, [x._buffer.record], (offline.kind,))
