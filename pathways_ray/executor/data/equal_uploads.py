@@ -33,15 +33,15 @@ MAX_SESSIONS = 1 << 10
 
 
 class _Kept:
-    """An array that was uploaded first, by a session; `shared` once another one may have it as well. `sessions` are
-    those that may."""
+    """An array that was uploaded first, by a session; `shared` counts the times that another one has it as well, or
+    may once its bytes are compared. `sessions` are those that have it."""
 
     __slots__ = ("array", "key", "sessions", "shared")
 
     def __init__(
         self, key: tuple[Any, ...], session: int, array: jax.Array, gone: Callable[[weakref.ref[jax.Array]], None]
     ) -> None:
-        self.key, self.sessions, self.array, self.shared = key, {session}, weakref.ref(array, gone), False
+        self.key, self.sessions, self.array, self.shared = key, {session}, weakref.ref(array, gone), 0
 
 
 class EqualUploads:
@@ -60,7 +60,7 @@ class EqualUploads:
     @property
     def shared(self) -> int:
         """Arrays that several sessions have, or have had."""
-        return sum(kept.shared for kept in list(self._by_array.values()))
+        return sum(kept.shared > 0 for kept in list(self._by_array.values()))
 
     def one_of(self, tenant: str, session: int, upload: Upload, array: jax.Array) -> jax.Array:
         """Returns the array to keep for an upload: one that another session of the tenant has uploaded and that has
@@ -80,11 +80,14 @@ class EqualUploads:
             if len(kept.sessions) >= MAX_SESSIONS:
                 kept.sessions.clear()
             kept.sessions.add(session)
-        kept.shared = True
+            kept.shared += 1
         # A launch that takes its memory looks at `shared` once it has taken it out: one of the two sees the other.
-        if self._by_key.get(key) is not kept or not _has_bytes(other, upload, self._devices):
-            return array
-        return other
+        if self._by_key.get(key) is kept and _has_bytes(other, upload, self._devices):
+            return other
+        with self._giving:
+            kept.sessions.discard(session)
+            kept.shared -= 1
+        return array
 
     def take_out(self, array: Any) -> bool:
         """Has an array be given to nobody any more, since a launch takes its memory; returns whether another session
@@ -94,7 +97,7 @@ class EqualUploads:
             return False
         if self._by_key.get(kept.key) is kept:
             self._by_key.pop(kept.key, None)
-        return kept.shared
+        return kept.shared > 0
 
     def _keep(self, key: tuple[Any, ...], session: int, array: jax.Array) -> None:
         number = id(array)

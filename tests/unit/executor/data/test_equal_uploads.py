@@ -47,6 +47,20 @@ def test_arrays_that_differ_in_one_bit_are_two() -> None:
     np.testing.assert_array_equal(two, other)
 
 
+def test_an_array_that_only_looks_equal_is_shared_by_nobody() -> None:
+    """Of each part some bytes are looked at first. Its launches take its memory, and its session may share later."""
+    equal = uploads()
+    first, second = np.zeros(1 << 14, np.float32), np.zeros(1 << 14, np.float32)
+    first.view(np.uint8)[1], second.view(np.uint8)[3] = 1, 1
+    one = kept(equal, first, 1)
+    assert kept(equal, second, 2) is not one
+    assert equal.shared == 0
+    assert kept(equal, first, 2) is one
+    assert kept(equal, second, 3) is not one
+    assert equal.shared == 1, "another one has it"
+    assert equal.take_out(one)
+
+
 def test_equal_bits_count_and_not_equal_values() -> None:
     equal = uploads()
     zeros = np.zeros(4096, np.float32)
