@@ -161,7 +161,8 @@ class Queues:
         found: dict[str, int] = {}
         for queue in self.waiting.values():
             name = queue.usage.tenant
-            found[name] = found.get(name, 0) + sum(isinstance(item, wire.IslandLaunch) for item in queue.items)
+            launches = sum(isinstance(item, wire.IslandLaunch) and item.first == 0 for item in queue.items)
+            found[name] = found.get(name, 0) + launches
         return found
 
 

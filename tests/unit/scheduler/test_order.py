@@ -125,6 +125,14 @@ def test_further_gangs_of_a_launch_take_no_further_room() -> None:
     assert dispatched(island.from_host(0, 1, Done((1,)))) == [run(2, 0, 1)]
 
 
+def test_further_gangs_of_a_launch_that_waits_count_as_one_launch() -> None:
+    island = serving(0, window=1)
+    island.from_controller(run(1, 0, 1))
+    for gang in (0, 1, 2):
+        island.from_controller(run(2, gang, 1))
+    assert list(island.order.queues.lengths().values()) == [1]
+
+
 def test_a_launch_that_has_its_room_does_not_wait_behind_those_that_wait_for_room() -> None:
     """Sequential dispatch, when more launches are under way than fit into the window.
 
