@@ -321,6 +321,8 @@ class Connection:
         try:
             for data in self._link:
                 for message in wire.TO_CLIENT.decode_batch(data):
+                    if start != self._starts:
+                        return
                     if type(message) is wire.Upgraded:
                         self._step(Step.UPGRADED)
                     self._receive(message)

@@ -412,6 +412,21 @@ def test_a_message_on_the_stream_after_the_upgrade_ends_the_session(controller: 
         assert "STREAM_MESSAGE in state ON_LINK" in ended(session)
 
 
+def test_what_an_old_link_has_left_does_not_reach_the_next_connection(
+    controller: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with controller.connect() as session:
+        assert_answers(session)
+        connection, heard = session._connection, list[Message]()
+        with monkeypatch.context() as patch:
+            patch.setattr(connection, "_receive", heard.append)
+            patch.setattr(connection, "_link", [batch_of(HostAddress(7, 3, ""))])
+            connection._read_link(connection._starts - 1)
+            assert heard == []
+            connection._read_link(connection._starts)
+            assert heard == [HostAddress(7, 3, "")]
+
+
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
