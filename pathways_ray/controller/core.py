@@ -10,7 +10,7 @@ the islands that come and go. `watch` says whether those it depends on are alive
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, assert_never
 
 from pathways_ray.controller import events, status
 from pathways_ray.controller.clients import Clients
@@ -168,6 +168,8 @@ class ControllerCore:
                         commands += self.takeover.outcomes(island, message)
                 case wire.IslandUp():
                     pass
+                case _:
+                    assert_never(message)
         return commands
 
     # --- the resource manager -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import cast
+from typing import assert_never, cast
 
 from pathways_ray import limits
 from pathways_ray.liveness import SILENCE_LIMIT_S, Liveness
@@ -153,6 +153,8 @@ class SchedulerCore:
             case wire.HostUp():  # it has joined, and says what it holds to another controller
                 said_again = message.holds is not None and message.holds.heard is not None
                 return [] if said_again else [events.ToController(message)]
+            case _:
+                assert_never(message)
 
     def _tick(self, now: float, slowness: float) -> list[events.Command]:
         order = self.order
