@@ -240,6 +240,8 @@ class Admission:
             self.memory.waits_no_more(session.id, launch.message.launch)
             return asked, self.hosts.absence(program) or LaunchEvent.HOSTS_ABSENT
         if session.in_flight >= self.max_in_flight:
+            if launch.whole is not None:  # which is deferred, for no room any more
+                self.memory.waits_no_more(session.id, launch.message.launch)
             return [], None
         room = self.memory.take(session, program, launch.message.launch)
         if isinstance(room, Failure):

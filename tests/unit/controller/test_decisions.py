@@ -454,3 +454,31 @@ def test_what_a_backlog_frees_has_others_go_once_it_is_worked_off() -> None:
     sent = [c.message for c in front.done(1, 1, 2, 3, 4) if isinstance(c, SendIsland) and c.island in (1, 2)]
     found = [(m.session, m.results) for m in sent if isinstance(m, IslandLaunch)]
     assert found == [(1, -1), (1, 21), (2, 50), (1, -2), (3, 10)]
+
+
+def test_a_launch_for_which_its_session_has_no_room_waits_for_no_memory() -> None:
+    """1. A loop waits for memory that another session has. 2. A launch elsewhere passes it, as many as may be under way
+    at a time. 3. The loop is looked at again; and goes on once it has both."""
+    front = Harness(sessions=(1, 2), max_in_flight=1)
+    for host, island in ISLAND_OF_HOST.items():
+        up = HostUp(host, 2, f"t{host}", f"d{host}", 2, 100 + host, "", 3 * VECTOR.nbytes)
+        front.checked(front.launches.host_up(island, up))
+    program = planned(looping(times=2))
+    front.checked(front.launches.register(1, 1, program))
+    for segment in program.segments:
+        for host in segment.hosts:
+            front.ready(segment, host)
+    front.register(program_over(1, key=101), 2)
+    front.put(1, slice=1)
+    front.put(2, slice=2)
+    for buffer in (1, 2):
+        front.put(buffer, slice=2, session=2)
+    assert front.launch(1, (2,), 20, program=1) == []
+    memory = front.launches.admission.memory
+    assert list(memory.waiting) == [1]
+    front.launch(2, (1,), 30, program=2)
+    front.tick(1.0)
+    assert list(memory.waiting) == []
+    front.free(1, 2, session=2)
+    sent = [c.message for c in front.done(0, 1) if isinstance(c, SendIsland)]
+    assert [m.results for m in sent if isinstance(m, IslandLaunch)] == [-1]
