@@ -90,7 +90,7 @@ class Admission:
         else:
             call = message
         if backlog.waiting or not backlog.may_be_passed:
-            backlog.enter(call, session.programs)
+            backlog.enter(call, session.programs, session.id in self.memory.waiting)
             return []
         commands = self._step(session, backlog, call)
         if commands is None:
@@ -187,9 +187,13 @@ class Admission:
             return self.refuse(session, launch, quotas.programs(session) or Failure("WireError", text))
         # Before it may have to wait for others, so that hosts compile meanwhile.
         asked = self.preparation.asked(program, launch.since) if program.unsent or not program.is_ready else []
-        if backlog.deferred and backlog.blocks(session, launch, program):
+        if backlog.deferred and (
+            backlog.blocks(session, launch, program)
+            or not self.memory.leaves_room(session, program, backlog.passed(session.programs))
+        ):
             if (failure := failed_argument(session, message)) is not None:
                 return asked + self.refuse(session, launch, failure)
+            self._waits_no_more(session, launch)
             backlog.defer(launch, program)
             return asked
         for refusal in REFUSALS:

@@ -118,15 +118,21 @@ class Backlog:
         """The launch that was called first."""
         return next((call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)), None)
 
-    def enter(self, call: Call, programs: Mapping[int, PlannedProgram]) -> None:
-        """Has a call wait: behind the others, or, with its priority, before those that it passes."""
+    def passed(self, programs: Mapping[int, PlannedProgram]) -> list[PlannedProgram]:
+        """The programs of deferred launches."""
+        found = [programs.get(call.message.program) for call in self.deferred if isinstance(call, WaitingLaunch)]
+        return [program for program in found if program is not None]
+
+    def enter(self, call: Call, programs: Mapping[int, PlannedProgram], short: bool = False) -> None:
+        """Has a call wait: behind the others, or, with its priority, before those that it passes. Nothing passes what
+        gives memory back where that is `short`: there would be no room for what it passes."""
         self.prioritized = bool(self.waiting) and self.prioritized
         self._count(call)
         if isinstance(call, WaitingLaunch) and (self.prioritized or priority_of(call.message)):
             self.prioritized = True
             own = _accesses_of(programs, call)
             if isinstance(own, Accesses):
-                place = place_of(own, self.waiting, functools.partial(_accesses_of, programs))
+                place = place_of(own, self.waiting, functools.partial(_accesses_of, programs, short=short))
                 return self.waiting.insert(place, call)
         return self.waiting.append(call)
 
@@ -234,9 +240,11 @@ class Backlog:
         return False
 
 
-def _accesses_of(programs: Mapping[int, PlannedProgram], call: Call) -> Accesses | Fixed:
+def _accesses_of(programs: Mapping[int, PlannedProgram], call: Call, short: bool = False) -> Accesses | Fixed:
     """The accesses of a call, which decide its place. Nothing passes one that is queued already for room elsewhere."""
     match call:
+        case Free() if short:
+            return Fixed.BARRIER
         case Free() | Unregister():
             return Fixed.FOLLOWS
         case Put():

@@ -12,7 +12,7 @@ up; when it is used up, the pools are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pathways_ray.controller.programs import BufferType, PlannedProgram
@@ -143,6 +143,23 @@ class Memory:
             self.waits_no_more(session.id, launch)
             return self._failure(program, lacking, need, own, held.get(lacking, 0), never)
         return False
+
+    def leaves_room(self, session: Session, program: PlannedProgram, ahead: Sequence[PlannedProgram]) -> bool:
+        """Whether a launch leaves room for those of its session that it passes, beside what the session has: where it
+        does not, they would fail for good, though there is room for all of them in their order."""
+        programs = (program, *ahead)
+        most = max(max(one.temporary_bytes.values(), default=0) * one.devices for one in programs)
+        if sum(one.result_bytes for one in programs) + most <= self.slack:
+            return True
+        own, capacity, needs = self.held([session]), self.capacity(), self.needs(program)
+        others = [self.needs(one) for one in ahead]
+        for pool, need in needs.items():
+            sharing = [one[pool] for one in others if pool in one]
+            results = sum(one.results for one in (need, *sharing))
+            temporaries = max(one.temporaries for one in (need, *sharing))
+            if sharing and own.get(pool, 0) + results + temporaries > capacity[pool]:
+                return False
+        return True
 
     def _note_peak(self, session: Session, held: Mapping[str, int], needs: Mapping[str, Need]) -> None:
         peak = self.peaks.setdefault(session.id, {})

@@ -8,10 +8,29 @@ from collections.abc import Iterable
 import pytest
 
 from pathways_ray.controller.memory import WAIT_LIMIT_S
+from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, Session
 from pathways_ray.ir.types import ArrayType
-from pathways_ray.transport.messages import BuffersLost, Cancel, HostUp, IslandLaunch, LaunchFailed, Put, Ready
-from tests.unit.controller.harness import ISLAND_OF_HOST, Harness, failure_of, program_over, to_client, to_island
+from pathways_ray.transport.messages import (
+    BuffersLost,
+    Cancel,
+    HostUp,
+    IslandLaunch,
+    LaunchFailed,
+    PrioritizedIslandLaunch,
+    Put,
+    Ready,
+    launch_of,
+)
+from tests.unit.controller.harness import (
+    ISLAND_OF_HOST,
+    Harness,
+    failure_of,
+    program_over,
+    sketch_with_slices,
+    to_client,
+    to_island,
+)
 from tests.unit.helpers import VECTOR
 
 EACH = VECTOR.nbytes  # a vector on slice 1 is replicated over two devices of host 0
@@ -276,6 +295,55 @@ def test_a_session_goes_on_once_its_only_launch_is_cancelled() -> None:
     f.checked(f.launches.cancellation.cancel(f.launches.sessions[1], Cancel(1)))
     f.free(2, session=2)
     assert started(f.launch(2, (1,), 20)) == [20]
+
+
+def calling(slice: int, times: int, key: int) -> PlannedProgram:
+    """A program with so many results on a slice."""
+    sketch = sketch_with_slices(f"calling-{slice}")
+    return sketch.planned(*(sketch.call(f"f{k}", slice=slice) for k in range(times)), key=key)
+
+
+def test_nothing_passes_what_gives_memory_back_while_its_session_waits_for_some() -> None:
+    """1. A launch waits for another session's memory; behind it are one more, and arrays that are dropped. 2. A launch
+    of a higher priority comes: it stays behind these. 3. There is room for all of them in this order."""
+    f = front(6)
+    f.register(calling(1, 2, key=9), 2)
+    for buffer in (1, 2, 3):
+        f.put(buffer)
+        f.put(buffer, session=2)
+    assert started(f.launch(1, (1,), 10) + f.launch(2, (2,), 11) + f.free(2, 3)) == []
+    f.checked(f.launches.admission.call(f.launches.sessions[1], launch_of(3, 2, (), 20, 10)))
+    found = f.free(1, 2, 3, session=2)
+    assert to_client(found) == []
+    assert started(found) == [10, 11]
+    assert [m.launch.results for m in to_island(found, 0, PrioritizedIslandLaunch)] == [20]
+
+
+def test_a_launch_passes_none_that_it_would_leave_no_room() -> None:
+    """1. A launch is deferred, for its compiler, and what it takes is dropped behind it. 2. Another one of the session,
+    elsewhere in the same memory, waits for it. 3. With what was dropped there is room for both."""
+    f = front(8, pool="machine")
+    slow = f.register(program_over(1, key=8), 3, ready=False)
+    f.register(calling(3, 4, key=9), 2)
+    for buffer in (1, 2, 3):
+        f.put(buffer)
+    f.launch(1, (1,), 10, program=3)
+    f.free(1, 2)
+    assert f.launch(2, (), 20, program=2) == []
+    found = [command for host in slow.hosts for command in f.ready(slow, host)]
+    assert to_client(found, kind=LaunchFailed) == []
+    assert started(found) == [10]
+    assert [m.results for m in to_island(found, 2, IslandLaunch)] == [20]
+
+
+def test_a_launch_passes_one_that_it_leaves_room() -> None:
+    f = front(8, pool="machine")
+    f.register(program_over(1, key=8), 3, ready=False)
+    f.register(calling(3, 2, key=9), 2)
+    for buffer in (1, 2):
+        f.put(buffer)
+    f.launch(1, (1,), 10, program=3)
+    assert [m.results for m in to_island(f.launch(2, (), 20, program=2), 2, IslandLaunch)] == [20]
 
 
 def test_an_upload_that_cannot_be_keeps_no_memory_from_others() -> None:
