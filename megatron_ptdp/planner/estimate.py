@@ -150,7 +150,7 @@ def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]
 def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     """`stage_costs` of a plan, with what its actions cost where a stage is one compiled program."""
     costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
-    if plan.token_slices > 1:  # a slice is taken to run as efficiently as the whole
+    if rules.token_slices:  # a slice is taken to run as efficiently as the whole
         costs = tuple(cost.times(1 / plan.token_slices) for cost in costs)
     if not question.software.compiled_stages:
         return costs
@@ -182,7 +182,7 @@ def _forwards_apart(plan: Plan) -> float:
     rules = rules_of(plan.schedule)
     if rules.fuses_last_stage:
         return 0.0
-    if plan.recompute != "full" or plan.schedule == "looped-bfs" or rules.token_slices:
+    if plan.recompute != "full" or plan.schedule == "looped-bfs" or plan.token_slices > 1:
         return 1.0  # later slices take the keys and values of a forward pass
     if plan.schedule == "dualpipe-v":  # whose last stage splits the backward passes of the first p - 1
         return (plan.pipeline - 1) / plan.microbatches

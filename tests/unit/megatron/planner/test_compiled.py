@@ -85,6 +85,13 @@ def test_backward_passes_with_their_forward_inside_compute_no_logits_again(p: in
     assert last.forward == pytest.approx(plain.forward + apart * ACTION)
 
 
+def test_a_last_stage_of_terapipe_that_cuts_no_sequence_runs_as_any_other() -> None:
+    of_slices, whole = (
+        Plan(pipeline=2, batch=4, schedule=schedule, recompute="full") for schedule in ("terapipe", "gpipe")
+    )
+    assert action_costs(asked(of_slices), of_slices)[-1] == action_costs(asked(whole), whole)[-1]
+
+
 def test_a_slice_of_tokens_has_a_forward_pass_on_the_last_stage_and_its_backward_pass_all_of_it_again() -> None:
     plan = Plan(pipeline=2, batch=4, schedule="terapipe", recompute="full", token_slices=4)
     question = asked(plan)
