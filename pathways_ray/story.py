@@ -129,10 +129,11 @@ class NotePace:
 
     Args:
         tenant_of: the tenant of a session, or "" for one that is not known.
+        kind: what that names, for the note of how many were left out.
     """
 
-    def __init__(self, tenant_of: Callable[[int], str]) -> None:
-        self.tenant_of = tenant_of
+    def __init__(self, tenant_of: Callable[[int], str], kind: str = "tenant") -> None:
+        self.tenant_of, self.kind = tenant_of, kind
         self.spent: dict[str, float] = {}
         """Until when the notes of each tenant are spoken for: `NOTE_S` more with each."""
         self.left_out: dict[str, int] = {}
@@ -154,4 +155,4 @@ class NotePace:
         if not left:
             return (entry,)
         del self.left_out[tenant]
-        return Entry(entry.at, "notes left out", f"{left} of tenant {tenant}", session=entry.session), entry
+        return Entry(entry.at, "notes left out", f"{left} of {self.kind} {tenant}", session=entry.session), entry

@@ -150,7 +150,7 @@ def boundary_seconds(question: Question, plan: Plan) -> list[tuple[float, float]
 def action_costs(question: Question, plan: Plan) -> tuple[Cost, ...]:
     """`stage_costs` of a plan, with what its actions cost where a stage is one compiled program."""
     costs = stage_costs(question.model, question.cluster, question.software, split_of(plan), plan.pipeline, plan.chunks)
-    if rules.token_slices:  # a slice is taken to run as efficiently as the whole
+    if plan.token_slices > 1:  # a slice is taken to run as efficiently as the whole
         costs = tuple(cost.times(1 / plan.token_slices) for cost in costs)
     if not question.software.compiled_stages:
         return costs

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers, quotas
-from pathways_ray.controller.backlog import Backlog, Call, WaitingLaunch
+from pathways_ray.controller.backlog import Backlog, Call, WaitingLaunch, priority_of, programs_of
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.decisions import Decisions, Started
 from pathways_ray.controller.dispatch import Dispatch
@@ -59,7 +59,6 @@ class Admission:
         self.memory = Memory(tables)
         self.decisions = Decisions(tables, self._start, launch_limit_s)
         self.backlogs: dict[int, Backlog] = {}
-        self.releasing = False
         self.relieved: list[int] = []
         """Sessions whose backlog was full, and is so no more."""
         self.asked: list[Send] = []
@@ -90,7 +89,7 @@ class Admission:
         else:
             call = message
         if backlog.waiting or not backlog.may_be_passed:
-            backlog.enter(call, session.programs, session.id in self.memory.waiting)
+            backlog.enter(call, session.programs, self._is_short(session, backlog, call))
             return []
         commands = self._step(session, backlog, call)
         if commands is None:
@@ -112,17 +111,10 @@ class Admission:
         return [self.tables.sessions[session] for session, backlog in self.backlogs.items() if backlog.deferred]
 
     def release(self) -> list[Send]:
-        """Lets sessions go on whose next launch waited for room on several islands, in the policy's order. One of them
-        may free memory for others: the turns of those come behind its own."""
+        """Lets sessions go on whose next launch waited for room on several islands, in the policy's order."""
         commands: list[Send] = []
-        if self.releasing:
-            return commands
-        self.releasing = True
-        try:
-            while self.window.queued and (number := self.window.next_session(self.tables.now)) is not None:
-                commands += self._work_off(self.tables.sessions[number], self.backlogs[number])
-        finally:
-            self.releasing = False
+        while self.window.queued and (number := self.window.next_session(self.tables.now)) is not None:
+            commands += self._work_off(self.tables.sessions[number], self.backlogs[number])
         return commands
 
     def _advance(self, session: Session, backlog: Backlog) -> list[Send]:
@@ -137,19 +129,21 @@ class Admission:
         commands: list[Send] = []
         # What its calls free is for others once it is through with them: their turn may be its own again.
         self.memory.working = True
-        again = backlog.take_deferred() if backlog.deferred else None
-        for calls in (again, backlog.waiting):
-            while calls and (calls is again or backlog.may_be_passed):
-                done = self._step(session, backlog, calls[0])
-                if done is None:
-                    backlog.deferred += again or ()  # type: ignore[arg-type]
-                    backlog.stuck = bool(again)
-                    break
-                left = calls.popleft()
-                if calls is backlog.waiting:
-                    backlog.left(left)
-                commands += done
-        self.memory.working = False
+        try:
+            again = backlog.take_deferred() if backlog.deferred else None
+            for calls in (again, backlog.waiting):
+                while calls and (calls is again or backlog.may_be_passed):
+                    done = self._step(session, backlog, calls[0])
+                    if done is None:
+                        backlog.deferred += again or ()  # type: ignore[arg-type]
+                        backlog.stuck = bool(again)
+                        break
+                    left = calls.popleft()
+                    if calls is backlog.waiting:
+                        backlog.left(left)
+                    commands += done
+        finally:
+            self.memory.working = False
         commands += self._take_asked()
         if backlog.full and not backlog.is_over(2):
             backlog.full = False
@@ -168,11 +162,21 @@ class Admission:
             return self.preparation.unregistered(session, call.program) if backlog.may_unregister(call) else []
         now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers
         commands = buffers.free(self.tables, session, now)
-        return commands + self.memory_freed(session.id) if now and self.memory.waiting else commands
+        return commands + self.memory_freed() if now and self.memory.waiting else commands
 
-    def memory_freed(self, session: int = 0) -> list[Send]:
-        """Lets launches go on that waited for memory, but for those of the session that freed some: its turn comes."""
-        return [command for waiting in self.memory.freed(session) for command in self.resume(waiting)]
+    def _is_short(self, session: Session, backlog: Backlog, call: Call) -> bool:
+        """Whether a call that may pass others would leave these no room."""
+        if not isinstance(call, WaitingLaunch) or not (backlog.prioritized or priority_of(call.message)):
+            return False
+        program = session.programs.get(call.message.program)
+        ahead = programs_of(backlog.waiting, session.programs)
+        return program is not None and (
+            session.id in self.memory.waiting or not self.memory.leaves_room(session, program, ahead)
+        )
+
+    def memory_freed(self) -> list[Send]:
+        """Lets launches go on that waited for memory."""
+        return [command for waiting in self.memory.freed() for command in self.resume(waiting)]
 
     def _admit(self, session: Session, backlog: Backlog, launch: WaitingLaunch) -> list[Send] | None:
         message = launch.message
@@ -189,7 +193,7 @@ class Admission:
         asked = self.preparation.asked(program, launch.since) if program.unsent or not program.is_ready else []
         if backlog.deferred and (
             backlog.blocks(session, launch, program)
-            or not self.memory.leaves_room(session, program, backlog.passed(session.programs))
+            or not self.memory.leaves_room(session, program, programs_of(backlog.deferred, session.programs))
         ):
             if (failure := failed_argument(session, message)) is not None:
                 return asked + self.refuse(session, launch, failure)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -75,6 +75,12 @@ def prioritized(launch: Launch, message: IslandLaunch) -> IslandLaunch | Priorit
 Call: TypeAlias = WaitingLaunch | Put | Free | Unregister
 
 
+def programs_of(calls: Iterable[Call], programs: Mapping[int, PlannedProgram]) -> list[PlannedProgram]:
+    """The programs of launches among calls."""
+    found = [programs.get(call.message.program) for call in calls if isinstance(call, WaitingLaunch)]
+    return [program for program in found if program is not None]
+
+
 @dataclass(slots=True)
 class Backlog:
     """Calls of a session that wait.
@@ -117,11 +123,6 @@ class Backlog:
     def first(self) -> WaitingLaunch | None:
         """The launch that was called first."""
         return next((call for call in (*self.deferred, *self.waiting) if isinstance(call, WaitingLaunch)), None)
-
-    def passed(self, programs: Mapping[int, PlannedProgram]) -> list[PlannedProgram]:
-        """The programs of deferred launches."""
-        found = [programs.get(call.message.program) for call in self.deferred if isinstance(call, WaitingLaunch)]
-        return [program for program in found if program is not None]
 
     def enter(self, call: Call, programs: Mapping[int, PlannedProgram], short: bool = False) -> None:
         """Has a call wait: behind the others, or, with its priority, before those that it passes. Nothing passes what

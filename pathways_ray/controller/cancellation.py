@@ -32,6 +32,7 @@ class Cancellation:
             whole = waiting.whole
             why = CANCELLED if whole is None else CANCELLED_LATE  # some of its parts have run
             commands = self.admission.refuse(session, waiting, why) + self.admission.resume((session,))
+            commands += self.admission.memory_freed()  # what its parts had made
             return begun + commands if whole is not None and whole.flying else commands
         record = self._find(session, message.launch)
         if record is None and (whole := self._part_under_way(session, message.launch)) is not None:

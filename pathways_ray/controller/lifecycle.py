@@ -19,7 +19,8 @@ class LaunchState(StrEnum):
     WAITING: behind other calls of its session, or its session has as many launches in flight as it may.
     WAITING_FOR_MEMORY: its results do not fit beside the buffers that are on its devices.
     DEFERRED: its hosts are away, or have not compiled its program, or lack an argument that was uploaded; or parts of
-        it are on their islands, and a value has yet to decide what comes next. Later calls may pass it.
+        it are on their islands, and a value has yet to decide what comes next; or it would pass one of these that it
+        has to do with, or leaves no memory. Later calls may pass it.
     QUEUED_FOR_ISLANDS: it runs on several islands, and one of them has as many of such launches as it takes.
     IN_FLIGHT: every island it touches has its `IslandLaunch`.
     FAILED_WAITING_FOR_CAUSE: it failed, and a launch that it consumes from has no outcome yet.

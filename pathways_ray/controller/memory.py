@@ -12,6 +12,7 @@ up; when it is used up, the pools are looked at.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -147,19 +148,42 @@ class Memory:
     def leaves_room(self, session: Session, program: PlannedProgram, ahead: Sequence[PlannedProgram]) -> bool:
         """Whether a launch leaves room for those of its session that it passes, beside what the session has: where it
         does not, they would fail for good, though there is room for all of them in their order."""
-        programs = (program, *ahead)
-        most = max(max(one.temporary_bytes.values(), default=0) * one.devices for one in programs)
-        if sum(one.result_bytes for one in programs) + most <= self.slack:
+        result_bytes = sum(_largest(one.result_bytes for one in _parts(each)) for each in (program, *ahead))
+        temporaries = _largest(
+            part.devices * _largest(part.temporary_bytes.values())
+            for each in (program, *ahead)
+            for part in _parts(each)
+        )
+        if result_bytes + temporaries <= self.slack:
             return True
-        own, capacity, needs = self.held([session]), self.capacity(), self.needs(program)
-        others = [self.needs(one) for one in ahead]
+        # Each of them once: they may be many, and of few programs.
+        where, times = self._where(program), Counter(one.key for one in ahead)
+        near = [one for one in {one.key: one for one in ahead}.values() if not where.isdisjoint(self._where(one))]
+        if not near:
+            return True
+        others = [(times[one.key], self._largest_needs(one)) for one in near]
+        own, capacity, needs = self.held([session]), self.capacity(), self._largest_needs(program)
         for pool, need in needs.items():
-            sharing = [one[pool] for one in others if pool in one]
-            results = sum(one.results for one in (need, *sharing))
-            temporaries = max(one.temporaries for one in (need, *sharing))
+            sharing = [(count, each[pool]) for count, each in others if pool in each]
+            results = need.results + sum(count * one.results for count, one in sharing)
+            temporaries = max(need.temporaries, *(one.temporaries for _, one in sharing), 0)
             if sharing and own.get(pool, 0) + results + temporaries > capacity[pool]:
                 return False
         return True
+
+    def _largest_needs(self, program: PlannedProgram) -> dict[str, Need]:
+        """Bytes that a launch of a program takes, or one of its parts at the most where it decides."""
+        found: dict[str, Need] = {}
+        for part in _parts(program):
+            for pool, (results, temporaries) in self.needs(part).items():
+                before = found.get(pool, Need(results, temporaries))
+                found[pool] = Need(max(before.results, results), max(before.temporaries, temporaries))
+        return found
+
+    def _where(self, program: PlannedProgram) -> set[str | int]:
+        """The pools of a program, and those of its hosts whose devices share none."""
+        hosts = [self.tables.hosts.get(host) for part in _parts(program) for host in part.hosts]
+        return {host.pool or host.host for host in hosts if host is not None}
 
     def _note_peak(self, session: Session, held: Mapping[str, int], needs: Mapping[str, Need]) -> None:
         peak = self.peaks.setdefault(session.id, {})
@@ -172,9 +196,9 @@ class Memory:
         self.let_through.discard(session)
         self.peaks.pop(session, None)
 
-    def freed(self, session: int) -> Iterator[list[Session]]:
-        """Yields the sessions that may go on since something was freed, but for the one that did. What one of them
-        frees in turn is for the next round, since all of them are in the middle of it."""
+    def freed(self) -> Iterator[list[Session]]:
+        """Yields the sessions that may go on since something was freed. What one of them frees in turn is for the next
+        round, since all of them are in the middle of it."""
         self.owed = True
         if self.working or self._going_on:
             return
@@ -182,7 +206,7 @@ class Memory:
         try:
             while self.owed:
                 self.owed = False
-                if waiting := [self.tables.sessions[other] for other in self.waiting if other != session]:
+                if waiting := [self.tables.sessions[session] for session in self.waiting]:
                     yield waiting
         finally:
             self._going_on = False
@@ -275,3 +299,12 @@ def never_holds(tables: Tables, placed: PlacedSlice, kind: BufferType) -> Failur
 
 def _named(pool: str) -> str:
     return f"device {pool}" if "." in pool else "its devices' memory"
+
+
+def _parts(program: PlannedProgram) -> tuple[PlannedProgram, ...]:
+    """The parts of a program that go to islands one by one: all of it, or a segment of one that decides."""
+    return program.segments or (program,)
+
+
+def _largest(sizes: Iterable[int]) -> int:
+    return max(sizes, default=0)

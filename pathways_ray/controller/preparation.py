@@ -178,8 +178,9 @@ class Preparation:
         struck = {one.culprit for one in blamed if one.compiling}
         found = [program for program in compiled if program is not None and program.culprit in struck]
         for program in found if message.decided else ():
-            if message.kind != "LaunchTimeout":  # else it was launched, of which its host alone knew
+            own = failure  # of a launch, of which its host alone knew
+            if message.kind != "LaunchTimeout":
                 text = f"program {program.name!r} was not compiled: {failure.message}"
-                failure = Failure("CompileError", text, host=message.host)
-            self.failed(program, failure)
+                own = Failure("CompileError", text, host=message.host)
+            self.failed(program, own)
         return found

@@ -82,7 +82,7 @@ class ManagerCore:
         kept = islands if isinstance(islands, KeptIslands) else KeptIslands.first(islands)
         self.islands: dict[int, Sequence[int]] = dict(kept.members)
         self.data_secret = data_secret
-        self.story = Story("resource manager", pace=NotePace("session {}".format).paced)
+        self.story = Story("resource manager", pace=NotePace(str, "session").paced)
         self.inventory = Inventory(self.islands, last_epoch=last_epoch, lost_after_s=lost_after_s)
         self.shared = SharedIslands(kept, self.islands, self.inventory)
         self.states: dict[int, IslandState] = {}

@@ -482,3 +482,42 @@ def test_a_launch_for_which_its_session_has_no_room_waits_for_no_memory() -> Non
     front.free(1, 2, session=2)
     sent = [c.message for c in front.done(0, 1) if isinstance(c, SendIsland)]
     assert [m.results for m in sent if isinstance(m, IslandLaunch)] == [-1]
+
+
+def rounds_in(vectors: int) -> Harness:
+    """A front with a loop, whose devices have room for so many vectors."""
+    front = Harness(sessions=(1, 2))
+    for host, island in ISLAND_OF_HOST.items():
+        up = HostUp(host, 2, f"t{host}", f"d{host}", 2, 100 + host, "", vectors * VECTOR.nbytes)
+        front.checked(front.launches.host_up(island, up))
+    program = planned(looping(times=40))
+    front.checked(front.launches.register(1, 1, program))
+    for segment in program.segments:
+        for host in segment.hosts:
+            front.ready(segment, host)
+    front.put(12, slice=2)
+    return front
+
+
+def test_a_loop_goes_on_once_its_own_session_drops_arrays() -> None:
+    """1. A loop waits for memory of its own session and another one. 2. Some of its own is dropped."""
+    front = rounds_in(6)
+    for buffer, session in ((13, 1), (14, 1), (1, 2), (2, 2), (3, 2)):
+        front.put(buffer, slice=2, session=session)
+    assert front.launch(1, (12,), 20) == []
+    assert sent(front.free(13, 14))
+
+
+def test_a_launch_passes_no_loop_that_it_would_leave_no_room() -> None:
+    """1. A loop is between its parts. 2. A launch whose results fit now, and no more beside a part of the loop, waits
+    until it is over."""
+    front = rounds_in(6)
+    sketch = sketch_with_slices("several")
+    front.register(sketch.planned(*(sketch.call(f"f{k}", slice=2) for k in range(4)), key=50), 2)
+    commands, begun = front.launch(1, (12,), 20), []
+    assert sent(front.launch(2, (), 30, program=2)) == []
+    while sends := sent(commands):
+        begun += [send.message.results for send in sends]
+        commands = [c for send in sends for c in front.done(send.island, send.message.sequence)]
+        assert not to_client(commands, kind=LaunchFailed)
+    assert begun.pop() == 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -36,10 +37,10 @@ from tests.unit.helpers import VECTOR
 EACH = VECTOR.nbytes  # a vector on slice 1 is replicated over two devices of host 0
 
 
-def front(vectors: int, pool: str = "") -> Harness:
+def front(vectors: int, pool: str = "", **options: Any) -> Harness:
     """Sessions 1 and 2 with a program over slice 1. Each device has room for so many vectors, or all of them together
     where they share a pool."""
-    found = Harness(sessions=(1, 2))
+    found = Harness(sessions=(1, 2), **options)
     for host, island in ISLAND_OF_HOST.items():
         up = HostUp(host, 2, f"transfer-{host}", f"data-{host}", 2, 100 + host, "", vectors * EACH, pool)
         found.checked(found.launches.host_up(island, up))
@@ -275,11 +276,32 @@ def test_what_those_that_go_on_free_is_for_the_next_round(monkeypatch: pytest.Mo
 
     def resumed(sessions: Iterable[Session]) -> list[Send]:
         rounds.append([session.id for session in sessions])
-        return admission.memory_freed(2) if len(rounds) < 3 else []
+        return admission.memory_freed() if len(rounds) < 3 else []
 
     monkeypatch.setattr(admission, "resume", resumed)
-    assert admission.memory_freed(1) == []
-    assert rounds == [[2], [2], [2]]
+    assert admission.memory_freed() == []
+    assert rounds == [[1, 2]] * 3
+
+
+def test_others_go_on_though_a_call_of_a_session_ends_in_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1. Session 1 fills the memory, and session 2 waits for some. 2. A call of session 1 trips over a defect, and its
+    client is ended for it. 3. Session 2 has its turn."""
+    f = front(4, max_in_flight=1)
+    for buffer, session in ((1, 1), (1, 2), (2, 1)):
+        f.put(buffer, session=session)
+    f.launch(1, (1,), 11)
+    assert started(f.launch(1, (1,), 90, session=2)) == []
+    f.launch(2, (1,), 12)
+    f.launch(3, (1,), 13)
+
+    def trips(*_: object) -> list[Send]:
+        raise RuntimeError("a defect")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f.launches.admission, "_step", trips)
+        with pytest.raises(RuntimeError, match="a defect"):
+            f.launches.cancellation.cancel(f.launches.sessions[1], Cancel(3))
+    assert started(f.checked(f.launches.close_session(1))) == [90]
 
 
 def test_a_session_goes_on_once_its_only_launch_is_cancelled() -> None:
@@ -334,6 +356,21 @@ def test_a_launch_passes_none_that_it_would_leave_no_room() -> None:
     assert to_client(found, kind=LaunchFailed) == []
     assert started(found) == [10]
     assert [m.results for m in to_island(found, 2, IslandLaunch)] == [20]
+
+
+def test_a_launch_of_a_higher_priority_passes_no_frees_that_it_needs() -> None:
+    """1. One launch may be under way. Another waits, and behind it arrays that are dropped. 2. A launch of a higher
+    priority comes, for which there is room once they are: it stays behind these."""
+    f = front(6, max_in_flight=1)
+    f.register(calling(1, 3, key=9), 2)
+    for buffer in (1, 2, 3):
+        f.put(buffer)
+    assert started(f.launch(1, (1,), 10) + f.launch(2, (2,), 11) + f.free(2, 3)) == [10]
+    f.checked(f.launches.admission.call(f.launches.sessions[1], launch_of(3, 2, (), 20, 10)))
+    assert started(f.done(0, 1)) == [11]
+    found = f.done(0, 2)
+    assert to_client(found, kind=LaunchFailed) == []
+    assert [m.launch.results for m in to_island(found, 0, PrioritizedIslandLaunch)] == [20]
 
 
 def test_a_launch_passes_one_that_it_leaves_room() -> None:

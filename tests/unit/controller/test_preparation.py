@@ -419,3 +419,17 @@ def test_plans_count_with_the_functions_that_their_session_has_sent(monkeypatch:
     assert session.plan_bytes == size
     front.launches.register(1, 1, PlannedProgram(7, 1, "", failure=TRANSIENT))
     assert session.plan_bytes == 0
+
+
+def test_each_program_that_a_scheduler_blames_is_named_alone() -> None:
+    front = Harness(sessions=(1, 2))
+    found = [front.register(program_over(1, key=key, session=key), 1, ready=False) for key in (1, 2)]
+    for program, name in zip(found, ("one", "two"), strict=True):
+        program.name = name
+    down = HostDown(0, 1, "it took too long", "CompileError", compiling=(1, 2), decided=True)
+    front.checked(front.launches.host_down(down))
+    texts = [program.failure.message for program in found if program.failure is not None]
+    assert [text.split(": ") for text in texts] == [
+        [f"program '{name}' was not compiled", "it took too long. The hosts of island 0 start again"]
+        for name in ("one", "two")
+    ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from pathways_ray.controller.circuit_breaker import MAX_DEATHS
@@ -323,35 +321,6 @@ def test_those_go_that_a_session_held_back_which_ends() -> None:
     assert to_island(f.launch(1, (1,), 10, session=3), 0, IslandLaunch) == []
     (sent,) = to_island(f.checked(f.launches.close_session(2)), 0, IslandLaunch)
     assert sent.session == 3
-
-
-def test_a_turn_is_not_lost_to_others_that_go_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    1. The window is one, and three tenants wait behind the first.
-    2. The first launch ends: it is the turn of session 2. A call of that one lets others look for room, as it does
-       where it frees memory.
-    3. It goes first all the same, and not last: its place in the queue was gone.
-    """
-    f = front(*map(Tenant, "abcd"), window=1)
-    for session in (1, 2, 3, 4):
-        f.register(program_over(1, 2, key=session, session=session), 1)
-        f.put(1, session=session)
-        f.launch(1, (1,), 10, session=session)
-    admission = f.launches.admission
-    step = admission._step
-
-    def frees(*of_call: Any) -> Any:
-        found = admission.release()
-        done = step(*of_call)
-        return done if done is None else found + done
-
-    monkeypatch.setattr(admission, "_step", frees)
-    owners = [record.session for record in f.launches.in_flight.values()]
-    for sequence in range(1, 5):
-        for island in (0, 1):
-            f.checked(f.launches.done(island, Done((sequence,), (10_000,))))
-        owners += [record.session for record in f.launches.in_flight.values()]
-    assert owners == [1, 2, 3, 4]
 
 
 def test_launches_of_one_island_pass_those_that_wait_for_several() -> None:
