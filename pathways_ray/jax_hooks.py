@@ -304,17 +304,17 @@ def keep_weakly(kind: type) -> None:
 
 
 def at_effects_barrier(flush: Callable[[], None]) -> None:
-    """Has `jax.effects_barrier()` call a function as well."""
+    """Has `jax.effects_barrier()` call a function as well, in whatever thread: each has its own tokens."""
     from jax._src import dispatch
 
-    tokens: Any = dispatch.runtime_tokens
-    by_jax = tokens.block_until_ready
+    kind: Any = dispatch.RuntimeTokenSet
+    by_jax = kind.block_until_ready
 
-    def wait() -> None:
-        by_jax()
+    def wait(tokens: Any) -> None:
+        by_jax(tokens)
         flush()
 
-    tokens.block_until_ready = wait
+    kind.block_until_ready = wait
 
 
 def lying(traced: Any) -> list[Any]:

@@ -107,6 +107,33 @@ def test_a_barrier_raises_what_the_first_call_of_a_session_raised(caplog: pytest
         session.close()
 
 
+def test_a_barrier_waits_and_raises_in_any_thread() -> None:
+    """It did in the one alone that had imported the client: JAX's tokens are those of a thread."""
+    made: list[int] = []
+    found: list[str] = []
+    goes_on = threading.Event()
+
+    def slow() -> None:
+        goes_on.wait(20)
+        made.append(1)
+        raise KeyError("slow")
+
+    def barrier() -> None:
+        try:
+            jax.effects_barrier()
+        except KeyError as error:
+            found.extend(error.args * len(made))
+
+    one = DebugCalls()
+    one.made(calls(slow), CALLED)
+    thread = threading.Thread(target=barrier)
+    thread.start()
+    goes_on.set()
+    thread.join(20)
+    assert found == ["slow"]
+    one.close()
+
+
 def test_what_a_call_raised_does_not_hold_the_values_of_its_launch() -> None:
     def bad() -> None:
         raise KeyError("x")
