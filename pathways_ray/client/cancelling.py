@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pathways_ray.client import events
-from pathways_ray.client.buffer import BufferRecord
+from pathways_ray.client.buffer import READY, BufferRecord
 from pathways_ray.client.ending import WAKE_ALL, Ending
 from pathways_ray.errors import Failure
 from pathways_ray.transport import messages as wire
@@ -24,8 +24,8 @@ class Cancelling(Ending):
 
     def _cancelling(self, event: events.Cancelling, now: float) -> Sequence[events.Command]:
         launch = self.maker_of(event.buffer)
-        if not launch or event.buffer.fetched:  # the user may have its value
-            return ()
+        if not launch or any(result.shown is READY for result in self.pending.get(launch, ())):
+            return ()  # the user may have a value of the launch, which ends as a whole
         if any(isinstance(m := queued.message, wire.Launch) and m.launch == launch for queued in list(self.queue)):
             return self._fail(launch, Failure("Cancelled", "the launch was cancelled before it was sent"), now)
         if launch not in self.unanswered and self.coalescer.cancel(launch):

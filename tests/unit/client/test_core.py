@@ -822,17 +822,22 @@ def test_there_is_nothing_to_cancel_in_what_is_there() -> None:
     assert script.take() == []
 
 
-def test_there_is_nothing_to_cancel_in_what_was_read_before_its_outcome_came() -> None:
-    """1. A host says the value. 2. The array is cancelled: the controller is asked nothing. 3. The outcome comes."""
+@pytest.mark.parametrize("cancelled", [0, 1])
+@pytest.mark.parametrize("early", [False, True])
+def test_there_is_nothing_to_cancel_in_what_was_read_before_its_outcome_came(early: bool, cancelled: int) -> None:
+    """1. A host says the value. 2. The array, or another of its launch, is cancelled: the controller is asked nothing.
+    3. The outcome comes."""
     script = Script()
-    (x,) = script.launch()
-    script.take()
+    script.core.early.prepared(1, 1, 0)
+    script.core.early.allowed(0, early)
+    both = x, _ = script.core.new_buffers(2)
+    assert isinstance(script.core.launch(1, (), both), EarlyLaunch) == early
     script.core.early.came(x)
-    script.handle(Cancelling(x))
+    script.handle(Cancelling(both[cancelled]))
     assert script.take() == []
     assert (x.failure, x.late) == (None, False)
     script.handle(Completed((1,)))
-    assert state(x) == [READY]
+    assert state(*both) == [READY, READY]
 
 
 def test_what_left_as_one_with_a_cancelled_launch_lives_on() -> None:
