@@ -6,6 +6,7 @@ them, as in JAX, and raises what the first of a session raised.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import queue
@@ -48,6 +49,15 @@ def _flush_all() -> None:
 
 
 jax_hooks.at_effects_barrier(_flush_all)
+
+
+@atexit.register  # behind JAX's, so that it is called before
+def _flush_at_exit() -> None:
+    """Waits for the debug calls of all sessions, and drops what they raised, which is in the log: JAX's own end begins
+    with a barrier, and would stop there."""
+    for one in living(_all):
+        one.flush()
+        one.raised = None
 
 
 class DebugCalls:

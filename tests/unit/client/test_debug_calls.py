@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -132,6 +134,22 @@ def test_a_barrier_waits_and_raises_in_any_thread() -> None:
     thread.join(20)
     assert found == ["slow"]
     one.close()
+
+
+def test_what_nobody_asked_for_does_not_stop_what_jax_does_at_exit() -> None:
+    """Its end begins with a barrier, which raised it."""
+    script = """
+from tests.unit.client.test_debug_calls import CALLED, DebugCalls, calls
+
+def bad():
+    raise KeyError("bad")
+
+one = DebugCalls()
+one.made(calls(bad), CALLED)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert "a debug call of f (here) raised KeyError('bad')" in ended.stderr
+    assert "atexit" not in ended.stderr
 
 
 def test_what_a_call_raised_does_not_hold_the_values_of_its_launch() -> None:
