@@ -221,7 +221,8 @@ class GraphBuilder:
                 return constant(np.asarray(atom.val, kind.dtype))
             return values[atom]
 
-        for equation in used_equations(jaxpr):
+        equations, used = used_equations(jaxpr)
+        for equation in equations:
             if equation.primitive is capture_p:
                 outputs = [constant(equation.params["captured"].array)]
                 self._check_mine(outputs[0].kind)
@@ -233,7 +234,7 @@ class GraphBuilder:
                 captured = [constant(array) for array in operation.captured]
                 outputs = self._operation(operation, [*captured, *(read(atom) for atom in equation.invars)])
             elif holds_calls(equation) or puts.moves_inside(self, equation, map(read, equation.invars)):
-                outputs = self._inner(equation, jaxpr, [read(atom) for atom in equation.invars])
+                outputs = self._inner(equation, used, [read(atom) for atom in equation.invars])
             elif (moved := puts.moved(self, equation, read)) is not None:
                 outputs = moved
             else:
@@ -246,10 +247,10 @@ class GraphBuilder:
             values.update(zip(equation.outvars, outputs, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _inner(self, equation: Any, jaxpr: Any, inputs: list[Value]) -> list[Value]:
+    def _inner(self, equation: Any, used: set[Any], inputs: list[Value]) -> list[Value]:
         """An operation whose bodies call compiled functions, capture arrays, or put values on other slices."""
         if equation.primitive.name in CONTROL:
-            return self.control(self, jaxprs.without_unused(equation, jaxpr), inputs)
+            return self.control(self, jaxprs.without_unused(equation, used), inputs)
         if equation.primitive.name not in INLINED:
             raise TraceError(
                 f"program {self.name!r} calls a compiled function inside {equation.primitive.name} "

@@ -66,16 +66,14 @@ def inner_constants(equation: Any) -> Iterator[Any]:
             yield from inner_constants(nested)
 
 
-def without_unused(equation: Any, jaxpr: Any) -> Any:
-    """An equation of a jaxpr, whose results that nobody uses are marked as such."""
-    used = {a for one in used_equations(jaxpr) for a in one.invars if isinstance(a, jex_core.Var)}
-    used.update(atom for atom in jaxpr.outvars if isinstance(atom, jex_core.Var))
+def without_unused(equation: Any, used: set[Any]) -> Any:
+    """An equation whose results that nobody uses are marked as such; `used` are the variables of its jaxpr that are."""
     return equation.replace(outvars=[v if v in used else jex_core.DropVar(v.aval) for v in equation.outvars])
 
 
-def used_equations(jaxpr: Any, wanted: Iterable[Any] | None = None) -> list[Any]:
+def used_equations(jaxpr: Any, wanted: Iterable[Any] | None = None) -> tuple[list[Any], set[Any]]:
     """The equations whose results are used or that have effects (debug calls), so that nothing is placed for the sake
-    of others. Left out, `wanted` are the outputs."""
+    of others, and the variables that are used. Left out, `wanted` are the outputs."""
     wanted = jaxpr.outvars if wanted is None else wanted
     needed = {atom for atom in wanted if isinstance(atom, jex_core.Var)}
     used = []
@@ -83,4 +81,4 @@ def used_equations(jaxpr: Any, wanted: Iterable[Any] | None = None) -> list[Any]
         if equation.effects or not needed.isdisjoint(equation.outvars):
             used.append(equation)
             needed.update(atom for atom in equation.invars if isinstance(atom, jex_core.Var))
-    return used[::-1]
+    return used[::-1], needed

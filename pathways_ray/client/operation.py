@@ -161,7 +161,7 @@ class Operation:
         if not self.donated:
             return ()
         jaxpr = self.closed.jaxpr
-        used = {id(atom) for atom in jaxpr.outvars}.union(id(a) for one in used_equations(jaxpr) for a in one.invars)
+        _, used = used_equations(jaxpr)
 
         def kind(aval: Any, spec: Spec) -> Any:
             array = array_type(prng.data_type(aval))
@@ -171,7 +171,7 @@ class Operation:
         taken: list[int] = []
         for k in self.donated:
             one = kind(self.closed.in_avals[k], inputs[k])
-            if id(jaxpr.invars[k]) in used and room[one] > 0:
+            if jaxpr.invars[k] in used and room[one] > 0:
                 room[one] -= 1
                 taken.append(k)
         return tuple(taken)

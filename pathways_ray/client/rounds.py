@@ -144,9 +144,7 @@ def _without_unused(loop: Loop) -> Loop:
 
 def _taken(jaxpr: Any, outputs: Sequence[Any]) -> set[int]:
     """The numbers of the inputs that these outputs depend on."""
-    variables = {atom for atom in outputs if isinstance(atom, jex_core.Var)}
-    for equation in used_equations(jaxpr, variables):
-        variables.update(atom for atom in equation.invars if isinstance(atom, jex_core.Var))
+    _, variables = used_equations(jaxpr, outputs)
     return {k for k, variable in enumerate(jaxpr.invars) if variable in variables}
 
 

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client import graph_builder, jaxprs
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.stages import Lowered
 from pathways_ray.errors import GraphError, TraceError, UsageError
@@ -250,6 +251,30 @@ def test_a_scan_says_the_number_that_a_carry_has_for_the_user(session: Nowhere) 
     for rows in (np.ones((3, 8)), None):
         with pytest.raises(GraphError, match=r"changes the layout of carry 2: it takes it as slice3:P\(\)"):
             pw.program(lambda v, rows=rows: pw.scan(body, (0, 1.0, here(v)), rows, 3)[0][2]).lower(np.arange(8.0))
+
+
+def test_what_a_program_uses_is_looked_for_once(
+    monkeypatch: pytest.MonkeyPatch, a: VirtualSlice, b: VirtualSlice
+) -> None:
+    """Each branch and loop looked through the whole of the program: the time grew with the square of its size."""
+    f, g = double(a), double(b)
+    looked: list[int] = []
+    by_itself = jaxprs.used_equations
+
+    def counted(jaxpr: Any, *wanted: Any) -> Any:
+        looked.append(len(jaxpr.eqns))
+        return by_itself(jaxpr, *wanted)
+
+    for module in (jaxprs, graph_builder):
+        monkeypatch.setattr(module, "used_equations", counted)
+
+    def program(v: Any) -> Any:
+        for _ in range(5):
+            v = pw.cond(v[0] > 0, lambda v: g(f(v)), lambda v: g(f(f(v))), v)
+        return v
+
+    pw.program(program).lower(V)
+    assert looked.count(max(looked)) == 1
 
 
 def test_a_loop_leaves_out_what_nobody_uses(a: VirtualSlice, b: VirtualSlice) -> None:
