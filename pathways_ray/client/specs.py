@@ -50,7 +50,7 @@ def spec_from_user(value: PartitionSpec | None, axes: tuple[str, ...], rank: int
 def warn_of_memory(target: Any) -> None:
     """Warns, once for each, of a memory kind in what an array is put to: slices have the memory of their devices."""
     kind = target if isinstance(target, jax.memory.Space) else getattr(target, "memory_kind", None)
-    if kind not in (None, "device", jax.memory.Space.Device):
+    if kind not in (None, "device", jax.memory.Space.Device, jax.memory.Space.Any):
         _warn_of_kind(str(kind))
 
 

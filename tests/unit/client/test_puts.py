@@ -431,5 +431,5 @@ def test_a_memory_kind_is_left_out_with_one_warning(session, a4, put, kind) -> N
         found = [put(x, x.sharding) for _ in range(2)]
     assert [one.filename for one in caught] == [__file__]
     assert [one.sharding for one in found] == [x.sharding] * 2
-    for plain in (jax.memory.Space.Device, x.sharding.with_memory_kind("device")):
+    for plain in (jax.memory.Space.Device, jax.memory.Space.Any, x.sharding.with_memory_kind("device")):
         assert jax.device_put(x, plain).sharding == x.sharding
