@@ -25,7 +25,7 @@ from pathways_ray.client.debugging import NanCheck, checks_asked, has_such
 from pathways_ray.client.graph_builder import GraphBuilder, Value
 from pathways_ray.client.jaxprs import CONTROL, equations_of, inner_constants, inner_equations, is_transposed
 from pathways_ray.client.outlines import Outline, Outliner, Place, line_of, own_layout, without_code
-from pathways_ray.client.rounds import Loop, nothing_yet, unrolled, while_of
+from pathways_ray.client.rounds import Loop, nothing_yet, unrolled, users_numbers, while_of
 from pathways_ray.client.routed_rows import RowCheck
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.client.tracer import call_p, capture_p, holds_calls, is_call, slices_named
@@ -182,7 +182,8 @@ class _Control:
             constants = given[:before]
             # Round t takes row t of what is scanned: on the same slice, and whole along what is left of its dimensions.
             rest = [None if place is None else Layout(place.slice, place.spec[1:]) for place in given[before + count :]]
-        found, carry = self._carried(body, constants, self.inputs[before : before + count], range(count), rest)
+        numbers = users_numbers(self.equation, count)
+        found, carry = self._carried(body, constants, self.inputs[before : before + count], numbers, rest)
         stacked = [
             None if p is None else Layout(p.slice, ((), *p.spec) if p.spec else ()) for p in found.results[count:]
         ]

@@ -48,7 +48,7 @@ def while_of(equation: Any, inputs: list[Value]) -> Loop:
             inputs[tests + shared :],
             _used(equation),
             _line(body),
-            range(len(_used(equation))),
+            users_numbers(equation, len(equation.outvars)),
             test=params["cond_jaxpr"],
             known=inputs[:tests],
         )
@@ -65,7 +65,8 @@ def unrolled(equation: Any, inputs: list[Value]) -> Loop:
     stacked = equation.outvars[carried:]
     used, line = _used(equation), _line(closed)
     if not rows and not stacked:
-        return _without_unused(Loop(closed, inputs[:constants], inputs[constants:], used, line, range(carried), length))
+        numbers = users_numbers(equation, carried)
+        return _without_unused(Loop(closed, inputs[:constants], inputs[constants:], used, line, numbers, length))
 
     def step(*values: Any) -> list[Any]:
         shared, scanned = values[:constants], values[constants : constants + rows]
@@ -97,6 +98,16 @@ def unrolled(equation: Any, inputs: list[Value]) -> Loop:
             length,
         )
     )
+
+
+def users_numbers(equation: Any, count: int) -> Sequence[int]:
+    """The numbers that carried values have for the user. JAX has a `fori_loop` carry its count before them, and where
+    only devices know its bounds the upper one too."""
+    params = equation.params
+    body, before = (params["body_jaxpr"], 2) if "body_jaxpr" in params else (params["jaxpr"], 1)
+    if body.jaxpr.debug_info.traced_for != "fori_loop":
+        before = 0
+    return range(-before, count - before)
 
 
 def nothing_yet(variable: Any) -> Value:

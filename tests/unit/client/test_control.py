@@ -226,7 +226,7 @@ def test_branches_of_different_layouts_are_refused_with_both_lines(session: Nowh
 def test_a_carry_that_changes_its_layout_is_refused_with_its_line(session: Nowhere) -> None:
     wide = session.slice(4, 3)
     cut, whole = double(wide, P("x")), double(wide)
-    with pytest.raises(GraphError, match=r"changes the layout of carry 1: .*P\(\).*P\(x\) .*made at test_control.py"):
+    with pytest.raises(GraphError, match=r"changes the layout of carry 0: .*P\(\).*P\(x\) .*made at test_control.py"):
         pw.program(lambda v: pw.fori_loop(0, 3, lambda i, c: cut(c), whole(v))).lower(np.arange(8.0))
 
 
@@ -251,6 +251,25 @@ def test_a_scan_says_the_number_that_a_carry_has_for_the_user(session: Nowhere) 
     for rows in (np.ones((3, 8)), None):
         with pytest.raises(GraphError, match=r"changes the layout of carry 2: it takes it as slice3:P\(\)"):
             pw.program(lambda v, rows=rows: pw.scan(body, (0, 1.0, here(v)), rows, 3)[0][2]).lower(np.arange(8.0))
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("upper", [3, np.int32(3)])
+def test_a_fori_loop_says_the_number_that_a_carry_has_for_the_user(session: Nowhere, several: bool, upper: Any) -> None:
+    """JAX carries the count, and the upper bound where the program gets it, before what the user does."""
+    here, there = double(session.slice(4, 3)), double(session.slice(4, 4))
+
+    def program(v: Any, n: Any) -> Any:
+        bound = n if isinstance(upper, np.int32) else upper
+        first = here(v) if several else there(v)
+
+        def body(_: Any, c: Any) -> Any:
+            return c[0] + 1, there(here(c[1])) if several else here(c[1])
+
+        return pw.fori_loop(0, bound, body, (0, first))[1]
+
+    with pytest.raises(GraphError, match=r"changes the layout of carry 1: it takes it as slice"):
+        pw.program(program).lower(np.arange(8.0), np.int32(3))
 
 
 def test_what_a_program_uses_is_looked_for_once(
