@@ -11,10 +11,11 @@ a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers, quotas
-from pathways_ray.controller.backlog import Backlog, Call, WaitingLaunch, priority_of, programs_of
+from pathways_ray.controller.backlog import Backlog, Call, WaitingLaunch, programs_of
 from pathways_ray.controller.cross_island import CrossIslandWindow
 from pathways_ray.controller.decisions import Decisions, Started
 from pathways_ray.controller.dispatch import Dispatch
@@ -166,12 +167,13 @@ class Admission:
 
     def _is_short(self, session: Session, backlog: Backlog, call: Call) -> bool:
         """Whether a call that may pass others would leave these no room."""
-        if not isinstance(call, WaitingLaunch) or not (backlog.prioritized or priority_of(call.message)):
+        if not isinstance(call, WaitingLaunch) or (program := session.programs.get(call.message.program)) is None:
             return False
-        program = session.programs.get(call.message.program)
-        ahead = programs_of(backlog.waiting, session.programs)
-        return program is not None and (
-            session.id in self.memory.waiting or not self.memory.leaves_room(session, program, ahead)
+        looked_at = list(islice(reversed(backlog.waiting), backlog.looks(call.message)))
+        if not any(isinstance(ahead, Free) for ahead in looked_at):
+            return False
+        return session.id in self.memory.waiting or not self.memory.leaves_room(
+            session, program, programs_of(looked_at, session.programs)
         )
 
     def memory_freed(self) -> list[Send]:

@@ -26,6 +26,10 @@ WAIT_LIMIT_S = 60.0
 """A launch waits this long for memory; then it fails."""
 
 
+MAX_PROGRAMS_AHEAD = 64
+"""Those that wait in the memory of a launch are not passed where they are of more programs: adding up takes time."""
+
+
 class Need(NamedTuple):
     """Bytes that a launch takes in a pool: its results without the arguments that it gives up, and its temporaries."""
 
@@ -148,19 +152,22 @@ class Memory:
     def leaves_room(self, session: Session, program: PlannedProgram, ahead: Sequence[PlannedProgram]) -> bool:
         """Whether a launch leaves room for those of its session that it passes, beside what the session has: where it
         does not, they would fail for good, though there is room for all of them in their order."""
-        result_bytes = sum(_largest(one.result_bytes for one in _parts(each)) for each in (program, *ahead))
+        # Each of them once: they may be many, and of few programs.
+        times, distinct = Counter(one.key for one in ahead), list({one.key: one for one in ahead}.values())
         temporaries = _largest(
             part.devices * _largest(part.temporary_bytes.values())
-            for each in (program, *ahead)
+            for each in (program, *distinct)
             for part in _parts(each)
         )
-        if result_bytes + temporaries <= self.slack:
+        results = _result_bytes(program) + sum(times[one.key] * _result_bytes(one) for one in distinct)
+        if results + temporaries <= self.slack:
             return True
-        # Each of them once: they may be many, and of few programs.
-        where, times = self._where(program), Counter(one.key for one in ahead)
-        near = [one for one in {one.key: one for one in ahead}.values() if not where.isdisjoint(self._where(one))]
+        where = self._where(program)
+        near = [one for one in distinct if not where.isdisjoint(self._where(one))]
         if not near:
             return True
+        if len(near) > MAX_PROGRAMS_AHEAD:
+            return False
         others = [(times[one.key], self._largest_needs(one)) for one in near]
         own, capacity, needs = self.held([session]), self.capacity(), self._largest_needs(program)
         for pool, need in needs.items():
@@ -304,6 +311,10 @@ def _named(pool: str) -> str:
 def _parts(program: PlannedProgram) -> tuple[PlannedProgram, ...]:
     """The parts of a program that go to islands one by one: all of it, or a segment of one that decides."""
     return program.segments or (program,)
+
+
+def _result_bytes(program: PlannedProgram) -> int:
+    return _largest(part.result_bytes for part in _parts(program))
 
 
 def _largest(sizes: Iterable[int]) -> int:

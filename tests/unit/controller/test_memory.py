@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pathways_ray.controller.memory import WAIT_LIMIT_S
+from pathways_ray.controller.memory import MAX_PROGRAMS_AHEAD, WAIT_LIMIT_S
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Send, Session
 from pathways_ray.ir.types import ArrayType
@@ -371,6 +371,16 @@ def test_a_launch_of_a_higher_priority_passes_no_frees_that_it_needs() -> None:
     found = f.done(0, 2)
     assert to_client(found, kind=LaunchFailed) == []
     assert [m.launch.results for m in to_island(found, 0, PrioritizedIslandLaunch)] == [20]
+
+
+def test_a_launch_passes_none_in_its_memory_where_these_are_of_too_many_programs() -> None:
+    """To look at each would take the time of others, with each call of a tenant."""
+    f = front(1000, pool="machine")
+    session = f.launches.sessions[1]
+    *ahead, program = (program_over(1, key=key) for key in range(10, MAX_PROGRAMS_AHEAD + 12))
+    leaves_room = f.launches.admission.memory.leaves_room
+    assert leaves_room(session, program, ahead[1:])
+    assert not leaves_room(session, program, ahead)
 
 
 def test_a_launch_passes_one_that_it_leaves_room() -> None:
