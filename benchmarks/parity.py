@@ -24,10 +24,9 @@ from benchmarks import measure
 from benchmarks.harness import Benchmark, Progress, Result, has_rows, option
 from benchmarks.peers.process import PeerError
 from benchmarks.peers.protocol import work
-from benchmarks.peers.systems import SYSTEMS, Running, start
+from benchmarks.peers.systems import FLOOR, JAX, SYSTEMS, Running, start
 from benchmarks.printing import Table, shows
 
-JAX = "jax-multicontroller"
 OURS = ("pathways", "pathways-no-fusion")
 PARITY = 0.95
 WARM = 3  # runs before
@@ -98,7 +97,7 @@ def search(probe: Callable[[int], Probe], first: int, lower: int, upper: int) ->
 @dataclass(frozen=True)
 class Settings:
     hosts: tuple[str, ...] = option(("2x1", "1x4"), "hosts x devices of each")
-    systems: tuple[str, ...] = option(OURS, choices=OURS)
+    systems: tuple[str, ...] = option((*OURS, FLOOR), choices=(*OURS, FLOOR))
     rounds: int = option(5, "paired runs of each ratio, of which the median counts")
     here: bool = option(False, "run JAX in this environment if its own is not built")
     target_s: float = 0.4  # of one measured run
@@ -172,9 +171,9 @@ def run(settings: Settings, progress: Progress) -> Result:
             progress.say(f"{name}, {topology}: starting")
             try:
                 with contextlib.ExitStack() as stack:
-                    wanted = {"ours": SYSTEMS[name], "jax": SYSTEMS[JAX].or_here(settings.here)}
                     systems = {}
-                    for kind, system in wanted.items():
+                    for kind, system in {"ours": SYSTEMS[name], "jax": SYSTEMS[JAX]}.items():
+                        system = system.or_here(settings.here and system.is_jax)
                         systems[kind] = stack.enter_context(contextlib.closing(start(system, hosts, devices)))
                     pair = Pair(systems, settings)
                     rows.append({"system": name, "hosts": hosts, "devices": devices, **pair.parity(progress)})

@@ -21,12 +21,11 @@ from benchmarks.harness import Benchmark, Progress, Result, has_rows, option
 from benchmarks.peers import rounds
 from benchmarks.peers.protocol import ALLREDUCE, CHAIN, NOOP
 from benchmarks.peers.rounds import TARGET_S
-from benchmarks.peers.systems import SYSTEMS
+from benchmarks.peers.systems import FLOOR, JAX, SYSTEMS
 from benchmarks.printing import Table, shows
 
 DEVICES_OF_HOSTS = {1: 4, 2: 1, 4: 1}  # for a number of hosts without one of devices
 TOPOLOGIES = ((1, 4), (2, 1), (4, 1))
-JAX = "jax-multicontroller"
 NAMES = ", ".join(SYSTEMS)
 
 MEASURED = (
@@ -101,12 +100,14 @@ RIVALS = {
         *("tf1-sessions chained", "monarch-actors chained", "monarch-actors list"),
     ),
     "pathways fused": (f"{JAX} fused", "ray-actors fused"),
+    f"{FLOOR} opbyop": (f"{JAX} opbyop",),
+    f"{FLOOR} opbyop-wait": (f"{JAX} opbyop-wait",),
 }
-"""What each way to run this runtime is compared with."""
+"""What each way to run this runtime is compared with, and the floor of a single controller."""
 
 
 def ratios(made: rounds.Session) -> list[dict[str, Any]]:
-    """Rates of this runtime over rates of others, round by round, for every payload that both have.
+    """Rates over rates of others, round by round, for every payload that both have.
 
     Where the other's payload is another operation (TensorFlow brings its own all-reduce) the ratio says so.
     """
@@ -128,7 +129,8 @@ def run(settings: Settings, progress: Progress) -> Result:
     measured = MEASURED.format(rounds=settings.rounds, target_s=settings.target_s, chain=CHAIN)
     result: Result = {"measured": measured, "topologies": [], "rows": [], "ratios": []}
     result["devices_apart"] = settings.apart
-    wanted = {name: SYSTEMS[name].or_here(settings.here and name == JAX) for name in SYSTEMS if name in settings.only}
+    systems = {name: SYSTEMS[name] for name in SYSTEMS if name in settings.only}
+    wanted = {name: system.or_here(settings.here and system.is_jax) for name, system in systems.items()}
     for hosts, devices in settings.hosts:
         with contextlib.ExitStack() as stack:
             if settings.apart:

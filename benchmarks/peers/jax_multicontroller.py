@@ -39,11 +39,12 @@ class HostProcess(jax_host.JaxHost):
 class MultiController(System):
     packages = ("jax", "jaxlib", "numpy")
     modes = for_both_payloads("opbyop", "opbyop-wait", "fused")
+    host: type[HostProcess] = HostProcess
 
     def configure(self, hosts: int, devices: int) -> None:
         self.payloads = jax_host.payloads(hosts)
         coordinator = jax_host.free_address()
-        self._hosts = [Worker(HostProcess, host, hosts, devices, coordinator) for host in range(hosts)]
+        self._hosts = [Worker(self.host, host, hosts, devices, coordinator) for host in range(hosts)]
         answers(self._hosts)
 
     def prepare(self, mode: str, payload: str, count: int) -> None:

@@ -25,6 +25,11 @@ class SystemInfo:
     environment: str
     module: tuple[str, ...]
 
+    @property
+    def is_jax(self) -> bool:
+        """Whether it needs no other package than JAX, which this environment has."""
+        return self.environment == "jax"
+
     def problem(self) -> str | None:
         """The reason that it cannot be started; None if it can."""
         return environments.problem(self.environment) if self.environment else None
@@ -42,10 +47,14 @@ class SystemInfo:
 
 
 HERE = "benchmarks.peers"
+JAX = "jax-multicontroller"
+FLOOR = "jax-behind-relays"
+"""Plain JAX, and what it costs to have it told by a process that does no work: the floor of a single controller."""
 SYSTEMS = {
     "pathways": SystemInfo("", (f"{HERE}.pathways",)),
     "pathways-no-fusion": SystemInfo("", (f"{HERE}.pathways", "--no-fusion")),
-    "jax-multicontroller": SystemInfo("jax", (f"{HERE}.jax_multicontroller",)),
+    JAX: SystemInfo("jax", (f"{HERE}.jax_multicontroller",)),
+    FLOOR: SystemInfo("jax", (f"{HERE}.jax_behind_relays",)),
     "ray-actors": SystemInfo("ray", (f"{HERE}.ray_actors",)),
     "ray-compiled-graphs": SystemInfo("ray", (f"{HERE}.ray_graphs",)),
     "tf1-sessions": SystemInfo("tf1", (f"{HERE}.tf1_sessions",)),

@@ -14,6 +14,21 @@ from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.messages import Message
 
 
+def gathers_until(batcher: Batcher) -> float:
+    """The time, by the clock of the running loop, until which the messages behind a batch that leaves now gather."""
+    pause = batcher.gather_s()
+    return asyncio.get_running_loop().time() + pause if pause else 0.0
+
+
+def call_from(time: float, function: Callable[[], None]) -> None:
+    """Has the running loop call a function soon, but not before a time."""
+    loop = asyncio.get_running_loop()
+    if time and time > loop.time():
+        loop.call_at(time, function)
+    else:
+        loop.call_soon(function)
+
+
 class AsyncOutbox:
     """Outgoing messages of one stream, carried by a link, or by gRPC for a client that has no link.
 
@@ -34,6 +49,7 @@ class AsyncOutbox:
         self._closed = False
         self._link: AsyncLink | None = None
         self._scheduled = False
+        self._gathers_until = 0.0
 
     def send(self, message: Message) -> None:
         self._batcher.put(message)
@@ -44,7 +60,7 @@ class AsyncOutbox:
             self._wake.set()
         elif not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            call_from(self._gathers_until, self._flush)
 
     def has_room(self, most: int) -> bool:
         """Whether no more than `most` messages wait for those before them to be taken by the other end."""
@@ -89,9 +105,8 @@ class AsyncOutbox:
         self._scheduled = False
         if self._closed:
             self._wake.set()
-        elif sent and (pause := self._batcher.gather_s()):
-            self._scheduled = True
-            asyncio.get_running_loop().call_later(pause, self._flush)
+        elif sent:
+            self._gathers_until = gathers_until(self._batcher)
 
     def _next(self) -> bytes | None:
         """The next batch of the messages that wait."""
@@ -133,12 +148,13 @@ class FanOut:
         self._batcher = Batcher(depth, long_gather_s=GATHER_S)
         self._branches: dict[int, Branch] = {}
         self._scheduled = False
+        self._gathers_until = 0.0
 
     def send(self, message: Message) -> None:
         self._batcher.put(message)
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            call_from(self._gathers_until, self._flush)
 
     def open(self, name: int) -> Branch:
         """A further link, or another one under the same name. It carries the messages sent from now on."""
@@ -152,11 +168,9 @@ class FanOut:
         self._batcher.clear()
 
     def _flush(self) -> None:
-        pause = self._batcher.gather_s() if self._batcher else 0.0
-        self._scheduled = pause > 0
+        self._scheduled = False
+        self._gathers_until = gathers_until(self._batcher)
         self._hand_out()
-        if pause:
-            asyncio.get_running_loop().call_later(pause, self._flush)
 
     def _hand_out(self) -> None:
         while batches := self._batcher.take():

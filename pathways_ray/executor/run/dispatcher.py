@@ -36,7 +36,7 @@ from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
 from pathways_ray.executor.run.following import FollowingLaunches
 from pathways_ray.executor.run.host_plan import HostPlan
-from pathways_ray.executor.run.inbox import FromScheduler, Inbox, Source
+from pathways_ray.executor.run.inbox import FromScheduler, Inbox, Read, Source
 from pathways_ray.executor.run.instructions import Called, Event, Handed, InputsArrived
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.ran import RanLaunches
@@ -100,7 +100,7 @@ class Dispatcher:
         self.tell: Callable[[FromLeader], None] = lambda entry: None
         self.say_leads: Callable[[], None] = lambda: None
         self.on_peers: Callable[[Sequence[Peer]], None] = lambda peers: None
-        self.reports = Reports(send)
+        self.reports = Reports(send, self.multi_host)
         self.calls = HostCalls(host, log)
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
@@ -116,7 +116,7 @@ class Dispatcher:
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
         self._queueing = threading.Lock()
-        self._begun = 0.0
+        self._begun = self._read_at = 0.0
         self._behind = 0
         self._busy_until: dict[Device, float] = {}
         self._passing_until: dict[Device, float] = {}
@@ -159,6 +159,7 @@ class Dispatcher:
     def _carry_out(self, batch: Sequence[Event]) -> None:
         """Handles events. The caller has the turn, without which nobody touches the core or enqueues."""
         self._begun = now = time.perf_counter()
+        self._read_at = batch.at if isinstance(batch, Read) else now
         self._behind = MANY if len(batch) > 2 or not self.inbox.empty() else 0
         self.driver.handle_batch(batch, now)
         if self._behind and self.inbox.empty():
@@ -254,11 +255,11 @@ class Dispatcher:
         are over when they come here, and are reported without another thread's help."""
         watcher = self._watcher(program)
         watched = Watched(sequence, values, program, self._begun, False, consumed, asked, later)
-        self._begun = time.perf_counter()
+        self._begun = over = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             watched.answer()
             self._decide(watched)
-            self.reports.done(sequence, self._taken(watched, self._begun), self._behind, later=asked)
+            self.reports.done(sequence, self._taken(watched, over), self._behind, over - self._read_at, later=asked)
         else:
             watcher.add(watched)
 

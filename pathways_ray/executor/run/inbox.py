@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from pathways_ray.executor.run.instructions import Event
 from pathways_ray.executor.threads import ending_with_process
 
 
-class FromScheduler(tuple[Event, ...]):
+class Read(tuple[Event, ...]):
+    """A batch that was read for the dispatcher, at this time of `time.perf_counter`."""
+
+    at: float
+
+
+class FromScheduler(Read):
     """A batch of the scheduler's. These are handled in the order in which they come, in whatever thread."""
 
-    __slots__ = ()
 
-
-class FromLog(tuple[Event, ...]):
+class FromLog(Read):
     """Entries of the log of the host that leads the island: the same, read by another thread."""
-
-    __slots__ = ()
 
 
 Source = type[FromScheduler] | type[FromLog]
@@ -65,7 +68,9 @@ class Inbox(queue.SimpleQueue[Sequence[Event]]):
         if lone and self._read[source] == self._handled[source] and self.handles_here(batch):
             return True
         self._read[source] += 1
-        self.put(source(batch))
+        left = source(batch)
+        left.at = time.perf_counter()
+        self.put(left)
         return False
 
     def handles_here(self, batch: Sequence[Event]) -> bool:

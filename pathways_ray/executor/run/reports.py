@@ -10,6 +10,7 @@ was under way for long.
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
@@ -26,9 +27,11 @@ from pathways_ray.waits import get_within
 MAX_GATHERED_S = 0.002
 """Time that a finished launch may stay here while more are under way."""
 
-UNDER_WAY_PART = 0.125
-MOST_GATHERED_S = 0.01
-"""The same as a part of the time that it was under way, and at most: behind a queue nobody notices."""
+UNDER_WAY_PART = 1 / 3
+MOST_GATHERED_S = 0.07
+"""The same as a part of the time that it was under way, and at most: behind a queue nobody notices. A launch is over
+when the last of its hosts has said so, and these begin to gather at different ones, so that the queue may become
+shorter by twice as many as this lets one of them keep."""
 
 MAX_GATHERED = ISLAND_WINDOW // 3
 """Finished launches that are reported without waiting for more. Of those that lie in the queues of devices half as many
@@ -41,10 +44,12 @@ class Reports:
 
     Args:
         send: puts a message on the stream to the scheduler.
+        multi_host: whether other hosts report the same launches.
     """
 
-    def __init__(self, send: Callable[[Message], None]) -> None:
+    def __init__(self, send: Callable[[Message], None], multi_host: bool = False) -> None:
         self._send = send
+        self._multi_host = multi_host
         self.early: EarlyReports[int | IslandLaunchFailed] = EarlyReports()
         self._with: dict[int, int] = {}
         """What others took on their devices that left as the same launch, in microseconds."""
@@ -56,7 +61,10 @@ class Reports:
         self._sequences: list[int] = []
         self._device_us: list[int] = []
         self._due: float | None = None
+        self._together = 0
         self._gathered_until: float | None = None
+        self._looks_at = math.inf
+        """When the thread of `run` looks again by itself."""
         self._gathering: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def left_s(self) -> float | None:
@@ -88,10 +96,11 @@ class Reports:
             elif later:
                 if self._due is None:
                     self._due = time.perf_counter() + MAX_GATHERED_S
-            elif self._gathered_until is None:
-                kept_s = max(MAX_GATHERED_S, min(UNDER_WAY_PART * under_way_s, MOST_GATHERED_S))
-                self._gathered_until = time.perf_counter() + kept_s
-                self._gathering.put(None)
+            else:
+                if self._gathered_until is None:
+                    self._gather(max(MAX_GATHERED_S, min(UNDER_WAY_PART * under_way_s, MOST_GATHERED_S)), device_us)
+                if self._together and not sequence % self._together:
+                    self._flush()
 
     def decided(self, message: Decided) -> None:
         """Values are known that somebody waits for; they are not gathered."""
@@ -160,16 +169,26 @@ class Reports:
     def run(self) -> None:
         """Reports what has been here for as long as it may; for a thread of its own."""
         while True:
-            until = self._gathered_until  # once: another thread may flush meanwhile
-            left = None if until is None else until - time.perf_counter()
-            if left is not None and left <= 0:
+            with self._lock:
+                until = self._gathered_until
+                self._looks_at = math.inf if until is None else until
+            if until is None:
+                self._gathering.get()
+            elif (left := until - time.perf_counter()) <= 0:
                 self.flush()
-                continue
-            with contextlib.suppress(queue.Empty):
-                if left is None:
-                    self._gathering.get()
-                else:
+            else:
+                with contextlib.suppress(queue.Empty):
                     get_within(self._gathering, left)
+
+    def _gather(self, kept_s: float, device_us: int) -> None:
+        """Begins to gather, for so long; with other hosts up to a launch whose number divides by a power of two, of as
+        many as are over until then: they come to one at the same time, and their scheduler wakes once for all."""
+        self._gathered_until = until = time.perf_counter() + kept_s
+        over = max(1, int(1e6 * kept_s) // max(1, device_us))
+        self._together = 1 << over.bit_length() - 1 if over == 1 or (self._multi_host and over <= MAX_GATHERED) else 0
+        if until < self._looks_at:
+            self._looks_at = until
+            self._gathering.put(None)
 
     def _flush(self) -> None:
         if self._sequences:

@@ -85,6 +85,46 @@ def test_what_is_sent_together_goes_together_and_in_order(monkeypatch: pytest.Mo
     told(story)
 
 
+@pytest.mark.parametrize("kind", ["outbox", "fan"])
+def test_nobody_wakes_where_nothing_has_gathered(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """
+    1. With much under way, what follows a message waits for others, from when that has left.
+    2. A message that comes later leaves at once.
+    3. Between the two nothing was to be called.
+    """
+    monkeypatch.setattr(batcher, "GATHER_S", 0.2)
+    monkeypatch.setattr(outboxes, "GATHER_S", 0.2)
+
+    async def story() -> None:
+        async with connected() as (here, there):
+            loop = asyncio.get_running_loop()
+            outbox = outboxes.AsyncOutbox(depth) if kind == "outbox" else outboxes.FanOut(depth)
+            branch = outbox.open(0) if isinstance(outbox, outboxes.FanOut) else outbox
+            carried = asyncio.ensure_future(branch.carry(here))
+            await asyncio.sleep(0)
+            outbox.send(Completed((1,)))
+            assert await launches(there, 1) == [[1]]
+            left = loop.time()
+            outbox.send(Completed((2,)))
+            outbox.send(Completed((3,)))
+            assert await launches(there, 2) == [[2, 3]]
+            assert loop.time() - left > 0.1
+            called: list[float] = []
+            monkeypatch.setattr(outboxes, "call_from", lambda time, function: called.append(time) or function())
+            await asyncio.sleep(0.4)
+            assert not called
+            assert not outbox._scheduled
+            outbox.send(Completed((4,)))
+            assert called[0] < loop.time()
+            assert await launches(there, 1) == [[4]]
+            carried.cancel()
+
+    def depth() -> int:
+        return batcher.GATHER_DEPTH + 1
+
+    told(story)
+
+
 def test_who_reads_nothing_holds_up_its_sender_until_it_reads() -> None:
     """An end does not read: at some time there is no room for more. Then it reads, and all of it comes."""
 

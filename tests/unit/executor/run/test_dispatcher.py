@@ -158,6 +158,26 @@ def test_a_chain_of_launches_gives_its_values_and_one_report_each(host: Served) 
     assert host.store.get(1, 19) is None
 
 
+def test_launches_that_end_within_the_call_are_reported_by_the_length_of_their_queue(
+    host: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their scheduler sends them long before their turn comes: it can wait for the report of some of them as well."""
+    kept: list[float] = []
+    done = host.dispatcher.reports.done
+
+    def noted(sequence: int, us: int, behind: int, under_way_s: float = 0.0, later: bool = False) -> None:
+        kept.append(under_way_s)
+        done(sequence, us, behind, under_way_s, later)
+
+    monkeypatch.setattr(host.dispatcher.reports, "done", noted)
+    with host.dispatcher.inbox.turn:  # another thread is at work
+        host.receive(*(IslandLaunch(k, 1, 1, (1,), k) for k in (304, 305, 306)))
+        time.sleep(0.3)
+    assert host.ended(3) == [304, 305, 306]
+    host.receive(Drop(1, (304, 305, 306)))
+    assert all(0.3 <= one < LIMIT_S for one in kept), kept
+
+
 def test_an_argument_comes_with_its_launch(host: Served) -> None:
     host.receive(IslandLaunch(300, 1, 1, (0,), 300, inline=((0, np.uint64(41).tobytes()),)))
     assert host.ended(1) == [300]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from pathways_ray.executor.run.inbox import FromLog, Inbox
+from pathways_ray.executor.run.inbox import FromLog, FromScheduler, Inbox
 from pathways_ray.transport.messages import Drop
 
 ONE, TWO, THREE, FOUR = (Drop(1, (number,)) for number in range(1, 5))
@@ -47,6 +48,16 @@ def test_several_are_left_to_the_dispatcher(inbox: Inbox, seen: list[Any]) -> No
     inbox.handle(inbox.get_nowait())
     assert inbox.read([THREE])
     assert seen == [ONE, TWO, THREE]
+
+
+def test_the_dispatcher_knows_when_a_batch_was_read(inbox: Inbox) -> None:
+    times = [time.perf_counter()]
+    for batch, source in (([ONE, TWO], FromScheduler), ([THREE], FromLog)):
+        inbox.read(batch, source)
+        times.append(time.perf_counter())
+    read = [inbox.get_nowait(), inbox.get_nowait()]
+    assert [list(batch) for batch in read] == [[ONE, TWO], [THREE]]
+    assert times[0] <= read[0].at <= times[1] <= read[1].at <= times[2]  # type: ignore[attr-defined]
 
 
 def test_no_message_passes_one_that_the_dispatcher_has_taken_out(inbox: Inbox, seen: list[Any]) -> None:

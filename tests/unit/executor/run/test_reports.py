@@ -108,6 +108,29 @@ def test_a_launch_that_was_under_way_for_long_stays_longer(
     assert sent.get(timeout=LIMIT_S) == Done((3,), (20,))
 
 
+@pytest.mark.parametrize("first", range(1, 9))
+def test_hosts_report_up_to_the_same_launches(
+    first: int, sent: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever they begin to gather. Six launches are over within the time that one may be kept, so four go together,
+    which is a power of two."""
+    reports = Reports(sent.put, multi_host=True)
+    monkeypatch.setattr("pathways_ray.executor.run.reports.MOST_GATHERED_S", 6 * LIMIT_S)
+    for sequence in range(first, 17):
+        reports.done(sequence, int(1e6 * LIMIT_S), behind=1000, under_way_s=1000 * LIMIT_S)
+    told = [sent.get_nowait().sequences for _ in range(sent.qsize())]  # type: ignore[attr-defined]
+    assert [sequences[-1] for sequences in told] == [k for k in (4, 8, 12, 16) if k >= first]
+    assert [one for sequences in told for one in sequences] == [*range(first, 17)]
+
+
+def test_what_takes_longer_than_it_may_be_kept_waits_for_no_other(
+    reports: Reports, sent: queue.SimpleQueue[Message]
+) -> None:
+    for sequence in (1, 2):
+        reports.done(sequence, 10_000_000, behind=1000, under_way_s=1000 * LIMIT_S)
+        assert sent.get_nowait() == Done((sequence,), (10_000_000,))
+
+
 def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
     reports.done(6, 20, behind=9)
     reports.failed(FAILED)
