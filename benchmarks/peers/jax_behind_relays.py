@@ -9,7 +9,7 @@ ordered, freed or reported. What is missing to JAX without a controller is the f
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from benchmarks.peers.jax_multicontroller import HostProcess, MultiController
@@ -18,6 +18,7 @@ from benchmarks.workers import Worker, answers
 
 BYTES = 40  # of a message, as in `benchmarks.relays`
 RELAYS = 2
+ANSWER_LIMIT_S = 20.0  # of one computation; a host that fails, or waits for one that has ended, does not answer
 
 
 def tuned(connection: socket.socket) -> socket.socket:
@@ -42,9 +43,13 @@ class Relay:
 
     def _forward(self) -> None:
         before = tuned(self._server.accept()[0])
-        while data := before.recv(1 << 16):
+        try:
+            while data := before.recv(1 << 16):
+                for each in self._behind:
+                    each.sendall(data)
+        finally:
             for each in self._behind:
-                each.sendall(data)
+                each.close()
 
 
 class ToldHost(HostProcess):
@@ -65,7 +70,7 @@ class ToldHost(HostProcess):
         waits = mode == "opbyop-wait"
         for messages in self._messages(self._client if waits else self._relay, count):
             self.steps(payload, messages)
-            if waits:
+            if waits and messages:
                 self.wait()
                 self._client.sendall(bytes(BYTES))
         found: list[float] = self.fetch().tolist()
@@ -86,29 +91,36 @@ class ToldHost(HostProcess):
 class BehindRelays(MultiController):
     modes = for_both_payloads("opbyop", "opbyop-wait")
     host = ToldHost
+    _relays: Sequence[Worker] = ()
 
     def configure(self, hosts: int, devices: int) -> None:
         super().configure(hosts, devices)
         behind = ports = self._ask("port")
-        self._relays: list[Worker] = []
         for _ in range(RELAYS):
             relay = Worker(Relay, behind)
-            self._relays.append(relay)
+            self._relays = [*self._relays, relay]
             relay.answer()
             behind = [relay.ask("port")]
         self._first = connected(*behind)
         self._direct = [connected(port) for port in ports]
+        for direct in self._direct:
+            direct.settimeout(ANSWER_LIMIT_S)
         self._ask("accept")
 
     def run(self, mode: str, payload: str, count: int) -> list[float]:
-        for host in self._hosts:
-            host.tell("run", mode, payload, count)
-        for _ in range(count):
-            if mode == "opbyop-wait":
-                self._told_and_done()
-            else:
-                self._first.sendall(bytes(BYTES))
-        return [value for part in answers(self._hosts) for value in part]
+        """Where a process fails or has ended, others may wait for it without end, so this one ends too, as in
+        `MultiController`."""
+        try:
+            for host in self._hosts:
+                host.tell("run", mode, payload, count)
+            for _ in range(count):
+                if mode == "opbyop-wait":
+                    self._told_and_done()
+                else:
+                    self._first.sendall(bytes(BYTES))
+            return [value for part in answers(self._hosts) for value in part]
+        except (OSError, RuntimeError) as error:
+            raise SystemExit(str(error)) from None
 
     def _told_and_done(self) -> None:
         """Tells all hosts, and waits for all."""
@@ -118,7 +130,7 @@ class BehindRelays(MultiController):
             left = BYTES
             while left:
                 if not (data := host.recv(left)):
-                    raise SystemExit("a host has ended")
+                    raise ConnectionError("a host has ended")
                 left -= len(data)
 
     def close(self) -> None:

@@ -160,9 +160,10 @@ class Dispatcher:
         """Handles events. The caller has the turn, without which nobody touches the core or enqueues."""
         self._begun = now = time.perf_counter()
         self._read_at = batch.at if isinstance(batch, Read) else now
-        self._behind = MANY if len(batch) > 2 or not self.inbox.empty() else 0
+        left, self._behind = self._behind, MANY if len(batch) > 2 or not self.inbox.empty() else 0
         self.driver.handle_batch(batch, now)
-        if self._behind and self.inbox.empty():
+        if (left or self._behind) and self.inbox.empty():  # this one may report nothing, and those before it have
+            self._behind = 0
             self.reports.flush()
 
     def _next(self, source: queue.SimpleQueue[T]) -> T:
@@ -301,8 +302,7 @@ class Dispatcher:
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 self._decide(watched)
-                under_way_s = time.perf_counter() - watched.begun
-                self.reports.done(watched.sequence, taken, watcher.queued.qsize(), under_way_s, watched.asked)
+                self.reports.done(watched.sequence, taken, watcher.queued.qsize(), over - watched.begun, watched.asked)
             del watched  # or it would be kept until the next launch comes
             watcher.finished()
 

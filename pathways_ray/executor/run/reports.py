@@ -29,9 +29,9 @@ MAX_GATHERED_S = 0.002
 
 UNDER_WAY_PART = 1 / 3
 MOST_GATHERED_S = 0.07
-"""The same as a part of the time that it was under way, and at most: behind a queue nobody notices. A launch is over
-when the last of its hosts has said so, and these begin to gather at different ones, so that the queue may become
-shorter by twice as many as this lets one of them keep."""
+"""The part of the time that it was under way for which it may stay longer, and the limit of that: behind a queue nobody
+notices. A launch is over when the last of its hosts has said so, and these begin to gather at different ones, so that
+the queue may become shorter by twice as many as this lets one of them keep."""
 
 MAX_GATHERED = ISLAND_WINDOW // 3
 """Finished launches that are reported without waiting for more. Of those that lie in the queues of devices half as many
@@ -78,7 +78,7 @@ class Reports:
         Args:
             device_us: on the devices.
             behind: launches that will be done after it, by what is known here.
-            under_way_s: since it began to be enqueued.
+            under_way_s: since this host read of it, or began to enqueue it.
             later: nobody waits for it. The caller flushes when it is time, as `left_s` says.
         """
         if sequence < 0 and (
@@ -97,10 +97,14 @@ class Reports:
                 if self._due is None:
                     self._due = time.perf_counter() + MAX_GATHERED_S
             else:
-                if self._gathered_until is None:
-                    self._gather(max(MAX_GATHERED_S, min(UNDER_WAY_PART * under_way_s, MOST_GATHERED_S)), device_us)
+                until = self._gathered_until
+                if until is None:
+                    until = self._gather(under_way_s, device_us)
                 if self._together and not sequence % self._together:
                     self._flush()
+                elif until < self._looks_at:
+                    self._looks_at = until
+                    self._gathering.put(None)
 
     def decided(self, message: Decided) -> None:
         """Values are known that somebody waits for; they are not gathered."""
@@ -180,15 +184,19 @@ class Reports:
                 with contextlib.suppress(queue.Empty):
                     get_within(self._gathering, left)
 
-    def _gather(self, kept_s: float, device_us: int) -> None:
-        """Begins to gather, for so long; with other hosts up to a launch whose number divides by a power of two, of as
-        many as are over until then: they come to one at the same time, and their scheduler wakes once for all."""
+    def _gather(self, under_way_s: float, device_us: int) -> float:
+        """Begins to gather, and returns until when.
+
+        Where other hosts report the same launches it ends with one whose number divides by `_together`, a power of two
+        that is no larger than the number of launches that are over until then. All hosts come to such a launch at the
+        same time, and their scheduler wakes once for all. Where that is 1, each launch is reported at once, on a single
+        host too: the next one would not be over in time.
+        """
+        kept_s = max(MAX_GATHERED_S, min(UNDER_WAY_PART * under_way_s, MOST_GATHERED_S))
         self._gathered_until = until = time.perf_counter() + kept_s
         over = max(1, int(1e6 * kept_s) // max(1, device_us))
         self._together = 1 << over.bit_length() - 1 if over == 1 or (self._multi_host and over <= MAX_GATHERED) else 0
-        if until < self._looks_at:
-            self._looks_at = until
-            self._gathering.put(None)
+        return until
 
     def _flush(self) -> None:
         if self._sequences:

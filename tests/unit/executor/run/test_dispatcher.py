@@ -178,6 +178,18 @@ def test_launches_that_end_within_the_call_are_reported_by_the_length_of_their_q
     assert all(0.3 <= one < LIMIT_S for one in kept), kept
 
 
+def test_launches_are_reported_behind_the_last_batch_though_that_reports_nothing(
+    host: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing comes behind it with which they could be reported, and they may be kept for long."""
+    monkeypatch.setattr("pathways_ray.executor.run.reports.MOST_GATHERED_S", 10 * LIMIT_S)
+    monkeypatch.setattr("pathways_ray.executor.run.reports.UNDER_WAY_PART", 1000 * LIMIT_S)
+    with host.dispatcher.inbox.turn:  # another thread is at work
+        host.receive(*(IslandLaunch(k, 1, 1, (1,), k) for k in (307, 308, 309)))
+        host.receive(Drop(1, (307,)), Drop(1, (308, 309)))
+    assert host.ended(3) == [307, 308, 309]
+
+
 def test_an_argument_comes_with_its_launch(host: Served) -> None:
     host.receive(IslandLaunch(300, 1, 1, (0,), 300, inline=((0, np.uint64(41).tobytes()),)))
     assert host.ended(1) == [300]

@@ -123,12 +123,27 @@ def test_hosts_report_up_to_the_same_launches(
     assert [one for sequences in told for one in sequences] == [*range(first, 17)]
 
 
-def test_what_takes_longer_than_it_may_be_kept_waits_for_no_other(
-    reports: Reports, sent: queue.SimpleQueue[Message]
+@pytest.mark.parametrize("part", [0.45, 0.6])
+def test_what_is_not_followed_by_another_in_time_waits_for_none(
+    part: float, reports: Reports, sent: queue.SimpleQueue[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each is reported at once where it took more than half of the time for which it may be kept; else both are kept.
+    The thread that looks after them is not woken for what has left."""
+    monkeypatch.setattr("pathways_ray.executor.run.reports.MOST_GATHERED_S", LIMIT_S)
     for sequence in (1, 2):
-        reports.done(sequence, 10_000_000, behind=1000, under_way_s=1000 * LIMIT_S)
-        assert sent.get_nowait() == Done((sequence,), (10_000_000,))
+        reports.done(sequence, int(1e6 * part * LIMIT_S), behind=1000, under_way_s=1000 * LIMIT_S)
+    assert sent.qsize() == (2 if part > 0.5 else 0)
+    assert reports._gathering.qsize() == (0 if part > 0.5 else 1)
+
+
+def test_nobody_is_woken_who_looks_in_time(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
+    """Only where something is to leave before."""
+    for sequence, under_way_s in enumerate((1.0, 1000.0, 0.0)):
+        reports.done(sequence, 1, behind=1000, under_way_s=under_way_s * LIMIT_S)
+        reports.done(sequence, 1, behind=1000, under_way_s=under_way_s * LIMIT_S)
+        reports.flush()
+    assert sent.qsize() == 3
+    assert reports._gathering.qsize() == 2
 
 
 def test_a_failure_comes_behind_what_ended_before_it(reports: Reports, sent: queue.SimpleQueue[Message]) -> None:
