@@ -108,8 +108,8 @@ class BehindRelays(MultiController):
         self._ask("accept")
 
     def run(self, mode: str, payload: str, count: int) -> list[float]:
-        """Where a process fails or has ended, others may wait for it without end, so this one ends too, as in
-        `MultiController`."""
+        """Runs the computations. Ends this process where another one fails or has ended: those that are left may wait
+        for it without end, as in `MultiController`."""
         try:
             for host in self._hosts:
                 host.tell("run", mode, payload, count)
