@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from functools import cache
 
 RUNNABLE_PER_CORE = 10
 """Runnable threads for each core up to which a machine counts as quick. An answer of another process takes some twenty
 turns on a core, its own threads and those of Ray; with so many before each turn, that is a second."""
+
+STOLEN_WITHIN_S = 1.0
+"""Time over which it is looked at how much of the cores a hypervisor gave to others."""
+
+MOST_STOLEN = 20.0
+"""The factor that counts at most for it: who says that it is slow, and hangs from then on, has to be found."""
 
 
 @cache
@@ -19,11 +27,43 @@ def slowness() -> float:
     """The factor by which processes of this machine take longer now: 1 on one that is quick, or does not say.
 
     It is read from the kernel's count of threads that run or want to (`/proc/loadavg`). That follows the load at once,
-    where an average takes a minute; who waits looks many times, so that it evens out.
+    where an average takes a minute; who waits looks many times, so that it evens out. A virtual machine whose
+    hypervisor gives its cores to others is slower by that as well.
     """
     try:
         with open("/proc/loadavg", encoding="ascii") as file:
             runnable = int(file.read().split()[3].split("/")[0])
     except (OSError, ValueError, IndexError):
-        return 1.0
-    return max(1.0, runnable / (_cores() * RUNNABLE_PER_CORE))
+        runnable = 0
+    return max(1.0, runnable / (_cores() * RUNNABLE_PER_CORE)) * _stolen.factor(time.monotonic())
+
+
+class StolenTime:
+    """The time in which this machine's cores had something to do and its hypervisor ran others (`steal` of
+    `/proc/stat`). Any thread may ask; two that do at once may see a second twice."""
+
+    def __init__(self) -> None:
+        self._looked = -math.inf
+        self._all = self._stolen = 0
+        self._factor = 1.0
+
+    def factor(self, now: float) -> float:
+        """The factor by which everything took longer than on cores of its own, in the last second or since it was last
+        asked for; 1 at first, and `MOST_STOLEN` at most."""
+        if now - self._looked < STOLEN_WITHIN_S:
+            return self._factor
+        is_first, self._looked = self._looked == -math.inf, now
+        try:
+            with open("/proc/stat", encoding="ascii") as file:
+                # user, nice, system, idle, iowait, irq, softirq, steal; what follows is in the first two already
+                times = [int(ticks) for ticks in file.readline().split()[1:9]]
+            every, stolen = sum(times), times[7]
+        except (OSError, ValueError, IndexError):
+            return 1.0
+        passed, lost = every - self._all, stolen - self._stolen
+        self._all, self._stolen = every, stolen
+        self._factor = 1.0 if is_first or lost <= 0 else min(passed / max(passed - lost, 1), MOST_STOLEN)
+        return self._factor
+
+
+_stolen = StolenTime()

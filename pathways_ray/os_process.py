@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -19,10 +20,13 @@ def started_at(pid: int) -> int:
         return 0
 
 
-def kill(pid: int, started: int = 0) -> None:
-    """Kills a process, if it is the one that began at `started` (0: whichever it is). One that is gone is fine."""
+def kill(pid: int, started: int = 0, reason: str = "") -> None:
+    """Kills a process, if it is the one that began at `started` (0: whichever it is), and prints the reason, if one is
+    given. One that is gone is fine."""
     if started and started_at(pid) != started:
         return
+    if reason:
+        print(f"process {pid} is killed: {reason}", file=sys.stderr, flush=True)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 

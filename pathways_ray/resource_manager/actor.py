@@ -312,7 +312,7 @@ class ResourceManager(Inspectable):
         asks every second."""
         node, pid, started = command.node, command.pid, command.started
         if node == ray.get_runtime_context().get_node_id():
-            os_process.kill(pid, started)
+            os_process.kill(pid, started, f"host {command.host}: {command.reason}")
         elif (node, pid) not in self.kills:
             task = self.kills[node, pid] = asyncio.ensure_future(self._kill_there(command))
             task.add_done_callback(lambda _: self.kills.pop((node, pid), None))
@@ -388,8 +388,8 @@ class ResourceManager(Inspectable):
                     threading.Thread(target=self._end_island, args=(command,), daemon=True).start()
                 case events.Keep():
                     self._keep()
-                case events.KillController(pid=pid, started=started) if pid:
-                    os_process.kill(pid, started)  # it is on this node
+                case events.KillController(pid=pid, started=started, reason=why) if pid:
+                    os_process.kill(pid, started, f"the controller: {why}")  # it is on this node
                 case events.KillController(actor):
                     with contextlib.suppress(ValueError):  # it ends just now
                         ray.kill(ray.get_actor(actor, names.NAMESPACE), no_restart=False)
