@@ -92,17 +92,26 @@ class DataLinks:
         with self.changing:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
             limit, since = limits.HOST_ABSENCE_LIMIT_S, time.monotonic()
-            self._changed.wait_for(lambda: self._closed or not self._is_dead(host), NEWS_LIMIT_S)
+            self._changed.wait_for(lambda: self._closed or self.link_of(host) is self._links.get(host), NEWS_LIMIT_S)
             self._changed.wait_for(lambda: self._closed or self._address(host), since + limit - time.monotonic())
             if self._closed is not None:
                 raise from_failure(self._closed)
-            address = self._addresses.get(host)
-            if address is None or not address.address:
+            if (link := self.link_of(host) or self._opened(host)) is None:
                 text = f"host {host} is down, and was not back in {limit:.0f} s; call again once it is"
                 raise from_failure(Failure("HostLost", text, host=host))
-            if (link := self.link_of(host)) is None:
-                link = self._links[host] = DataLink(self, address)
             return link
+
+    def _opened(self, host: int) -> DataLink | None:
+        if not self._address(host):
+            return None
+        link = self._links[host] = DataLink(self, self._addresses[host])
+        return link
+
+    def open(self, host: int) -> None:
+        """Opens the stream to a host that was not spoken to yet, and waits for nothing."""
+        with self.changing:
+            if host not in self._links and self._closed is None:
+                self._opened(host)
 
     def link_of(self, host: int) -> DataLink | None:
         """The stream to a host, where there is one that is alive."""
@@ -190,10 +199,6 @@ class DataLinks:
     def _address(self, host: int) -> str:
         known = self._addresses.get(host)
         return known.address if known is not None else ""
-
-    def _is_dead(self, host: int) -> bool:
-        """Whether the stream to the host's present incarnation broke."""
-        return host in self._links and self._links[host].dead is not None
 
     # --- put ----------------------------------------------------------------------------------------------------------
 
@@ -323,7 +328,7 @@ class DataLinks:
                     fetching.failure = link.dead
             self.wait_for([fetching for _, _, fetching in asked], sleeper, check)
             if pipe is not None and asked[0][2].in_file:
-                value = self._read(found, pipe, asked[0][0])
+                value = asked[0][0].read(found, pipe)
             self._end(asked, along.values(), pipe)
         except BaseException:  # also Ctrl-C in the midst of that
             self._end(asked, along.values(), pipe)
@@ -352,14 +357,6 @@ class DataLinks:
             self.reader.wake()
 
         return told
-
-    def _read(self, found: FetchedArray, pipe: Pipe, link: DataLink) -> np.ndarray[Any, Any]:
-        """The array that a host writes to a pipe."""
-        try:
-            return found.read(pipe)
-        except EOFError as error:
-            text = f"host {link.host} hung up while it sent an array: {error}"
-            raise from_failure(link.dead or Failure("HostLost", text, host=link.host)) from None
 
     def _new(self, waiting: Sleeper, make: Callable[[], T]) -> T | None:
         """A file in memory or a pipe, as one of `MAX_FILES`, for who then leaves `_with_files`, also at Ctrl-C."""

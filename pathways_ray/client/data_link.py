@@ -9,10 +9,12 @@ import contextlib
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client.array_pieces import Fetching, Pieces
+from pathways_ray.client.array_pieces import FetchedArray, Fetching, Pieces
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.local_reader import LocalReader
 from pathways_ray.client.upload_turns import UploadTurns
@@ -207,6 +209,14 @@ class DataLink:
             text = f"host {self.host} has not said in {DOOR_LIMIT_S:.0f} s whether it is on this machine; try again"
             raise from_failure(Failure("HostLost", text, host=self.host))
         return self.is_local
+
+    def read(self, found: FetchedArray, pipe: Pipe) -> np.ndarray[Any, Any]:
+        """The array that the host writes to a pipe. Raises `HostLost` where it hangs up."""
+        try:
+            return found.read(pipe)
+        except EOFError as error:
+            text = f"host {self.host} hung up while it sent an array: {error}"
+            raise from_failure(self.dead or Failure("HostLost", text, host=self.host)) from None
 
     def takes_files(self, size: int) -> bool:
         """Whether an array of `size` bytes goes in a file in memory: it is big, and the host is on this machine."""

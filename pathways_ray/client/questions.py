@@ -153,16 +153,19 @@ def _beside(core: ClientCore, record: BufferRecord) -> Sequence[BufferRecord]:
 
 
 def hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
-    """The hosts of a result, where all of them can be asked; else none."""
+    """The hosts of a result, where all of them can be asked; else none. Those that were not spoken to yet can be the
+    next time: who waits for values, and looks at none, would otherwise hear of each by way of the controller."""
     unplaced = record.kind is None or record.kind.slice is None or record.upload is not None
     if record.early and (unplaced or record.kind.slice.placed.hosts == (record.host,)):
         return (record.host,) if data.link_of(record.host) is not None else ()  # it has died: the outcome says so
     if unplaced:
         return ()
-    hosts: set[int] = set()
+    hosts: dict[int, None] = {}
     for device in record.kind.slice.placed.devices:  # of a slice of many hosts a few are looked at
-        if device.host not in hosts:
-            hosts.add(device.host)
-            if len(hosts) > MAX_ASKED or data.link_of(device.host) is None:
-                return ()
-    return tuple(hosts)
+        hosts[device.host] = None
+        if len(hosts) > MAX_ASKED:
+            return ()
+    others = [host for host in hosts if data.link_of(host) is None]
+    for host in others:
+        data.open(host)
+    return () if others else tuple(hosts)

@@ -101,6 +101,20 @@ def test_a_call_that_went_to_its_host_has_one_outcome(session: Any, slices: Any,
     assert "ready" in repr(one)
 
 
+def test_calls_of_who_waits_and_has_put_and_fetched_nothing_go_to_their_host_as_well(session: Any) -> None:
+    """Its values were made on the cluster, so it has no stream to a host until it waits for one."""
+    with pw.connect(session.url, session.token, name="waits") as client, client.virtual_slice((4,), ("x",)) as where:
+        y = pw.compiled(lambda: jnp.zeros(8), slice=where, out_specs=P("x"))()
+        step, turns = pw.compiled(lambda v: v + 1, slice=where, in_specs=P("x"), out_specs=P("x")), 0
+
+        def turn() -> None:
+            nonlocal y, turns
+            y, turns = step(y).block_until_ready(), turns + 1
+
+        until_taken(session, turn)
+        np.testing.assert_array_equal(np.asarray(y), np.full(8, turns, np.float32))
+
+
 def test_a_branch_begins_by_its_value_before_it_is_sent(session: Any, slices: Any) -> None:
     """
     1. A value on one island decides, again and again, until the host of the branch on the other begins it early.

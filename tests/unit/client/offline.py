@@ -113,6 +113,8 @@ class Hosts:
     def link_of(self, host: int) -> None:
         """No host was spoken to."""
 
+    open = link_of
+
     def wake(self) -> None:
         pass
 

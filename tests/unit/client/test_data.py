@@ -294,3 +294,23 @@ def test_no_stream_is_opened_behind_the_end_of_a_session() -> None:
     links.close(Failure("SessionClosed", "the session was closed"))
     with pytest.raises(SessionClosed, match="the session was closed"):
         links.is_near(0)
+    links.open(0)
+    assert links.link_of(0) is None
+
+
+def test_a_stream_is_opened_once_to_a_host_that_is_up_and_nobody_waits_for_it() -> None:
+    """One that broke stays so until there is news of its host: a put or a fetch waits for that."""
+    data = DataLinks(1, "", (HostAddress(0, 1, "127.0.0.1:1"), HostAddress(1, 1, "")))
+    try:
+        for host in (0, 0, 1, 2):
+            data.open(host)
+        assert [*data._links] == [0]
+        link = data._links[0]
+        until(lambda: link.dead is not None)  # nobody listens there
+        data.open(0)
+        assert data._links == {0: link}
+        data.host_changed(HostAddress(0, 2, "127.0.0.1:1"))
+        data.open(0)
+        assert data._links[0].epoch == 2
+    finally:
+        data.close(Failure("SessionClosed", "the session was closed"))

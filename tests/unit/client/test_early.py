@@ -313,9 +313,13 @@ class Asked:
     def __init__(self, *known: int) -> None:
         self.known = known
         self.asked: list[tuple[list[int], set[int]]] = []
+        self.opened: list[int] = []
 
     def link_of(self, host: int) -> object | None:
         return self if host in self.known else None
+
+    def open(self, host: int) -> None:
+        self.opened.append(host)
 
     def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
         assert not is_over()
@@ -365,11 +369,12 @@ def test_one_question_is_for_all_that_a_launch_makes_on_a_slice() -> None:
 @pytest.mark.parametrize("why", ["many hosts", "a host that was not spoken to", "an upload"])
 def test_the_outcome_is_waited_for_where_hosts_are_not_asked(why: str) -> None:
     core, data = core_of_one(), Asked(0, 1, 2)
-    made = sent(core, *{"many hosts": (0, 1, 2), "a host that was not spoken to": (0, 3)}.get(why, (0,)))
+    made = sent(core, *{"many hosts": (0, 3, 4), "a host that was not spoken to": (0, 3)}.get(why, (0,)))
     if why == "an upload":
         made.upload = Upload({0})
     assert not await_there(cast(DataLinks, data), core, made, lambda record: None)
     assert not data.asked
+    assert data.opened == ([3] if why == "a host that was not spoken to" else []), "so that it can be asked next time"
 
 
 @pytest.mark.parametrize("lies", ["where it was handed to", "nobody says where"])
