@@ -60,8 +60,9 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     if the launch fails before it takes the memory. `dropped` says that the user has no handle to it then; `undecided`
     that the launch has failed, and that it is not known yet whether it took the memory. `late` says that the launch
     that makes it was cancelled after it had begun, or had left as one with others that were not. `results` are all
-    those of that launch, where there are several. `early` is its number where it was handed to `host`, else 0. Of what
-    was `fetched` before its launch, which was only sent, had an outcome, the host has the value.
+    those of that launch, where there are several. `launch` is its number, 0 of what was uploaded; `early` the same
+    where it was handed to `host`, else 0. Of what was `fetched` before its launch, which was only sent, had an outcome,
+    the host has the value.
     """
 
     id: int
@@ -75,6 +76,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     late: bool = False
     results: Results | None = None
     kind: Any = None
+    launch: int = 0
     early: int = 0
     host: int = -1
     fetched: bool = False

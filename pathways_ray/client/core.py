@@ -76,7 +76,7 @@ class ClientCore(Cancelling):
         self.dropped: deque[int] = deque()
         """Programs that are called no more, which the next registration says."""
         self._launches, self._programs = itertools.count(1), itertools.count(1)
-        self._next_buffer = 1
+        self._called, self._next_buffer = 0, 1
         self._heard_at: float | None = None
         self._now = 0.0
 
@@ -104,8 +104,8 @@ class ClientCore(Cancelling):
         return any(record.fetched for results in list(self.pending.values()) for record in results)
 
     def under_way(self) -> int:
-        """Launches without an outcome, but for those whose values have come."""
-        return len(self.pending) - len(self.early.over)
+        """Launches without an outcome that were called behind all whose values have come, as far as one can say."""
+        return min(len(self.pending) - len(self.early.over), self._called - self.early.seen)
 
     def carries(self, program: int, priority: int = 0) -> int:
         """Bytes of arguments that the next call of a program carries at most: more where its host gets it at once."""
@@ -154,7 +154,9 @@ class ClientCore(Cancelling):
             for result in results:
                 result.fail(failure)
             return None
-        number = next(self._launches)
+        number = self._called = next(self._launches)
+        for result in results:
+            result.launch = number
         self.pending[number] = results
         if self.trace is not None:
             self.trace.called(number)

@@ -18,7 +18,12 @@ NO_HOST = -1
 
 MAX_UNDER_WAY = 3
 """Launches under way that nobody waits for, as far as the client knows, beyond which none is handed over: a stream of
-calls has many, and callers in threads, each of which waits for its value, have none."""
+calls has many, and callers in threads, each of which waits for its value, have none. So it is before a value has come;
+behind that, see `MAX_BETWEEN`."""
+
+MAX_BETWEEN = 6
+"""Calls between one value that somebody waited for and the next, all of which are handed over. Of more none is: they
+leave together, and are sooner there."""
 
 MAX_TOGETHER = 8
 """Launches under way in all, waited for or not, beyond which none is handed over: the host would leave it."""
@@ -44,10 +49,10 @@ class EarlyCalls:
     `expected` are the programs whose last values were waited for before their launches had outcomes.
 
     Args:
-        most: see `MAX_UNDER_WAY`.
+        most: see `MAX_UNDER_WAY`; 0 where it goes by the calls between the last two values that have come.
     """
 
-    def __init__(self, most: int = MAX_UNDER_WAY) -> None:
+    def __init__(self, most: int = 0) -> None:
         self.most = most
         self.awaited: Callable[[], int] = lambda: 0
         """The values that threads wait for now."""
@@ -56,6 +61,9 @@ class EarlyCalls:
         self.there: set[int] = set()
         self.over: set[int] = set()
         self.expected: set[int] = set()
+        self.seen = 0
+        """The last launch of which a value has come: nothing that was called before it counts as under way."""
+        self._between = 0
         self._programs: dict[int, tuple[int, int]] = {}
         self._refused: Counter[int] = Counter()
         self._unserved: dict[int, int] = {}
@@ -92,9 +100,16 @@ class EarlyCalls:
     def may_hand(self, program: int, under_way: int) -> bool:
         """Whether a call of a program is handed to its host, as far as one can say without its arguments."""
         host, _ = self._programs.get(program, (NO_HOST, 0))
-        if host not in self.hosts or under_way > max(self.most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
+        most = self._most()
+        if host not in self.hosts or under_way > max(most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
             return False
-        return under_way <= self.most or under_way - self.awaited() <= self.most
+        return under_way <= most or under_way - self.awaited() <= most > 0
+
+    def _most(self) -> int:
+        """See `MAX_UNDER_WAY`."""
+        if self.most or not self._between:
+            return self.most or MAX_UNDER_WAY
+        return MAX_TOGETHER if self._between <= MAX_BETWEEN else 0
 
     def server_of(self, program: int) -> tuple[int, int] | None:
         """The host that serves calls of a program, and its number for it there; None where none does. One that has left
@@ -158,6 +173,9 @@ class EarlyCalls:
         """The value of a result is there. It is ready, unless its launch fails yet, as with its host; one whose launch
         was only sent is when that has an outcome. Calls may be handed over with it before: else who waits for each
         value, and takes it for the next call, would be ahead of all outcomes, and nothing ever handed over."""
+        if record.launch > self.seen:
+            self._between = record.launch - self.seen if self.seen else 0
+            self.seen = record.launch
         if not record.early:
             record.fetched = True
             return

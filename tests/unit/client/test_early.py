@@ -13,7 +13,7 @@ from pathways_ray.client.buffer import DELETED, FAILED, INLINE, PENDING, READY, 
 from pathways_ray.client.coalesce import CoalescedLaunch
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.early import MAX_HANDED, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
+from pathways_ray.client.early import MAX_BETWEEN, MAX_HANDED, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
 from pathways_ray.client.events import Disconnected, Registered
 from pathways_ray.client.questions import await_there
 from pathways_ray.client.siblings import Results
@@ -103,7 +103,57 @@ def test_a_stream_of_calls_is_not_handed_over_and_those_that_are_waited_for_are(
     core.handle(Completed((6,)), 0.0)
     core.early.came(made[2][1])  # and those before it were begun before it
     assert is_early(core)
-    assert core.under_way() == 1
+
+
+def round_of(core: ClientCore, calls: int) -> list[bool]:
+    """Makes calls, and then looks at the value of the last one; which of them were handed over."""
+    made = [call(core) for _ in range(calls)]
+    core.early.came(made[-1][1])
+    return [isinstance(message, EarlyLaunch) for message, _ in made]
+
+
+def test_what_was_called_before_a_value_that_has_come_is_not_under_way() -> None:
+    """Three launches for each value, which were only sent once, would be ahead of all outcomes for ever."""
+    core = core_of_one()
+    core.early.allowed(HOST, False)
+    assert round_of(core, MAX_UNDER_WAY) == [False] * MAX_UNDER_WAY
+    core.early.allowed(HOST, True)
+    assert round_of(core, MAX_UNDER_WAY) == [True] * MAX_UNDER_WAY
+
+
+@pytest.mark.parametrize("whose", ["an upload's", "one that came before"])
+def test_other_values_say_nothing_of_launches_under_way(whose: str) -> None:
+    core = core_of_one()
+    first = call(core)[1]
+    core.early.came(first)
+    for _ in range(MAX_UNDER_WAY):
+        assert is_early(core)
+    core.early.came(core.new_buffers(1)[0] if whose == "an upload's" else first)
+    assert not is_early(core)
+
+
+def test_of_the_calls_between_two_values_all_are_handed_over_or_none() -> None:
+    """A part of them would have the value wait for two roads."""
+    core = core_of_one()
+    few, many = MAX_BETWEEN, MAX_BETWEEN + 1
+    for _ in range(2):  # nothing is known yet
+        assert round_of(core, few) == [True] * MAX_UNDER_WAY + [False] * (few - MAX_UNDER_WAY)
+    assert round_of(core, few) == [True] * few
+    assert round_of(core, many) == [True] * many
+    assert round_of(core, many) == [False] * many
+    assert round_of(core, 1) == [False]
+    assert round_of(core, 1) == [True]
+
+
+def test_two_values_of_the_same_calls_are_one_round() -> None:
+    core = core_of_one()
+    round_of(core, 1)
+    made = core.new_buffers(2)
+    for _ in range(MAX_BETWEEN):
+        core.launch(1, [], made := core.new_buffers(2))
+    core.early.came(made[1])
+    core.early.came(made[0])
+    assert round_of(core, MAX_BETWEEN) == [True] * MAX_BETWEEN
 
 
 def test_callers_who_wait_for_their_values_do_not_keep_those_of_others_from_their_host() -> None:
