@@ -22,6 +22,10 @@ SLICE_S = slice_s()
 """Waits look again this often, so that the end of a session is seen whatever woke them."""
 
 
+FEW_LAUNCHES = 4
+"""Launches each of whose hosts is asked, one after the other. The outcomes of more come together."""
+
+
 class _Awaited(NamedTuple):
     """An item that is waited for, as it was given, and the arrays in it."""
 
@@ -64,16 +68,30 @@ class _Bell:
         for session in self.sessions:
             session.unwatch(self.rung.wake)
 
+    def wait_for_all(self, awaited: Iterable[_Awaited], until: float | None) -> None:
+        """Waits for the results of a few launches, one after the other, as long as hosts say that they are there: that
+        is sooner than outcomes come."""
+        left = [a._buffer for one in awaited for a in one.arrays if a._buffer.record.shown is PENDING]
+        if len({buffer.record.launch for buffer in left}) > FEW_LAUNCHES:
+            return
+        for buffer in left:
+            self._show(buffer)
+            if buffer.record.shown is PENDING and not buffer.session.come(buffer.record, until):
+                return
+
     def wait(self, left_s: float | None, left: Sequence[_Awaited]) -> None:
-        """Waits until it rings; `pw.progress()` shows why the first of what is left is not there."""
-        first = _first(left)
+        """Waits until it rings."""
         for session in self.sessions:
             session.hurry()
+        self._show(_first(left))
+        self.rung.sleep(SLICE_S if left_s is None else min(left_s, SLICE_S))
+
+    def _show(self, first: Buffer) -> None:
+        """Has `pw.progress()` show why the first of what is left is not there."""
         if first.record is not self._shown:  # else that wait goes on
             self._showing.close()
             self._showing.enter_context(first.session.lasting(first.record))
             self._shown = first.record
-        self.rung.sleep(SLICE_S if left_s is None else min(left_s, SLICE_S))
 
 
 def as_completed(arrays: Iterable[Any], timeout: float | None = None) -> Iterator[Any]:
@@ -132,6 +150,8 @@ def wait(arrays: Iterable[Any], count: int | None = None, timeout: float | None 
         raise UsageError(f"count= is a number from 0 to that of the arrays, {len(awaited)}; not {count!r}")
     deadline = None if limit is None else time.monotonic() + limit
     with _Bell(awaited) as bell:
+        if wanted == len(awaited):
+            bell.wait_for_all(awaited, deadline)
         while True:
             done, left = _split(awaited)
             rest = None if deadline is None else deadline - time.monotonic()

@@ -37,6 +37,7 @@ from pathways_ray.waits import slice_s
 
 T = TypeVar("T")
 Asking = tuple[DataLink, int, Fetching]  # with the number of the question
+Check = Callable[[], bool | None]
 
 _WAIT_SLICE_S = slice_s()
 """Waits look again this often, whether woken or not."""
@@ -54,9 +55,7 @@ class DataLinks:
     def __init__(
         self, session: int, token: str, hosts: tuple[wire.HostAddress, ...], trust: Trust | None = None
     ) -> None:
-        self.session = session
-        self.token = token
-        self.trust = trust
+        self.session, self.token, self.trust = session, token, trust
         self._addresses = {h.host: h for h in hosts}
         self._links: dict[int, DataLink] = {}
         self._requests, self.changing = itertools.count(1), threading.RLock()
@@ -147,19 +146,22 @@ class DataLinks:
             self.ahead.enter(record.id, asked)
         return handed
 
-    def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
-        """Waits until hosts have these values, or it `is_over`, as seen at a `look`. Raises what either fails with."""
+    def await_values(
+        self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool], until: float | None = None
+    ) -> bool:
+        """Waits until hosts have these values, or it `is_over`, as seen at a `look`, or the time of `time.monotonic`
+        has come; returns whether hosts have them. Raises what either fails with."""
         buffer, also = buffers[0], tuple((0, other) for other in buffers[1:])
         sleeper = Sleeper()
         told = self.waker(sleeper)
         if (ahead := self.ahead.take(buffer, told)) is not None:
             self.awaited[ahead.request] = is_over, told
             try:
-                self.wait_for([ahead.fetching], sleeper, is_over)
+                self.wait_for([ahead.fetching], sleeper, is_over, until)
             finally:
                 self.awaited.pop(ahead.request, None)
                 self.ahead.keep(buffer, ahead)
-            return
+            return not ahead.fetching.missing
         asked: list[Asking] = []
         try:
             for link in [self._link(host) for host in hosts]:
@@ -170,11 +172,12 @@ class DataLinks:
                 if link.dead is not None:  # else one that has come meanwhile would be lost
                     fetching.failure = link.dead
                 self.awaited[request] = is_over, told
-            self.wait_for([fetching for _, _, fetching in asked], sleeper, is_over)
+            self.wait_for([fetching for _, _, fetching in asked], sleeper, is_over, until)
             self._end(asked)
         except BaseException:  # also Ctrl-C in the midst of that
             self._end(asked)
             raise
+        return not any(fetching.missing for _, _, fetching in asked)
 
     def look(self) -> None:
         """Has those wait no longer who wait for what is over otherwise."""
@@ -367,9 +370,9 @@ class DataLinks:
         self._with_files.discard(waiting)
         return None
 
-    def wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Callable[[], bool | None]) -> None:
-        """Waits for fetches: one of the threads that wait reads the local sockets for all. `check` raises, or says that
-        they are not needed any more."""
+    def wait_for(self, fetches: list[Fetching], sleeper: Sleeper, check: Check, until: float | None = None) -> None:
+        """Waits for fetches, perhaps only `until` some time: one of the threads that wait reads the local sockets for
+        all. `check` raises, or says that they are not needed any more."""
 
         def is_over() -> bool:
             missing = False
@@ -383,7 +386,7 @@ class DataLinks:
                     raise from_failure(fetching.failure)
             return bool(check())
 
-        self.reader.wait(is_over, sleeper, _WAIT_SLICE_S)
+        self.reader.wait(is_over, sleeper, _WAIT_SLICE_S, until)
 
     def close(self, why: Failure) -> None:
         """Ends all streams: the session is over, which is what goes wrong with all that was under way."""

@@ -359,7 +359,7 @@ class Driver(Arrivals):
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
         if record.state is PENDING and (there or record.early):
-            if timeout is None and await_there(self.data, self.core, record, self.check_fetch):
+            if self.come(record, deadline):
                 return
             if record.early:
                 self.hurry()
@@ -374,6 +374,10 @@ class Driver(Arrivals):
             raise from_failure(record.failure)
         if record.state is DELETED:
             raise BufferDeleted(f"the array was deleted while it was waited for: {record.why_deleted}")
+
+    def come(self, record: BufferRecord, until: float | None) -> bool:
+        """See `await_there`."""
+        return await_there(self.data, self.core, record, self.check_fetch, until)
 
     def wait_for_room(self) -> None:
         """Waits until a further launch may leave."""

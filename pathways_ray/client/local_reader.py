@@ -88,15 +88,18 @@ class LocalReader:
             sleeper.wake()
         self.wake()
 
-    def wait(self, is_over: Callable[[], object], sleeper: Sleeper, slice_s: float) -> None:
+    def wait(self, is_over: Callable[[], object], sleeper: Sleeper, slice_s: float, until: float | None = None) -> None:
         """Waits until something is over; who ends it wakes `sleeper` and, with `wake`, the thread that reads.
 
         Args:
             slice_s: seconds after which it looks again, whether woken or not.
+            until: the time of `time.monotonic` at which it waits no more.
         """
         over = False
         try:
             while not over and not is_over():
+                if until is not None and (slice_s := min(slice_s, until - time.monotonic())) <= 0:
+                    return
                 led = self.lead_once(is_over, slice_s)
                 if led is not None:
                     over = led

@@ -112,10 +112,17 @@ def read(data: DataLinks) -> None:
             data.wake()  # another one leads
 
 
-def await_there(data: DataLinks, core: ClientCore, record: BufferRecord, check: Callable[[BufferRecord], None]) -> bool:
+def await_there(
+    data: DataLinks,
+    core: ClientCore,
+    record: BufferRecord,
+    check: Callable[[BufferRecord], None],
+    until: float | None = None,
+) -> bool:
     """Waits until the hosts of a result have it, and what else its launch makes on its slice, or the outcome comes,
-    which takes longer. False where the outcome has to be waited for: after a loss, which `check` raises, where an array
-    was deleted, and where its hosts are many, or were not spoken to yet."""
+    which takes longer, or the time of `time.monotonic` does. False where the outcome has to be waited for: after a
+    loss, which `check` raises, where an array was deleted, where its hosts are many, or were not spoken to yet, and
+    where it is not there in time."""
     early = core.early
 
     def is_over() -> bool:
@@ -130,7 +137,9 @@ def await_there(data: DataLinks, core: ClientCore, record: BufferRecord, check: 
     try:
         if not (record.early in early.there if record.early else record.fetched):
             others = () if record.early else _beside(core, record)
-            data.await_values([record.id, *(other.id for other in others)], hosts, is_over)
+            came = data.await_values([record.id, *(other.id for other in others)], hosts, is_over, until)
+            if not came and record.state is PENDING:
+                return False
         check(record)  # again: it may have been lost since, or in the midst of a look
     except PathwaysError:
         return False  # the controller knows why

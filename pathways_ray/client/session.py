@@ -286,6 +286,12 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
             self.explain_timeout(error, record, timeout)
             raise
 
+    def come(self, record: BufferRecord, until: float | None) -> bool:
+        """Waits until the hosts of a buffer have it, perhaps only `until` a time of `time.monotonic`; false where its
+        outcome has to be waited for."""
+        check_not_mine(*self._driver.locks)
+        return self._driver.come(record, until)
+
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""
         self._driver.flush(timeout)

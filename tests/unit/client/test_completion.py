@@ -51,6 +51,37 @@ def test_arrays_come_in_the_order_in_which_they_are_computed(offline: Offline) -
     assert offline.session._driver.watchers == []
 
 
+@pytest.mark.parametrize(("launches", "asked"), [(completion.FEW_LAUNCHES, True), (completion.FEW_LAUNCHES + 1, False)])
+def test_hosts_are_asked_for_the_results_of_a_few_launches_that_are_all_waited_for(
+    offline: Offline, monkeypatch: pytest.MonkeyPatch, launches: int, asked: bool
+) -> None:
+    """Not where some are enough, or what is there already."""
+    arrays = launched(offline, launches + 1)
+    offline.say(Completed((1,)))
+    came: list[tuple[int, bool]] = []
+
+    def come(record: BufferRecord, until: float | None) -> bool:
+        came.append((record.id, until is None))
+        if until is None:
+            offline.say(Completed((record.launch,)))
+        return until is None
+
+    monkeypatch.setattr(offline.session._driver, "come", come)
+    assert pw.wait(arrays, count=1)[0] == arrays[:1]
+    assert pw.wait(arrays[:1]) == (arrays[:1], [])
+    assert came == []
+    if not asked:
+        waiting = Background(lambda: pw.wait(arrays))
+        until(lambda: offline.session._driver.watchers)
+        offline.say(Completed(tuple(range(2, launches + 2))))
+        waiting.end()
+    assert pw.wait(arrays) == (arrays, [])
+    assert came == ([(number, True) for number in range(2, launches + 2)] if asked else [])
+    pending = launched(offline, 1)
+    assert pw.wait(pending, timeout=0.01) == ([], pending)
+    assert came[-1:] == [(launches + 2, False)]
+
+
 def test_an_array_that_comes_twice_is_looked_at_once_for_each_and_comes_twice(
     offline: Offline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

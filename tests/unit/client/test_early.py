@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -346,12 +347,15 @@ def test_a_wait_has_no_value_where_the_array_is_lost_while_it_ends(how: str) -> 
         def link_of(self, host: int) -> object:
             return self
 
-        def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
+        def await_values(
+            self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool], until: float | None
+        ) -> bool:
             assert not is_over()
             if how == "it fails":
                 made.fail(Failure("HostLost", "gone"))
             else:
                 made.state = DELETED
+            return True
 
     assert not await_there(cast(DataLinks, Answers()), core, made, check)
     assert made.state is (FAILED if how == "it fails" else DELETED)
@@ -371,9 +375,12 @@ class Asked:
     def open(self, host: int) -> None:
         self.opened.append(host)
 
-    def await_values(self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool]) -> None:
+    def await_values(
+        self, buffers: Sequence[int], hosts: Sequence[int], is_over: Callable[[], bool], until: float | None
+    ) -> bool:
         assert not is_over()
         self.asked.append(([*buffers], set(hosts)))
+        return until is None
 
 
 def sent(core: ClientCore, *hosts: int) -> BufferRecord:
@@ -425,6 +432,15 @@ def test_the_outcome_is_waited_for_where_hosts_are_not_asked(why: str) -> None:
     assert not await_there(cast(DataLinks, data), core, made, lambda record: None)
     assert not data.asked
     assert data.opened == ([3] if why == "a host that was not spoken to" else []), "so that it can be asked next time"
+
+
+def test_a_value_that_does_not_come_in_time_is_not_there() -> None:
+    core, data = core_of_one(), Asked(0)
+    made = sent(core, 0)
+    assert not await_there(cast(DataLinks, data), core, made, lambda record: None, until=time.monotonic())
+    assert (made.fetched, made.shown) == (False, PENDING)
+    assert await_there(cast(DataLinks, data), core, made, lambda record: None)
+    assert made.shown is READY
 
 
 @pytest.mark.parametrize("lies", ["where it was handed to", "nobody says where"])

@@ -93,6 +93,27 @@ def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -
     assert link.fetches == {}
 
 
+@pytest.mark.parametrize("asked", ["with its call", "when it is waited for"])
+def test_a_wait_with_a_limit_ends_with_it_or_with_the_value(host: Host, data: DataLinks, asked: str) -> None:
+    """1. The value is not there in time. 2. It comes."""
+    if asked == "with its call":
+        link = called(data, 2)
+    else:
+        data.open(0)
+        link = data._links[0]
+    limit_s = 0.05
+    for _ in range(2):
+        begun = time.monotonic()
+        assert not data.await_values([2], (0,), lambda: False, begun + limit_s)
+        assert time.monotonic() - begun >= limit_s
+    assert not data.await_values([2], (0,), lambda: False, time.monotonic() - 1.0)
+    threading.Timer(limit_s, host.put, (2, SMALL)).start()
+    assert data.await_values([2], (0,), lambda: False, time.monotonic() + LIMIT_S)
+    np.testing.assert_array_equal(data.fetch(2, COVER, lambda: None), SMALL)
+    assert link.fetches == {}
+    assert data.awaited == {}
+
+
 def test_a_message_that_is_too_long_for_a_local_socket_leaves_it_as_it_is(host: Host, data: DataLinks) -> None:
     """What has come by it is not lost, and the next question goes by it."""
     link = called(data, 2)
