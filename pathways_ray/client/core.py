@@ -32,6 +32,7 @@ from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
 from pathways_ray.client.early import NO_HOST, EarlyCalls
 from pathways_ray.client.ending import WAKE_ALL, Queued
+from pathways_ray.client.frees import with_frees_joined
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.errors import Failure
 from pathways_ray.observe.client_trace import ClientTrace
@@ -76,9 +77,8 @@ class ClientCore(Cancelling):
         self.dropped: deque[int] = deque()
         """Programs that are called no more, which the next registration says."""
         self._launches, self._programs = itertools.count(1), itertools.count(1)
-        self._called, self._next_buffer = 0, 1
+        self._called, self._next_buffer, self._now = 0, 1, 0.0
         self._heard_at: float | None = None
-        self._now = 0.0
 
     # --- numbers ------------------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class ClientCore(Cancelling):
 
     def composed(self, messages: list[wire.Message]) -> list[wire.Message]:
         """The messages of a batch that leaves now, said in fewer, or shorter ones."""
-        return self.coalescer.coalesce(self.early.lightened(messages), self.early.is_begun)
+        return with_frees_joined(self.coalescer.coalesce(self.early.lightened(messages), self.early.is_begun))
 
     @property
     def has_room(self) -> bool:
