@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
 from pathways_ray.transport import messages as wire
 
@@ -38,6 +40,10 @@ class Asked(NamedTuple):
     array: FetchedArray
     fetching: Fetching
     program: int
+
+    def along_with(self, call: wire.LaunchEarly, buffer: int) -> wire.LaunchEarly:
+        """The call, with the question for this result of it."""
+        return replace(call, request=self.request, devices=self.devices, asked=buffer - call.results)
 
 
 class Ahead:

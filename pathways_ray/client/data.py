@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from msgspec.structs import replace
 
 from pathways_ray import limits
 from pathways_ray.client.ahead import Ahead
@@ -138,7 +137,7 @@ class DataLinks:
             return link.launch(message)
         handed = False
         try:
-            handed = link.launch(replace(message, request=asked.request, devices=asked.devices))
+            handed = link.launch(asked.along_with(message, record.id))
         finally:
             if not handed:  # also at Ctrl-C: it may not have left, and who looks at the value asks for it
                 self.ahead.withdraw(asked)

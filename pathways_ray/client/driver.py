@@ -67,7 +67,7 @@ class Driver(Arrivals):
         connection.refused = core.renewals.refused
         data.early, data.living.records = self, core.buffers
         core.early.awaited = lambda: self.readers
-        data.ahead.ignored, data.ahead.exists = core.early.expected.discard, core.buffers.__contains__
+        data.ahead.ignored, data.ahead.exists = core.early.ignored, core.buffers.__contains__
 
     # --- events and commands ------------------------------------------------------------------------------------------
 

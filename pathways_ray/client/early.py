@@ -46,7 +46,8 @@ class EarlyCalls:
 
     `hosts` are those that take calls now. `handed` are the programs of launches that were handed over and have no
     outcome; the values of those that are `there` have come, and those that are `over` were begun no later than these.
-    `expected` are the programs whose last values were waited for before their launches had outcomes.
+    `expected` are the programs whose last values were waited for before their launches had outcomes, each with the
+    place of that one among its results.
 
     Args:
         most: see `MAX_UNDER_WAY`; 0 where it goes by the calls between the last two values that have come.
@@ -60,7 +61,8 @@ class EarlyCalls:
         self.handed: dict[int, int] = {}
         self.there: set[int] = set()
         self.over: set[int] = set()
-        self.expected: set[int] = set()
+        self.expected: dict[int, int] = {}
+        self._looked_at = 0
         self.seen = 0
         """The last launch of which a value has come: nothing that was called before it counts as under way."""
         self._between = 0
@@ -80,7 +82,7 @@ class EarlyCalls:
         self._programs.pop(program, None)
         self._refused.pop(program, None)
         self._unserved.pop(program, None)
-        self.expected.discard(program)
+        self.expected.pop(program, None)
 
     def host_of(self, launch: Launch, arguments: Sequence[BufferRecord], under_way: int) -> int:
         """The host that a call is to be handed to; `NO_HOST` where it is not.
@@ -146,12 +148,18 @@ class EarlyCalls:
     def looked_at(self, record: BufferRecord) -> None:
         """Somebody waits for the value of a result, and so for those of calls to come, if he does it early."""
         program = self.handed.get(record.early) if record.early else None
-        if program is not None:
-            self.expected.add(program)
+        if program is not None and record.early != self._looked_at:  # of several values the first is waited for
+            self._looked_at = record.early
+            self.expected[program] = record.id - record.results.first if record.results is not None else 0
 
     def expected_of(self, launch: EarlyLaunch, results: Sequence[BufferRecord]) -> BufferRecord | None:
-        """The result whose value is to be asked for with a call. Of several, who looks says which."""
-        return results[0] if len(results) == 1 and launch.program in self.expected else None
+        """The result whose value is to be asked for with a call: the one that was looked at first the last time."""
+        place = self.expected.get(launch.program, -1)
+        return results[place] if 0 <= place < len(results) else None
+
+    def ignored(self, program: int) -> None:
+        """Nobody has looked at a value that was asked for with its call."""
+        self.expected.pop(program, None)
 
     def lightened(self, messages: list[Message]) -> list[Message]:
         """The same messages, but for the bytes that calls carry and their host is known to have."""

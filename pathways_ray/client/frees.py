@@ -12,8 +12,8 @@ MAX_TOGETHER = 256
 
 
 def with_frees_joined(messages: Iterable[Message]) -> list[Message]:
-    """The same messages, with frees that follow each other as one. Each is a message to controller, scheduler and hosts,
-    and who takes a tree for the one before frees all its leaves."""
+    """The same messages, with frees that follow each other as one. Each is a message to controller, scheduler and
+    hosts, and who takes a tree for the one before frees all its leaves."""
     found: list[Message] = []
     for is_free, group in groupby(messages, _is_free):
         if not is_free:

@@ -14,7 +14,7 @@ from pathways_ray.transport.message import Codec, Counted, Message
 
 class LaunchEarly(Message, tag=59):
     """Client to host: a call of program `program`, by the controller's number for it. Result k is buffer `results + k`.
-    The host may take it, or leave it to its scheduler. With a `request` it asks for the first result as `Fetch` does,
+    The host may take it, or leave it to its scheduler. With a `request` it asks for result `asked` as `Fetch` does,
     early or not."""
 
     program: int
@@ -23,6 +23,7 @@ class LaunchEarly(Message, tag=59):
     inline: InlineArguments = ()
     request: int = 0
     devices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_FETCHED_SHARDS)] = ()
+    asked: Counted = 0
 
 
 class EarlyAllowed(Message, tag=62):

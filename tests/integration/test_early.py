@@ -101,6 +101,21 @@ def test_a_call_that_went_to_its_host_has_one_outcome(session: Any, slices: Any,
     assert "ready" in repr(one)
 
 
+def test_of_several_results_each_is_right_whichever_is_looked_at_first(session: Any, slices: Any) -> None:
+    """The one that was looked at first comes with the next call; who then looks at others, or at none, gets them."""
+    step = pw.compiled(
+        lambda v: (v + 1, v.sum(), v * 2), slice=slices.a4, in_specs=P("x"), out_specs=(P("x"), P(), P("x"))
+    )
+    x, n = pw.put(np.zeros(8, np.float32), slice=slices.a4, spec=P("x")), 0
+    until_taken(session, lambda: float(step(x)[1]))
+    for order in ([1], [1], [1, 0], [2], [], [2, 1], [0, 2], [], [1], [1]):
+        results = step(x)
+        for place in order:
+            value = {0: np.full(8, n + 1), 1: 8 * n, 2: np.full(8, 2 * n)}[place]
+            np.testing.assert_array_equal(np.asarray(results[place]), np.asarray(value, np.float32))
+        x, n = results[0], n + 1
+
+
 def test_calls_of_who_waits_and_has_put_and_fetched_nothing_go_to_their_host_as_well(session: Any) -> None:
     """Its values were made on the cluster, so it has no stream to a host until it waits for one."""
     with pw.connect(session.url, session.token, name="waits") as client, client.virtual_slice((4,), ("x",)) as where:

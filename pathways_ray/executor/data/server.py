@@ -225,7 +225,8 @@ class DataServer:
                 self.served.take(stream, message, *local[:1])
             case wire.LaunchEarly():
                 if message.request:
-                    self.fetches.take(stream, wire.Fetch(message.request, message.results, message.devices), *local)
+                    wanted = message.results + message.asked
+                    self.fetches.take(stream, wire.Fetch(message.request, wanted, message.devices), *local)
                 self.early.take(stream, message)
             case _:
                 self._upload(stream, message, *local[1:])

@@ -476,7 +476,30 @@ def test_the_value_of_a_call_is_asked_for_with_it_where_the_last_one_was_waited_
     assert core.early.expected_of(message, [made]) is None
     core.early.looked_at(made)
     assert core.early.expected_of(message, [made]) is made
-    assert core.early.expected_of(message, core.new_buffers(2)) is None
+    core.early.ignored(message.program)
+    assert core.early.expected_of(message, [made]) is None
+
+
+def test_of_several_results_the_one_that_was_looked_at_first_is_asked_for() -> None:
+    core = core_of_one()
+
+    def looks(*places: int) -> int:
+        """Looks at results of a call; the place of the one that the next call asks for."""
+        results = core.new_buffers(3, [None] * 3)
+        for one in results:
+            one.results = Results(1, results[0].id, [None] * 3)
+        message = core.launch(1, [], results)
+        assert isinstance(message, EarlyLaunch)
+        for place in places:
+            core.early.looked_at(results[place])
+        found = core.early.expected_of(message, results)
+        core.handle(Completed((message.launch,)), 0.0)
+        return results.index(found) if found is not None else -1
+
+    assert looks() == -1
+    assert looks(2, 1, 2) == 2
+    assert looks() == 2
+    assert looks(0, 2) == 0
 
 
 def test_a_look_at_a_value_whose_launch_is_over_says_nothing_of_the_next_one() -> None:

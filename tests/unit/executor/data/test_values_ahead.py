@@ -317,6 +317,17 @@ def test_one_that_is_asked_for_as_its_stream_ends_does_not_wait(data: DataLinks)
     assert data.ahead.take(2, lambda: None) is None
 
 
+def test_any_result_of_a_call_can_be_asked_for_with_it(host: Host, data: DataLinks) -> None:
+    (link,) = data._links.values()
+    assert data.launch_early(0, LaunchEarly(1, (), 2), record(4), PROGRAM)
+    host.put(2, SMALL + 2)
+    host.put(4, SMALL + 4)
+    before = data.new_request()
+    np.testing.assert_array_equal(data.fetch(4, COVER, lambda: None), SMALL + 4)
+    assert data.new_request() == before + 1
+    assert link.fetches == {}
+
+
 @pytest.mark.parametrize("kind", ["same", "other"])
 def test_a_call_that_asks_under_a_number_that_is_taken_does_not_disturb_the_first(
     host: Host, data: DataLinks, kind: str
