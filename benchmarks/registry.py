@@ -29,6 +29,7 @@ BENCHMARKS = {
     "compiling": Entry("compiling", "First calls, and the same again"),
     "serving": Entry("serving", "One model, called by many threads and processes"),
     "loops": Entry("loops", "Loops of several programs"),
+    "waits": Entry("waits", "Everyday programs that wait for each value"),
     "dispatch": Entry("dispatch", "Dispatch of small computations (Figure 5 of the paper)", usual=True),
     "memory": Entry("memory", "What a launch leaves behind", usual=True),
     "hotpath": Entry("hotpath", "Where the time of a launch goes"),
