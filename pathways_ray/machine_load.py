@@ -44,7 +44,8 @@ class StolenTime:
 
     def __init__(self) -> None:
         self._looked = -math.inf
-        self._all = self._stolen = 0
+        self._counted: tuple[int, int] | None = None
+        """Ticks since the machine began, at the last look: all, and those that were stolen."""
         self._factor = 1.0
 
     def factor(self, now: float) -> float:
@@ -52,17 +53,19 @@ class StolenTime:
         asked for; 1 at first, and `MOST_STOLEN` at most."""
         if now - self._looked < STOLEN_WITHIN_S:
             return self._factor
-        is_first, self._looked = self._looked == -math.inf, now
+        self._looked, self._factor = now, 1.0
         try:
             with open("/proc/stat", encoding="ascii") as file:
                 # user, nice, system, idle, iowait, irq, softirq, steal; what follows is in the first two already
                 times = [int(ticks) for ticks in file.readline().split()[1:9]]
-            every, stolen = sum(times), times[7]
+            counted = sum(times), times[7]
         except (OSError, ValueError, IndexError):
-            return 1.0
-        passed, lost = every - self._all, stolen - self._stolen
-        self._all, self._stolen = every, stolen
-        self._factor = 1.0 if is_first or lost <= 0 else min(passed / max(passed - lost, 1), MOST_STOLEN)
+            return self._factor
+        if self._counted is not None:
+            passed, lost = (new - before for new, before in zip(counted, self._counted, strict=True))
+            if lost > 0:
+                self._factor = min(passed / max(passed - lost, 1), MOST_STOLEN)
+        self._counted = counted
         return self._factor
 
 

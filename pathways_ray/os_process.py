@@ -25,10 +25,13 @@ def kill(pid: int, started: int = 0, reason: str = "") -> None:
     given. One that is gone is fine."""
     if started and started_at(pid) != started:
         return
-    if reason:
-        print(f"process {pid} is killed: {reason}", file=sys.stderr, flush=True)
-    with contextlib.suppress(ProcessLookupError):
+    try:
         os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+    if reason:
+        with contextlib.suppress(OSError, ValueError):  # the log is full, or closed
+            print(f"process {pid} is killed: {reason}", file=sys.stderr, flush=True)
 
 
 def clock() -> tuple[str, float]:

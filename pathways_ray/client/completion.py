@@ -76,7 +76,7 @@ class _Bell:
             return
         for buffer in left:
             self._show(buffer)
-            if buffer.record.shown is PENDING and not buffer.session.come(buffer.record, until):
+            if buffer.record.shown is PENDING and not buffer.session.wait_there(buffer.record, until):
                 return
 
     def wait(self, left_s: float | None, left: Sequence[_Awaited]) -> None:

@@ -77,7 +77,7 @@ class ClientCore(Cancelling):
         self.dropped: deque[int] = deque()
         """Programs that are called no more, which the next registration says."""
         self._launches, self._programs = itertools.count(1), itertools.count(1)
-        self._called, self._next_buffer, self._now = 0, 1, 0.0
+        self._next_buffer, self._now = 1, 0.0
         self._heard_at: float | None = None
 
     # --- numbers ------------------------------------------------------------------------------------------------------
@@ -104,13 +104,13 @@ class ClientCore(Cancelling):
         return any(record.fetched for results in list(self.pending.values()) for record in results)
 
     def under_way(self) -> int:
-        """Launches without an outcome that were called behind all whose values have come, as far as one can say."""
-        return min(len(self.pending) - len(self.early.over), self._called - self.early.seen)
+        """Launches without an outcome, but for those whose values have come."""
+        return len(self.pending) - len(self.early.over)
 
     def carries(self, program: int, priority: int = 0) -> int:
         """Bytes of arguments that the next call of a program carries at most: more where its host gets it at once."""
         direct = self.early.hosts and not self.queue and not priority
-        handed = direct and self.early.may_hand(program, self.under_way() + 1)
+        handed = direct and self.early.may_hand(program, self.early.under_way(len(self.pending)) + 1)
         return limits.MAX_INLINE_BYTES if handed else limits.MAX_SENT_INLINE_BYTES
 
     def composed(self, messages: list[wire.Message]) -> list[wire.Message]:
@@ -154,7 +154,7 @@ class ClientCore(Cancelling):
             for result in results:
                 result.fail(failure)
             return None
-        number = self._called = next(self._launches)
+        number = self.early.called = next(self._launches)
         for result in results:
             result.launch = number
         self.pending[number] = results
@@ -176,7 +176,7 @@ class ClientCore(Cancelling):
         """A launch that leaves now: as an `EarlyLaunch` where it is to be handed to its host."""
         if type(message) is wire.PrioritizedLaunch or message.launch in self.donations.by_launch:
             return message
-        host = self.early.host_of(message, arguments, self.under_way())
+        host = self.early.host_of(message, arguments, self.early.under_way(len(self.pending)))
         return message if host < 0 else self.early.hand(message, self.pending[message.launch], host)
 
     def interrupted(self, results: Sequence[BufferRecord]) -> Sequence[events.Command]:

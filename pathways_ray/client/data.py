@@ -89,9 +89,9 @@ class DataLinks:
         """The stream to a host; waits for a host that is starting again."""
         with self.changing:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
-            limit, since = limits.HOST_ABSENCE_LIMIT_S, time.monotonic()
-            self._changed.wait_for(lambda: self._closed or self.link_of(host) is self._links.get(host), NEWS_LIMIT_S)
-            self._changed.wait_for(lambda: self._closed or self._address(host), since + limit - time.monotonic())
+            limit, since, known = limits.HOST_ABSENCE_LIMIT_S, time.monotonic(), self._links.get
+            self._changed.wait_for(lambda: self._closed or not ((link := known(host)) and link.broke), NEWS_LIMIT_S)
+            self._changed.wait_for(lambda: self._closed or self._is_up(host), since + limit - time.monotonic())
             if self._closed is not None:
                 raise from_failure(self._closed)
             if (link := self.link_of(host) or self._opened(host)) is None:
@@ -99,17 +99,19 @@ class DataLinks:
                 raise from_failure(Failure("HostLost", text, host=host))
             return link
 
-    def _opened(self, host: int) -> DataLink | None:
-        if not self._address(host):
-            return None
-        link = self._links[host] = DataLink(self, self._addresses[host])
-        return link
+    def _opened(self, host: int, tried: bool = False) -> DataLink | None:
+        if self._is_up(host):
+            self._links[host] = DataLink(self, self._addresses[host], tried)
+        return self._links.get(host)
+
+    def _is_up(self, host: int) -> bool:
+        return host in self._addresses and bool(self._addresses[host].address)
 
     def open(self, host: int) -> None:
         """Opens the stream to a host that was not spoken to yet, and waits for nothing."""
-        with self.changing:
+        with self.changing, contextlib.suppress(RuntimeError):  # there is no thread left
             if host not in self._links and self._closed is None:
-                self._opened(host)
+                self._opened(host, tried=True)
 
     def link_of(self, host: int) -> DataLink | None:
         """The stream to a host, where there is one that is alive."""
@@ -161,9 +163,12 @@ class DataLinks:
                 self.awaited.pop(ahead.request, None)
                 self.ahead.keep(buffer, ahead)
             return not ahead.fetching.missing
+        links = [link for host in hosts if (link := self.link_of(host)) is not None]
+        if len(links) < len(hosts) or (until is not None and time.monotonic() >= until):  # no answer would be heard
+            return False
         asked: list[Asking] = []
         try:
-            for link in [self._link(host) for host in hosts]:
+            for link in links:
                 request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
                 asked.append((link, request, fetching))  # first: Ctrl-C ends what is in it
                 link.fetches[request] = fetching
@@ -197,10 +202,6 @@ class DataLinks:
                 link.pipes.discard(pipe)
             if fetching.missing and fetching.failure is None:
                 link.outbox.send(wire.CancelFetch(request))
-
-    def _address(self, host: int) -> str:
-        known = self._addresses.get(host)
-        return known.address if known is not None else ""
 
     # --- put ----------------------------------------------------------------------------------------------------------
 

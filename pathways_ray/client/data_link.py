@@ -74,9 +74,10 @@ class Sent(NamedTuple):
 
 
 class DataLink:
-    """The stream to one incarnation of a host."""
+    """The stream to one incarnation of a host. It is `tried` where nobody asked for it, until something has come."""
 
-    def __init__(self, owner: Owner, address: wire.HostAddress) -> None:
+    def __init__(self, owner: Owner, address: wire.HostAddress, tried: bool = False) -> None:
+        self.tried = tried
         self.owner = owner
         self.host = address.host
         self.epoch = address.epoch
@@ -102,6 +103,7 @@ class DataLink:
         reason, _thread.reads = "it closed the stream", True
         try:
             for data in self._wire:
+                self.tried = False
                 for message in wire.FROM_HOST_DATA.decode_batch(data):
                     self._on_message(message)
         except (LinkLost, PathwaysError) as error:
@@ -147,6 +149,11 @@ class DataLink:
                 elif (failed := self.fetches.get(request)) is not None:
                     failed.failure = failure
                     self._tell(failed)
+
+    @property
+    def broke(self) -> bool:
+        """Whether it has ended, and was there before."""
+        return self.dead is not None and not self.tried
 
     def _allow(self, allowed: bool) -> None:
         if self.owner.early is not None:

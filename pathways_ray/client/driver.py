@@ -359,7 +359,7 @@ class Driver(Arrivals):
         self.check_not_ended()
         deadline = None if timeout is None else time.monotonic() + timeout
         if record.state is PENDING and (there or record.early):
-            if self.come(record, deadline):
+            if self.wait_there(record, deadline):
                 return
             if record.early:
                 self.hurry()
@@ -375,9 +375,9 @@ class Driver(Arrivals):
         if record.state is DELETED:
             raise BufferDeleted(f"the array was deleted while it was waited for: {record.why_deleted}")
 
-    def come(self, record: BufferRecord, until: float | None) -> bool:
-        """See `await_there`."""
-        return await_there(self.data, self.core, record, self.check_fetch, until)
+    def wait_there(self, record: BufferRecord, until: float | None) -> bool:
+        """See `await_there`. False once the session has ended: a fork has its records, and no streams of its own."""
+        return self.core.ended is None and await_there(self.data, self.core, record, self.check_fetch, until)
 
     def wait_for_room(self) -> None:
         """Waits until a further launch may leave."""

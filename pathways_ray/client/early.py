@@ -1,7 +1,7 @@
 """Early calls: which launches a client hands to their host itself, beside sending them. Pure.
 
 A launch takes three processes to its host and its outcome three back. Who waits for each value waits for all of them,
-though nobody has anything to decide. So a call that finds nothing of its session under way is handed to its host at
+though nobody has anything to decide. So a call that finds little of its session under way is handed to its host at
 once; what is sent behind it, with others and later, decides everything about it and has its outcome (`EarlyLaunch`).
 In a stream of calls nothing is gained: launches leave in batches there, and are not handed over.
 """
@@ -22,8 +22,8 @@ calls has many, and callers in threads, each of which waits for its value, have 
 behind that, see `MAX_BETWEEN`."""
 
 MAX_BETWEEN = 6
-"""Calls between one value that somebody waited for and the next, all of which are handed over. Of more none is: they
-leave together, and are sooner there."""
+"""Calls between one look at their values and the next, all of which are handed over. Of more none is: they leave
+together, and are sooner there."""
 
 MAX_TOGETHER = 8
 """Launches under way in all, waited for or not, beyond which none is handed over: the host would leave it."""
@@ -65,7 +65,7 @@ class EarlyCalls:
         self._looked_at = 0
         self.seen = 0
         """The last launch of which a value has come: nothing that was called before it counts as under way."""
-        self._between = 0
+        self.called = self._called_at = self._between = 0
         self._programs: dict[int, tuple[int, int]] = {}
         self._refused: Counter[int] = Counter()
         self._unserved: dict[int, int] = {}
@@ -83,6 +83,14 @@ class EarlyCalls:
         self._refused.pop(program, None)
         self._unserved.pop(program, None)
         self.expected.pop(program, None)
+
+    def under_way(self, pending: int) -> int:
+        """Launches without an outcome that were called behind all whose values have come, as far as one can say.
+
+        Args:
+            pending: all without an outcome.
+        """
+        return min(pending - len(self.over), self.called - self.seen)
 
     def host_of(self, launch: Launch, arguments: Sequence[BufferRecord], under_way: int) -> int:
         """The host that a call is to be handed to; `NO_HOST` where it is not.
@@ -181,9 +189,9 @@ class EarlyCalls:
         """The value of a result is there. It is ready, unless its launch fails yet, as with its host; one whose launch
         was only sent is when that has an outcome. Calls may be handed over with it before: else who waits for each
         value, and takes it for the next call, would be ahead of all outcomes, and nothing ever handed over."""
-        if record.launch > self.seen:
-            self._between = record.launch - self.seen if self.seen else 0
-            self.seen = record.launch
+        if record.launch > self._called_at:  # else it is a further value of the same calls
+            self._between, self._called_at = self.called - self._called_at if self._called_at else 0, self.called
+        self.seen = max(self.seen, record.launch)
         if not record.early:
             record.fetched = True
             return

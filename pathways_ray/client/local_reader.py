@@ -130,12 +130,12 @@ class LocalReader:
                 self.leading.release()
 
     def lead(self, is_over: Callable[[], object], limit_s: float) -> bool:
-        """Reads until something is over, or was woken, or `limit_s` seconds have passed; whether it is over. The caller
-        has `leading`.
+        """Reads until something is over, or was woken, or `limit_s` seconds have passed in all, whatever else comes
+        meanwhile; whether it is over. The caller has `leading`.
 
         Ctrl-C may end this at any step. What has been read is not lost: the next leader takes it first.
         """
-        before = self._leader
+        before, end = self._leader, time.monotonic() + limit_s
         try:
             self._leader = threading.get_ident()
             for number, (connection, _) in list(self._sockets.items()):
@@ -146,7 +146,7 @@ class LocalReader:
                     self._take_received()
                 if is_over():
                     return True
-                if not self._receive(limit_s):
+                if (left := end - time.monotonic()) <= 0 or not self._receive(left):
                     return False
         finally:
             self._leader = before

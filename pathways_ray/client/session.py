@@ -35,7 +35,7 @@ from pathways_ray.client.events import Closing, Forked, Registered
 from pathways_ray.client.fetches import CAUSE_LIMIT_S, Fetches
 from pathways_ray.client.gpu_memory import leave_gpu_memory
 from pathways_ray.client.guards import made_again
-from pathways_ray.client.interrupted import check_not_mine, interrupt_again, new_lock
+from pathways_ray.client.interrupted import check_not_mine, interrupt_again, is_mine, new_lock
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
 from pathways_ray.client.reading import Reading
@@ -286,11 +286,12 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
             self.explain_timeout(error, record, timeout)
             raise
 
-    def come(self, record: BufferRecord, until: float | None) -> bool:
+    def wait_there(self, record: BufferRecord, until: float | None) -> bool:
         """Waits until the hosts of a buffer have it, perhaps only `until` a time of `time.monotonic`; false where its
-        outcome has to be waited for."""
-        check_not_mine(*self._driver.locks)
-        return self._driver.come(record, until)
+        outcome has to be waited for, as in a signal handler that has interrupted a call of its thread."""
+        if any(map(is_mine, self._driver.locks)) or is_writing():
+            return False
+        return self._driver.wait_there(record, until)
 
     def flush(self, timeout: float = limits.DEFAULT_TIMEOUT_S) -> None:
         """Waits until everything that was called before is on its way."""

@@ -67,6 +67,15 @@ def test_counts_that_are_missing_or_go_back_say_nothing(monkeypatch: pytest.Monk
     assert kernel.passes(1, times) == 1.0
 
 
+def test_the_first_count_is_held_against_none_whenever_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel(monkeypatch)
+    assert kernel.passes(1, "") == 1.0
+    assert kernel.passes(1, "100 0 0 100 0 0 0 1600") == 1.0
+    assert kernel.passes(1, "200 0 0 100 0 0 0 1700") == 2.0
+    assert kernel.passes(1, "") == 1.0
+    assert kernel.passes(0.5, "") == 1.0
+
+
 def test_a_machine_without_such_a_count_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any, **__: Any) -> None:
         raise FileNotFoundError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -24,3 +25,12 @@ def test_a_process_is_killed_only_if_it_began_when_it_should_have(capfd: pytest.
     os_process.kill(process.pid, started)
     os_process.kill(process.pid)
     assert capfd.readouterr().err == f"process {process.pid} is killed: it did not answer\n"
+
+
+def test_a_process_is_killed_also_where_that_cannot_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        os_process.kill(process.pid, reason="it did not answer")
+        assert process.wait(timeout=10) == -9

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import pathways_ray as pw
-from pathways_ray.client import completion, session_questions
+from pathways_ray.client import completion, driver, session_questions
 from pathways_ray.client.buffer import BufferRecord
 from pathways_ray.errors import BufferDeleted, ExecutionError, Failure, UsageError, WaitTimeout
 from pathways_ray.transport.messages import Completed, LaunchFailed
@@ -66,7 +66,7 @@ def test_hosts_are_asked_for_the_results_of_a_few_launches_that_are_all_waited_f
             offline.say(Completed((record.launch,)))
         return until is None
 
-    monkeypatch.setattr(offline.session._driver, "come", come)
+    monkeypatch.setattr(offline.session._driver, "wait_there", come)
     assert pw.wait(arrays, count=1)[0] == arrays[:1]
     assert pw.wait(arrays[:1]) == (arrays[:1], [])
     assert came == []
@@ -80,6 +80,17 @@ def test_hosts_are_asked_for_the_results_of_a_few_launches_that_are_all_waited_f
     pending = launched(offline, 1)
     assert pw.wait(pending, timeout=0.01) == ([], pending)
     assert came[-1:] == [(launches + 2, False)]
+
+
+def test_a_fork_asks_no_host_by_the_streams_of_its_parent(offline: Offline, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = launched(offline, 1)
+    asked: list[Any] = []
+    monkeypatch.setattr(driver, "await_there", lambda *given: asked.append(given) or False)
+    assert pw.wait(arrays, timeout=0.01) == ([], arrays)
+    assert len(asked) == 1
+    offline.session.leave_to_parent()
+    assert pw.wait(arrays, timeout=0.01) == ([], arrays)
+    assert len(asked) == 1
 
 
 def test_an_array_that_comes_twice_is_looked_at_once_for_each_and_comes_twice(

@@ -264,6 +264,7 @@ def test_a_wait_for_a_host_ends_when_there_is_nothing_to_wait_for(how: str, monk
             ended.append("it fails")
 
     with links_to(hosts) as data:
+        data.open(0)
         waiting = threading.Thread(target=wait, daemon=True)
         waiting.start()
         until(lambda: data.awaited)
@@ -296,6 +297,33 @@ def test_no_stream_is_opened_behind_the_end_of_a_session() -> None:
         links.is_near(0)
     links.open(0)
     assert links.link_of(0) is None
+
+
+def test_a_stream_that_was_tried_in_vain_holds_nobody_up() -> None:
+    """No host was there that might have died: who needs the stream dials again at once."""
+    data = DataLinks(1, "", (HostAddress(0, 1, "127.0.0.1:1"),))
+    data.open(0)
+    tried = data._links[0]
+    until(lambda: tried.dead is not None)
+    needed = threading.Thread(target=data._link, args=(0,), daemon=True)
+    needed.start()
+    needed.join(data_module.NEWS_LIMIT_S / 2)
+    assert not needed.is_alive()
+    assert data._links[0] is not tried
+    data.close(Failure("SessionClosed", "the session was closed"))
+
+
+def test_a_host_whose_stream_works_may_have_died_when_it_breaks() -> None:
+    hosts = Hosts(1, b"".join(frames.framed(encode([PutDone(9)]))))
+    with links_to(hosts) as data:
+        data.open(0)
+        link = data._links[0]
+        assert link.tried
+        hosts.go.set()
+        until(lambda: not link.tried)
+        assert not link.broke
+        link.end("its connection broke")
+        assert link.broke
 
 
 def test_a_stream_is_opened_once_to_a_host_that_is_up_and_nobody_waits_for_it() -> None:

@@ -146,6 +146,17 @@ def test_of_the_calls_between_two_values_all_are_handed_over_or_none() -> None:
     assert round_of(core, 1) == [True]
 
 
+@pytest.mark.parametrize("calls", [MAX_BETWEEN, MAX_TOGETHER + 2])
+def test_values_of_all_calls_of_a_round_make_it_no_shorter(calls: int) -> None:
+    core, early = core_of_one(), list[list[bool]]()
+    for _ in range(4):
+        made = [call(core) for _ in range(calls)]
+        early.append([isinstance(message, EarlyLaunch) for message, _ in made])
+        for _, result in made:
+            core.early.came(result)
+    assert early[2:] == [[calls <= MAX_BETWEEN] * calls] * 2
+
+
 def test_two_values_of_the_same_calls_are_one_round() -> None:
     core = core_of_one()
     round_of(core, 1)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pathways_ray.client.frees import MAX_TOGETHER, with_frees_joined
+from pathways_ray.client.frees import MAX_FREED, with_frees_joined
 from pathways_ray.transport.messages import Free, Launch, Message
 
 LAUNCHES = st.builds(Launch, st.integers(1, 3), st.just(1), st.just(()), st.just(1))
@@ -31,9 +31,9 @@ def test_the_same_is_freed_between_the_same_launches(messages: list[Message]) ->
 
 
 def test_a_message_names_no_more_than_the_controller_takes_at_once() -> None:
-    frees: list[Message] = [Free((number,)) for number in range(2 * MAX_TOGETHER + 1)]
+    frees: list[Message] = [Free((number,)) for number in range(2 * MAX_FREED + 1)]
     joined = with_frees_joined(frees)
-    assert [len(message.buffers) for message in joined if isinstance(message, Free)] == [MAX_TOGETHER] * 2 + [1]
+    assert [len(message.buffers) for message in joined if isinstance(message, Free)] == [MAX_FREED] * 2 + [1]
     assert spread(joined) == frees
 
 

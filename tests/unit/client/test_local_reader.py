@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -71,6 +72,29 @@ def test_a_leader_that_looks_again_and_again_reads_all_and_sleeps_in_the_end(end
         ends.there.send(b"%d" % number)
         assert ended(leader)
     assert ends.came == [b"%d" % number for number in range(3 * FEW + 3)]
+
+
+def test_who_waits_with_a_limit_waits_no_longer_while_answers_come_for_others(ends: Ends) -> None:
+    """It leads, and reads these: each begins a look of its own."""
+    over = threading.Event()
+
+    def answer() -> None:
+        while not over.wait(POLL_S):
+            ends.there.send(b"for somebody else")
+
+    answering = threading.Thread(target=answer, daemon=True)
+    answering.start()
+    limit_s = 0.1
+    waiting = threading.Thread(
+        target=lambda: ends.reader.wait(lambda: False, Sleeper(), NEVER_S, time.monotonic() + limit_s), daemon=True
+    )
+    waiting.start()
+    try:
+        assert ended(waiting)
+        assert ends.came
+    finally:
+        over.set()
+        assert ended(answering)
 
 
 @pytest.mark.parametrize("others", [0, SEVERAL - 1, SEVERAL])
