@@ -34,6 +34,7 @@ PURE = {
     "pathways_ray/client/early.py",
     "pathways_ray/client/ending.py",
     "pathways_ray/client/events.py",
+    "pathways_ray/client/frees.py",
     "pathways_ray/client/launch_loops.py",
     "pathways_ray/client/moving.py",
     "pathways_ray/client/renewals.py",
