@@ -251,7 +251,10 @@ def over_hosts(pairs: Any) -> Iterator[ProxyProcess]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_devices_of_two_hosts_compute_as_one(over_hosts: ProxyProcess, plain: Any) -> None:
-    found = printed(run(over_hosts.env, str(SCRIPTS / "jax_program.py")))
+    for _ in range(3):
+        found = printed(run(over_hosts.env, str(SCRIPTS / "jax_program.py")))
+        if "ControllerLost" not in json.dumps(found):
+            break  # else it stood still for seconds with its machine, as it may where all tests of `.ci/run` fork
     other = {name: (value, plain["results"].get(name)) for name, value in found["results"].items()}
     assert not {name: both for name, both in other.items() if both[0] != both[1]}, "all that differs, at full length"
     assert found == plain
