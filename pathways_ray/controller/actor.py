@@ -245,6 +245,7 @@ class Controller(Inspectable):
         if self.standstill.explains(event, self.core.clients.known, now):
             cause = "it stood still for so long that clients gave it up; their sessions go on with its successor"
             self.launches.story.note(Entry(now, "controller ends", cause=cause))
+            print(f"the controller ends: {cause}", file=sys.stderr, flush=True)
             os._exit(1)
         for command in self.core.handle(event, now):
             if type(command) is SendIsland:

@@ -13,14 +13,23 @@ WIDTH = 200
 ENDS = "received SIGTERM"
 
 
+def folder() -> Path:
+    """The logs of the newest Ray."""
+    above = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
+    return Path(above, "ray", "session_latest", "logs")
+
+
+def say(text: str) -> bool:
+    """Whether a process of the runtime has printed this."""
+    return any(text in path.read_text(errors="replace") for path in folder().glob("worker-*.err"))
+
+
 def last_words() -> str:
     """The end of each file that has more than the name of its process; "" without a Ray."""
-    above = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    folder = Path(above, "ray", "session_latest", "logs")
     found: list[str] = []
     for pattern, most in LINES.items():
         files = []
-        for path in folder.glob(pattern):
+        for path in folder().glob(pattern):
             with contextlib.suppress(OSError):  # Ray has moved it away
                 files.append((path.stat().st_mtime, path, path.read_text(errors="replace")))
         for _, path, whole in sorted(files)[-NEWEST:]:

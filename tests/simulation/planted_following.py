@@ -29,7 +29,7 @@ def another_branch_begins_than_the_value_says(patch: Patch) -> None:
     wrapped(patch, EarlyLaunches, "decided", decided)
 
 
-@bug(faults=0, seeds=400, shown=145, **FOLLOWING)
+@bug(faults=0, seeds=160, shown=145, **FOLLOWING)
 def a_branch_begins_that_was_launched_before(patch: Patch) -> None:
     """What told of it came late: it has run, and what it made may have been dropped."""
 
