@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
+from typing import Any
 from unittest.mock import patch
 
 from pathways_ray.executor.compile.cpu_backend import CORES_VARIABLE, core_of, pinned, pool_threads
@@ -45,3 +46,13 @@ def devices_apart(hosts: int = 1) -> Iterator[bool]:
 def listed(cores: Sequence[int]) -> dict[str, str]:
     """The variable that gives these cores to the devices of hosts, in turn."""
     return {CORES_VARIABLE: ",".join(map(str, cores))} if cores else {}
+
+
+def of_this_process(devices: int) -> Any:
+    """The sharding over so many CPU devices, which JAX makes in this process with as many threads as a host has."""
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    if (found := threads(devices)) is not None:
+        os.environ["NPROC"] = found
+    import jax
+
+    return jax.NamedSharding(jax.make_mesh((devices,), ("x",)), jax.sharding.PartitionSpec("x"))

@@ -12,7 +12,6 @@ Run it with `python -m benchmarks.loops --json loops.json`; it takes about two m
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,13 +131,9 @@ class Jax(Loops):
     """`jax.jit` with all devices in this process."""
 
     def __init__(self, devices: int) -> None:
-        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-        if (threads := cores.threads(devices)) is not None:
-            os.environ["NPROC"] = threads
+        lying = cores.of_this_process(devices)
         import jax
 
-        mesh = jax.make_mesh((devices,), ("x",))
-        lying = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
         super().__init__(
             lambda f: jax.jit(f, in_shardings=lying, out_shardings=lying), lambda v: jax.device_put(v, lying), devices
         )

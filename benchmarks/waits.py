@@ -10,7 +10,6 @@ Run it with `python -m benchmarks.waits --json waits.json`; it takes about two m
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -177,13 +176,8 @@ class Jax(Turns):
     """`jax.jit` with all devices in this process."""
 
     def __init__(self, devices: int) -> None:
-        os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
-        if (threads := cores.threads(devices)) is not None:
-            os.environ["NPROC"] = threads
+        lying = cores.of_this_process(devices)
         import jax
-
-        mesh = jax.make_mesh((devices,), ("x",))
-        lying = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
 
         def compiled(function: Callable[..., Any], apart: bool = False) -> Callable[..., Any]:
             return jax.jit(function, in_shardings=lying, out_shardings=lying)
