@@ -24,6 +24,9 @@ from pathways_ray.jax_types import dtype_named
 
 _KINDS = "biufcV"
 
+_HELD_BY_ALL = frozenset(map(np.dtype, ("?", "i1", "i2", "i4", "u1", "u2", "u4", "f2", "f4", "c8", ml_dtypes.bfloat16)))
+"""Dtypes that JAX holds whatever it is set to."""
+
 WIDE = ("float64", "int64", "uint64", "complex128")
 """Types that JAX has under `jax_enable_x64` only."""
 
@@ -85,6 +88,8 @@ def to_numpy(value: Any, what: str = "the value") -> tuple[np.ndarray[Any, Any],
     Raises:
         InvalidArray: not an array or number, or of a dtype JAX does not have.
     """
+    if type(value) is np.ndarray and value.dtype in _HELD_BY_ALL and value.flags.c_contiguous:
+        return value, False
     is_number = isinstance(value, bool | int | float | complex) and not isinstance(value, np.generic)
     weak = is_number and not isinstance(value, bool)  # JAX has no weak type of truth values
     if isinstance(value, jax.Array):

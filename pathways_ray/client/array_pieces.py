@@ -262,6 +262,10 @@ class Copies:
         places, size = offsets([run * item for _, run, _ in found])
         return places == [start * item for start, _, _ in found] and size == math.prod(shape) * item
 
+    def whole(self, boxes: tuple[Box, ...]) -> tuple[memoryview, ...]:
+        """The bytes of these boxes."""
+        return tuple(map(self._copy, boxes))
+
     def messages(self, opening: wire.PutOpen, boxes: tuple[Box, ...]) -> list[wire.Message]:
         """The messages that bring these boxes in parts."""
         messages: list[wire.Message] = [opening]

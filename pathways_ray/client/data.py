@@ -61,9 +61,9 @@ class DataLinks:
         self._changed = threading.Condition(self.changing)
         self._closed: Failure | None = None
         self._with_files: set[Sleeper] = set()  # no semaphore, in which a signal handler may interrupt its thread
-        self.reader, self.ahead = LocalReader(), Ahead()
-        self.living = LivingUploads(token)
+        self.reader, self.ahead, self.living = LocalReader(), Ahead(), LivingUploads(token)
         self.early: EarlyListener | None = None
+        self.answers_soon: Callable[[int], bool] = lambda host: False
         self.awaited: dict[int, tuple[Callable[[], bool], Callable[[], None]]] = {}
 
     def wake(self) -> None:

@@ -65,7 +65,7 @@ class Driver(Arrivals):
         self.forget_saved: Callable[[int], None] = lambda number: None
         self.resume: Callable[[], None] = lambda: None
         connection.refused = core.renewals.refused
-        data.early, data.living.records = self, core.buffers
+        data.early, data.living.records, data.answers_soon = self, core.buffers, core.early.answers_soon
         core.early.awaited = lambda: self.readers
         data.ahead.ignored, data.ahead.exists = core.early.ignored, core.buffers.__contains__
 

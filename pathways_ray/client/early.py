@@ -25,6 +25,9 @@ MAX_BETWEEN = 6
 """Calls between one look at their values and the next, all of which are handed over. Of more none is: they leave
 together, and are sooner there."""
 
+MAX_PUT = 3
+"""Uploads between one look and the next that are waited for. Of more the others go on their way together."""
+
 MAX_TOGETHER = 8
 """Launches under way in all, waited for or not, beyond which none is handed over: the host would leave it."""
 
@@ -66,6 +69,8 @@ class EarlyCalls:
         self.seen = 0
         """The last launch of which a value has come: nothing that was called before it counts as under way."""
         self.called = self._called_at = self._between = 0
+        self._put = 0
+        """Uploads since a value came."""
         self._programs: dict[int, tuple[int, int]] = {}
         self._refused: Counter[int] = Counter()
         self._unserved: dict[int, int] = {}
@@ -120,6 +125,13 @@ class EarlyCalls:
         if self.most or not self._between:
             return self.most or MAX_UNDER_WAY
         return MAX_TOGETHER if self._between <= MAX_BETWEEN else 0
+
+    def answers_soon(self, host: int) -> bool:
+        """Whether who uploads something small to a host waits for its answer: where the host takes calls at once, and
+        values are waited for one by one, with few calls and uploads between them."""
+        self._put += 1
+        few = 0 < self._between <= MAX_BETWEEN and self._put <= MAX_PUT and self.called - self.seen <= MAX_BETWEEN
+        return few and host in self.hosts
 
     def server_of(self, program: int) -> tuple[int, int] | None:
         """The host that serves calls of a program, and its number for it there; None where none does. One that has left
@@ -191,7 +203,7 @@ class EarlyCalls:
         value, and takes it for the next call, would be ahead of all outcomes, and nothing ever handed over."""
         if record.launch > self._called_at:  # else it is a further value of the same calls
             self._between, self._called_at = self.called - self._called_at if self._called_at else 0, self.called
-        self.seen = max(self.seen, record.launch)
+        self.seen, self._put = max(self.seen, record.launch), 0
         if not record.early:
             record.fetched = True
             return

@@ -146,9 +146,13 @@ def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[A
             if owner is where.session:
                 continue
         try:
-            made[number] = where.session.put(leaf, where, spec)  # sessions share no arrays: through this process
+            made[number] = where.session.put(
+                leaf, where, spec, len(found) == 1
+            )  # sessions share no arrays: through this process
         except (InvalidArray, SpecError) as error:
             raise _about_leaf(error, tree, number) from None
+    if len(made) == len(found):
+        return [made[number] for number in range(len(found))]
     left = [number for number in range(len(found)) if number not in made]
     moved = _moved([found[number] for number in left], [places[number] for number in left])
     made.update(zip(left, moved, strict=True))

@@ -86,6 +86,20 @@ def ranks_of(values: Sequence[Any]) -> list[int | None]:
     return [len(shape) if isinstance(shape := getattr(value, "shape", None), tuple) else None for value in values]
 
 
+def _broadcast(specs: Any, tree: Any, what: str) -> list[PartitionSpec | None]:
+    """The spec for each leaf of `tree`, as it was given."""
+    # A None among the specs is one (replicated), a None among the values is no value: wrapped, they can be told apart.
+    given, prefix = jax.tree.flatten(specs, is_leaf=is_spec)
+    if wrong := [leaf for leaf in given if not is_spec(leaf)]:
+        raise SpecError(f"{what} holds {wrong[0]!r}; its leaves are jax.sharding.PartitionSpec or None")
+    wrapped = jax.tree.unflatten(prefix, [_Leaf(leaf) for leaf in given])
+    try:
+        full: list[_Leaf] = jax.tree.leaves(jax.tree.broadcast(wrapped, tree))
+    except ValueError as error:
+        raise SpecError(f"{what} is no pytree prefix of the values it describes: {error}") from None
+    return [leaf.spec for leaf in full]
+
+
 def broadcast_specs(
     specs: Any, tree: Any, axes: tuple[str, ...], what: str, ranks: Sequence[int | None] | None = None
 ) -> list[Spec]:
@@ -97,19 +111,11 @@ def broadcast_specs(
     Raises:
         SpecError: `specs` is no prefix of `tree`, or holds what is no spec.
     """
-    # A None among the specs is one (replicated), a None among the values is no value: wrapped, they can be told apart.
-    given, prefix = jax.tree.flatten(specs, is_leaf=is_spec)
-    if wrong := [leaf for leaf in given if not is_spec(leaf)]:
-        raise SpecError(f"{what} holds {wrong[0]!r}; its leaves are jax.sharding.PartitionSpec or None")
-    wrapped = jax.tree.unflatten(prefix, [_Leaf(leaf) for leaf in given])
-    try:
-        full = jax.tree.leaves(jax.tree.broadcast(wrapped, tree))
-    except ValueError as error:
-        raise SpecError(f"{what} is no pytree prefix of the values it describes: {error}") from None
+    full = _broadcast(specs, tree, what) if ranks is None or not is_spec(specs) else [specs] * len(ranks)
     found: list[Spec] = []
     before: tuple[PartitionSpec | None, int | None] | None = None
-    for number, leaf in enumerate(full):
-        given_here = leaf.spec, ranks[number] if ranks is not None else None
+    for number, one in enumerate(full):
+        given_here = one, ranks[number] if ranks is not None else None
         if before is not None and before[0] is given_here[0] and before[1] == given_here[1]:
             found.append(found[-1])  # one spec for many leaves is read once
             continue

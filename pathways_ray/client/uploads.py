@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any, cast
 
+from pathways_ray.client import small_puts
 from pathways_ray.client.argument_types import ArgumentType, extended_dtype, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.array_pieces import ArrayPipe, Given
@@ -18,6 +20,9 @@ from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.jax_types import array_type
 
+_check_layout = functools.lru_cache(maxsize=1024)(check_layout)
+"""Arrays of one kind are often put again and again."""
+
 
 class UploadCalls:
     """The part of a session (`client.session.Session`) that puts arrays on slices."""
@@ -25,20 +30,24 @@ class UploadCalls:
     _core: ClientCore
     _driver: Driver
 
-    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
-        """Uploads an array to the devices of a slice; the handle may be used at once."""
+    def put(self, value: Any, where: VirtualSlice, spec: Spec, alone: bool = False) -> Array:
+        """Uploads an array to the devices of a slice; the handle may be used at once.
+
+        Args:
+            alone: none is put with it, for which it would have to wait.
+        """
         self._driver.check_active()
         if where.released:
             raise UsageError(f"{where} was released; nothing can be put there")
         array, weak = to_numpy(value)
         kind = ArgumentType.of(array_type(array), weak, where, spec, extended_dtype(value))
-        check_layout(kind.array, spec, where.type, "put")
-        return self.upload(array, kind)
+        _check_layout(kind.array, spec, where.type, "put")
+        return self.upload(array, kind, alone)
 
-    def upload(self, array: Given, kind: ArgumentType) -> Array:
+    def upload(self, array: Given, kind: ArgumentType, alone: bool = False) -> Array:
         """Uploads an array of exactly the dtype of its type to the slice that the type names. Raises as the function
         `upload` does."""
-        return Array(upload(cast(BufferOwner, self), self._core, self._driver, array, kind), kind)
+        return Array(upload(cast(BufferOwner, self), self._core, self._driver, array, kind, alone), kind)
 
     def takes_pipes(self, kind: ArgumentType) -> bool:
         """Whether the hosts of arrays of a type are on this machine, and so can read an `ArrayPipe`.
@@ -50,8 +59,10 @@ class UploadCalls:
         return all(self._driver.data.is_near(host) for host in kind.slice.placed.hosts)
 
 
-def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, kind: ArgumentType) -> Buffer:
-    """Begins an upload; the handle may be used at once.
+def upload(
+    owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, kind: ArgumentType, alone: bool = False
+) -> Buffer:
+    """Begins an upload; the handle may be used at once. One that is small, `alone` and soon there is waited for.
 
     Raises:
         HostLost: a host of the slice is down and does not come back in time; or the slice moved while an array was on
@@ -72,7 +83,11 @@ def upload(owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, k
         one = Arrival(record, where, placed)
         begun = partial(_note, driver, one)
         try:
-            driver.data.upload(record.id, array, kind.array, spec, placed, where.tag, uploaded, begun)
+            what = record.id, array, kind.array, spec, placed, where.tag, uploaded, begun
+            if alone and (link := small_puts.host_link(driver.data, array, placed)) is not None:
+                small_puts.put(driver.data, link, *what)
+            else:
+                driver.data.upload(*what)
             while not _told(driver, one):  # when it is back, the slice has other devices
                 driver.check_not_suspended()
         finally:  # also after Ctrl-C; the array goes with its handle

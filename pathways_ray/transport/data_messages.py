@@ -27,7 +27,8 @@ class PutOpen(Message, tag=50):
 
     `slice_tag` is what came with the slice: that it is the session's, and lies on these devices. `living` are the bytes
     of the session's uploads on this host that its client has not freed, where there is a quota: an array that fits
-    beside them waits until the others are gone. With -1 none waits.
+    beside them waits until the others are gone. With -1 none waits. `whole` are the bytes of all boxes, each in C
+    order, where these come with it: then no part follows.
     """
 
     request: int
@@ -37,6 +38,7 @@ class PutOpen(Message, tag=50):
     placed: PlacedSlice
     slice_tag: str
     living: int = -1
+    whole: Annotated[tuple[Bytes, ...], msgspec.Meta(max_length=limits.MAX_HOST_DEVICES)] = ()
 
 
 class PutPart(Message, tag=51):
@@ -71,9 +73,10 @@ class CancelFetch(Message, tag=53):
 
 
 ToHostData = PutOpen | PutPart | Fetch | CancelFetch | LaunchEarly | ServeCall
-"""By the local socket, where there is one, come `PutOpen` with a file in memory that has all boxes, `Fetch` with one
-that takes the array, `LaunchEarly` and `ServeCall`. Where the socket is full, or a message too long for it, `Fetch` and
-`ServeCall` come by the stream, with no order between the two, and an array in parts; `LaunchEarly` does not come."""
+"""By the local socket, where there is one, come `PutOpen` that is whole, or with a file in memory that has all boxes,
+`Fetch` with one that takes the array, `LaunchEarly` and `ServeCall`. Where the socket is full, or a message too long
+for it, `Fetch`, `ServeCall` and what is whole come by the stream, with no order between the two, and other arrays in
+parts; `LaunchEarly` does not come."""
 
 
 class LocalDoor(Message, tag=54):

@@ -16,6 +16,7 @@ import ray
 from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
+from pathways_ray.client import small_puts
 from pathways_ray.errors import BufferDeleted
 
 LIMIT_S = 30.0
@@ -128,6 +129,39 @@ def test_calls_of_who_waits_and_has_put_and_fetched_nothing_go_to_their_host_as_
 
         until_taken(session, turn)
         np.testing.assert_array_equal(np.asarray(y), np.full(8, turns, np.float32))
+
+
+def test_what_is_put_for_each_call_is_there_before_it_and_the_call_goes_to_its_host(
+    session: Any, slices: Any, step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    1. A client puts an array for each call, and waits for each value, until the put waits for its host as well.
+    2. The next calls go to their host; all values are right, whatever becomes of what was put.
+    """
+    waited, waits = list[Any](), small_puts.put
+    monkeypatch.setattr(small_puts, "put", lambda *what: (waited.append(what), waits(*what))[1])
+    given, deadline = np.arange(8.0, dtype=np.float32), time.monotonic() + LIMIT_S
+
+    def turn(k: int) -> None:
+        given[:] = k
+        x = pw.put(given, slice=slices.a4, spec=P("x"))
+        given[:] = -1
+        np.testing.assert_array_equal(np.asarray(step(x)), np.full(8, 2 * k + 1, np.float32))
+        if k % 2:
+            np.testing.assert_array_equal(np.asarray(x), np.full(8, k, np.float32))
+        if not k % 3:
+            x.delete()
+
+    while not waited:
+        assert time.monotonic() < deadline, "no put waits"
+        turn(0)
+    before = taken(session)
+    for k in range(20):
+        turn(k)
+    assert len(waited) > 10
+    assert taken(session) - before > 10
+    many = pw.put([given] * 7, slice=slices.a4, spec=P("x"))
+    assert all(np.asarray(step(x)).tolist() == [-1.0] * 8 for x in many)
 
 
 def test_a_branch_begins_by_its_value_before_it_is_sent(session: Any, slices: Any) -> None:

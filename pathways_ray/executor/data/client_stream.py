@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -14,11 +13,12 @@ from pathways_ray.errors import QuotaExceeded
 from pathways_ray.executor.data.buffer_store import Waiter
 from pathways_ray.executor.data.shard_reader import ShardReader, is_computed
 from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload
+from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
-from pathways_ray.ir.regions import Box
+from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.transport import links, outboxes
 from pathways_ray.transport import messages as wire
-from pathways_ray.transport.capabilities import Grant
+from pathways_ray.transport.capabilities import Grant, is_slice_tag
 from pathways_ray.transport.local_sockets import LocalServer
 from pathways_ray.transport.pipes import HostPipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
@@ -31,6 +31,9 @@ MAX_AWAITED = MAX_WORKERS - 1
 
 LOOK_S = 0.005
 """The pause between two looks at further ones: at each, so many times longer as there are."""
+
+MAX_SLICES = 64
+"""Slices of a stream's session whose tags were looked at."""
 
 MAX_STORING = 2
 """Arrays of one client that are read from pipes, and put on devices, at a time."""
@@ -61,6 +64,7 @@ class ClientStream:
         self.waited_in_vain = False
         """Whether the last one that waited for frees was refused; further ones do not wait as long, one by one."""
         self.turns = asyncio.Semaphore(MAX_WORKERS)
+        self._slices: set[tuple[PlacedSlice, str]] = set()
         self._awaited = self._looked_at = 0
         self.link = link
         self._resuming: asyncio.Task[None] | None = None
@@ -93,25 +97,45 @@ class ClientStream:
         fetches = list(self.fetches.values())  # in one step: the threads that answer take fetches out meanwhile
         return sum(fetching.file is not None or fetching.pipe is not None for fetching in fetches)
 
-    def upload(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, came: SharedFile | None) -> Upload:
-        """An upload whose bytes come in parts, or are in the file that came with it, or come by a pipe. The last two
-        are in `handed` until somebody takes them out of it.
+    def has_slice(self, placed: PlacedSlice, tag: str, secret: str) -> bool:
+        """Whether the controller gave a slice to the session: its tag says so, at which it is looked once."""
+        key = placed, tag
+        if key in self._slices:
+            return True
+        if not is_slice_tag(secret, self.session, placed, tag):
+            return False
+        if len(self._slices) >= MAX_SLICES:
+            self._slices.clear()
+        self._slices.add(key)
+        return True
+
+    def upload(
+        self,
+        message: wire.PutOpen,
+        plan: UploadPlan,
+        local: socket.socket | None = None,
+        came: SharedFile | None = None,
+    ) -> Upload:
+        """An upload whose bytes came with it, by the `local` socket or not, come in parts, are in the file that came
+        with it, or come by a pipe. The last two are in `handed` until somebody takes them out of it.
 
         Raises:
             QuotaExceeded: too many that came with a file or a pipe are not stored yet.
             WireError: the file does not fit.
         """
         if came is None:
-            return Upload(message, boxes, host)
+            whole = Upload(message, plan)
+            whole.take(message.whole, local)
+            return whole
         if len(self.handed) >= MAX_PIPES:
             raise QuotaExceeded(
                 f"{MAX_PIPES} arrays of a stream may come by pipes and in files at a time; one more came"
             )
         made: Upload
         if is_pipe(came):
-            made = PipedUpload(message, boxes, host, HostPipe(came))
+            made = PipedUpload(message, plan, HostPipe(came))
         else:
-            made = SharedUpload(message, boxes, host, came, self.quota.mapped)
+            made = SharedUpload(message, plan, came, self.quota.mapped)
         self.handed.add(made)
         return made
 

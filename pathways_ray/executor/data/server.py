@@ -39,18 +39,17 @@ from pathways_ray.executor.data.equal_uploads import EqualUploads
 from pathways_ray.executor.data.fetches import FetchServer
 from pathways_ray.executor.data.served_calls import ServedCalls
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader
-from pathways_ray.executor.data.upload import Upload, check_devices
-from pathways_ray.executor.data.upload_quota import UploadQuota, check_type, device_bytes
+from pathways_ray.executor.data.upload import Upload
+from pathways_ray.executor.data.upload_plan import UploadPlans
+from pathways_ray.executor.data.upload_quota import UploadQuota
 from pathways_ray.executor.run.instructions import Called, Handed
 from pathways_ray.executor.threads import ending_with_process
-from pathways_ray.ir.regions import shard_boxes
-from pathways_ray.ir.types import check_layout
 from pathways_ray.observe.views import MAX_STOPPED, Arriving
 from pathways_ray.transport import links, streams
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.batcher import MAX_HEADER_BYTES, check_batch
 from pathways_ray.transport.busy_poll import BusyPoll
-from pathways_ray.transport.capabilities import grant_of, is_slice_tag, session_of
+from pathways_ray.transport.capabilities import grant_of, session_of
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.local_sockets import LocalServer
 from pathways_ray.transport.shared_memory import SharedFile
@@ -105,6 +104,7 @@ class DataServer:
         self.store = store
         self.reader = ShardReader(host, compiler.devices, store)
         self.equal = EqualUploads(compiler.devices) if compiler.backend.shares_memory else None
+        self.plans = UploadPlans(host, len(compiler.devices))
         self.data_secret = data_secret
         self.report = report
         self.quotas: dict[str, UploadQuota] = {}
@@ -229,7 +229,7 @@ class DataServer:
                     self.fetches.take(stream, wire.Fetch(message.request, wanted, message.devices), *local)
                 self.early.take(stream, message)
             case _:
-                self._upload(stream, message, *local[1:])
+                self._upload(stream, message, *local)
 
     def _take_local(
         self, stream: ClientStream, connection: socket.socket, data: bytes, file: SharedFile | None
@@ -239,7 +239,7 @@ class DataServer:
             message = wire.TO_HOST_DATA.decode(data)
             if isinstance(message, wire.PutPart):
                 raise WireError("PutPart came by the local socket")
-            if isinstance(message, wire.PutOpen) and file is None:
+            if isinstance(message, wire.PutOpen) and file is None and not message.whole:
                 lost = OSError("no file and no pipe came with an array; its host may have no descriptor left for one")
                 self._put_failed(stream, message.request, None, lost)
                 return
@@ -279,20 +279,18 @@ class DataServer:
 
     # --- puts ---------------------------------------------------------------------------------------------------------
 
-    def _upload(
-        self, stream: ClientStream, message: wire.PutOpen | wire.PutPart, file: SharedFile | None = None
-    ) -> None:
+    def _upload(self, stream: ClientStream, message: wire.PutOpen | wire.PutPart, *local: Any) -> None:
         request = message.request
         try:
             if isinstance(message, wire.PutOpen):
-                self._open(stream, message, file)  # raises `FreesAwaited` beside the others
+                self._open(stream, message, *local)  # raises `FreesAwaited` beside the others
             elif request in stream.uploads:
                 stream.uploads[request].add(message)
             else:
                 return
             upload = stream.uploads[request]
             if upload.missing <= 0:
-                if upload.size <= SMALL_BYTES and file is None:
+                if upload.size <= SMALL_BYTES and upload not in stream.handed:
                     self._stored(stream, upload, *self._made(stream, upload))
                     del stream.uploads[request]
                 else:
@@ -359,16 +357,18 @@ class DataServer:
         where = message.placed.mesh.id, message.type, message.spec
         self.report(wire.Stored(self.host, stream.session, message.buffer, *where, digests))
         stream.quota.release(name) if gone is None else stream.quota.keep(name)
-        stream.outbox.send(wire.PutDone(upload.message.request))
+        done = wire.PutDone(message.request)
+        if upload.came_by is None or not self.local.send(upload.came_by, wire.encode([done])):
+            stream.outbox.send(done)
 
     def _put_failed(self, stream: ClientStream, request: int, failed: Upload | None, error: Exception) -> None:
         if failed is not None:
             stream.quota.release(stream.name_of(failed.message))
         stream.outbox.send(wire.DataFailed(request, to_failure(error, "put", host=self.host)))
 
-    def _open(self, stream: ClientStream, message: wire.PutOpen, file: SharedFile | None) -> None:
+    def _open(self, stream: ClientStream, message: wire.PutOpen, *came: Any) -> None:
         """Makes room for an array, once it is clear that it may come; one in a file has it."""
-        if not is_slice_tag(self.data_secret, stream.session, message.placed, message.slice_tag):
+        if not stream.has_slice(message.placed, message.slice_tag, self.data_secret):
             raise AuthenticationError(
                 f"session {stream.session} has no slice {message.placed.mesh.id} on these devices: the tag is wrong"
             )
@@ -378,23 +378,18 @@ class DataServer:
             raise QuotaExceeded(f"{limits.MAX_REQUESTS} puts of a stream may be under way; one more was asked for")
         if len(self.store.of_session(stream.session)) >= MAX_BUFFERS:
             raise QuotaExceeded(f"a session may have {MAX_BUFFERS} arrays on a host; one more was put")
-        check_devices(message.placed, self.host, len(self.compiler.devices))
-        check_type(message.type)
-        check_layout(message.type, message.spec, message.placed.mesh, "put")
-        boxes = shard_boxes(message.type, message.spec, message.placed.mesh)
-        local = [boxes[k] for k, d in enumerate(message.placed.devices) if d.host == self.host]
-        asked = max(device_bytes(local, message.type.dtype), limits.MIN_BUFFER_BYTES)
+        plan = self.plans.of(message.type, message.spec, message.placed)
         living = message.living
         stream.quota.reserve(
             stream.name_of(message),
-            asked,
+            plan.device_bytes,
             stream.grant.allowance,
             living,
             living >= 0 and self.awaited.is_ahead(stream.session, message),
         )
         stream.waited_in_vain = False
         try:
-            stream.uploads[message.request] = stream.upload(message, boxes, self.host, file)
+            stream.uploads[message.request] = stream.upload(message, plan, *came)
         except BaseException:
             stream.quota.release(stream.name_of(message))
             raise

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import math
+import socket
 from collections.abc import Sequence
 from weakref import WeakSet
 
 import jax
 import numpy as np
 
-from pathways_ray.errors import GraphError, WireError
-from pathways_ray.executor.compile.compiler import Compiler, dtype_of
-from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.regions import Box, box_shape
-from pathways_ray.jax_arrays import array_of
+from pathways_ray.errors import WireError
+from pathways_ray.executor.compile.compiler import Compiler
+from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.pipes import HostPipe
 from pathways_ray.transport.shared_memory import Mapping, SharedFile, aligned, offsets
@@ -29,28 +27,28 @@ them its heap and the stacks of its threads, and an array of one byte in a file 
 class Upload:
     """An array on its way in: a byte buffer for each distinct box of this host, filled from its start to its end.
 
-    Args:
-        boxes: those of all devices of the slice.
+    `boxes` and `local` are those of its plan.
     """
 
-    def __init__(self, message: wire.PutOpen, boxes: Sequence[Box], host: int) -> None:
-        self.message = message
-        placed = list(zip(boxes, message.placed.devices, strict=True))
-        self.local = [(box, device.index) for box, device in placed if device.host == host]
-        self.boxes: list[Box] = list(dict.fromkeys(box for box, _ in self.local))
-        elsewhere = {box for box, device in placed if device.host != host}
-        self._positions = {box: boxes.index(box) for box in self.boxes if box in elsewhere}
-        self.dtype = dtype_of(message.type.dtype)
-        self.shape = box_shape(self.boxes[0])
-        size = math.prod(self.shape) * self.dtype.itemsize
-        self.size = self.missing = size * len(self.boxes)
-        self._allocate(size)
+    def __init__(self, message: wire.PutOpen, plan: UploadPlan) -> None:
+        self.message, self.plan = message, plan
+        self.boxes, self.local = plan.boxes, plan.local
+        self.size = self.missing = plan.size * len(plan.boxes)
+        self.came_by: socket.socket | None = None
+        """The local socket by which its client reads the answer."""
+        self._allocate(plan.size)
 
     def _allocate(self, size: int) -> None:
         """Makes room for boxes of this size."""
         self.buffers = [aligned(size) for _ in self.boxes]
         # The only record of what is filled: a part that came twice would leave another client's bytes in a gap.
         self.filled = [0] * len(self.boxes)
+
+    def take(self, whole: Sequence[wire.Bytes], local: socket.socket | None) -> None:
+        """Fills the boxes that came with the message, if any did: its client waits at the local socket then."""
+        self.came_by = local if whole else None
+        for number, data in enumerate(whole):
+            self.add(wire.PutPart(self.message.request, number, 0, data))
 
     def add(self, part: wire.PutPart) -> None:
         if not 0 <= part.box < len(self.buffers):
@@ -69,19 +67,18 @@ class Upload:
     def digests(self, secret: str) -> dict[int, bytes]:
         """The digests of the boxes that other hosts hold as well, by the first position in the mesh that has the box.
         They are keyed, so that nobody can look for two arrays that have one digest."""
+        if not (positions := self.plan.positions):
+            return {}
         key = hashlib.sha256(f"uploads {secret}".encode()).digest()
         return {
-            self._positions[box]: hashlib.blake2b(data.data, digest_size=DIGEST_BYTES, key=key).digest()
+            positions[box]: hashlib.blake2b(data.data, digest_size=DIGEST_BYTES, key=key).digest()
             for box, data in zip(self.boxes, self.buffers, strict=True)
-            if box in self._positions
+            if box in positions
         }
 
     def array(self, compiler: Compiler) -> jax.Array:
         """The array on the devices. Those of CPU hosts use the memory that its bytes came to."""
-        arrays = {b: d.view(self.dtype).reshape(self.shape) for b, d in zip(self.boxes, self.buffers, strict=True)}
-        sharding = compiler.sharding(self.message.placed, self.message.spec)
-        shards, devices = [arrays[box] for box, _ in self.local], [compiler.devices[index] for _, index in self.local]
-        return array_of(self.message.type.shape, sharding, shards, devices)
+        return self.plan.array(self.buffers, compiler)
 
 
 class SharedUpload(Upload):
@@ -91,11 +88,9 @@ class SharedUpload(Upload):
         mapped: the files of its tenant that are mapped.
     """
 
-    def __init__(
-        self, message: wire.PutOpen, boxes: Sequence[Box], host: int, file: SharedFile, mapped: WeakSet[Mapping]
-    ) -> None:
+    def __init__(self, message: wire.PutOpen, plan: UploadPlan, file: SharedFile, mapped: WeakSet[Mapping]) -> None:
         self._file, self._mapped = file, mapped
-        super().__init__(message, boxes, host)
+        super().__init__(message, plan)
 
     def _allocate(self, size: int) -> None:
         self._places, self._bytes = offsets([size] * len(self.boxes))
@@ -110,28 +105,17 @@ class SharedUpload(Upload):
             whole = np.asarray(mapping)
         else:
             whole = self._file.copy(self._bytes)
-        size = self.size // len(self.boxes)
-        self.buffers = [whole[place : place + size] for place in self._places]
+        self.buffers = [whole[place : place + self.plan.size] for place in self._places]
         return super().array(compiler)
 
 
 class PipedUpload(Upload):
     """An array whose bytes come by a pipe, when its array is asked for."""
 
-    def __init__(self, message: wire.PutOpen, boxes: Sequence[Box], host: int, pipe: HostPipe) -> None:
-        super().__init__(message, boxes, host)
+    def __init__(self, message: wire.PutOpen, plan: UploadPlan, pipe: HostPipe) -> None:
+        super().__init__(message, plan)
         self.pipe, self.missing = pipe, 0
 
     def array(self, compiler: Compiler) -> jax.Array:
         self.pipe.read(self.buffers)
         return super().array(compiler)
-
-
-def check_devices(placed: PlacedSlice, host: int, count: int) -> None:
-    """Raises `GraphError` unless a slice has devices of a host of `count` devices, and only such as there are."""
-    mine = [device for device in placed.devices if device.host == host]
-    if not mine or len(placed.devices) != placed.mesh.size:
-        raise GraphError(f"no device of {placed.mesh} is on host {host}")
-    for device in mine:
-        if not 0 <= device.index < count:
-            raise GraphError(f"host {host} has {count} devices, no number {device.index}")

@@ -65,7 +65,7 @@ class LocalSession(Session):
     def status(self) -> dict[str, Any]:
         return {"islands": [{"island": 0, "state": "up", "hosts": [{"host": 0, "devices": list(range(DEVICES))}]}]}
 
-    def put(self, value: Any, where: VirtualSlice, spec: Any) -> Any:
+    def put(self, value: Any, where: VirtualSlice, spec: Any, alone: bool = False) -> Any:
         found = super().put(value, where, spec)
         hosts: Any = self._data
         self.values[found._buffer.id] = hosts.arrays.pop(found._buffer.id)

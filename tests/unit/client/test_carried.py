@@ -32,7 +32,7 @@ class Counting(LocalSession):
         self.uploaded: list[int] = []
         self.carried: list[int] = []
 
-    def put(self, value: Any, where: Any, spec: Any) -> Any:
+    def put(self, value: Any, where: Any, spec: Any, alone: bool = False) -> Any:
         made = super().put(value, where, spec)
         self.uploaded.append(made.nbytes)
         return made

@@ -14,7 +14,7 @@ from pathways_ray.client.buffer import DELETED, FAILED, INLINE, PENDING, READY, 
 from pathways_ray.client.coalesce import CoalescedLaunch
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
-from pathways_ray.client.early import MAX_BETWEEN, MAX_HANDED, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
+from pathways_ray.client.early import MAX_BETWEEN, MAX_HANDED, MAX_PUT, MAX_REFUSED, MAX_TOGETHER, MAX_UNDER_WAY
 from pathways_ray.client.events import Disconnected, Registered
 from pathways_ray.client.questions import await_there
 from pathways_ray.client.siblings import Results
@@ -166,6 +166,26 @@ def test_two_values_of_the_same_calls_are_one_round() -> None:
     core.early.came(made[1])
     core.early.came(made[0])
     assert round_of(core, MAX_BETWEEN) == [True] * MAX_BETWEEN
+
+
+def test_uploads_are_waited_for_by_who_waits_for_values_and_not_in_streams() -> None:
+    core = core_of_one()
+    soon = core.early.answers_soon
+    assert not soon(HOST), "nothing is known of the program yet"
+    round_of(core, 1)
+    round_of(core, 1)
+    assert [soon(HOST) for _ in range(MAX_PUT + 1)] == [True] * MAX_PUT + [False]
+    round_of(core, 1)
+    assert not soon(HOST + 1), "that host takes no calls"
+    for _ in range(MAX_BETWEEN + 1):
+        call(core)
+    assert not soon(HOST), "these calls are a stream"
+    core.early.came(call(core)[1])
+    assert not soon(HOST), "it was one up to here"
+    round_of(core, 1)
+    assert soon(HOST)
+    core.early.allowed(HOST, False)
+    assert not soon(HOST)
 
 
 def test_callers_who_wait_for_their_values_do_not_keep_those_of_others_from_their_host() -> None:

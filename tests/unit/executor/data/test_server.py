@@ -28,7 +28,7 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.questions import Question, ask_whether_there, read
 from pathways_ray.errors import Failure, GraphError, HostLost, PathwaysError, SessionClosed
 from pathways_ray.executor.compile.compiler import Compiler
-from pathways_ray.executor.data import fetches
+from pathways_ray.executor.data import client_stream, fetches
 from pathways_ray.executor.data import server as data_server
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import MAX_LATER, MAX_LATER_SHARDS, BufferStore, may_be_later
@@ -909,7 +909,7 @@ def test_an_upload_ends_when_its_host_is_lost(host: Host, data: DataLinks, monke
         )
     )
     data._link(0)
-    monkeypatch.setattr(data_server, "is_slice_tag", lambda *_: True)
+    monkeypatch.setattr(client_stream, "is_slice_tag", lambda *_: True)
     thread.start()
     until(lambda: bool(data._links[0].pipes))
     data._links[0].end("its process was lost")

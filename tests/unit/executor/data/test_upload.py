@@ -13,7 +13,7 @@ import pytest
 from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.upload import Upload
-from pathways_ray.ir.regions import shard_boxes
+from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.jax_arrays import letting_go
 from pathways_ray.transport.messages import PutOpen, PutPart
@@ -28,7 +28,7 @@ KIND = ArrayType((4,), "uint8")
 
 def digests(host: int, spec: Spec, *parts: bytes, secret: str = "the data secret") -> dict[int, bytes]:
     message = PutOpen(1, 2, KIND, spec, WHERE, "")
-    upload = Upload(message, shard_boxes(KIND, spec, WHERE.mesh), host)
+    upload = Upload(message, UploadPlan(KIND, spec, WHERE, host))
     for box, data in enumerate(parts):
         upload.add(PutPart(1, box, 0, data))
     assert not upload.missing

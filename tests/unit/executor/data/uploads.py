@@ -11,8 +11,8 @@ import numpy as np
 
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.upload import SharedUpload, Upload
+from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.ir.plan import Device, PlacedSlice
-from pathways_ray.ir.regions import shard_boxes
 from pathways_ray.ir.types import ArrayType, SliceType
 from pathways_ray.transport.messages import PutOpen, PutPart
 from pathways_ray.transport.shared_memory import Mapping, SharedFile
@@ -31,12 +31,12 @@ def compiler() -> Compiler:
 def uploaded(value: np.ndarray[Any, Any], shared: bool) -> tuple[Upload, jax.Array]:
     kind = ArrayType(value.shape, value.dtype.name)
     message = PutOpen(1, 1, kind, (("x",),), PLACED, "")
-    boxes = shard_boxes(kind, (("x",),), PLACED.mesh)
+    plan = UploadPlan(kind, (("x",),), PLACED, 0)
     if shared:
         file = SharedFile.create(-(-value.nbytes // 64) * 64)
         file.write(value, 0)
-        upload: Upload = SharedUpload(message, boxes, 0, file, MAPPED)
+        upload: Upload = SharedUpload(message, plan, file, MAPPED)
     else:
-        upload = Upload(message, boxes, 0)
+        upload = Upload(message, plan)
         upload.add(PutPart(1, 0, 0, value.tobytes()))
     return upload, upload.array(compiler())

@@ -1,0 +1,204 @@
+"""Small puts by the local socket of a host, which are waited for: what arrives, which wait, and what ends the wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from pathways_ray import limits
+from pathways_ray.client import data_link, small_puts
+from pathways_ray.client.buffer import Upload
+from pathways_ray.client.data import DataLinks
+from pathways_ray.client.living import LivingUploads
+from pathways_ray.errors import Failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType
+from pathways_ray.transport.capabilities import data_token, slice_tag
+from pathways_ray.transport.messages import DataFailed, HostAddress, PutDone, PutOpen, encode
+from tests.unit.executor.data.test_server import COVER, OVER, PLACED, SECRET, SESSION, SMALL, Host, Wire, local
+from tests.unit.helpers import placed
+from tests.waiting import until
+
+LIMIT_S = 20.0
+KIND = ArrayType(SMALL.shape, "float32")
+SPEC = (("x",),)
+TAG = slice_tag(SECRET, SESSION, PLACED)
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+@pytest.fixture
+def data(host: Host) -> Iterator[DataLinks]:
+    made = DataLinks(SESSION, data_token(SECRET, SESSION, None), (HostAddress(0, 1, host.server.address),))
+    made.answers_soon = lambda host: True
+    host.put(1, SMALL)
+    np.testing.assert_array_equal(made.fetch(1, COVER, lambda: None), SMALL)
+    until(lambda: made._links[0].is_local)
+    yield made
+    made.close(OVER)
+
+
+class Putting:
+    """A put in a thread of its own, what was told of it, and how it ended."""
+
+    def __init__(self, data: DataLinks, value: np.ndarray[Any, Any] = SMALL, tag: str = TAG) -> None:
+        self.told: list[Failure | None] = []
+        self.begun: list[Upload] = []
+        self.raised: BaseException | None = None
+        link = small_puts.host_link(data, value, PLACED)
+        assert link is not None
+        self._what = data, link, 9, value, ArrayType(value.shape, value.dtype.name), SPEC, PLACED, tag
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            small_puts.put(*self._what, self._answered, self.begun.append)
+        except BaseException as error:
+            self.raised = error
+
+    def _answered(self, upload: Upload, host: int, failure: Failure | None) -> None:
+        self.told.append(failure)
+        upload.done = True
+
+    def end(self) -> list[Failure | None]:
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive(), "it hangs"
+        return self.told
+
+
+@pytest.mark.parametrize("value", [SMALL, np.zeros((0, 3), np.int8)[0:0].reshape(0), np.arange(9, dtype=np.uint8)])
+def test_it_is_stored_when_the_put_is_over_and_may_be_changed_then(
+    host: Host, data: DataLinks, value: np.ndarray[Any, Any]
+) -> None:
+    before = value.copy()
+    one = Putting(data, value)
+    assert one.end() == [None]
+    assert len(one.begun) == 1
+    value += 1
+    stored: Any = host.store.get(SESSION, 9)
+    np.testing.assert_array_equal(np.asarray(stored), before)
+    value -= 1
+    assert all(quota.is_empty for quota in host.server.quotas.values())
+
+
+def test_a_refusal_is_told_and_ends_it(host: Host, data: DataLinks) -> None:
+    (failure,) = Putting(data, tag="guessed").end()
+    assert failure is not None
+    assert failure.kind == "AuthenticationError"
+    assert host.store.get(SESSION, 9) is None
+
+
+def test_the_end_of_the_host_ends_it(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host has it, and says nothing."""
+    monkeypatch.setattr(host.server, "_take", lambda *message: None)
+    one = Putting(data)
+    until(lambda: bool(one.begun))
+    data._links[0].end("its process was lost")
+    (failure,) = one.end()
+    assert failure is not None
+    assert failure.kind == "HostLost"
+
+
+def test_it_goes_by_the_stream_where_the_local_socket_takes_nothing(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = data._links[0]
+    monkeypatch.setattr(link, "send_local", lambda *message: False)
+    assert Putting(data).end() == [None]
+    np.testing.assert_array_equal(np.asarray(host.store.get(SESSION, 9)), SMALL)
+
+
+def test_ctrl_c_ends_it_and_its_upload(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.server, "_take", lambda *message: None)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data.reader, "wait", interrupted)
+    one = Putting(data)
+    (failure,) = one.end()
+    assert isinstance(one.raised, KeyboardInterrupt)
+    assert failure is not None
+    assert failure.kind == "Cancelled"
+    assert not data._links[0].uploads
+
+
+def test_another_thread_that_reads_has_it_go_on(host: Host, data: DataLinks) -> None:
+    asked = threading.Thread(target=data.fetch, args=(5, COVER, lambda: None), daemon=True)
+    asked.start()
+    until(lambda: host.store.waiting() == 1 and bool(data.reader._leader))
+    assert Putting(data).end() == [None]
+    host.put(5, SMALL)
+    asked.join(LIMIT_S)
+    assert not asked.is_alive()
+
+
+def test_which_puts_wait(data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    big = np.zeros(limits.MAX_WHOLE_BYTES + 1, np.uint8)
+
+    def waits(value: Any = SMALL, where: PlacedSlice = PLACED) -> bool:
+        return small_puts.host_link(data, value, where) is not None
+
+    assert waits()
+    assert waits(big[1:])
+    assert not waits(big)
+    assert not waits(where=placed(1, ["0.0", "1.0"]))
+    assert not waits(where=placed(1, ["3.0"])), "nothing was asked of that host"
+    monkeypatch.setattr(data_link._thread, "reads", True, raising=False)
+    assert not waits(), "this thread is the one that would read the answer"
+    monkeypatch.undo()
+    data.living = LivingUploads(data_token(SECRET, SESSION, 1 << 20))
+    assert not waits(), "within a quota it may wait for frees"
+    data.living = LivingUploads(data_token(SECRET, SESSION, None))
+    data.answers_soon = lambda host: False
+    assert not waits()
+    data.answers_soon = lambda host: True
+    data._links[0].is_local = False
+    assert not waits()
+
+
+# --- the host ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def wire(host: Host) -> Iterator[Wire]:
+    made = Wire(host)
+    yield made
+    made.link.close()
+
+
+@pytest.mark.parametrize("whole", [(b"12345678" * 3,), (bytes(16), bytes(16)), (b"",)], ids=["long", "two", "none"])
+def test_bytes_that_do_not_fit_are_refused_and_take_nothing_of_the_quota(
+    host: Host, wire: Wire, whole: tuple[Any, ...]
+) -> None:
+    socket = local(wire)
+    opening = PutOpen(1, 9, KIND, SPEC, PLACED, TAG, whole=whole)
+    assert socket.send(encode(opening))
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert refused.failure.kind == "WireError"
+    assert all(quota.is_empty for quota in host.server.quotas.values())
+    good = msgspec.structs.replace(opening, request=2, whole=(SMALL.tobytes(),))
+    wire.send(good)
+    assert wire.next() == PutDone(2), "what came by the stream is answered there"
+
+
+def test_a_slice_is_not_another_session_s_because_it_was_looked_at_before(host: Host, wire: Wire) -> None:
+    good = PutOpen(1, 9, KIND, SPEC, PLACED, TAG, whole=(SMALL.tobytes(),))
+    wire.send(good)
+    assert wire.next() == PutDone(1)
+    other = Wire(host, SESSION + 1)
+    other.send(good)
+    refused = other.next()
+    assert isinstance(refused, DataFailed)
+    assert refused.failure.kind == "AuthenticationError"
+    other.link.close()
