@@ -42,7 +42,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.ran import RanLaunches
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
-from pathways_ray.executor.run.watchers import UnderWay, Watched, Watcher, kept_by_earlier
+from pathways_ray.executor.run.watchers import UnderWay, Watched, Watcher, are_idle, kept_by_earlier, load_of
 from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.story import Entry
@@ -126,12 +126,11 @@ class Dispatcher:
         self.ran = RanLaunches(self.reports.sequence_of)
 
     def under_way(self) -> UnderWay:
-        found = [watcher.under_way for watcher in list(self._watchers.values())]  # a list: others add to them
-        return UnderWay(sum([one.launches for one in found]), sum([one.computations for one in found]))
+        return load_of(self._watchers)
 
     def busy_poll(self) -> BusyPoll:
         """Whether a thread that waits for calls looks again and again: while all that was enqueued is over."""
-        return BusyPoll(lambda: all(watcher.is_idle for watcher in list(self._watchers.values())))
+        return BusyPoll(lambda: are_idle(self._watchers))
 
     def observe(self, observer: LaunchObserver) -> None:
         """Has an observer see the launches that come from now on."""

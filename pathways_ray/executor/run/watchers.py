@@ -67,26 +67,20 @@ class Watcher:
     def __init__(self, is_shared: bool = False) -> None:
         self.is_shared = is_shared
         self.queued: queue.SimpleQueue[Watched] = queue.SimpleQueue()
-        self.added = 0  # by the dispatcher thread
-        self.seen = 0  # by the watcher
-        self._computations_added = self._computations_seen = 0  # by the same
+        self.added = self.computations_added = 0  # by the dispatcher thread
+        self.seen = self.computations_seen = 0  # by the watcher
         self._incomplete: deque[Watched] = deque()
 
     def add(self, watched: Watched) -> None:
         self.added += 1
-        self._computations_added += watched.program.computations
+        self.computations_added += watched.program.computations
         self._incomplete.append(watched)
         self.queued.put(watched)
 
     def finished(self) -> None:
         """The first of them is reported."""
-        self._computations_seen += self._incomplete.popleft().program.computations
+        self.computations_seen += self._incomplete.popleft().program.computations
         self.seen += 1
-
-    @property
-    def under_way(self) -> UnderWay:
-        """The load that they are, for any thread."""
-        return UnderWay(self.queued.qsize(), self._computations_added - self._computations_seen)
 
     def snapshot(self) -> list[Watched]:
         """Those that are not reported, for any thread."""
@@ -116,6 +110,24 @@ class Watcher:
         """Whether a launch that is added now is waited for behind none on other devices, for which fetches of its
         results would wait too."""
         return self.is_idle or not self.is_shared
+
+
+def load_of(watchers: Mapping[Any, Watcher]) -> UnderWay:
+    """The load that the launches of all watchers are, for any thread."""
+    launches = computations = 0
+    for watcher in list(watchers.values()):  # a list: others add to them
+        if watcher.added != watcher.seen:
+            launches += watcher.queued.qsize()
+            computations += watcher.computations_added - watcher.computations_seen
+    return UnderWay(launches, computations)
+
+
+def are_idle(watchers: Mapping[Any, Watcher]) -> bool:
+    """Whether everything that was added to any of them is reported, for any thread."""
+    for watcher in list(watchers.values()):  # noqa: SIM110  # asked again and again before a thread sleeps
+        if watcher.added != watcher.seen:
+            return False
+    return True
 
 
 def kept_by_earlier(watched: Watched, watchers: Mapping[Any, Watcher]) -> set[Device]:
