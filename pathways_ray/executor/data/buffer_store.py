@@ -80,7 +80,7 @@ class BufferStore:
         # Looked at last: a session that ends from here on finds what was stored.
         if session in self._ended:
             self.sessions.pop(session, None)
-        elif self._waiters:
+        elif (session, buffer) in self._waiters:
             return self._wake(session, buffer, later)
         return False
 
@@ -101,7 +101,7 @@ class BufferStore:
             self.sessions.pop(session, None)
             self._new_uploads.pop(session, None)
             self._uncount(session)
-        elif self._waiters:
+        elif (session, buffer) in self._waiters:
             self._wake(session, buffer)
         return True
 
@@ -123,22 +123,20 @@ class BufferStore:
         return bool(callbacks)
 
     def get(self, session: int, buffer: int) -> Value | None:
-        found = self.sessions.get(session)
-        return found.get(buffer) if found is not None else None
+        return self.sessions.get(session, _NOTHING).get(buffer)
 
     def when_present(self, session: int, buffer: int, callback: Waiter) -> None:
         """Calls back once the buffer is in the store (which says nothing of its data being computed). A callback waits
         for one buffer once."""
         with self._lock:
+            waiting = self._waiters.setdefault((session, buffer), {})
+            waiting[callback] = None
+            # Looked for last: what the dispatcher stores from here on calls back.
             if self.get(session, buffer) is None:
-                waiting = self._waiters.setdefault((session, buffer), {})
-                waiting[callback] = None
-                # The dispatcher may have stored it between the look-up and the registration, unseen by `put`.
-                if self.get(session, buffer) is None:
-                    return
-                del waiting[callback]  # only its own: `put` has seen the others, and calls them
-                if not waiting:
-                    del self._waiters[session, buffer]
+                return
+            del waiting[callback]  # only its own: `put` has seen the others, and calls them
+            if not waiting:
+                del self._waiters[session, buffer]
         callback(None)
 
     def forget(self, session: int, buffer: int, callback: Waiter) -> None:

@@ -180,8 +180,8 @@ class ClientStream:
 
 
 class FetchRequest:
-    """A fetch: the callback for when its buffer is there, and then, for one of more than one part, its task. It waits
-    for `buffer`, and behind that for `others`.
+    """A fetch: `come` is called when its buffer is there, and then, one of more than one part has a task. It waits for
+    `buffer`, and behind that for `others`.
 
     Where it came by a local socket: `local` is that connection, and `file` takes a big array, or is the end of a pipe
     for one, which is `pipe` once it is written to.
@@ -189,17 +189,12 @@ class FetchRequest:
 
     __slots__ = ("buffer", "come", "file", "local", "message", "others", "pipe", "task")
 
-    def __init__(
-        self,
-        message: wire.Fetch,
-        come: Waiter,
-        local: socket.socket | None = None,
-        file: SharedFile | None = None,
-    ) -> None:
+    come: Waiter
+
+    def __init__(self, message: wire.Fetch, local: socket.socket | None, file: SharedFile | None) -> None:
         self.message = message
         self.buffer = message.buffer
-        self.others = [] if message.devices else [buffer for _, buffer in message.also]
-        self.come = come
+        self.others = [buffer for _, buffer in message.also] if message.also and not message.devices else []
         self.local = local
         self.file = file
         self.pipe: HostPipe | None = None

@@ -5,6 +5,7 @@ parts or in a file in memory, and whether arrays are there.
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from collections.abc import Sequence
 from functools import partial
@@ -40,6 +41,7 @@ class FetchServer:
         self.store: BufferStore = reader.store
         self.reader = reader
         self.local = local
+        self._most = len(reader.devices)
         self._loop = asyncio.get_running_loop()
 
     def take(
@@ -55,13 +57,17 @@ class FetchServer:
             text = f"{limits.MAX_REQUESTS} fetches of a stream may be under way, of different numbers; one more came"
             stream.outbox.send(wire.DataFailed(request, Failure("QuotaExceeded", text, "fetch", host=self.host)))
             return
-        fetching = FetchRequest(message, lambda later: self._present(stream, fetching, later), local, file)
-        stream.fetches[request] = fetching
+        fetching = stream.fetches[request] = FetchRequest(message, local, file)
+        fetching.come = partial(self._present, stream, fetching)
         self.store.when_present(stream.session, message.buffer, fetching.come)
 
     def _is_small(self, value: Any, fetching: FetchRequest) -> bool:
-        few = len(devices := fetching.message.devices) <= len(self.reader.devices)
-        return not devices or (fetching.file is None and few and bool(value.nbytes <= SMALL_BYTES))
+        devices = fetching.message.devices
+        if not devices:
+            return True
+        if fetching.file is not None or len(devices) > self._most:
+            return False
+        return bool(math.prod(value.shape) * value.dtype.itemsize <= SMALL_BYTES)  # `nbytes` asks NumPy: seven calls
 
     def withdraw(self, stream: ClientStream, request: int) -> None:
         """Ends a fetch, whether it was answered or its client has given it up."""
@@ -84,15 +90,15 @@ class FetchServer:
             if asked > MAX_AT_ONCE or asked * len(message.also) > MAX_LOOKS:
                 stream.workers.submit(self._look, stream, fetching)
                 return
-            if self._awaits_another(stream, fetching):
+            if fetching.others and self._awaits_another(stream, fetching):
                 return
             value: Any = self.store.get(stream.session, message.buffer)
             along = message.also and message.devices
             quick = not along and hasattr(value, "is_ready") and self._is_small(value, fetching)
-            if quick and self._is_computed(stream, message, value):
-                self._read(stream, fetching, small=True)
+            if quick and is_computed(value) and (not message.also or self._are_computed(stream, message)):
+                self._read_small(stream, fetching, value)
             elif quick and later is not None and may_be_later(later, len(message.devices)):
-                read = self._present if message.also else partial(self._read, small=True)
+                read = self._present if message.also else self._read_small
                 later.append(partial(read, stream, fetching))
                 self.reader.begin(stream.session, message)
             else:
@@ -116,36 +122,43 @@ class FetchServer:
                 return True
         return False
 
-    def _is_computed(self, stream: ClientStream, message: wire.Fetch, value: Any) -> bool:
-        """Whether an answer has to wait for nothing."""
-        if not message.also:
-            return is_computed(value)
+    def _are_computed(self, stream: ClientStream, message: wire.Fetch) -> bool:
+        """Whether none of the others that a question is for has to be waited for."""
         others = (self.store.get(stream.session, buffer) for _, buffer in message.also)
-        return is_computed(value) and all(hasattr(other, "is_ready") and is_computed(other) for other in others)
+        return all(hasattr(other, "is_ready") and is_computed(other) for other in others)
 
-    def _read(self, stream: ClientStream, fetching: FetchRequest, small: bool = False) -> None:
-        """Waits for a value that is `small`, or is found to be, and copies it; a big one has to wait for its turn."""
+    def _read(self, stream: ClientStream, fetching: FetchRequest) -> None:
+        """Waits for a value and copies it; a big one has to wait for its turn."""
         message = fetching.message
         try:
             value = self.reader.value(stream.session, message.buffer)
-            if small or self._is_small(value, fetching):
-                if message.also:
-                    self.reader.begin(stream.session, message)
-                found = self.reader.parts(message.request, value, message.devices)
-                # One for no devices waits for the others here; nothing is made unasked for a client that does not read.
-                along = not message.devices or stream.outbox.has_room(MAX_UNREAD)
-                others = self.reader.siblings(stream.session, message) if along else ()
-                self._reply(stream, fetching, [*others, *found])
+            if self._is_small(value, fetching):
+                self._read_small(stream, fetching, value)
             else:
                 self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
         except Exception as error:
             self._reply(stream, fetching, [self._failed(message, error)])
 
+    def _read_small(self, stream: ClientStream, fetching: FetchRequest, value: Any = None) -> None:
+        """Waits for a value that is small and copies it; without one, for that in the store."""
+        message = fetching.message
+        try:
+            if value is None:
+                value = self.reader.value(stream.session, message.buffer)
+            if message.also:
+                self.reader.begin(stream.session, message)
+            answer = self.reader.parts(message.request, value, message.devices)
+            # One for no devices waits for the others here; nothing is made unasked for a client that does not read.
+            if message.also and (not message.devices or stream.outbox.has_room(MAX_UNREAD)):
+                answer = [*self.reader.siblings(stream.session, message), *answer]
+            self._reply(stream, fetching, answer)
+        except Exception as error:
+            self._reply(stream, fetching, [self._failed(message, error)])
+
     def _reply(self, stream: ClientStream, fetching: FetchRequest, answer: Sequence[wire.Message]) -> None:
         """Answers at once, in this thread, a question that came by a local socket; the loop answers the others."""
-        number, local = fetching.message.request, fetching.local
-        wanted = stream.fetches.get(number) is fetching
-        if wanted and local is not None and self.local.send(local, wire.encode(answer)):
+        number, local, send = fetching.message.request, fetching.local, self.local.send
+        if local is not None and stream.fetches.get(number) is fetching and send(local, wire.encode(answer)):
             stream.fetches.pop(number, None)
             fetching.file = None
             return

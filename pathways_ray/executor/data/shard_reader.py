@@ -37,6 +37,7 @@ class ShardReader:
 
     def __init__(self, host: int, devices: Sequence[jax.Device], store: BufferStore) -> None:
         self.host, self.devices, self.store = host, devices, store
+        self._numbered = dict(enumerate(devices))
         self._is_apart = any(device.platform != "cpu" for device in devices)
 
     def value(self, session: int, buffer: int) -> Any:
@@ -136,12 +137,12 @@ class ShardReader:
 
     def _on(self, shards: Mapping[jax.Device, jax.Array], device: int) -> jax.Array:
         """That of the shards here which is on a device."""
-        if not 0 <= device < len(self.devices):
+        found = shards.get(self._numbered.get(device))
+        if found is not None:
+            return found
+        if device not in self._numbered:
             raise GraphError(f"host {self.host} has {len(self.devices)} devices, no number {device}")
-        found = shards.get(self.devices[device])
-        if found is None:
-            raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
-        return found
+        raise GraphError(f"the buffer has no shard on device {device} of host {self.host}")
 
     def _elements(self, data: jax.Array) -> np.ndarray[Any, Any]:
         data.block_until_ready()  # raises for one that failed; NumPy would end the process over it

@@ -43,7 +43,7 @@ def test_who_stores_a_value_learns_whether_somebody_had_asked_for_it() -> None:
 
 
 class StoresMeanwhile(dict[int, dict[int, str]]):
-    """Sessions of a store. Once it is told to, a value is stored before the second look of who asks for it."""
+    """Sessions of a store. Once it is told to, a value is stored right before the look of who asks for it."""
 
     store: BufferStore
     looks: int | None = None
@@ -52,12 +52,12 @@ class StoresMeanwhile(dict[int, dict[int, str]]):
     def get(self, session: int, default: object = None) -> dict[int, str] | None:  # type: ignore[override]
         if self.looks is not None and threading.current_thread() is threading.main_thread():
             self.looks += 1
-            if self.looks == 2:
+            if self.looks == 1:
                 self.puts = threading.Thread(target=self._put, args=(session,))
                 self.puts.start()
                 while 1 not in super().get(session, {}):
                     pass
-        return super().get(session)
+        return super().get(session, default)  # type: ignore[arg-type]
 
     def _put(self, session: int) -> None:
         self.returned = self.store.put(session, 1, "an array")
