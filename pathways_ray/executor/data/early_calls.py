@@ -37,8 +37,9 @@ class EarlyCalls:
 
     def take(self, stream: ClientStream, message: wire.LaunchEarly) -> None:
         """A client hands over a call."""
-        handed = Handed(stream.session, stream.grant.tenant, message)
-        if not self.may(stream) or not self._hand(handed):
+        tenant = stream.grant.tenant
+        handed = Handed(stream.session, tenant, message)
+        if tenant != self._allowed or not self._hand(handed):
             self.refuse(handed)
 
     def allow(self, tenant: str) -> None:

@@ -84,21 +84,20 @@ class FetchServer:
         """Reads at once what is small and computed, and `later` what is not; a worker of the stream waits for the rest,
         and for all of a client with many fetches: at once is in the thread that dispatches for all tenants, and later
         in the one that watches a launch, which waits for no other."""
-        message = fetching.message
-        asked = len(stream.fetches)
+        message, asked = fetching.message, len(stream.fetches)
+        also, devices = message.also, message.devices
         try:
-            if asked > MAX_AT_ONCE or asked * len(message.also) > MAX_LOOKS:
+            if asked > MAX_AT_ONCE or (also and asked * len(also) > MAX_LOOKS):
                 stream.workers.submit(self._look, stream, fetching)
                 return
             if fetching.others and self._awaits_another(stream, fetching):
                 return
             value: Any = self.store.get(stream.session, message.buffer)
-            along = message.also and message.devices
-            quick = not along and hasattr(value, "is_ready") and self._is_small(value, fetching)
-            if quick and is_computed(value) and (not message.also or self._are_computed(stream, message)):
+            quick = not (also and devices) and hasattr(value, "is_ready") and self._is_small(value, fetching)
+            if quick and is_computed(value) and (not also or self._are_computed(stream, message)):
                 self._read_small(stream, fetching, value)
-            elif quick and later is not None and may_be_later(later, len(message.devices)):
-                read = self._present if message.also else self._read_small
+            elif quick and later is not None and may_be_later(later, len(devices)):
+                read = self._present if also else self._read_small
                 later.append(partial(read, stream, fetching))
                 self.reader.begin(stream.session, message)
             else:

@@ -214,22 +214,21 @@ class DataServer:
             except FreesAwaited as error:  # its bytes are behind it: nothing more is read meanwhile
                 await self._open_later(stream, message, error)
 
-    def _take(self, stream: ClientStream, message: wire.ToHostData, *local: Any) -> None:
-        """Takes a message; `local` are the local socket by which it came, if any, and the file that came with it."""
-        match message:
-            case wire.Fetch():
-                self.fetches.take(stream, message, *local)
-            case wire.CancelFetch():
-                self.fetches.withdraw(stream, message.request)
-            case wire.ServeCall():
-                self.served.take(stream, message, *local[:1])
-            case wire.LaunchEarly():
-                if message.request:
-                    wanted = message.results + message.asked
-                    self.fetches.take(stream, wire.Fetch(message.request, wanted, message.devices), *local)
-                self.early.take(stream, message)
-            case _:
-                self._upload(stream, message, *local)
+    def _take(self, stream: ClientStream, message: wire.ToHostData, local: Any = None, file: Any = None) -> None:
+        """Takes a message; `local` is the local socket by which it came, if any, `file` came with it."""
+        if isinstance(message, wire.LaunchEarly):  # first those that somebody waits for
+            if message.request:
+                wanted = message.results + message.asked
+                self.fetches.take(stream, wire.Fetch(message.request, wanted, message.devices), local, file)
+            self.early.take(stream, message)
+        elif isinstance(message, wire.ServeCall):
+            self.served.take(stream, message, local)
+        elif isinstance(message, wire.Fetch):
+            self.fetches.take(stream, message, local, file)
+        elif isinstance(message, wire.CancelFetch):
+            self.fetches.withdraw(stream, message.request)
+        else:
+            self._upload(stream, message, local, file)
 
     def _take_local(
         self, stream: ClientStream, connection: socket.socket, data: bytes, file: SharedFile | None
