@@ -73,6 +73,7 @@ class HostCore:
         )
         self._now = 0.0
         self._handlers: dict[type, Callable[[Any], list[do.Instruction]]] = {
+            **dict.fromkeys(self.preparation.handlers, self._of_program),
             wire.IslandLaunch: self._launch,
             wire.Drop: self._free,
             wire.BarrierReleased: self._released,
@@ -107,7 +108,8 @@ class HostCore:
         messages in its order, one by one."""
         follower = self.follower
         if follower is None or follower.lets_pass(event):
-            return self._handle(event, now)
+            self._now = now
+            return self._handlers[type(event)](event)
         first = follower.take(event)
         if first is None:
             return []
@@ -117,12 +119,12 @@ class HostCore:
 
     def _handle(self, event: do.Event, now: float) -> list[do.Instruction]:
         self._now = now
-        handler = self._handlers.get(type(event))
-        if handler is not None:
-            return handler(event)
+        return self._handlers[type(event)](event)
+
+    def _of_program(self, event: do.Event) -> list[do.Instruction]:
         if self.multi_host and type(event) is wire.Program:
             self.journal.add_program(event)
-        return self.preparation.handle(event, now)
+        return self.preparation.handle(event, self._now)
 
     # --- peers --------------------------------------------------------------------------------------------------------
 
@@ -363,9 +365,12 @@ class HostCore:
 
     def _free(self, message: wire.Drop) -> list[do.Instruction]:
         """Frees buffers; those that a launch has yet to store go as soon as it has."""
-        self.producers.free(message.session, message.buffers)
-        gone = self.early.dropped(message.session, message.buffers)
-        return [*gone, do.Free(message.session, message.buffers)]
+        session, buffers = message.session, message.buffers
+        if self.producers.sessions:
+            self.producers.free(session, buffers)
+        made = self.early.dropped(session, buffers)
+        made.append(do.Free(session, buffers))
+        return made
 
     def _session_ended(self, message: wire.DropSession) -> list[do.Instruction]:
         self.story.note(Entry(self._now, "session ended", session=message.session))

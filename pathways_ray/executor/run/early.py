@@ -103,23 +103,19 @@ class EarlyLaunches:
     ) -> list[do.Instruction]:
         """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
         prepared = programs.get(handed.message.program)
-        if prepared is None or active or not self._may_be(handed, prepared.plan, prepared.tenant):
+        if prepared is None or active or not self._may_be(handed, prepared):
             return refusal(handed)
         return [do.LookAt(handed)]
 
-    def _may_be(self, handed: do.Handed, plan: HostPlan, tenant: str) -> bool:
-        """Whether a call may be taken, as far as one can say without a look at its arguments.
-
-        Args:
-            tenant: that of its program.
-        """
-        results = handed.message.results
+    def _may_be(self, handed: do.Handed, prepared: do.Prepared) -> bool:
+        """Whether a call may be taken, as far as one can say without a look at its arguments."""
+        session, results = handed.session, handed.message.results
         return (
             (handed.tenant == self.allowed or results < 0)  # hosts say that only of what is their tenant's
-            and self.allowed == tenant_mark(tenant)
-            and plan.may_be_early
-            and self._is_new(handed.session, results)
-            and self._has_room(handed.session)
+            and self.allowed == tenant_mark(prepared.tenant)
+            and prepared.plan.may_be_early
+            and self._is_new(session, results)
+            and (len(self.taken) < MAX_TAKEN or self._has_room(session))
         )
 
     def called(
@@ -137,8 +133,6 @@ class EarlyLaunches:
         return [do.Serve(called, -self.count)]
 
     def _has_room(self, session: int) -> bool:
-        if len(self.taken) < MAX_TAKEN:
-            return True
         return sum(other == session for other, _ in self.taken) < MAX_TAKEN
 
     def take(self, looked: do.LookedAt, plan: HostPlan) -> IslandLaunch | None:
@@ -147,14 +141,14 @@ class EarlyLaunches:
         Args:
             plan: that of its program.
         """
-        session, message = looked.handed.session, looked.handed.message
         if not looked.fits or looked.under_way > MAX_UNDER_WAY:
             return None
+        session, message = looked.handed.session, looked.handed.message
+        number, results = message.program, message.results
         self.count += 1
-        given = message.arguments, message.results
-        launch = IslandLaunch(-self.count, session, message.program, *given, inline=message.inline)
-        self.taken[session, message.results] = Taken(launch, plan)
-        self._note(launch.session, launch.results)
+        launch = IslandLaunch(-self.count, session, number, message.arguments, results, inline=message.inline)
+        self.taken[session, results] = Taken(launch, plan)
+        self._note(session, results)
         return launch
 
     def follow(self, launch: IslandLaunch, plan: HostPlan) -> None:
@@ -182,18 +176,18 @@ class EarlyLaunches:
     def sent(self, launch: IslandLaunch, programs: Mapping[int, do.Prepared]) -> tuple[list[do.Instruction], bool]:
         """A launch has come from the scheduler: what becomes of that as which it was taken early, and whether this is
         what was sent. Else it is forgotten, and the launch has yet to begin."""
-        self._note(launch.session, max(launch.results, *launch.covers) if launch.covers else launch.results)
+        session, results, inline = launch.session, launch.results, launch.inline
+        self._note(session, max(results, *launch.covers) if launch.covers else results)
         if not self.taken:
             return [], False
         if launch.covers:
             return self._sent_as_one(launch, programs)
-        early = self.taken.pop((launch.session, launch.results), None)
+        early = self.taken.pop((session, results), None)
         if early is None:
             return [], False
         begun = early.launch
-        same = (begun.program, begun.arguments) == (launch.program, launch.arguments)
-        same &= not launch.inline or launch.inline == begun.inline
-        if not same or launch.cancelled is not None:
+        same = begun.program == launch.program and begun.arguments == launch.arguments
+        if not same or (inline and inline != begun.inline) or launch.cancelled is not None:
             return early.forget(), False
         return [do.Confirm(begun.sequence, launch.sequence)], True
 
@@ -225,10 +219,14 @@ class EarlyLaunches:
     def dropped(self, session: int, buffers: Collection[int]) -> list[do.Instruction]:
         """The results of launches are dropped: nobody sends those any more that were taken early, or will yet be handed
         over, as by a client that has cancelled one meanwhile."""
-        for number in (min(buffers, default=0), max(buffers, default=0)):
-            self._note(session, number)
-        found = [self.taken.pop((session, number), None) for number in buffers] if self.taken else []
-        return [one for early in found if early is not None for one in early.forget()]
+        if (first := min(buffers, default=0)) < 0:
+            self._note(session, first)
+        self._note(session, max(buffers, default=0))
+        made: list[do.Instruction] = []
+        for number in buffers if self.taken else ():
+            if (early := self.taken.pop((session, number), None)) is not None:
+                made += early.forget()
+        return made
 
     def session_ended(self, session: int) -> list[do.Instruction]:
         """The same for all of a session, of which nothing is kept."""

@@ -13,7 +13,8 @@ from pathways_ray.transport import messages as wire
 class Preparation:
     """Has programs compiled, and says so when they are.
 
-    `wanted` are the programs that the island has been sent, `programs` those of them that are compiled.
+    `wanted` are the programs that the island has been sent, `programs` those of them that are compiled. `handlers` are
+    by the types of events.
     """
 
     def __init__(self, host: int, story: Story) -> None:
@@ -21,7 +22,7 @@ class Preparation:
         self.story = story
         self.wanted: set[int] = set()
         self.programs: dict[int, do.Prepared] = {}
-        self._handlers: dict[type, Callable[[Any, float], list[do.Instruction]]] = {
+        self.handlers: dict[type, Callable[[Any, float], list[do.Instruction]]] = {
             wire.Program: self._program,
             wire.DropProgram: self._dropped,
             wire.FunctionsAhead: lambda message, now: [do.Check(message)],
@@ -34,7 +35,7 @@ class Preparation:
 
     def handle(self, event: do.Event, now: float) -> list[do.Instruction]:
         """The instructions that follow from an event about a program."""
-        return self._handlers[type(event)](event, now)
+        return self.handlers[type(event)](event, now)
 
     def _program(self, message: wire.Program, now: float) -> list[do.Instruction]:
         prepared = self.programs.get(message.program)
