@@ -203,16 +203,16 @@ class HostDriver:
 
     def handle_batch(self, events: Sequence[do.Event], now: float) -> None:
         """Handles events, one after the other, and everything that follows from each at once."""
-        for instruction in self.core.announce(events):
-            self._carry_out[type(instruction)](instruction)
+        if self.core.leader is not None:
+            for instruction in self.core.announce(events):
+                self._carry_out[type(instruction)](instruction)
         for event in events:
             self.handle(event, now)
 
     def handle(self, event: do.Event, now: float) -> None:
         """Has the core handle an event, and carries out the instructions, in order; then handles what came of them at
         once."""
-        carry_out = self._carry_out
-        events = [event]
+        carry_out, events = self._carry_out, [event]
         for following in events:  # grows meanwhile
             for instruction in self.core.handle(following, now):
                 came = carry_out[type(instruction)](instruction)
@@ -283,21 +283,20 @@ class HostDriver:
     # --- the values of launches ---------------------------------------------------------------------------------------
 
     def _start(self, start: do.Start) -> None:
-        launch = start.launch
-        program = self.programs[launch.program]
+        launch, program = start.launch, self.programs[start.launch.program]
         slots = program.start(launch, start.unresolved)
         self.running[launch.sequence] = program, slots
-        if program.kinds is None and program.plan.may_be_early:
+        if program.kinds is None and program.may_be_early:
             program.learn_kinds(slots, self.io.kind_of)
         for observer in self.observers:
             observer.started(launch)
 
     def _look_at(self, look: do.LookAt) -> do.LookedAt:
-        message = look.handed.message
+        handed, message = look.handed, look.handed.message
         program, load = self.programs[message.program], self.io.under_way()
-        has_room = load.leaves_room(program) or not load.computations
-        fits = has_room and program.fits(look.handed.session, message, self.io.kind_of)
-        return do.LookedAt(look.handed, fits, load.launches)
+        has_room = not load.computations or load.leaves_room(program)
+        fits = has_room and program.fits(handed.session, message, self.io.kind_of)
+        return do.LookedAt(handed, fits, load.launches)
 
     def _serve(self, serve: do.Serve) -> None:
         called, message = serve.called, serve.called.message
@@ -375,7 +374,8 @@ class HostDriver:
             waited = complete.sequence < 0 or (slots.asked and program.plan.may_be_early)
             if leader.completed(waited):
                 self.io.say_leads()
-        self.io.watch(complete.sequence, values, program, program.consumed(slots), slots.asked, slots.later or ())
+        consumed = program.consumed(slots) if slots.consumed else ()
+        self.io.watch(complete.sequence, values, program, consumed, slots.asked, slots.later or ())
 
     def _rejoin(self, rejoin: do.Rejoin) -> None:
         held = self.store.held()

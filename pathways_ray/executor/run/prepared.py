@@ -6,7 +6,7 @@ What is compiled, and what touches devices or peers, comes through `Parts`.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pathways_ray.errors import Failure
@@ -49,8 +49,8 @@ class PreparedProgram:
     `steps` and `steps_by_gang` run parallel to those of the plan's routes, with None in the place of a barrier.
     `joined` has the steps of a launch that nothing can stop, with copies joined (`local_copies`); else it is empty.
     `number` is that of the program, `computations` are the most that it puts on the queue of one device, `seconds` are
-    those that its last launch took on the devices; `kinds` are those of the arguments that a launch takes here, of
-    `given` ones, as the controller has compared them.
+    those that its last launch took on the devices. Where launches `may_be_early`, `kinds` are those of the arguments
+    that one takes here, with their numbers among all that are `given`, as the controller has compared them.
     """
 
     def __init__(self, plan: HostPlan, parts: Parts, store: Store, transfer: Any) -> None:
@@ -64,7 +64,11 @@ class PreparedProgram:
         self.number = self.given = 0
         self.computations = 1
         self.seconds = self._usual = 0.0
-        self.kinds: list[Any] | None = None
+        self.kinds: list[tuple[int, Any]] | None = None
+        self.may_be_early = plan.may_be_early and self.temporary_bytes <= MAX_EARLY_TEMPORARY_BYTES
+        self._made = [number for _, number in plan.plan.results]
+        self._as_they_are = not plan.handed_on and not plan.repeated
+        """Whether each result has memory of its own as it is made."""
         self._served: dict[int, tuple[int, ...]] = {}
         self.carried = Carried(plan, parts)
         made = {step: self._prepare(step) for step in plan.whole.steps if not isinstance(step, InputBarrier)}
@@ -110,10 +114,11 @@ class PreparedProgram:
     def took(self, seconds: float) -> None:
         """The last launch took so long on the devices."""
         self.seconds = seconds
-        if not self._usual or seconds > LONG_WAIT_S:
+        usual = self._usual
+        if not usual or seconds > LONG_WAIT_S:
             self._usual = seconds
         else:
-            self._usual *= LONGER if seconds > self._usual else 1 / SHORTER
+            self._usual = usual * LONGER if seconds > usual else usual / SHORTER
 
     @property
     def is_brief(self) -> bool:
@@ -132,20 +137,20 @@ class PreparedProgram:
 
     def learn_kinds(self, slots: Slots, kind_of: Callable[[Any], Any]) -> None:
         """Notes what a launch that came from the scheduler was given, unless some of it has failed."""
-        kinds = [kind_of(slots.values[slot]) for slot, _ in self.plan.taken]
-        if all(kind is not None for kind in kinds):
+        kinds = [(number, kind_of(slots.values[slot])) for slot, number in self.plan.taken]
+        if all(kind is not None for _, kind in kinds):
             self.kinds, self.given = kinds, len(slots.launch.arguments)
 
     def fits(self, session: int, message: LaunchEarly, kind_of: Callable[[Any], Any]) -> bool:
         """Whether the arguments of an early launch are here, of the same kinds, and its results are not. On an island
         of several hosts all of them have the arguments: the results of launches, and uploads that one has taken."""
-        buffers = self.store.of_session(session)
+        buffers, first = self.store.of_session(session), message.results
         if self.plan.multi_host and not self.store.new_uploads(session).isdisjoint(message.arguments):
             return False
-        for _, number in self.plan.plan.results:  # no generators here: the client waits for each step
-            if message.results + number in buffers:
+        for number in self._made:  # no generators here: the client waits for each step
+            if first + number in buffers:
                 return False
-        return self.takes(session, message, kind_of)
+        return self._takes(session, buffers, message, kind_of)
 
     def serves(self, session: int, call: ServeCall, kind_of: Callable[[Any], Any]) -> bool:
         """Whether a call can be served: its arguments are here, and it asks for each result."""
@@ -153,31 +158,35 @@ class PreparedProgram:
             return False
         # A buffer stays of its kind as long as it is here. Clients use no number twice; one that does computes nonsense
         # of its own bytes, or has its call left: XLA looks at the size and the device of each argument.
+        buffers = self.store.of_session(session)
         if self._served.get(session) == call.arguments:
-            buffers = self.store.of_session(session)
             for number in call.arguments:
                 if number and number not in buffers:
                     return False
             return self.carried.fits(call)
-        if not self.takes(session, call, kind_of):
+        if not self._takes(session, buffers, call, kind_of):
             return False
         if len(self._served) >= MAX_SESSIONS:
             self._served.clear()
         self._served[session] = call.arguments
         return True
 
-    def takes(self, session: int, message: LaunchEarly | ServeCall, kind_of: Callable[[Any], Any]) -> bool:
-        """Whether all arguments are here or come along, of the kinds that the controller has compared."""
-        arguments, buffers = message.arguments, self.store.of_session(session)
-        if self.kinds is None or len(arguments) != self.given or self.temporary_bytes > MAX_EARLY_TEMPORARY_BYTES:
+    def _takes(
+        self,
+        session: int,
+        buffers: Mapping[int, Any],
+        message: LaunchEarly | ServeCall,
+        kind_of: Callable[[Any], Any],
+    ) -> bool:
+        """Whether all arguments are among the buffers of a session or come along, of the kinds that the controller has
+        compared."""
+        arguments = message.arguments
+        if self.kinds is None or len(arguments) != self.given or self.store.ended(session):
             return False
-        if self.store.ended(session):
-            return False
-        for (_, number), kind in zip(self.plan.taken, self.kinds, strict=True):
-            if arguments[number]:
-                value = buffers.get(arguments[number])
-                if value is None or kind_of(value) != kind:
-                    return False
+        for number, kind in self.kinds:
+            buffer = arguments[number]
+            if buffer and kind_of(buffers.get(buffer)) != kind:
+                return False
         return self.carried.fits(message)
 
     # --- launches -----------------------------------------------------------------------------------------------------
@@ -186,14 +195,11 @@ class PreparedProgram:
         """Takes the arguments of a launch from the store, but for these slots, and posts its pulls."""
         slots = Slots(launch, self.slots)
         buffers = self.store.of_session(launch.session)
-        values, arguments = slots.values, launch.arguments
+        values, arguments, cancelled = slots.values, launch.arguments, launch.cancelled
         for slot, number in self.plan.taken:
-            if slot in unresolved:
+            if unresolved and slot in unresolved:
                 continue
-            if launch.cancelled is not None:
-                values[slot] = launch.cancelled
-                continue
-            value = buffers.get(arguments[number])
+            value = buffers.get(arguments[number]) if cancelled is None else cancelled
             values[slot] = value if value is not None else self.carried.take(launch, number)
         if self.plan.multi_host and launch.sequence > 0:
             self.store.launched(launch.session, arguments)
@@ -207,7 +213,7 @@ class PreparedProgram:
     def run(self, slots: Slots, first: int, last: int) -> None:
         """Enqueues the steps from `first` up to `last`; there is no barrier among them."""
         if self.joined and not slots.launch.gangs:
-            assert (first, last) == (0, len(self.steps)), "without a barrier they are enqueued at once"
+            assert last - first == len(self.steps), "without a barrier they are enqueued at once"
             for step in self.joined:
                 step.run(slots)
             return
@@ -254,7 +260,8 @@ class PreparedProgram:
         if slots.results is None:
             if self.plan.handed_on:
                 self._hand_on(slots)
-            slots.results = found = {number: slots.values[slot] for slot, number in self.plan.results}
+            values = slots.values
+            slots.results = found = {number: values[slot] for slot, number in self.plan.results}
             for number in self.plan.repeated:
                 if not isinstance(found[number], Failure):
                     found[number] = self.transfer.copy(found[number])
@@ -284,14 +291,19 @@ class PreparedProgram:
     def finish(self, slots: Slots) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here, and behind them those by
         which the controller decides."""
-        launch, values = slots.launch, slots.values
-        results = self._results(slots)
-        slots.asked = bool(results)
-        for number, value in results.items():
-            slots.asked &= self.store.put(launch.session, launch.results + number, value, slots.later)
+        launch, later, values, put = slots.launch, slots.later, slots.values, self.store.put
+        session, first, asked = launch.session, launch.results, bool(self.plan.results)
+        if self._as_they_are:
+            for slot, number in self.plan.results:
+                asked &= put(session, first + number, values[slot], later)
+        else:
+            for number, value in self._results(slots).items():
+                asked &= put(session, first + number, value, later)
+        slots.asked = asked
         awaited = self.completing(slots)
         return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited
 
     def completing(self, slots: Slots) -> list[Any]:
         """The values whose readiness completes a launch that is all enqueued."""
-        return [slots.ends.get(slot, slots.values[slot]) for slot in self.plan.awaited]
+        ends, values = slots.ends, slots.values
+        return [ends.get(slot, values[slot]) for slot in self.plan.awaited]

@@ -11,6 +11,7 @@ asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
@@ -34,22 +35,19 @@ class Slots:
     elsewhere: nobody takes what it would send then.
     """
 
-    __slots__ = (
-        *("aborted", "asked", "calls", "consumed", "ends"),
-        *("failed_inputs", "later", "launch", "local", "pulled", "results", "values"),
-    )
+    # What most launches leave as it is: of the class, so that none of them has to set it.
+    results: dict[int, Any] | None = None
+    aborted: Failure | None = None
+    asked = False
+    later: list[Callable[[], None]] | None = None
+    consumed: tuple[int, ...] = ()
 
     def __init__(self, launch: IslandLaunch, count: int) -> None:
         self.launch = launch
         self.values: list[Any] = [None] * count
-        self.results: dict[int, Any] | None = None
         self.pulled: dict[int, dict[int, Any]] = {}
         self.local: dict[int, Any] = {}
         self.failed_inputs: dict[int, Failure] = {}
-        self.aborted: Failure | None = None
-        self.asked = False
-        self.later: list[Callable[[], None]] | None = None
-        self.consumed: tuple[int, ...] = ()
         self.ends: dict[int, Any] = {}
         self.calls: dict[int, PendingCall | Failure] = {}
 
@@ -77,6 +75,16 @@ def failed_in(what: str, error: Exception, host: int) -> Failure:
     return Failure("ExecutionError", f"{type(error).__name__}: {error}", what, "", host)
 
 
+def taker(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Makes what takes the values of slots, in a third of the time that a loop does."""
+    if len(slots) > 1:
+        return itemgetter(*slots)
+    if not slots:
+        return lambda values: ()
+    (slot,) = slots
+    return lambda values: (values[slot],)
+
+
 class ExecuteStep:
     """This host's part of a gang: a compiled computation on slots."""
 
@@ -89,6 +97,7 @@ class ExecuteStep:
         "inputs",
         "label",
         "outputs",
+        "take",
         "transfer",
         "where",
     )
@@ -103,19 +112,21 @@ class ExecuteStep:
         host: int,
     ) -> None:
         self.gang, self.inputs, self.outputs, self.drops = step.gang, step.inputs, step.outputs, step.drops
+        self.take: Callable[[list[Any]], Sequence[Any]] = taker(step.inputs)
         self.compiled, self.donated, self.transfer = compiled, donated, transfer
         self.label, self.where, self.host = label.name, label.where, host
 
     def run(self, slots: Slots) -> None:
         values = slots.values
-        inputs = [values[slot] for slot in self.inputs]
+        inputs = self.take(values)
         try:
             if slots.launch.cancelled is not None:
                 raise from_failure(slots.launch.cancelled)
-            for k in self.donated:
-                inputs[k] = self.transfer.own(inputs[k])
-            outputs = self.compiled(*inputs)
-            if self.donated:
+            if not self.donated:
+                outputs = self.compiled(*inputs)
+            else:
+                inputs = self._owned(inputs)
+                outputs = self.compiled(*inputs)
                 slots.consumed += tuple(self.inputs[k] for k in self.donated)
         except Exception as error:
             outputs = [self.failure(inputs, error)] * (len(self.outputs) + 1)
@@ -127,7 +138,14 @@ class ExecuteStep:
         for slot in self.drops:
             values[slot] = None
 
-    def failure(self, inputs: list[Any], error: Exception) -> Failure:
+    def _owned(self, inputs: Sequence[Any]) -> list[Any]:
+        """The inputs, with those that may be overwritten in the places of those that will be."""
+        made = list(inputs)
+        for k in self.donated:
+            made[k] = self.transfer.own(made[k])
+        return made
+
+    def failure(self, inputs: Sequence[Any], error: Exception) -> Failure:
         for value in inputs:
             if isinstance(value, Failure):
                 return value
