@@ -42,7 +42,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.ran import RanLaunches
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
-from pathways_ray.executor.run.watchers import UnderWay, Watched, Watcher, are_idle, kept_by_earlier, load_of
+from pathways_ray.executor.run.watchers import Watched, Watcher, are_idle, kept_by_earlier, load_of
 from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.story import Entry
@@ -115,6 +115,7 @@ class Dispatcher:
         self._preparing = ThreadPoolExecutor(limits.COMPILE_WORKERS, "compile")
         self._to_prepare: FairQueue[Callable[[], Event]] = FairQueue()
         self._watchers: dict[Any, Watcher] = {}
+        self.under_way = partial(load_of, self._watchers)
         self._queueing = threading.Lock()
         self._begun = self._read_at = 0.0
         self._behind = 0
@@ -124,9 +125,6 @@ class Dispatcher:
         self._passed: dict[int, float] = {}
         self._free_since: dict[Device, float] = {}
         self.ran = RanLaunches(self.reports.sequence_of)
-
-    def under_way(self) -> UnderWay:
-        return load_of(self._watchers)
 
     def busy_poll(self) -> BusyPoll:
         """Whether a thread that waits for calls looks again and again: while all that was enqueued is over."""
@@ -230,7 +228,7 @@ class Dispatcher:
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
         if all(map(is_there, values)):
-            return InputsArrived(sequence, barrier, self._failure_of(values))
+            return InputsArrived(sequence, barrier, self._first_failure(values)[1])
         self.arrivals.add(sequence, barrier, values)
         return None
 
@@ -238,7 +236,7 @@ class Dispatcher:
         self.calls.end(session)
 
     def _inputs_arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
-        self.inbox.put([InputsArrived(sequence, barrier, self._failure_of(values))])
+        self.inbox.put([InputsArrived(sequence, barrier, self._first_failure(values)[1])])
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
@@ -257,8 +255,10 @@ class Dispatcher:
         watched = Watched(sequence, values, program, self._begun, False, consumed, asked, later)
         self._begun = over = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
-            watched.answer()
-            self._decide(watched)
+            if later:
+                watched.answer()
+            if program.plan.decides:
+                self._decide(watched)
             self.reports.done(sequence, self._taken(watched, over), self._behind, over - self._read_at, later=asked)
         else:
             watcher.add(watched)
@@ -270,11 +270,12 @@ class Dispatcher:
     def _watcher(self, program: PreparedProgram) -> Watcher:
         """The watcher of a program's values."""
         devices = program.plan.watched_with
-        watcher = self._watchers.get(devices)
-        if watcher is None and len(self._watchers) < MAX_WATCHERS:
+        if (watcher := self._watchers.get(devices)) is not None:
+            return watcher
+        if len(self._watchers) < MAX_WATCHERS:
             watcher = self._watchers[devices] = Watcher(is_shared=not devices)
             threading.Thread(target=ending_with_process(self._watch), args=(watcher,), daemon=True).start()
-        elif watcher is None:
+        else:
             watcher = list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
             watcher.is_shared = True
         return watcher
@@ -284,7 +285,7 @@ class Dispatcher:
         for value in values:  # no generator: a client waits for what comes of it
             if isinstance(value, Failure) or not value.is_ready():
                 return False
-        return self._failure_of(values) is None
+        return self._first_failure(values)[0] < 0
 
     def _watch(self, watcher: Watcher) -> None:
         while True:
@@ -300,17 +301,18 @@ class Dispatcher:
                 plan = watched.program.plan
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
-                self._decide(watched)
+                if watched.program.plan.decides:
+                    self._decide(watched)
                 self.reports.done(watched.sequence, taken, watcher.queued.qsize(), over - watched.begun, watched.asked)
             del watched  # or it would be kept until the next launch comes
             watcher.finished()
 
     def _decide(self, watched: Watched) -> None:
         """Says the scalars by which a program decides, now that they are there."""
-        if count := len(watched.program.plan.decides):
-            found = [int(np.asarray(value.addressable_data(0)).item()) for value in watched.values[-count:]]
-            self.following.decided(watched.sequence, found[0])
-            self.reports.decided(Decided(watched.sequence, tuple(found)))
+        count = len(watched.program.plan.decides)
+        found = [int(np.asarray(value.addressable_data(0)).item()) for value in watched.values[-count:]]
+        self.following.decided(watched.sequence, found[0])
+        self.reports.decided(Decided(watched.sequence, tuple(found)))
 
     def _taken(self, watched: Watched, now: float) -> int:
         """The microseconds that a launch has taken on the devices, where what is watched was complete at `now`.
@@ -319,18 +321,19 @@ class Dispatcher:
         rest is enqueued, and queues may be short; one behind it, from when that before it ended. One that passes what
         keeps a device releases nothing; such launches take turns among themselves.
         """
-        start, kept = watched.begun, kept_by_earlier(watched, self._watchers)
+        sequence, start, busy_until = watched.sequence, watched.begun, self._busy_until
+        kept = kept_by_earlier(watched, self._watchers) if len(self._watchers) > 1 else ()
         for device in watched.program.plan.own_devices:
-            until = self._passing_until if device in kept else self._busy_until
-            start = max(start, until.get(device, 0.0))
+            until = self._passing_until if kept and device in kept else busy_until
+            if (ended := until.get(device, 0.0)) > start:
+                start = ended
             until[device] = now
-        seconds = max(now - start, 0.0)
-        self.ran.ended(watched.sequence, start, now)
+        self.ran.ended(sequence, start, now)
         for observer in self.driver.observers:
-            observer.ran(watched.sequence, start, now, watched.part)
-        seconds += self._spent.pop(watched.sequence, 0.0) if self._spent else 0.0
+            observer.ran(sequence, start, now, watched.part)
+        seconds = max(now - start, 0.0) + (self._spent.pop(sequence, 0.0) if self._spent else 0.0)
         if watched.part:
-            self._spent[watched.sequence] = seconds
+            self._spent[sequence] = seconds
             return 0
         watched.program.took(seconds)
         return round(seconds * 1e6)
@@ -376,10 +379,6 @@ class Dispatcher:
         return Heartbeat(
             self.host, slowness, tuple(running.values()), behind, stopped(self.core), leads=self.core.leads
         )
-
-    def _failure_of(self, values: list[Any]) -> Failure | None:
-        """Waits for values; returns the first failure among them."""
-        return self._first_failure(values)[1]
 
     def _first_failure(self, values: list[Any]) -> tuple[int, Failure | None]:
         """Waits for values; returns the first failure among them and its place."""

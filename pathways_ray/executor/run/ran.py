@@ -29,7 +29,8 @@ class RanLaunches(Ring):
             self.add(number, start, end)
             return
         self._early[number] = start, end
-        self.sent((number,), self._sequence_of(number))
+        if (sequence := self._sequence_of(number)) >= 0:
+            self.sent((number,), sequence)
         if len(self._early) > MAX_EARLY:  # some are never sent
             self._early.pop(next(iter(self._early), 0), None)
 

@@ -81,10 +81,11 @@ class Reports:
             under_way_s: since this host read of it, or began to enqueue it.
             later: nobody waits for it. The caller flushes when it is time, as `left_s` says.
         """
-        if sequence < 0 and (
-            self._was_served(sequence, device_us) or not (sequence := self.early.ended(sequence, device_us))
-        ):
-            return
+        if sequence < 0:
+            if self._calls and self._was_served(sequence, device_us):
+                return
+            if not (sequence := self.early.ended(sequence, device_us)):
+                return
         if self._with:
             device_us += self._with.pop(sequence, 0)
         with self._lock:

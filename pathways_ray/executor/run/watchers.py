@@ -109,7 +109,7 @@ class Watcher:
     def may_answer(self) -> bool:
         """Whether a launch that is added now is waited for behind none on other devices, for which fetches of its
         results would wait too."""
-        return self.is_idle or not self.is_shared
+        return not self.is_shared or self.is_idle
 
 
 def load_of(watchers: Mapping[Any, Watcher]) -> UnderWay:
@@ -134,8 +134,6 @@ def kept_by_earlier(watched: Watched, watchers: Mapping[Any, Watcher]) -> set[De
     """The devices that launches before this one still have on, of those that share some with it: it has passed them
     there, as what only moves data does. Within a watcher none passes another."""
     kept: set[Device] = set()
-    if len(watchers) < 2:
-        return kept
     plan = watched.program.plan
     for devices, watcher in list(watchers.items()):
         if watcher.is_idle or devices == plan.watched_with:
