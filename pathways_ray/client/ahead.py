@@ -22,7 +22,7 @@ MAX_AHEAD = 8
 """Values of a session that were asked for with their calls and that nobody has looked at; behind so many the first is
 given up."""
 
-MAX_AHEAD_BYTES = 1 << 14
+MAX_AHEAD_BYTES = 100 << 10
 """The largest of them."""
 
 

@@ -27,8 +27,8 @@ from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
 
-SHARED_BYTES = 1 << 18
-"""A smaller array goes over the stream sooner than a file in memory is made."""
+SHARED_BYTES = 112 << 10
+"""A smaller array goes sooner in one message or over the stream than a file in memory or a pipe is made."""
 
 DOOR_LIMIT_S = 2.0
 """A stream that was just opened waits this long for its host to say where its local socket is."""

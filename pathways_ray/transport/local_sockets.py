@@ -28,8 +28,9 @@ from pathways_ray.transport.shared_memory import SharedFile
 MAX_MESSAGE_BYTES = 205 << 10
 """A longer message goes over the link, and its array with it."""
 
-MAX_ANSWER_BYTES = 96 << 10
-"""A longer answer goes over the link: a client makes room for so much each time it reads."""
+MAX_ANSWER_BYTES = 120 << 10
+"""A longer answer goes over the link: a client makes room for so much each time it reads, and for more than 128 KiB the
+allocator asks the system each time."""
 
 ANSWER_LIMIT_S = 2.0
 """A client waits this long for a host's tag, or for a host that takes no messages."""

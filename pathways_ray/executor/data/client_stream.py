@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 from pathways_ray.errors import QuotaExceeded
 from pathways_ray.executor.data.buffer_store import Waiter
-from pathways_ray.executor.data.shard_reader import ShardReader, is_computed
+from pathways_ray.executor.data.shard_reader import is_computed
 from pathways_ray.executor.data.upload import PipedUpload, SharedUpload, Upload
 from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.executor.data.upload_quota import Name, UploadQuota
@@ -156,23 +155,6 @@ class ClientStream:
                 await asyncio.sleep(LOOK_S * self._looked_at)
             finally:
                 self._looked_at -= 1
-
-    async def hand_over(self, fetching: FetchRequest, value: Any, reader: ShardReader) -> bool:
-        """Has a big array come in a file, or by a pipe; false where there is neither, or no room."""
-        came, message = fetching.file, fetching.message
-        if came is None:
-            return False
-        work = partial(asyncio.get_running_loop().run_in_executor, self.workers)
-        if not is_pipe(came):
-            if there := await work(reader.write, value, message.devices, came):
-                self.outbox.send(wire.FetchDone(message.request))
-            return there
-        arrays = await work(reader.arrays, value, message.devices)
-        fetching.pipe = HostPipe(came)
-        came = fetching.file = None  # it has a descriptor of its own
-        self.outbox.send(wire.FetchDone(message.request))
-        await work(fetching.pipe.write, arrays)
-        return True
 
     def name_of(self, put: wire.PutOpen) -> Name:
         """The name of what is put, in the tenant's quota."""

@@ -19,6 +19,7 @@ from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.local_sockets import LocalServer
+from pathways_ray.transport.pipes import HostPipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 
 MAX_BACKLOG_PARTS = 8
@@ -41,7 +42,7 @@ class FetchServer:
         self.store: BufferStore = reader.store
         self.reader = reader
         self.local = local
-        self._most = len(reader.devices)
+        self._most, self._near_bytes = len(reader.devices), reader.near_bytes
         self._loop = asyncio.get_running_loop()
 
     def take(
@@ -67,7 +68,8 @@ class FetchServer:
             return True
         if fetching.file is not None or len(devices) > self._most:
             return False
-        return bool(math.prod(value.shape) * value.dtype.itemsize <= SMALL_BYTES)  # `nbytes` asks NumPy: seven calls
+        size = math.prod(value.shape) * value.dtype.itemsize  # `nbytes` asks NumPy: seven calls
+        return bool(size <= SMALL_BYTES or (fetching.local is not None and size < self._near_bytes))
 
     def withdraw(self, stream: ClientStream, request: int) -> None:
         """Ends a fetch, whether it was answered or its client has given it up."""
@@ -133,10 +135,33 @@ class FetchServer:
             value = self.reader.value(stream.session, message.buffer)
             if self._is_small(value, fetching):
                 self._read_small(stream, fetching, value)
-            else:
+            elif not is_computed(value) or not self._hand_over(stream, fetching, value):
                 self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
         except Exception as error:
             self._reply(stream, fetching, [self._failed(message, error)])
+
+    def _hand_over(self, stream: ClientStream, fetching: FetchRequest, value: Any) -> bool:
+        """Has a big array come in a file, or by a pipe, from this worker of the stream; false where there is neither,
+        or no room."""
+        came, message = fetching.file, fetching.message
+        if came is None:
+            return False
+        piped = is_pipe(came)
+        if piped:
+            arrays = self.reader.arrays(value, message.devices)
+            fetching.pipe = HostPipe(came)
+        elif not self.reader.write(value, message.devices, came):
+            return False
+        came = fetching.file = None  # a pipe has a descriptor of its own
+        done = wire.FetchDone(message.request)
+        if fetching.local is None or not self.local.send(fetching.local, wire.encode([done])):
+            self._loop.call_soon_threadsafe(stream.outbox.send, done)
+        if piped:
+            assert fetching.pipe is not None
+            fetching.pipe.write(arrays)
+        if stream.fetches.get(message.request) is fetching:
+            stream.fetches.pop(message.request, None)
+        return True
 
     def _read_small(self, stream: ClientStream, fetching: FetchRequest, value: Any = None) -> None:
         """Waits for a value that is small and copies it; without one, for that in the store."""
@@ -150,18 +175,23 @@ class FetchServer:
             # One for no devices waits for the others here; nothing is made unasked for a client that does not read.
             if message.also and (not message.devices or stream.outbox.has_room(MAX_UNREAD)):
                 answer = [*self.reader.siblings(stream.session, message), *answer]
-            self._reply(stream, fetching, answer)
+            self._reply(stream, fetching, answer, value)
         except Exception as error:
             self._reply(stream, fetching, [self._failed(message, error)])
 
-    def _reply(self, stream: ClientStream, fetching: FetchRequest, answer: Sequence[wire.Message]) -> None:
-        """Answers at once, in this thread, a question that came by a local socket; the loop answers the others."""
+    def _reply(
+        self, stream: ClientStream, fetching: FetchRequest, answer: Sequence[wire.Message], value: Any = None
+    ) -> None:
+        """Answers at once, in this thread, a question that came by a local socket; the loop answers the others. What of
+        a value is not small goes in parts where its client does not read that socket."""
         number, local, send = fetching.message.request, fetching.local, self.local.send
         if local is not None and stream.fetches.get(number) is fetching and send(local, wire.encode(answer)):
             stream.fetches.pop(number, None)
             fetching.file = None
-            return
-        self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
+        elif value is not None and fetching.message.devices and value.nbytes > SMALL_BYTES:
+            self._loop.call_soon_threadsafe(self._in_parts, stream, fetching, value)
+        else:
+            self._loop.call_soon_threadsafe(self._answer, stream, fetching, answer)
 
     def _failed(self, message: wire.Fetch, error: Exception) -> wire.DataFailed:
         return wire.DataFailed(message.request, failure_in(str(error)) or to_failure(error, "fetch", host=self.host))
@@ -182,7 +212,8 @@ class FetchServer:
         try:
             await stream.computed(value)
             async with stream.turns:
-                if not await stream.hand_over(fetching, value, self.reader):
+                work = self._loop.run_in_executor
+                if not await work(stream.workers, self._hand_over, stream, fetching, value):
                     for device in message.devices:
                         await self._send_shard(stream, message.request, value, device)
         except Exception as error:

@@ -21,6 +21,10 @@ SMALL_BYTES = 1 << 14
 """A fetch of no more than this is answered as soon as it is copied, by a thread that has it at hand or by a worker,
 however much the client has yet to read. A put of no more than this goes to the devices within the event loop."""
 
+NEAR_BYTES = 112 << 10
+"""A fetch by a local socket of less than this is answered there in one message, where the client reads it: on CPUs to
+copy it takes less than to wake another thread."""
+
 MAX_PINNED_BYTES = 1 << 30
 """A shard on an accelerator of at most this size is copied to memory that the device writes by itself, and is read
 there: 256 MiB take 6 ms of an H200 that way, and 85 by JAX's own, which goes through a small part of such memory. A
@@ -39,6 +43,7 @@ class ShardReader:
         self.host, self.devices, self.store = host, devices, store
         self._numbered = dict(enumerate(devices))
         self._is_apart = any(device.platform != "cpu" for device in devices)
+        self.near_bytes = SMALL_BYTES if self._is_apart else NEAR_BYTES
 
     def value(self, session: int, buffer: int) -> Any:
         """The value of a buffer in the store (it may still be computed). Raises its failure."""

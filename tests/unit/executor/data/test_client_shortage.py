@@ -20,7 +20,7 @@ def test_what_comes_with_a_descriptor_that_a_host_cannot_take_is_answered(host: 
     1. The host has no descriptor for a pipe: an upload by one fails, and a fetch comes in parts.
     2. The local socket goes on: a question by it is answered, and later an upload.
     """
-    host.put(1, BIG)
+    host.put(1, LARGE)
     host.put(2, SMALL)
     door, pipes = local(wire), [Pipe(), Pipe()]
     (stream,) = host.server.streams
@@ -35,7 +35,7 @@ def test_what_comes_with_a_descriptor_that_a_host_cannot_take_is_answered(host: 
         assert "no descriptor" in failed.failure.message
         assert door.send(encode(Fetch(4, 1, (0,))), pipes[1].other)
         part = wire.next()
-        assert (type(part), part.request, part.total) == (FetchPart, 4, BIG.nbytes)
+        assert (type(part), part.request, part.total) == (FetchPart, 4, LARGE.nbytes)
         assert door.send(encode(Fetch(5, 2, (0,))))
         (answer,) = FROM_HOST_DATA.decode_batch(door.connection.recv(1 << 16))
         assert isinstance(answer, FetchPart | DataFailed)

@@ -626,6 +626,13 @@ def local(wire: Wire) -> LocalSocket:
     return LocalSocket(Invitation(door.name, door.tag, door.answer))
 
 
+def answer(door: LocalSocket) -> Any:
+    """The next message that comes by a local socket."""
+    door.connection.settimeout(LIMIT_S)
+    (message,) = FROM_HOST_DATA.decode_batch(door.connection.recv(1 << 17))
+    return message
+
+
 def in_file(value: np.ndarray[Any, Any], size: int = 0) -> SharedFile:
     file = SharedFile.create(size or value.nbytes)
     file.write(value, 0)
@@ -681,7 +688,7 @@ def test_a_client_that_reads_nothing_of_what_it_fetches_holds_up_itself_only(hos
     for request, pipe in pipes.items():
         assert socket.send(encode(Fetch(request, 1, (0,))), pipe.other)
         pipe.other = None
-    begun = {stubborn.next().request for _ in range(4)}
+    begun = {answer(socket).request for _ in range(4)}
     found = data.fetch(1, whole(ArrayType(larger.shape, "float32")), lambda: None)
     np.testing.assert_array_equal(found, larger)
     back = min(begun)
@@ -689,7 +696,7 @@ def test_a_client_that_reads_nothing_of_what_it_fetches_holds_up_itself_only(hos
     until(lambda: back not in stream.fetches)
     with pytest.raises(EOFError):
         pipes[back].read([np.empty(larger.nbytes, np.uint8)])
-    begun.add(stubborn.next().request)
+    begun.add(answer(socket).request)
     stubborn.link.close()
     until(lambda: not stream.fetches)
     for request, pipe in pipes.items():
@@ -1075,7 +1082,7 @@ def test_a_file_of_the_wrong_size_is_refused_and_takes_nothing_of_the_quota(host
     assert all(quota.is_empty for quota in host.server.quotas.values())
     host.put(2, LARGE)
     assert socket.send(encode(Fetch(2, 2, (0,))), SharedFile.create(size))
-    refused = wire.next()
+    refused = answer(socket)
     assert isinstance(refused, DataFailed)
     assert "bytes came for an array" in refused.failure.message
 
@@ -1395,13 +1402,12 @@ def test_files_of_fetches_are_counted_while_others_are_answered(host: Host, wire
     stream.fetches[3] = stream.fetches[1]
     stream.fetches[4] = stream.fetches[1]
     door.send(encode(Fetch(5, 1, (0,))), SharedFile.create(LARGE.nbytes))
-    done = wire.next()
+    done = answer(door)
     assert isinstance(done, FetchDone)
     assert done.request == 5
     assert len(looks) == 1
     door.send(encode(Fetch(6, 2, (0,))))
-    door.connection.settimeout(LIMIT_S)
-    (part,) = FROM_HOST_DATA.decode_batch(door.connection.recv(1 << 16))
+    part = answer(door)
     assert isinstance(part, FetchPart)
     assert part.request == 6
     assert len(looks) == 1
