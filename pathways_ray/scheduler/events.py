@@ -1,40 +1,42 @@
-"""Events that a scheduler's core takes, and commands that its decisions end in."""
+"""Events that a scheduler's core takes, and commands that its decisions end in.
+
+Each launch makes several of both: they are structs, since the interpreter has no part in making one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+import msgspec
 
 from pathways_ray.transport.messages import FromHost, FromIsland, HostUp, ToHost, ToIsland
 
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-class ControllerConnected(NamedTuple):
+class ControllerConnected(msgspec.Struct, frozen=True):
     """The link to the controller is open. Hosts reach this scheduler at `address`."""
 
     address: str
 
 
-class ControllerDisconnected(NamedTuple):
+class ControllerDisconnected(msgspec.Struct, frozen=True):
     """The link to the controller at `address` has ended, or could not be opened."""
 
     address: str
 
 
-class ControllerMessage(NamedTuple):
+class ControllerMessage(msgspec.Struct, frozen=True):
     """A message from the controller."""
 
     message: ToIsland
 
 
-class HostConnected(NamedTuple):
+class HostConnected(msgspec.Struct, frozen=True):
     """A host has opened a link; `hello` was its first message."""
 
     hello: HostUp
 
 
-class HostMessage(NamedTuple):
+class HostMessage(msgspec.Struct, frozen=True):
     """A further message on the link that a host opened under `epoch`."""
 
     host: int
@@ -42,14 +44,14 @@ class HostMessage(NamedTuple):
     message: FromHost
 
 
-class HostDisconnected(NamedTuple):
+class HostDisconnected(msgspec.Struct, frozen=True):
     """The link that a host opened under `epoch` has ended."""
 
     host: int
     epoch: int
 
 
-class Ticked(NamedTuple):
+class Ticked(msgspec.Struct, frozen=True):
     """Time has passed; comes every `core.TICK_S`. `slowness` is that of this machine."""
 
     slowness: float = 1.0
@@ -68,30 +70,26 @@ Event = (
 # --- commands ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class ToHosts:
+class ToHosts(msgspec.Struct, frozen=True):
     """Send to every host whose link was accepted."""
 
     message: ToHost
 
 
-@dataclass(frozen=True, slots=True)
-class ToController:
+class ToController(msgspec.Struct, frozen=True):
     """Send to the controller."""
 
     message: FromIsland
 
 
-@dataclass(frozen=True, slots=True)
-class Accept:
+class Accept(msgspec.Struct, frozen=True):
     """Keep the link that a host has just opened: what is sent to hosts from now on goes there too."""
 
     host: int
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     """Close the link that a host has just opened under an epoch that is over, or is not this island's."""
 
     host: int
@@ -102,13 +100,11 @@ class Refuse:
         return f"epoch {self.epoch} of host {self.host} is over"
 
 
-@dataclass(frozen=True, slots=True)
-class ForgetHosts:
+class ForgetHosts(msgspec.Struct, frozen=True):
     """Send nothing more on the links accepted so far, nor what waits to be sent on them: the island restarts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Kill:
+class Kill(msgspec.Struct, frozen=True):
     """Have the process of a host under `epoch` killed, so that it comes back under a new one; hang up its link, which
     ends it as well if it runs."""
 
@@ -116,16 +112,14 @@ class Kill:
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
-class Withdraw:
+class Withdraw(msgspec.Struct, frozen=True):
     """Have the resource manager forget that `name` is at `address`."""
 
     name: str
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(msgspec.Struct, frozen=True):
     """End this process after `REJOIN_PAUSE_S`; its successor starts without state."""
 
     reason: str

@@ -6,6 +6,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import msgspec
+
 from pathways_ray.errors import Failure
 from pathways_ray.scheduler.devices import DeviceSet
 from pathways_ray.scheduler.estimates import MovingAverage
@@ -53,6 +55,18 @@ class ProgramState:
     tenant: str = ""
     inline: set[int] = field(default_factory=set)
     is_inline: bool = False
+    counts: bool = field(init=False)
+    """Whether its launches count as work on their devices while they are with the hosts. Those that wait for other
+    islands, or for host functions, may have none there."""
+    waits_for_calls: bool = field(init=False)
+    """Whether launches call host functions, and run on this island alone."""
+    width: int = field(init=False)
+    """Devices that a launch keeps."""
+
+    def __post_init__(self) -> None:
+        self.counts = not (self.cross_island or self.calls)
+        self.waits_for_calls = self.calls and not self.cross_island
+        self.width = len(self.devices.devices) or 1
 
     @classmethod
     def of(cls, message: Program, devices: DeviceSet, known: ProgramState | None) -> ProgramState:
@@ -60,22 +74,6 @@ class ProgramState:
         seconds = known.seconds if known is not None else MovingAverage()
         kind = message.cross_island, seconds, message.computations, message.calls
         return cls(message.name, devices, *kind, message.results, message.donated, message.islands, message.tenant)
-
-    @property
-    def counts(self) -> bool:
-        """Whether its launches count as work on their devices while they are with the hosts. Those that wait for other
-        islands, or for host functions, may have none there."""
-        return not (self.cross_island or self.calls)
-
-    @property
-    def waits_for_calls(self) -> bool:
-        """Whether launches call host functions, and run on this island alone."""
-        return self.calls and not self.cross_island
-
-    @property
-    def width(self) -> int:
-        """Devices that a launch keeps."""
-        return len(self.devices.devices) or 1
 
 
 @dataclass(slots=True)
@@ -126,8 +124,7 @@ class PartialFailure:
     affected: set[int] = field(default_factory=set)
 
 
-@dataclass(slots=True)
-class Outstanding:
+class Outstanding(msgspec.Struct):
     """A launch with the hosts, which got it at time `at`; its tenant was charged already with `charge` device seconds.
     `hosts` have yet to complete it; `device_us` is the longest time on the devices of one of the others, and
     `succeeded` says whether one of them completed it without failure. `enqueued` has, by gang, the hosts that have it
@@ -144,5 +141,5 @@ class Outstanding:
     device_us: int = 0
     succeeded: bool = False
     failed: PartialFailure | None = None
-    barriers: dict[int, InputBarrier] = field(default_factory=dict)
-    enqueued: dict[int, set[int]] = field(default_factory=dict)
+    barriers: dict[int, InputBarrier] = {}
+    enqueued: dict[int, set[int]] = {}
