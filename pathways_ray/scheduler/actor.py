@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -159,8 +159,7 @@ class IslandScheduler(Inspectable):
         """Hears the controller until its link ends."""
         with loops.vital():
             while (data := await link.read()) is not None:
-                for message in TO_ISLAND.decode_batch(data):
-                    self._handle(events.ControllerMessage(message))
+                self._handle_all([events.ControllerMessage(message) for message in TO_ISLAND.decode_batch(data)])
 
     async def _host_link(self, link: links.AsyncLink) -> None:
         if not authorised(link.metadata, self.link_secret):
@@ -180,8 +179,7 @@ class IslandScheduler(Inspectable):
         try:
             with loops.vital():
                 while True:
-                    for message in batch:
-                        self._handle(events.HostMessage(host, epoch, message))
+                    self._handle_all([events.HostMessage(host, epoch, message) for message in batch])
                     if (data := await link.read()) is None:
                         break
                     batch = FROM_HOST.decode_batch(data)
@@ -196,30 +194,39 @@ class IslandScheduler(Inspectable):
             await asyncio.sleep(tick_s(TICK_S))
             commands = self._handle(events.Ticked(slowness()))
 
-    def _handle(self, event: events.Event) -> list[events.Command]:
-        """Takes an event to the core, and carries out its commands; refused links are closed by their readers."""
-        commands = self.core.handle(event, time.monotonic())
+    def _handle_all(self, batch: Sequence[events.Event]) -> list[events.Command]:
+        """Takes the events of a batch to the core, and carries out its commands. Of these, none changes what the core
+        decides on the next event."""
+        handle, now = self.core.handle, time.monotonic()
+        commands = [command for event in batch for command in handle(event, now)]
         for command in commands:
-            match command:
-                case events.ToHosts(message):
-                    self.hosts.send(message)
-                case events.ToController(message):
-                    if self.controller is not None:
-                        self.controller.send(message)
-                case events.Accept(host):
-                    self.branches[host] = self.hosts.open(host)
-                case events.ForgetHosts():
-                    self.hosts.clear()
-                case events.Kill(host, epoch):
-                    self.resource_manager.kill_host.remote(host, epoch)
-                    if (link := self.links.get((host, epoch))) is not None:
-                        link.close("this host is taken for lost")
-                case events.Withdraw(name, address):
-                    self.resource_manager.withdraw.remote(name, address)
-                case events.Exit(reason):  # the ticks end
-                    print(f"{self.process} ends: {reason}", flush=True)
-                # `Refuse` is carried out by the reader of the link, which ends.
+            if type(command) is events.ToHosts:
+                self.hosts.send(command.message)
+            elif type(command) is not events.ToController:
+                self._carry_out(command)
+            elif self.controller is not None:
+                self.controller.send(command.message)
         return commands
+
+    def _handle(self, event: events.Event) -> list[events.Command]:
+        return self._handle_all((event,))
+
+    def _carry_out(self, command: events.Command) -> None:
+        """Carries out a command that is no message; refused links are closed by their readers."""
+        match command:
+            case events.Accept(host):
+                self.branches[host] = self.hosts.open(host)
+            case events.ForgetHosts():
+                self.hosts.clear()
+            case events.Kill(host, epoch):
+                self.resource_manager.kill_host.remote(host, epoch)
+                if (link := self.links.get((host, epoch))) is not None:
+                    link.close("this host is taken for lost")
+            case events.Withdraw(name, address):
+                self.resource_manager.withdraw.remote(name, address)
+            case events.Exit(reason):  # the ticks end
+                print(f"{self.process} ends: {reason}", flush=True)
+            # `Refuse` is carried out by the reader of the link, which ends.
 
 
 async def _first_of(*works: Coroutine[Any, Any, None]) -> None:

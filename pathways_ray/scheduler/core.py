@@ -39,6 +39,9 @@ launches on a lost host have to end. Policies see the time in these steps as wel
 LOAD_PERIOD_S = 1.0
 """Time between two reports of waiting launches to the controller, which takes them as this scheduler's heartbeat."""
 
+BESIDE_ORDER = (wire.Peers, wire.Inspect, wire.Examine, wire.FunctionsAhead)
+"""Messages of the controller that the order has nothing to do with."""
+
 
 class SchedulerCore:
     """The state of one island's scheduler.
@@ -85,11 +88,11 @@ class SchedulerCore:
             case events.ControllerMessage():
                 return self._from_controller(event.message)
             case events.HostMessage():
-                if not self.members.is_current(event.host, event.epoch):
+                host, said = event.host, event.message
+                if not self.members.is_current(host, event.epoch):
                     return []  # of an older epoch: its launches have failed already
-                said = event.message
-                self.liveness.hear(event.host, now, said.slowness if type(said) is wire.Heartbeat else None)
-                return self._from_host(event.host, event.message)
+                self.liveness.hear(host, now, said.slowness if type(said) is wire.Heartbeat else None)
+                return self._from_host(host, said)
             case events.Ticked():
                 return self._tick(now, event.slowness)
             case events.HostConnected(hello):
@@ -109,18 +112,17 @@ class SchedulerCore:
         return wire.Load(self.island, self.order.queues.lengths(), slowness)
 
     def _from_controller(self, message: wire.ToIsland) -> list[events.Command]:
-        if isinstance(message, wire.Peers):
-            self.members.list_peers(message.peers)
-            return [events.ToHosts(message)]
-        if isinstance(message, wire.Examine | wire.FunctionsAhead):
-            return [events.ToHosts(message)]
+        if not isinstance(message, BESIDE_ORDER):
+            commands = self.order.from_controller(message)
+            if not self.members.apart:
+                return commands
+            return [c for c in commands if not (isinstance(c, events.ToHosts) and isinstance(c.message, UNWANTED))]
         if isinstance(message, wire.Inspect):
             view = island_view(self.island, self.order, self.deadlines, self.beats, self.story, message.launches)
             return [events.ToController(wire.Inspected(message.look, self.island, encode(view)))]
-        commands = self.order.from_controller(message)
-        if not self.members.apart:
-            return commands
-        return [c for c in commands if not (isinstance(c, events.ToHosts) and isinstance(c.message, UNWANTED))]
+        if isinstance(message, wire.Peers):
+            self.members.list_peers(message.peers)
+        return [events.ToHosts(message)]
 
     def _from_host(self, host: int, message: wire.FromHost) -> list[events.Command]:
         if self.members.apart and isinstance(message, OF_LAUNCHES):
@@ -194,4 +196,4 @@ class SchedulerCore:
                 *(d for d in decisions[:-1] if not isinstance(d, RestartIsland)),
                 *self.restart.lose_host(host, epoch, restart.reason, kill=True, decided=restart),
             ]
-        return cast(list[events.Command], decisions)
+        return cast("list[events.Command]", decisions)
