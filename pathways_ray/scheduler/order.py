@@ -31,7 +31,7 @@ from pathways_ray.scheduler.devices import DeviceTable
 from pathways_ray.scheduler.early import EarlyRight
 from pathways_ray.scheduler.events import Command, ToController, ToHosts
 from pathways_ray.scheduler.membership import Membership
-from pathways_ray.scheduler.policies import Policy, fifo
+from pathways_ray.scheduler.policies import Policy, Usage, fifo
 from pathways_ray.scheduler.queues import Queues
 from pathways_ray.scheduler.rendezvous import disagree, disagreement, reach_barrier, report_of
 from pathways_ray.scheduler.state import Decision, Outstanding, PartialFailure, ProgramState, SessionQueue
@@ -88,18 +88,22 @@ class IslandOrder:
         match message:
             case wire.IslandLaunch():
                 return self._enter(message)
+            case wire.Drop():
+                if (queue := self.waiting.get(message.session)) is None:
+                    return [ToHosts(message)]
+                queue.items.append(message)
+                return []
             case wire.PrioritizedIslandLaunch():
                 return self._enter(message.launch, message.priority)
-            case wire.Drop() | wire.DropProgram():
+            case wire.DropProgram():
                 queue = self.waiting.get(message.session)
-                if isinstance(message, wire.DropProgram) and not message.session:  # of a controller before
+                if not message.session:  # of a controller before
                     queue = self.queues.waiting_for(message.program)
-                if queue is not None:
-                    queue.items.append(message)
-                    return []
-                if isinstance(message, wire.DropProgram):
+                if queue is None:
                     self.programs.pop(message.program, None)
-                return [ToHosts(message)]
+                    return [ToHosts(message)]
+                queue.items.append(message)
+                return []
             case wire.Program():
                 self.last_program = max(self.last_program, message.program)
                 known, devices = self.programs.get(message.program), self.devices.set_of(message.devices)
@@ -123,11 +127,17 @@ class IslandOrder:
             # The controller did not know of the hosts' loss when it sent this; now it does, and has failed the launch.
             return []
         self.last_sequence = launch.sequence
-        self.queues.put(launch, self.now, priority)
         if launch.first:
+            self.queues.put(launch, self.now, priority)
             return []
-        tenant = self.sessions[launch.session].usage.tenant
-        return [*self.early.entered(tenant, self.now), *self.advance()]
+        usage, program = self.queues.queue_of(launch.session).usage, self._program_of(launch)
+        self.ledger.enter(usage)
+        commands = self.early.entered(usage.tenant, self.now)
+        if not self.waiting and self._may_start() and self._has_room(launch, program):  # nearly always
+            commands.append(self._dispatch(launch, program, usage))
+            return commands
+        self.queues.put(launch, self.now, priority)
+        return commands + self.advance()
 
     def tick(self, leads: bool) -> list[Command]:
         """Time has passed; `leads` says whether the island has a host to which launches may be handed."""
@@ -142,29 +152,34 @@ class IslandOrder:
     def advance(self) -> list[Command]:
         """Dispatches launches while all hosts are up and there is room."""
         commands: list[Command] = []
-        while self.members.complete and self.waiting and len(self.outstanding) < self.window:
+        while self.waiting and self._may_start():
             queue = self._pick()
             if queue is None:
                 break
             self._start(queue, commands)
         return commands
 
+    def _may_start(self) -> bool:
+        """Whether all hosts are up, and have not so many launches that they take no more."""
+        return self.members.complete and len(self.outstanding) < self.window
+
     def _pick(self) -> SessionQueue | None:
         """The session whose next launch goes to the hosts now; None when there is no room for any."""
         session, left = self.quantum
         if len(self.waiting) == 1:
             queue = self._leading(next(iter(self.waiting.values())))
-            return queue if self._has_room(queue) else None
-        if left > 0 and session in self.waiting and self._has_room(queue := self._leading(self.waiting[session])):
+            return queue if self._head_has_room(queue) else None
+        if left > 0 and session in self.waiting and self._head_has_room(queue := self._leading(self.waiting[session])):
             return queue
         policy, now = self.policy, self.now
         full: set[Device] = set()
         for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
             queue = self._leading(wanted)
-            if self.queues.calls_enough(queue):
+            launch, program = queue.head, self._program_of(queue.head)
+            if self.queues.calls_enough(launch.session, program):
                 continue  # it waits for its own, not for room, so others pass it
-            devices = self._program_of(queue.head).devices.devices
-            if full.isdisjoint(devices) and self._has_room(queue):
+            devices = program.devices.devices
+            if full.isdisjoint(devices) and self._has_room(launch, program):
                 return queue
             # The first in rank waits for room, and none passes it: small launches would keep a big one out for ever.
             full.update(devices)
@@ -176,11 +191,13 @@ class IslandOrder:
             return self.sessions[self.cross_island[0][1]]
         return queue
 
-    def _has_room(self, queue: SessionQueue) -> bool:
-        """Whether there is room for the next launch of a session on its devices."""
-        program = self._program_of(queue.head)
+    def _head_has_room(self, queue: SessionQueue) -> bool:
+        return self._has_room(queue.head, self._program_of(queue.head))
+
+    def _has_room(self, launch: wire.IslandLaunch, program: ProgramState) -> bool:
+        """Whether there is room for a launch on its devices."""
         if not program.counts:
-            return not self.queues.calls_enough(queue)
+            return not self.queues.calls_enough(launch.session, program)
         return program.devices.has_room(program.seconds, self._queued(program), self.ledger.active > 1)
 
     def _queued(self, program: ProgramState) -> int:
@@ -191,31 +208,39 @@ class IslandOrder:
         count that go behind anything else; and all, where another session could have handed its host a call of which
         nobody has heard here.
         """
-        alone = self.inline == len(self.outstanding) and len(self.ledger.tenant_of) <= 1
-        return 0 if program.is_inline and alone else program.computations
+        if program.is_inline and self.inline == len(self.outstanding) and len(self.ledger.tenant_of) <= 1:
+            return 0
+        return program.computations
 
     def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
+        """Dispatches the next launch of a session that waits, and the drops behind it."""
         launch = queue.items.popleft()
         assert isinstance(launch, wire.IslandLaunch)
         queue.ranks.pop(launch.sequence, None)
         program = self._program_of(launch)
-        estimate, charge = program.seconds.estimate, program.seconds.seconds * program.width
         if program.cross_island:
             self.cross_island.popleft()
-        is_inline = program.counts and not (queued := self._queued(program))
+        commands.append(self._dispatch(launch, program, queue.usage))
+        self._flush(queue, commands, self.now)
+
+    def _dispatch(self, launch: wire.IslandLaunch, program: ProgramState, usage: Usage) -> Command:
+        """Charges a launch that goes to the hosts now, and counts it on its devices."""
+        length, now, is_inline = program.seconds, self.now, False
+        estimate, charge = length.estimate, length.seconds * program.width
         if program.counts:
+            queued = self._queued(program)
+            is_inline = not queued
+            self.inline += is_inline
             program.devices.add(estimate, queued)
-        self.ledger.start(queue.usage, charge)
+        self.ledger.start(usage, charge)
         if self.policy is not fifo:
             session, left = self.quantum
-            self.quantum = (queue.session, (left if session == queue.session and left > 0 else QUANTUM_S) - estimate)
-        hosts, usage = set(self.members.hosts), queue.usage
-        record = Outstanding(hosts, launch, program, usage, estimate, charge, self.now, is_inline)
-        self.outstanding[launch.sequence] = record
-        self.inline += is_inline
-        self.story.note_launch(Entry(self.now, "dispatched", program.name, "", launch.session, launch.sequence))
-        commands.append(ToHosts(launch))
-        self._flush(queue, commands, self.now)
+            left = left if session == launch.session and left > 0 else QUANTUM_S
+            self.quantum = launch.session, left - estimate
+        hosts = set(self.members.hosts)
+        self.outstanding[launch.sequence] = Outstanding(hosts, launch, program, usage, estimate, charge, now, is_inline)
+        self.story.note_launch(Entry(now, "dispatched", program.name, "", launch.session, launch.sequence))
+        return ToHosts(launch)
 
     # --- messages from hosts ------------------------------------------------------------------------------------------
 
@@ -277,7 +302,8 @@ class IslandOrder:
                 self._over(record)
                 decisions.append(ToController(report_of(record)))
         else:
-            decisions += self.advance()
+            if self.waiting:
+                decisions += self.advance()
         return [ToController(wire.Done(tuple(finished), tuple(device_us))), *decisions] if finished else decisions
 
     def failed(self, host: int, message: wire.IslandLaunchFailed) -> list[Decision]:
@@ -303,18 +329,16 @@ class IslandOrder:
 
     def _over(self, record: Outstanding) -> None:
         """A launch is over on all hosts: its room is free, and its tenant is charged with what it took."""
-        del self.outstanding[record.launch.sequence]
-        self.over.add(record.launch.sequence, record.at, self.now)
-        program = record.program
-        launch, failed = record.launch, record.failed
+        launch, program, failed = record.launch, record.program, record.failed
+        sequence, actual = launch.sequence, record.estimate
+        del self.outstanding[sequence]
+        self.over.add(sequence, record.at, self.now)
         failure = failed.report.failure if failed is not None else None
-        numbers = launch.session, launch.launch, launch.sequence, launch.program
-        self.ended.append((*numbers, program.islands, failure))
+        self.ended.append((launch.session, launch.launch, sequence, launch.program, program.islands, failure))
         if program.counts:
-            program.devices.remove(record.estimate, 0 if record.is_inline else program.computations)
-        self.inline -= record.is_inline
-        actual = record.estimate
-        if record.failed is None:
+            program.devices.remove(actual, 0 if record.is_inline else program.computations)
+            self.inline -= record.is_inline
+        if failed is None:
             actual = record.device_us * 1e-6
             program.seconds.measure(actual)
         self.ledger.settle(record.usage, record.charge, actual * program.width)

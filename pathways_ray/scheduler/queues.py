@@ -50,12 +50,12 @@ class Queues:
         for queue in self.waiting.values():
             yield from (item for item in queue.items if isinstance(item, wire.IslandLaunch) and item.first == 0)
 
-    def calls_enough(self, queue: SessionQueue) -> bool:
-        """Whether the next launch of a session calls host functions, and `MAX_CALLING` others do already. Cross-island
-        ones are bounded by the controller."""
-        if not self.program_of(queue.head).waits_for_calls:
+    def calls_enough(self, session: int, program: ProgramState) -> bool:
+        """Whether a launch of a program calls host functions, and `MAX_CALLING` others of its session do already.
+        Cross-island ones are bounded by the controller."""
+        if not program.waits_for_calls:
             return False
-        mine = (one for one in self.outstanding.values() if one.launch.session == queue.session)
+        mine = (one for one in self.outstanding.values() if one.launch.session == session)
         return sum(one.program.waits_for_calls for one in mine) >= MAX_CALLING
 
     def waiting_for(self, program: int) -> SessionQueue | None:
@@ -65,17 +65,21 @@ class Queues:
                 return queue
         return None
 
-    def put(self, launch: wire.IslandLaunch, now: float, priority: int = 0) -> None:
-        """Queues a launch. A further gang of one goes behind those that wait; without any, the launch is over here."""
-        queue = self.sessions.get(launch.session)
-        if launch.first != 0:
-            if queue is not None:
-                _insert_gang(queue, launch)
-            return
+    def queue_of(self, session: int) -> SessionQueue:
+        queue = self.sessions.get(session)
         if queue is None:
-            usage = self.ledger.of(launch.session)
-            queue = self.sessions[launch.session] = SessionQueue(launch.session, usage, Candidate(usage, 0, 0.0))
-        self.ledger.enter(queue.usage)
+            usage = self.ledger.of(session)
+            queue = self.sessions[session] = SessionQueue(session, usage, Candidate(usage, 0, 0.0))
+        return queue
+
+    def put(self, launch: wire.IslandLaunch, now: float, priority: int = 0) -> None:
+        """Queues a launch, which is in its tenant's account already. A further gang of one goes behind those that wait;
+        without any, the launch is over here."""
+        if launch.first != 0:
+            if (before := self.sessions.get(launch.session)) is not None:
+                _insert_gang(before, launch)
+            return
+        queue = self.queue_of(launch.session)
         cross_island = self.program_of(launch).cross_island
         if cross_island:
             self.cross_island.append((launch.sequence, launch.session))

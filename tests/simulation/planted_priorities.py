@@ -54,7 +54,6 @@ def islands_have_cross_island_launches_in_orders_of_their_own(patch: Patch) -> N
         queue = self.sessions.get(launch.session)
         if not self.program_of(launch).cross_island or not priority or queue is None or not queue.items:
             return original(self, launch, now, priority)
-        self.ledger.enter(queue.usage)
         self.cross_island.appendleft((launch.sequence, launch.session))
         return self._pass(queue, launch, priorities.rank_of(now, priority))
 
