@@ -11,9 +11,9 @@ for clients that reach no link.
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import repeat
 
 from pathways_ray import limits
 from pathways_ray.errors import TooLarge
@@ -75,15 +75,12 @@ class Batcher:
 
     def taken(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
         """The batches of `take`, each encoded when it is asked for: an array's bytes are not all there twice."""
-        composing = self._compose if compose else None
-        if len(self._messages) == 1 and composing is None:  # a lone message, whose sender is waited for
-            return iter((_LONE + encode(self._messages.popleft()),))
-        messages: list[Message] = []
-        with contextlib.suppress(IndexError):
-            while len(messages) < most:
-                messages.append(self._messages.popleft())
-        if composing is not None:
-            messages = composing(messages)
+        waiting = self._messages
+        messages = list(map(_first, repeat(waiting, min(len(waiting), most))))
+        if self._compose is not None and compose:
+            messages = self._compose(messages)
+        if len(messages) == 1:  # a lone one, whose sender is waited for
+            return iter((_LONE + encode(messages[0]),))
         return batches(messages)
 
     def clear(self) -> None:
@@ -105,7 +102,7 @@ class Batcher:
 
 def batches(messages: Iterable[Message]) -> Iterator[bytes]:
     """Encodes messages into as few batches as `MAX_BATCH_BYTES` allows: MessagePack arrays, header first."""
-    return _grouped((1, encode(message)) for message in messages)
+    return _grouped(zip(repeat(1), map(encode, messages)))
 
 
 def joined_batches(several: Iterable[bytes]) -> Iterator[bytes]:
@@ -118,19 +115,20 @@ def _grouped(bodies: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     group: list[bytes] = []
     count, size = 0, 0
     for number, body in bodies:
-        if group and size + len(body) > MAX_BATCH_BYTES:
+        size += len(body)
+        if size > MAX_BATCH_BYTES and group:
             whole = b"".join((_header(count), *group))
-            group, count, size = [], 0, 0  # before the batch is sent, which may take its time
+            group, count, size = [], 0, len(body)  # before the batch is sent, which may take its time
             yield whole
             del whole
         count += number
-        size += len(body)
         group.append(body)
     if group:
         yield b"".join((_header(count), *group))
 
 
 _LONE = bytes((0x91,))
+_first = deque.popleft
 
 
 def _header(count: int) -> bytes:
