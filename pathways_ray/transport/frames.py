@@ -42,9 +42,8 @@ def frame(batch: bytes) -> bytes:
 
 def framed(batch: bytes, apart: bool = True) -> tuple[bytes, ...]:
     """A frame in pieces: a long batch is not copied behind its header where they may go `apart`."""
-    if apart and len(batch) >= MAX_COPIED_BYTES:
-        return len(batch).to_bytes(4, "big"), batch
-    return (frame(batch),)
+    header = len(batch).to_bytes(4, "big")
+    return (header, batch) if apart and len(batch) >= MAX_COPIED_BYTES else (header + batch,)
 
 
 PING = frame(b"")
@@ -66,11 +65,18 @@ class Frames:
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Batches that are whole now, none of which is a view of `data`. Raises `LinkLost` for a frame that is longer
         than it may be."""
-        begun = self._header or self._body is not None
-        if not begun and len(data) > 4 and int.from_bytes(data[:4], "big") == len(data) - 4 <= self.limit:
-            yield bytes(data[4:])  # one frame, whole: nearly always
-            return
-        coming, at = memoryview(data), 0
+        at, came = 0, len(data)
+        if not self._header and self._body is None:
+            while (begin := at + 4) < came:  # frames that are whole: nearly always
+                size = int.from_bytes(data[at:begin], "big")
+                if size > self.limit or (after := begin + size) > came:
+                    break
+                at = after
+                if size:
+                    yield bytes(data[begin:at])
+            if at == came:
+                return
+        coming = memoryview(data)
         while at < len(coming):
             if self._body is None:
                 header = coming[at : at + 4 - len(self._header)]
