@@ -152,18 +152,18 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._heard = self._loop.time()
         try:
             for batch in self._frames.feed(data):
-                if self._greeted is not None:
-                    self._greet(HANDSHAKE.decode(batch), self._greeted)
-                else:
+                if self._greeted is None:
                     self._batches.append(batch)
                     self._ahead += len(batch) + BATCH_OVERHEAD_BYTES
+                else:
+                    self._greet(HANDSHAKE.decode(batch), self._greeted)
         except (LinkLost, msgspec.MsgspecError, ValueError) as error:
             self._hang_up(str(error))
             return
         if self._frames.close_reason is not None:
             self.reason = self._frames.close_reason
-        if self._reader is not None and not self._reader.done() and self._batches:
-            self._reader.set_result(None)
+        if (reader := self._reader) is not None and self._batches and not reader.done():
+            reader.set_result(None)
         if self._ahead > MAX_READ_AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()

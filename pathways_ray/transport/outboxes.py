@@ -93,13 +93,15 @@ class AsyncOutbox:
             self._scheduled = False
             self._wake.set()  # a stream may carry them instead
             return
-        sent = False
+        sent, full = False, link.full
         # One by one: a batch may be a program of many megabytes, and is encoded only when the link takes it.
-        while not link.full and (batch := self._next()) is not None:
+        while not full and (batch := self._next()) is not None:
             link.put(batch)
-            sent = True
-        self._say(full=link.full)
-        if link.full:
+            sent, full = True, link.full
+        if full != self._is_blocked:
+            self._is_blocked = full
+            self._blocked(full)
+        if full:
             link.when_room(self._flush)
             return
         self._scheduled = False
@@ -116,11 +118,6 @@ class AsyncOutbox:
             self._taken.set()
             batch = next(self._taking, None)
         return batch
-
-    def _say(self, full: bool) -> None:
-        if full != self._is_blocked:
-            self._is_blocked = full
-            self._blocked(full)
 
     async def pump(self, write: Callable[[bytes], Awaitable[object]]) -> None:
         """Sends by a gRPC stream's `write` until closed. Run it as a task beside the reader of the same stream."""
@@ -173,8 +170,8 @@ class FanOut:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while batches := self._batcher.take():
-            for batch in batches:
+        while self._batcher:
+            for batch in self._batcher.taken():
                 for branch in self._branches.values():
                     branch.put(batch)
 
