@@ -75,13 +75,11 @@ class Batcher:
 
     def taken(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
         """The batches of `take`, each encoded when it is asked for: an array's bytes are not all there twice."""
-        waiting = self._messages
+        waiting, composing = self._messages, self._compose if compose else None
+        if len(waiting) == 1 and composing is None:  # a lone message, whose sender is waited for
+            return iter((_LONE + encode(waiting.popleft()),))
         messages = list(map(_first, repeat(waiting, min(len(waiting), most))))
-        if self._compose is not None and compose:
-            messages = self._compose(messages)
-        if len(messages) == 1:  # a lone one, whose sender is waited for
-            return iter((_LONE + encode(messages[0]),))
-        return batches(messages)
+        return batches(messages if composing is None else composing(messages))
 
     def clear(self) -> None:
         """Forgets the messages that wait."""
@@ -102,29 +100,37 @@ class Batcher:
 
 def batches(messages: Iterable[Message]) -> Iterator[bytes]:
     """Encodes messages into as few batches as `MAX_BATCH_BYTES` allows: MessagePack arrays, header first."""
-    return _grouped(zip(repeat(1), map(encode, messages)))
+    return _grouped(map(encode, messages), _batch)
 
 
 def joined_batches(several: Iterable[bytes]) -> Iterator[bytes]:
     """The same messages as fewer batches."""
-    return _grouped(_counted(batch) for batch in several)
+    return _grouped(several, _joined)
 
 
-def _grouped(bodies: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
-    """Joins encoded messages, given with their numbers, into batches."""
+def _grouped(parts: Iterable[bytes], join: Callable[[list[bytes]], bytes]) -> Iterator[bytes]:
+    """Joins encoded messages, or batches, into batches."""
     group: list[bytes] = []
-    count, size = 0, 0
-    for number, body in bodies:
-        size += len(body)
+    size = 0
+    for part in parts:
+        size += len(part)
         if size > MAX_BATCH_BYTES and group:
-            whole = b"".join((_header(count), *group))
-            group, count, size = [], 0, len(body)  # before the batch is sent, which may take its time
+            whole = join(group)
+            group, size = [], len(part)  # before the batch is sent, which may take its time
             yield whole
             del whole
-        count += number
-        group.append(body)
+        group.append(part)
     if group:
-        yield b"".join((_header(count), *group))
+        yield join(group)
+
+
+def _batch(messages: list[bytes]) -> bytes:
+    return b"".join((_header(len(messages)), *messages))
+
+
+def _joined(several: list[bytes]) -> bytes:
+    counts, bodies = zip(*map(_counted, several), strict=True)
+    return b"".join((_header(sum(counts)), *bodies))
 
 
 _LONE = bytes((0x91,))
