@@ -65,19 +65,22 @@ class Frames:
     def feed(self, data: bytes | memoryview) -> Iterator[bytes]:
         """Batches that are whole now, none of which is a view of `data`. Raises `LinkLost` for a frame that is longer
         than it may be."""
-        at, came = 0, len(data)
+        begun, size = self._header or self._body is not None, len(data) - 4
+        if not begun and 0 < size <= self.limit and int.from_bytes(data[:4], "big") == size:
+            return iter((bytes(data[4:]),))  # one frame, whole: nearly always
+        return self._batches(memoryview(data))
+
+    def _batches(self, coming: memoryview) -> Iterator[bytes]:
+        at, came = 0, len(coming)
         if not self._header and self._body is None:
-            while (begin := at + 4) < came:  # frames that are whole: nearly always
-                size = int.from_bytes(data[at:begin], "big")
+            while (begin := at + 4) < came:  # several that are whole
+                size = int.from_bytes(coming[at:begin], "big")
                 if size > self.limit or (after := begin + size) > came:
                     break
                 at = after
                 if size:
-                    yield bytes(data[begin:at])
-            if at == came:
-                return
-        coming = memoryview(data)
-        while at < len(coming):
+                    yield bytes(coming[begin:at])
+        while at < came:
             if self._body is None:
                 header = coming[at : at + 4 - len(self._header)]
                 self._header += bytes(header)
@@ -85,12 +88,12 @@ class Frames:
                 if len(self._header) < 4:
                     return
                 size = self._begin()
-                if size <= len(coming) - at:
+                if size <= came - at:
                     yield from self._end(bytes(coming[at : at + size]))
                     at += size
                     continue
                 self._body, self._filled, self._size = bytearray(min(size, self.at_once)), 0, size
-            end = min(self._size, self._filled + len(coming) - at)
+            end = min(self._size, self._filled + came - at)
             if (room := len(self._body)) < end:
                 self._body += bytes(min(self._size, max(end, 2 * room)) - room)
             memoryview(self._body)[self._filled : end] = coming[at : at + end - self._filled]
