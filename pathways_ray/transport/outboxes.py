@@ -53,7 +53,8 @@ class AsyncOutbox:
 
     def send(self, message: Message) -> None:
         self._batcher.put(message)
-        self._call()
+        if not self._scheduled or self._link is None:
+            self._call()
 
     def _call(self) -> None:
         if self._link is None:
