@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any
 
@@ -159,7 +159,7 @@ class IslandScheduler(Inspectable):
         """Hears the controller until its link ends."""
         with loops.vital():
             while (data := await link.read()) is not None:
-                self._handle_all([events.ControllerMessage(message) for message in TO_ISLAND.decode_batch(data)])
+                self._carry_out(self.core.controller_batch(TO_ISLAND.decode_batch(data), time.monotonic()))
 
     async def _host_link(self, link: links.AsyncLink) -> None:
         if not authorised(link.metadata, self.link_secret):
@@ -179,7 +179,7 @@ class IslandScheduler(Inspectable):
         try:
             with loops.vital():
                 while True:
-                    self._handle_all([events.HostMessage(host, epoch, message) for message in batch])
+                    self._carry_out(self.core.host_batch(host, epoch, batch, time.monotonic()))
                     if (data := await link.read()) is None:
                         break
                     batch = FROM_HOST.decode_batch(data)
@@ -194,24 +194,24 @@ class IslandScheduler(Inspectable):
             await asyncio.sleep(tick_s(TICK_S))
             commands = self._handle(events.Ticked(slowness()))
 
-    def _handle_all(self, batch: Sequence[events.Event]) -> list[events.Command]:
-        """Takes the events of a batch to the core, and carries out its commands. Of these, none changes what the core
-        decides on the next event."""
-        handle, now = self.core.handle, time.monotonic()
-        commands = [command for event in batch for command in handle(event, now)]
+    def _handle(self, event: events.Event) -> list[events.Command]:
+        """Takes an event to the core, and carries out its commands."""
+        commands = self.core.handle(event, time.monotonic())
+        self._carry_out(commands)
+        return commands
+
+    def _carry_out(self, commands: Iterable[events.Command]) -> None:
+        """Carries out the commands for an event, or a batch. Ray wraps the methods of an actor in others, so none is
+        called for each message."""
         for command in commands:
             if type(command) is events.ToHosts:
                 self.hosts.send(command.message)
             elif type(command) is not events.ToController:
-                self._carry_out(command)
+                self._carry_out_rare(command)
             elif self.controller is not None:
                 self.controller.send(command.message)
-        return commands
 
-    def _handle(self, event: events.Event) -> list[events.Command]:
-        return self._handle_all((event,))
-
-    def _carry_out(self, command: events.Command) -> None:
+    def _carry_out_rare(self, command: events.Command) -> None:
         """Carries out a command that is no message; refused links are closed by their readers."""
         match command:
             case events.Accept(host):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import assert_never, cast
 
 from pathways_ray import limits
@@ -88,11 +89,7 @@ class SchedulerCore:
             case events.ControllerMessage():
                 return self._from_controller(event.message)
             case events.HostMessage():
-                host, said = event.host, event.message
-                if not self.members.is_current(host, event.epoch):
-                    return []  # of an older epoch: its launches have failed already
-                self.liveness.hear(host, now, said.slowness if type(said) is wire.Heartbeat else None)
-                return self._from_host(host, said)
+                return self._from_host(event.host, event.epoch, event.message)
             case events.Ticked():
                 return self._tick(now, event.slowness)
             case events.HostConnected(hello):
@@ -104,6 +101,18 @@ class SchedulerCore:
                 return self.absence.over(self.island, address, now)
             case events.ControllerDisconnected(address):
                 return self.absence.begin(address, now)
+
+    # --- batches of a link: each message is taken when the commands for those before it are carried out ---------------
+
+    def controller_batch(self, messages: list[wire.ToIsland], now: float) -> Iterable[events.Command]:
+        """The same as `handle` for each message, a `ControllerMessage`."""
+        self.order.now = now
+        return chain.from_iterable(map(self._from_controller, messages))
+
+    def host_batch(self, host: int, epoch: int, messages: list[wire.FromHost], now: float) -> Iterable[events.Command]:
+        """The same for each message, a `HostMessage`."""
+        self.order.now = now
+        return chain.from_iterable(map(self._from_host, repeat(host), repeat(epoch), messages))
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -124,7 +133,14 @@ class SchedulerCore:
             self.members.list_peers(message.peers)
         return [events.ToHosts(message)]
 
-    def _from_host(self, host: int, message: wire.FromHost) -> list[events.Command]:
+    def _from_host(self, host: int, epoch: int, message: wire.FromHost) -> list[events.Command]:
+        if not self.members.is_current(host, epoch):
+            return []  # of an older epoch: its launches have failed already
+        slowness = message.slowness if type(message) is wire.Heartbeat else None
+        self.liveness.hear(host, self.order.now, slowness)
+        return self._said(host, message)
+
+    def _said(self, host: int, message: wire.FromHost) -> list[events.Command]:
         if self.members.apart and isinstance(message, OF_LAUNCHES):
             self.reunion.said.append((host, self.members.epochs[host], message))
             return []
@@ -185,7 +201,7 @@ class SchedulerCore:
         commands, said = self.joining.join(hello, now)
         for host, epoch, message in said:
             if self.members.is_current(host, epoch):
-                commands += self._from_host(host, message)
+                commands += self._said(host, message)
         return commands + self.order.advance()
 
     def _carry_out(self, decisions: list[Decision]) -> list[events.Command]:
