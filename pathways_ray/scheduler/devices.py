@@ -73,9 +73,10 @@ class DeviceSet:
         """A launch goes to the hosts."""
         for group in self.groups:
             group.launches += 1
-            group.computations += computations
             group.seconds += estimate
-            group.full |= group.computations >= MAX_DEVICE_COMPUTATIONS
+            if computations:
+                group.computations += computations
+                group.full |= group.computations >= MAX_DEVICE_COMPUTATIONS
 
     def has_room(self, length: MovingAverage, computations: int, contended: bool) -> bool:
         """Whether one more launch may go to the hosts, on each of its devices.
@@ -99,9 +100,10 @@ class DeviceSet:
         """A launch is over."""
         for group in self.groups:
             group.launches -= 1
-            group.computations -= computations
             group.seconds = group.seconds - estimate if group.launches else 0.0
-            group.full &= group.computations > REFILLED_AT
+            if computations:
+                group.computations -= computations
+                group.full &= group.computations > REFILLED_AT
 
 
 class DeviceTable:

@@ -132,9 +132,9 @@ class IslandOrder:
             return []
         usage, program = self.queues.queue_of(launch.session).usage, self._program_of(launch)
         self.ledger.enter(usage)
-        commands = self.early.entered(usage.tenant, self.now)
-        if not self.waiting and self._may_start() and self._has_room(launch, program):  # nearly always
-            commands.append(self._dispatch(launch, program, usage))
+        commands, queued = self.early.entered(usage.tenant, self.now), self._queued(program)
+        if not self.waiting and self._may_start() and self._has_room(launch, program, queued):  # nearly always
+            commands.append(self._dispatch(launch, program, usage, queued))
             return commands
         self.queues.put(launch, self.now, priority)
         return commands + self.advance()
@@ -179,7 +179,7 @@ class IslandOrder:
             if self.queues.calls_enough(launch.session, program):
                 continue  # it waits for its own, not for room, so others pass it
             devices = program.devices.devices
-            if full.isdisjoint(devices) and self._has_room(launch, program):
+            if full.isdisjoint(devices) and self._has_room(launch, program, self._queued(program)):
                 return queue
             # The first in rank waits for room, and none passes it: small launches would keep a big one out for ever.
             full.update(devices)
@@ -192,13 +192,14 @@ class IslandOrder:
         return queue
 
     def _head_has_room(self, queue: SessionQueue) -> bool:
-        return self._has_room(queue.head, self._program_of(queue.head))
+        program = self._program_of(queue.head)
+        return self._has_room(queue.head, program, self._queued(program))
 
-    def _has_room(self, launch: wire.IslandLaunch, program: ProgramState) -> bool:
-        """Whether there is room for a launch on its devices."""
+    def _has_room(self, launch: wire.IslandLaunch, program: ProgramState, queued: int) -> bool:
+        """Whether there is room for a launch on its devices, in whose queues it would have so many computations."""
         if not program.counts:
             return not self.queues.calls_enough(launch.session, program)
-        return program.devices.has_room(program.seconds, self._queued(program), self.ledger.active > 1)
+        return program.devices.has_room(program.seconds, queued, self.ledger.active > 1)
 
     def _queued(self, program: ProgramState) -> int:
         """Computations of a launch that may be in the queue of a device at once.
@@ -220,15 +221,14 @@ class IslandOrder:
         program = self._program_of(launch)
         if program.cross_island:
             self.cross_island.popleft()
-        commands.append(self._dispatch(launch, program, queue.usage))
+        commands.append(self._dispatch(launch, program, queue.usage, self._queued(program)))
         self._flush(queue, commands, self.now)
 
-    def _dispatch(self, launch: wire.IslandLaunch, program: ProgramState, usage: Usage) -> Command:
+    def _dispatch(self, launch: wire.IslandLaunch, program: ProgramState, usage: Usage, queued: int) -> Command:
         """Charges a launch that goes to the hosts now, and counts it on its devices."""
         length, now, is_inline = program.seconds, self.now, False
         estimate, charge = length.estimate, length.seconds * program.width
         if program.counts:
-            queued = self._queued(program)
             is_inline = not queued
             self.inline += is_inline
             program.devices.add(estimate, queued)
