@@ -181,7 +181,7 @@ class Hosts:
         detail = f"epoch {host.epoch} on island {host.island}: {kind}"
         tables.story.note(Entry(tables.now, event, detail, reason, host=host.host, private=private))
         for program in tables.programs.values():
-            program.ready.discard(host.host)
+            program.lose(host.host)
         return list(self._peers())
 
     def _fail_launches(self, island: int, loss: Loss) -> Settled:

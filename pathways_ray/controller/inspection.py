@@ -97,7 +97,7 @@ def _causes(
     first = next((r.sequence for r in launches.in_flight.values() if r.session == session.id), 0) if full else 0
     return {
         "absent": tuple(host.host for host in launches.membership.away(program)),
-        "unready": tuple(sorted(program.hosts - program.ready)),
+        "unready": tuple(sorted(program.unready)),
         "uploads": tuple(
             Upload(n, tuple(sorted(session.arriving[n].hosts)), session.buffers[n].type.array_bytes) for n in uploads
         ),

@@ -207,7 +207,7 @@ class Launches:
         if message.failure is not None:
             self.preparation.failed(program, message.failure)
         else:
-            program.ready.add(message.host)
+            program.unready.discard(message.host)
             program.temporary_bytes[message.host] = message.temporary_bytes
             if program.is_ready:
                 program.wanted_since = math.inf

@@ -9,10 +9,11 @@ Clients are told again and again which slices have to move: one that could not b
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers
@@ -262,4 +263,4 @@ def _slices_in(programs: Iterable[PlannedProgram]) -> set[int]:
 def rename(buffer: Buffer, slices: dict[int, int]) -> None:
     """Has an array lie on the slice that got its devices."""
     if (target := slices.get(buffer.type.slice)) is not None:
-        buffer.type = dataclasses.replace(buffer.type, slice=target)
+        buffer.type = msgspec.structs.replace(buffer.type, slice=target)

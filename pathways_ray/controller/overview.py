@@ -206,7 +206,7 @@ class Overview:
             "islands": list(program.islands),
             "devices": program.devices,
             "hosts": len(program.hosts),
-            "ready": len(program.ready),
+            "ready": len(program.hosts) - len(program.unready),
             "launches": program.launches,
             "in_flight": program.in_flight,
             "failure": program.failure.message if program.failure is not None else "",

@@ -111,7 +111,7 @@ class Preparation:
             return
         program.wanted_since = min(program.wanted_since, now)
         if now - max(program.wanted_since, since) > self.limit_s:
-            missing = ", ".join(map(str, sorted(program.hosts - program.ready)[:8]))
+            missing = ", ".join(map(str, sorted(program.unready)[:8]))
             text = (
                 f"program {program.name!r} was not compiled on host {missing} within {self.limit_s:.0f} s, which may "
             )
@@ -142,7 +142,7 @@ class Preparation:
     def _compiling(self, program: PlannedProgram) -> set[int]:
         """The islands whose hosts compile a program now. One that is away may be so for long, and does not."""
         hosts = self.tables.hosts
-        there = (program.hosts - program.ready - self.tables.away) & hosts.keys()  # some islands are ended for good
+        there = (program.unready - self.tables.away) & hosts.keys()  # some islands are ended for good
         return {hosts[one].island for one in there} - program.unsent
 
     def host_up(self, island: int, host: int) -> None:
@@ -150,7 +150,7 @@ class Preparation:
         self.distribution.restart(island)
         for program in self.tables.programs.values():
             if island in program.messages:
-                program.ready.discard(host)
+                program.lose(host)
                 program.unsent.add(island)
                 if program.retry_at < math.inf:
                     program.failure, program.retry_at = None, math.inf

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from pathways_ray import limits
 from pathways_ray.controller.circuit_breaker import NOBODY, Culprit
@@ -36,27 +37,26 @@ def number_of(key: int) -> int:
     return key if key > 0 else (-key - 1) >> SEGMENT_BITS
 
 
-@dataclass(frozen=True)
-class BufferType:
-    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on
-    devices, and those of the array itself."""
+class BufferType(msgspec.Struct, frozen=True, array_like=True):
+    """The type of a buffer, as its owner sees it: type, slice and spec; and the bytes of its shards on devices. From
+    these follow the bytes of the array itself, and those that count against the tenant's quota."""
 
     type: ArrayType
     slice: int
     spec: Spec
     device_bytes: int
-    array_bytes: int = field(default=0, compare=False)
+    array_bytes: int = 0
+    charged_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "array_bytes", self.type.nbytes)
+        force_setattr(self, "charged_bytes", max(self.device_bytes, limits.MIN_BUFFER_BYTES))
 
     @classmethod
     def on(cls, mesh: SliceType, kind: ArrayType, spec: Spec) -> BufferType:
         """The type on a slice with this mesh; what is not partitioned along an axis lies on every device of it."""
         parts = math.prod(mesh.axis_size(axis) for axes in spec for axis in axes)
-        return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size, kind.nbytes)
-
-    @property
-    def charged_bytes(self) -> int:
-        """Bytes that count against the tenant's quota."""
-        return max(self.device_bytes, limits.MIN_BUFFER_BYTES)
+        return cls(kind, mesh.id, spec, kind.nbytes // parts * mesh.size)
 
 
 class IslandPart(msgspec.Struct, frozen=True, array_like=True):
@@ -104,8 +104,8 @@ class PlannedProgram:
     """A program with its part for each island it touches, and what the controller needs to launch it.
 
     `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
-    `ready` are hosts that hold its compiled functions, `unsent` islands whose hosts have yet to get them. `culprit` is
-    what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
+    `unready` are those of its hosts that have yet to compile it, `unsent` islands whose hosts have yet to get it.
+    `culprit` is what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
     `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
     has heard that every host has compiled it. Launches have asked for that since `wanted_since`. A `failure` to
     compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `launches` all that there were,
@@ -122,7 +122,6 @@ class PlannedProgram:
     messages: dict[int, Program] = field(default_factory=dict)
     hosts: frozenset[int] = frozenset()
     gang_islands: tuple[tuple[int, ...], ...] = ()
-    ready: set[int] = field(default_factory=set)
     unsent: set[int] = field(default_factory=set)
     temporary_bytes: dict[int, int] = field(default_factory=dict)
     failure: Failure | None = None
@@ -143,6 +142,8 @@ class PlannedProgram:
 
     def __post_init__(self) -> None:
         self.islands = tuple(self.messages)
+        self.cross_island = len(self.islands) > 1
+        self.unready = set(self.hosts)
         self.result_count = len(self.results) or self.promised
         self.charged_bytes = sum(kind.charged_bytes for kind in self.results)
         self.calls = any(message.calls for message in self.messages.values())
@@ -215,12 +216,12 @@ class PlannedProgram:
     @property
     def is_ready(self) -> bool:
         """Whether all hosts have compiled it."""
-        return len(self.ready) >= len(self.hosts)
+        return not self.unready
 
-    @property
-    def cross_island(self) -> bool:
-        """Whether it runs on several islands."""
-        return len(self.islands) > 1
+    def lose(self, host: int) -> None:
+        """A host has it no more, if it is one of its hosts."""
+        if host in self.hosts:
+            self.unready.add(host)
 
 
 def decode_graph(data: bytes) -> Graph:

@@ -165,7 +165,7 @@ class LaunchesMachine(RuleBasedStateMachine):
         self.keys += 1
         like = PLANNED[which % len(PLANNED)]
         messages = {i: msgspec.structs.replace(m, program=self.keys) for i, m in like.messages.items()}
-        program = dataclasses.replace(like, key=self.keys, session=session, ready=set(), messages=messages)
+        program = dataclasses.replace(like, key=self.keys, session=session, messages=messages)
         self.programs[self.keys] = client.programs[len(client.programs) + 1] = program
         self.plans[self.keys] = dict(program.plans)
         self.apply(self.launches.register(session, len(client.programs), program))

@@ -414,7 +414,7 @@ def killing(f: Harness, epoch: int, launch: int, kind: str = "HostLost", crash: 
 def start(f: Harness, launch: int) -> None:
     """A launch of program 1, whose hosts compile it again if they have to."""
     f.launch(launch, (1,), 10 * launch)
-    for host in f.launches.programs[1].hosts - f.launches.programs[1].ready:
+    for host in sorted(f.launches.programs[1].unready):
         f.ready(f.launches.programs[1], host)
 
 
