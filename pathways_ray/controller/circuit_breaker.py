@@ -78,7 +78,6 @@ class Record:
 
     compiled: bool = False
     succeeded: bool = False
-    suspect: bool = False
     strikes: list[Strike] = field(default_factory=list)
 
 
@@ -94,10 +93,11 @@ class Refusal:
 
 @dataclass
 class CircuitBreaker:
-    """Evidence about programs. `pending` has the candidates for the death of each host, until it is back and says, or
-    does not say, how it died."""
+    """Evidence about programs. `suspects` are those that may have ended a host, and of which no launch succeeded since.
+    `pending` has the candidates for the death of each host, until it is back and says, or does not say, how it died."""
 
     records: dict[Culprit, Record] = field(default_factory=dict)
+    suspects: set[Culprit] = field(default_factory=set)
     refused: dict[Culprit, Refusal] = field(default_factory=dict)
     pending: dict[int, tuple[Candidate, ...]] = field(default_factory=dict)
 
@@ -112,7 +112,7 @@ class CircuitBreaker:
         if len(doubtful) == 1:
             return [self._strike(doubtful[0], reason, False, now, host)]
         for one in doubtful:
-            self._record(one.culprit).suspect = True
+            self._suspect(one.culprit)
         if not doubtful:
             self.pending[host] = tuple(candidates)
         return []
@@ -124,8 +124,7 @@ class CircuitBreaker:
             self._strike(candidates[0], f"host {host} died of {signal}", True, now, host)
             return
         for one in candidates:
-            record = self._record(one.culprit)
-            record.suspect = True
+            record = self._suspect(one.culprit)
             record.compiled, record.succeeded = record.compiled and not one.compiling, False
 
     def unexplained(self, host: int) -> None:
@@ -144,18 +143,18 @@ class CircuitBreaker:
         record = self.records.get(culprit)
         if record is None or not record.succeeded:
             record = record or self._record(culprit)
-            record.succeeded, record.suspect = True, False
+            record.succeeded = True
+            self.suspects.discard(culprit)
             record.strikes = [strike for strike in record.strikes if strike.sure]
 
     def is_watched(self, culprit: Culprit) -> bool:
         """Whether the program may have ended hosts: it is compiled only when somebody wants to launch it."""
         record = self.records.get(culprit)
-        return record is not None and (record.suspect or bool(record.strikes))
+        return record is not None and (culprit in self.suspects or bool(record.strikes))
 
     def is_suspect(self, culprit: Culprit) -> bool:
-        """Whether the program may have ended a host, and no launch of it succeeded since."""
-        record = self.records.get(culprit)
-        return record is not None and record.suspect
+        """Whether the program is one of the suspects."""
+        return culprit in self.suspects
 
     def refusal(self, culprit: Culprit) -> Failure | None:
         refusal = self.refused.get(culprit) if self.refused else None
@@ -165,7 +164,7 @@ class CircuitBreaker:
         """Forgets what a refused program did; false when no refusal has this id."""
         for culprit in [one for one in self.refused if one.id == refusal]:
             del self.refused[culprit]
-            self.records.pop(culprit, None)
+            self._forget(culprit)
             return True
         return False
 
@@ -178,14 +177,22 @@ class CircuitBreaker:
         if record is None:
             if len(self.records) >= MAX_RECORDS:
                 oldest = next((one for one, known in self.records.items() if not known.strikes), None)
-                self.records.pop(oldest if oldest is not None else next(iter(self.records)))
+                self._forget(oldest if oldest is not None else next(iter(self.records)))
             record = self.records[culprit] = Record()
         return record
 
+    def _suspect(self, culprit: Culprit) -> Record:
+        record = self._record(culprit)
+        self.suspects.add(culprit)
+        return record
+
+    def _forget(self, culprit: Culprit) -> None:
+        self.records.pop(culprit, None)
+        self.suspects.discard(culprit)
+
     def _strike(self, candidate: Candidate, reason: str, sure: bool, now: float, host: int) -> Candidate:
         culprit, name, compiling = candidate
-        record = self._record(culprit)
-        record.suspect = True
+        record = self._suspect(culprit)
         last = record.strikes[-1] if record.strikes else None
         if last is not None and not (sure or last.sure) and now - last.at < TOGETHER_S and host not in last.hosts:
             last.hosts.add(host)

@@ -181,7 +181,8 @@ class Hosts:
         detail = f"epoch {host.epoch} on island {host.island}: {kind}"
         tables.story.note(Entry(tables.now, event, detail, reason, host=host.host, private=private))
         for program in tables.programs.values():
-            program.lose(host.host)
+            if host.host in program.hosts:
+                program.unready.add(host.host)
         return list(self._peers())
 
     def _fail_launches(self, island: int, loss: Loss) -> Settled:
@@ -300,12 +301,13 @@ class Hosts:
 
     def are_ready(self, program: PlannedProgram) -> bool:
         """Whether a program can be launched now; if not, it may be later."""
-        return (
-            program.is_ready
-            and not program.unsent
-            and not self.gathering
-            and not (self.tables.away and self.away(program))
-            and not self.preparation.must_wait(program)
+        tables = self.tables
+        return not (
+            program.unready
+            or program.unsent
+            or self.gathering
+            or (tables.away and self.away(program))
+            or (tables.circuit_breaker.suspects and self.preparation.must_wait(program))
         )
 
     def absence(self, program: PlannedProgram) -> Failure | None:
