@@ -1,4 +1,5 @@
-"""Buffers that clients upload and free. They are counted per logical array, by the session's own numbers.
+"""Buffers that clients upload and free, and that launches make. They are counted per logical array, by the session's
+own numbers.
 
 A client says what it uploads (`Put`), each host what has arrived there (`Stored`). A launch takes an upload once all
 hosts have it, as the client said: a gang of which only some hosts find their shards would leave the others in its
@@ -12,13 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
 from typing import NamedTuple
 
 from pathways_ray.controller import quotas
 from pathways_ray.controller.memory import never_holds
-from pathways_ray.controller.programs import BufferType
+from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure, GraphError
 from pathways_ray.ir.plan import PlacedSlice
@@ -221,20 +222,40 @@ def burn(session: Session, number: int) -> None:
         del session.burnt[next(iter(session.burnt))]
 
 
+def make(session: Session, program: PlannedProgram, first: int, producer: int) -> list[Buffer]:
+    """Enters what a launch of a program makes, under the client's numbers from `first` on."""
+    made = [Buffer(kind, producer) for kind in program.results]
+    known, held = session.buffers, session.held
+    for number in known.keys() & range(first, first + len(made)):
+        session.array_bytes -= known[number].type.array_bytes  # it has failed, and its number is given again
+    known.update(enumerate(made, first))
+    session.array_bytes += program.array_bytes
+    session.charged_bytes += program.charged_bytes
+    for slice_id, size in program.held.items():
+        held[slice_id] = held.get(slice_id, 0) + size
+    return made
+
+
 def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]:
     """Forgets buffers; their islands drop them after the launches before. Those that were donated to a launch under way
     are dropped once that ends."""
-    dropped: dict[int, list[int]] = {}
+    places, uploads = session.places, session.early or session.arriving
+    dropped: dict[int, dict[int, None]] = {}
     for number in numbers:
         buffer = session.forget(number)
-        if buffer is None and (donated := session.donated.get(number)) is not None:
-            donated.freed = True
-        told = session.early.pop(number, {})  # by hosts, of an upload whose client was cut off before it could
-        if session.arriving.pop(number, None) is not None or told:
-            burn(session, number)
-        islands = _islands_of(tables, told)
         if buffer is not None:
-            islands.add(session.places[buffer.type.slice].island)
-        for island in islands:
-            dropped.setdefault(island, []).append(number)
+            dropped.setdefault(places[buffer.type.slice].island, {})[number] = None
+        elif (donated := session.donated.get(number)) is not None:
+            donated.freed = True
+        if uploads:
+            for island in _cut_off(tables, session, number):
+                dropped.setdefault(island, {})[number] = None
     return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]
+
+
+def _cut_off(tables: Tables, session: Session, number: int) -> Set[int]:
+    """Ends an upload, if one is under way. Returns the islands of hosts that have said what its client has not."""
+    told = session.early.pop(number, {})
+    if session.arriving.pop(number, None) is not None or told:
+        burn(session, number)
+    return _islands_of(tables, told)

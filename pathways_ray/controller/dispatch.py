@@ -6,13 +6,13 @@ islands keep it for all launches that run on several of them.
 
 from __future__ import annotations
 
-from pathways_ray.controller import quotas
+from pathways_ray.controller import buffers, quotas
 from pathways_ray.controller.backlog import prioritized
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.sequential import Sequential
-from pathways_ray.controller.state import Buffer, InFlight, Send, SendIsland, Session, Tables
+from pathways_ray.controller.state import InFlight, Send, SendIsland, Session, Tables
 from pathways_ray.story import Entry
 from pathways_ray.transport.messages import Drop, IslandLaunch, Launch, covers_of, inline_of
 
@@ -33,18 +33,17 @@ class Dispatch:
     ) -> tuple[InFlight, list[Send]]:
         """Puts an admitted launch on its way. One of a program without work has no island to wait for."""
         tables = self.tables
-        in_flight, buffers = tables.in_flight, session.buffers
+        in_flight, known = tables.in_flight, session.buffers
         tables.sequence = sequence = tables.sequence + 1
         tables.admitted += 1
         producers: dict[int, None] = {}
         for number in launch.arguments:
-            producer = buffers[number].producer if number else 0
+            producer = known[number].producer if number else 0
             if producer and producer not in producers and producer in in_flight:
                 producers[producer] = None  # once: a launch may name a result of it thousands of times
                 in_flight[producer].consumers.append(sequence)
         donated = Donations.take(session, program, launch.arguments) if program.donated else ()
-        for number, kind in enumerate(program.results, launch.results):
-            session.keep(number, Buffer(kind, sequence))
+        inline = inline_of(launch)
         record = in_flight[sequence] = InFlight(
             sequence,
             session.id,
@@ -53,12 +52,13 @@ class Dispatch:
             program,
             launch.results,
             launch.arguments,
+            buffers.make(session, program, launch.results, sequence),
             set(program.islands),
             tuple(producers),
             after(state, LaunchEvent.ADMITTED),
             tables.now,
             donated=donated,
-            carried=quotas.carry(session, program, launch),
+            carried=quotas.carry(session, program, launch) if inline else 0,
         )
         session.in_flight += 1
         program.in_flight += 1
@@ -68,12 +68,21 @@ class Dispatch:
             record.estimate = program.device_time.estimate
             tables.ledger.start(session.usage, record.estimate)
         if self.sequential is not None:
-            return record, self.sequential.start(record, inline_of(launch)) if program.islands else []
-        what = program.key, launch.arguments, launch.results
-        message = IslandLaunch(
-            sequence, session.id, *what, launch=launch.launch, inline=inline_of(launch), covers=covers_of(launch)
+            return record, self.sequential.start(record, inline) if program.islands else []
+        message = prioritized(
+            launch,
+            IslandLaunch(
+                sequence,
+                session.id,
+                program.key,
+                launch.arguments,
+                launch.results,
+                launch=launch.launch,
+                inline=inline,
+                covers=covers_of(launch),
+            ),
         )
-        return record, [SendIsland(island, prioritized(launch, message)) for island in program.islands]
+        return record, [SendIsland(island, message) for island in program.islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:
         """Takes back what the surviving islands of a failed launch made or will make."""

@@ -139,7 +139,7 @@ class Outcomes:
                 session.charged_bytes -= record.carried
                 whole = record.whole
                 if record.failure is None:
-                    took = self._succeed(session, record)
+                    took = self._succeed(record)
                     if record.donated:
                         failed += self.donations.consumed(session, record.donated)
                 else:
@@ -198,15 +198,14 @@ class Outcomes:
             self.window.answered(record.session, program.islands)
         ledger.settle(record.usage, record.estimate, actual)
         ledger.leave(record.usage)
-        record.usage.parts -= record.is_part
+        if record.whole is not None:
+            record.usage.parts -= record.is_part
 
-    def _succeed(self, session: Session, record: InFlight) -> int:
+    def _succeed(self, record: InFlight) -> int:
         """Marks the results as there; returns the microseconds that the launch took on each of its devices."""
         record.state = after(record.state, LaunchEvent.SUCCEEDED)
-        for number in range(record.results, record.results + len(record.program.results)):
-            buffer = session.find(number)
-            if buffer is not None:
-                buffer.producer = 0
+        for buffer in record.made:
+            buffer.producer = 0
         return round(1e6 * record.device_seconds / record.program.devices)
 
     def _fail(self, session: Session, record: InFlight, failure: Failure) -> list[Send]:

@@ -150,7 +150,8 @@ class Preparation:
         self.distribution.restart(island)
         for program in self.tables.programs.values():
             if island in program.messages:
-                program.lose(host)
+                if host in program.hosts:
+                    program.unready.add(host)
                 program.unsent.add(island)
                 if program.retry_at < math.inf:
                     program.failure, program.retry_at = None, math.inf

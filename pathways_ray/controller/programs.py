@@ -106,11 +106,12 @@ class PlannedProgram:
     `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
     `unready` are those of its hosts that have yet to compile it, `unsent` islands whose hosts have yet to get it.
     `culprit` is what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
-    `result_bytes` those of all results on devices. `number` is the client's for it; `announced` is set once the client
-    has heard that every host has compiled it. Launches have asked for that since `wanted_since`. A `failure` to
-    compile it is void from `retry_at` on. `in_flight` counts its launches on islands, `launches` all that there were,
-    `promised` the results of one that could not be planned; its client registers it `again` where the cause may pass.
-    One that decides has a `script`, and a program for each of its `segments`; it has no plan of its own.
+    `result_bytes` those of all results on devices, `held` the same by slice. `number` is the client's for it;
+    `announced` is set once the client has heard that every host has compiled it. Launches have asked for that since
+    `wanted_since`. A `failure` to compile it is void from `retry_at` on. `in_flight` counts its launches on islands,
+    `launches` all that there were, `promised` the results of one that could not be planned; its client registers it
+    `again` where the cause may pass. One that decides has a `script`, and a program for each of its `segments`; it has
+    no plan of its own.
     """
 
     key: int
@@ -145,7 +146,11 @@ class PlannedProgram:
         self.cross_island = len(self.islands) > 1
         self.unready = set(self.hosts)
         self.result_count = len(self.results) or self.promised
+        self.array_bytes = sum(kind.array_bytes for kind in self.results)
         self.charged_bytes = sum(kind.charged_bytes for kind in self.results)
+        self.held = Counter[int]()
+        for kind in self.results:
+            self.held[kind.slice] += kind.device_bytes
         self.calls = any(message.calls for message in self.messages.values())
 
     @classmethod
@@ -217,11 +222,6 @@ class PlannedProgram:
     def is_ready(self) -> bool:
         """Whether all hosts have compiled it."""
         return not self.unready
-
-    def lose(self, host: int) -> None:
-        """A host has it no more, if it is one of its hosts."""
-        if host in self.hosts:
-            self.unready.add(host)
 
 
 def decode_graph(data: bytes) -> Graph:

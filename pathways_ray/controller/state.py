@@ -166,13 +166,13 @@ class Session:
 
     def keep(self, number: int, buffer: Buffer) -> None:
         """Enters a buffer under the client's number for it."""
-        before = self.buffers.get(number)
-        if before is not None:
+        if (before := self.buffers.get(number)) is not None:
             self.array_bytes -= before.type.array_bytes
-        self.buffers[number] = buffer
-        self.array_bytes += buffer.type.array_bytes
+        self.buffers[number], kind = buffer, buffer.type
+        self.array_bytes += kind.array_bytes
         if buffer.failure is None:
-            self._count(buffer.type, 1)
+            self.held[kind.slice] = self.held.get(kind.slice, 0) + kind.device_bytes
+            self.charged_bytes += kind.charged_bytes
 
     def find(self, number: int) -> Buffer | None:
         """A buffer that is in the table, or was donated to a launch that has not ended."""
@@ -180,16 +180,13 @@ class Session:
 
     def forget(self, number: int) -> Buffer | None:
         """Takes a buffer out of the table; None when it has no such buffer."""
-        buffer = self.buffers.pop(number, None)
-        if buffer is not None:
-            self.array_bytes -= buffer.type.array_bytes
+        if (buffer := self.buffers.pop(number, None)) is not None:
+            kind = buffer.type
+            self.array_bytes -= kind.array_bytes
             if buffer.failure is None:
-                self._count(buffer.type, -1)
+                self.held[kind.slice] -= kind.device_bytes
+                self.charged_bytes -= kind.charged_bytes
         return buffer
-
-    def _count(self, kind: BufferType, sign: int) -> None:
-        self.held[kind.slice] = self.held.get(kind.slice, 0) + sign * kind.device_bytes
-        self.charged_bytes += sign * kind.charged_bytes
 
     def count_plans(self, program: PlannedProgram, sign: int = 1) -> None:
         """Counts the plans of a program that is new, or, with a sign of -1, is to be forgotten, and what it names."""
@@ -218,7 +215,8 @@ class Session:
         """Marks a buffer that will not be: it takes no memory."""
         buffer.producer = 0
         if buffer.failure is None and self.donated.get(number) is not buffer:
-            self._count(buffer.type, -1)
+            self.held[buffer.type.slice] -= buffer.type.device_bytes
+            self.charged_bytes -= buffer.type.charged_bytes
         buffer.failure = failure
 
 
@@ -286,13 +284,14 @@ class Whole(msgspec.Struct, eq=False):
 class InFlight(msgspec.Struct, eq=False):
     """A launch on its islands.
 
-    `pending` are the islands that have not reported, `failed_on` those that reported a failure. `donated` are the
-    buffers whose memory it may take, `consumed` those of which an island said that it has. It is `cancelled` once its
-    islands have been told so. `carried` are the bytes on devices of arguments that came with it, which count until it
-    is over. `producers` are launches it consumes from that had no outcome at admission, `consumers` those that consume
-    from it in turn, `dependents` those of them that failed and wait for its outcome; `root` is the failure of the first
-    producer that failed. `at` is when it was admitted. `device_seconds` is its device time so far, `estimate` what its
-    tenant was charged in advance. `next_gang` and `awaiting` serve sequential dispatch. It may be a part of `whole`.
+    `made` are its results, under the numbers from `results` on. `pending` are the islands that have not reported,
+    `failed_on` those that reported a failure. `donated` are the buffers whose memory it may take, `consumed` those of
+    which an island said that it has. It is `cancelled` once its islands have been told so. `carried` are the bytes on
+    devices of arguments that came with it, which count until it is over. `producers` are launches it consumes from that
+    had no outcome at admission, `consumers` those that consume from it in turn, `dependents` those of them that failed
+    and wait for its outcome; `root` is the failure of the first producer that failed. `at` is when it was admitted.
+    `device_seconds` is its device time so far, `estimate` what its tenant was charged in advance. `next_gang` and
+    `awaiting` serve sequential dispatch. It may be a part of `whole`.
     """
 
     sequence: int
@@ -302,6 +301,7 @@ class InFlight(msgspec.Struct, eq=False):
     program: PlannedProgram
     results: int
     arguments: tuple[int, ...]
+    made: list[Buffer]
     pending: set[int]
     producers: tuple[int, ...]
     state: LaunchState
