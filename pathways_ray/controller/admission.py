@@ -5,7 +5,7 @@ launches that pass others by their priority (`Backlog`). So each island sees the
 order of its calls.
 
 Launches over several islands need room on each of them (`CrossIslandWindow`). `lifecycle.LAUNCH_LIFE` has the states of
-a launch; this file applies those before `IN_FLIGHT`, and `refusals.REFUSALS` is where further rules plug in.
+a launch; this file applies those before `IN_FLIGHT`, and `refusals.refusal_of` is where further rules plug in.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.preparation import Preparation
 from pathways_ray.controller.programs import PlannedProgram
-from pathways_ray.controller.refusals import REFUSALS, failed_argument
+from pathways_ray.controller.refusals import failed_argument, refusal_of
 from pathways_ray.controller.state import InFlight, Send, Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import Free, Launch, Put, Unregister
@@ -82,14 +82,16 @@ class Admission:
         backlog = self.backlogs[session.id]
         call: Call
         if isinstance(message, Launch):
-            refused = quotas.launches(session) or quotas.carried(message)
+            refused = quotas.launches(session) if session.tenant.quota.launches is not None else None
+            if refused is None and type(message) is not Launch:  # it may carry arguments
+                refused = quotas.carried(message)
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)
             call = WaitingLaunch(message, self.tables.now, self.tables.counted)
         else:
             call = message
-        if backlog.waiting or not backlog.may_be_passed:
+        if backlog.waiting or (backlog.deferred and not backlog.may_be_passed):
             backlog.enter(call, session.programs, self._is_short(session, backlog, call))
             return []
         commands = self._step(session, backlog, call)
@@ -103,7 +105,7 @@ class Admission:
         commands = self.release()
         for session in sessions:
             backlog = self.backlogs.get(session.id)
-            if backlog is not None and backlog.size:
+            if backlog is not None and (backlog.waiting or backlog.deferred):
                 commands += self._advance(session, backlog)
         return commands
 
@@ -155,15 +157,15 @@ class Admission:
         """Gives a call its effect, or defers it; None when it has to wait, and all that was called after it."""
         if isinstance(call, WaitingLaunch):
             return self._admit(session, backlog, call)
+        if isinstance(call, Free):
+            now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers
+            commands = buffers.free(self.tables, session, now)
+            return commands + self.memory_freed() if now and self.memory.waiting else commands
         if isinstance(call, Put):
             self.memory.changed()
             has_quota = session.tenant.quota.device_bytes is not None
             return buffers.put(self.tables, session, call, backlog.coming(session.programs) if has_quota else None)
-        if isinstance(call, Unregister):
-            return self.preparation.unregistered(session, call.program) if backlog.may_unregister(call) else []
-        now = backlog.may_free(call.buffers) if backlog.deferred else call.buffers
-        commands = buffers.free(self.tables, session, now)
-        return commands + self.memory_freed() if now and self.memory.waiting else commands
+        return self.preparation.unregistered(session, call.program) if backlog.may_unregister(call) else []
 
     def _is_short(self, session: Session, backlog: Backlog, call: Call) -> bool:
         """Whether a call that may pass others would leave these no room."""
@@ -192,7 +194,7 @@ class Admission:
             text = f"launch {message.launch} names program {message.program}, never registered"
             return self.refuse(session, launch, quotas.programs(session) or Failure("WireError", text))
         # Before it may have to wait for others, so that hosts compile meanwhile.
-        asked = self.preparation.asked(program, launch.since) if program.unsent or not program.is_ready else []
+        asked = self.preparation.asked(program, launch.since) if program.unsent or program.unready else []
         if backlog.deferred and (
             backlog.blocks(session, launch, program)
             or not self.memory.leaves_room(session, program, programs_of(backlog.deferred, session.programs))
@@ -202,9 +204,8 @@ class Admission:
             self._waits_no_more(session, launch)
             backlog.defer(launch, program)
             return asked
-        for refusal in REFUSALS:
-            if (failure := refusal(self.tables, session, program, message)) is not None:
-                return asked + self.refuse(session, launch, failure)
+        if (failure := refusal_of(self.tables, session, program, message)) is not None:
+            return asked + self.refuse(session, launch, failure)
         if session.arriving and not session.arriving.keys().isdisjoint(message.arguments):
             # Since its call: of many, each would wait behind the one before.
             if (late := buffers.overdue(self.tables, session, message.arguments, launch.counted)) is not None:
@@ -214,9 +215,9 @@ class Admission:
         if program.script is not None:
             return self._go_on(session, backlog, launch, program)
         sent, came = self._start(session, program, message, launch)
+        if isinstance(came, InFlight):
+            return asked + sent
         match came:
-            case InFlight():
-                return asked + sent
             case Failure():
                 return asked + sent + self.refuse(session, launch, came)
             case LaunchEvent.HOSTS_ABSENT:
@@ -245,8 +246,8 @@ class Admission:
 
     def _start(self, session: Session, program: PlannedProgram, message: Launch, launch: WaitingLaunch) -> Started:
         """Sends a launch, or a part of one, to its islands if they have room for it."""
-        asked = self.preparation.asked(program, launch.since) if program.unsent or not program.is_ready else []
-        if asked or not self.hosts.are_ready(program):
+        if not self.hosts.are_ready(program):
+            asked = self.preparation.asked(program, launch.since) if program.unsent or program.unready else []
             self.memory.waits_no_more(session.id, launch.message.launch)
             return asked, self.hosts.absence(program) or LaunchEvent.HOSTS_ABSENT
         if session.in_flight >= self.max_in_flight:
@@ -254,10 +255,8 @@ class Admission:
                 self.memory.waits_no_more(session.id, launch.message.launch)
             return [], None
         room = self.memory.take(session, program, launch.message.launch)
-        if isinstance(room, Failure):
-            return [], room
-        if not room:
-            return [], LaunchEvent.MEMORY_FULL
+        if room is not True:
+            return [], room or LaunchEvent.MEMORY_FULL
         if program.cross_island and (
             self.window.is_behind_calls(session.id, program.islands)
             or not self.window.may_start(

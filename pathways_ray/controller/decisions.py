@@ -23,7 +23,7 @@ from pathways_ray.controller.backlog import Backlog, WaitingLaunch, priority_of
 from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.part_outcomes import report_of
 from pathways_ray.controller.programs import PlannedProgram
-from pathways_ray.controller.refusals import REFUSALS
+from pathways_ray.controller.refusals import refusal_of
 from pathways_ray.controller.state import InFlight, Send, SendIsland, Session, Tables, Whole
 from pathways_ray.errors import Failure
 from pathways_ray.ir import script
@@ -89,9 +89,8 @@ class Decisions:
         first = launch.message.results if part.last else self._number(session, whole, part, segment)
         number = whole.launch if part.last else 0
         message = launch_of(number, segment.number, part.arguments, first, priority_of(launch.message))
-        for refusal in REFUSALS:
-            if (failure := refusal(self.tables, session, segment, message)) is not None:
-                return [], failure
+        if (failure := refusal_of(self.tables, session, segment, message)) is not None:
+            return [], failure
         ledger = self.tables.ledger
         ledger.enter(session.usage)  # each part leaves it, and the launch was entered as it was called
         sent, came = self.start(session, segment, message, launch)

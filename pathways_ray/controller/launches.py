@@ -253,7 +253,8 @@ class Launches:
     def _resume(self, settled: Settled) -> list[Send]:
         if not settled.sessions and not self.cross_island.queued and not self.admission.memory.waiting:
             return settled.commands
-        return settled.commands + self.admission.resume(settled.sessions) + self.admission.memory_freed()
+        commands = settled.commands + self.admission.resume(settled.sessions)
+        return commands + self.admission.memory_freed() if self.admission.memory.waiting else commands
 
     # --- hosts and time -----------------------------------------------------------------------------------------------
 

@@ -121,7 +121,8 @@ class Memory:
         wanted = program.result_bytes + program.devices * max(program.temporary_bytes.values(), default=0)
         if wanted <= self.slack:
             self.slack -= wanted
-            self.waits_no_more(session.id, launch)
+            if self.waiting:
+                self.waits_no_more(session.id, launch)
             return True
         capacity = self.capacity()
         needs = self.needs(program)

@@ -1,14 +1,12 @@
 """Refusals of a launch, as named predicates: each looks at one rule and returns a `Failure`, or None.
 
-Admission asks them in the order of `REFUSALS`; a further rule is one more function there. That a launch's hosts have
+Admission asks them in the order of `refusal_of`; a further rule is one more line there. That a launch's hosts have
 been away for too long is asked last, by `hosts`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import TypeAlias
 
 from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import PlannedProgram
@@ -16,17 +14,21 @@ from pathways_ray.controller.state import Session, Tables
 from pathways_ray.errors import Failure
 from pathways_ray.transport.messages import EarlyLaunch, InlineArgument, Launch, inline_of
 
-Refusal: TypeAlias = Callable[[Tables, Session, PlannedProgram, Launch], Failure | None]
 
-
-def program_failed(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """The program could not be planned or compiled."""
-    return program.failure
-
-
-def circuit_open(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """The program ended hosts, several times."""
-    return tables.circuit_breaker.refusal(program.culprit)
+def refusal_of(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+    """The first rule that refuses a launch, in the order in which a user should learn of them. Rules that can concern
+    few launches are asked about those alone: every launch goes by here."""
+    breaker, quota = tables.circuit_breaker, session.tenant.quota
+    return (
+        (quotas.while_suspended(session) if session.suspended else None)
+        or program.failure  # to be planned or compiled
+        or (breaker.refusal(program.culprit) if breaker.refused else None)
+        or arguments_unfit(tables, session, program, launch)
+        or (donated_twice(program, launch) if program.donated else None)
+        or results_taken(session, program, launch)
+        or quotas.buffers(session, tables.buffers, len(program.results), program.name)
+        or (over_device_bytes(tables, session, program, launch) if quota.device_bytes is not None else None)
+    )
 
 
 def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
@@ -37,7 +39,7 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
             "GraphError",
             f"program {program.name!r} takes {len(types)} buffers, the launch gives {len(arguments)}",
         )
-    carries = bool(inline) or (type(launch) is EarlyLaunch and 0 in arguments)
+    carries = bool(inline or (0 in arguments and type(launch) is EarlyLaunch))
     if carries and (failure := _inline_unfit(program, launch, inline)) is not None:
         return failure
     buffers = session.buffers
@@ -50,20 +52,19 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
             return refused or Failure("BufferDeleted", f"buffer {number} of this session does not exist (deleted?)")
         if buffer.failure is not None:
             return buffer.failure
-        given = buffer.type
-        if given is not expected and given != expected:
+        if buffer.type != expected:
             return Failure(
                 "GraphError",
                 f"program {program.name!r} takes {expected.type} on slice {expected.slice}; buffer {number} is "
-                f"{given.type} on slice {given.slice}",
+                f"{buffer.type.type} on slice {buffer.type.slice}",
             )
     return None
 
 
-def donated_twice(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+def donated_twice(program: PlannedProgram, launch: Launch) -> Failure | None:
     """The memory of an argument is taken that the launch names once more: hosts would find an array that is gone. Not
     of a part of a launch, whose values may be equal."""
-    if not program.donated or program.key < 0 or len(set(launch.arguments)) == len(launch.arguments):
+    if program.key < 0 or len(set(launch.arguments)) == len(launch.arguments):
         return None
     times = Counter(launch.arguments)
     number = next((n for n in (launch.arguments[k] for k in program.donated) if times[n] > 1), None)
@@ -99,44 +100,23 @@ def failed_argument(session: Session, launch: Launch) -> Failure | None:
     return next((buffer.failure for buffer in found if buffer is not None and buffer.failure is not None), None)
 
 
-def results_taken(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
+def results_taken(session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """A number stands for one buffer, and 0 for none: another one under it would be on hosts without being counted."""
-    if not launch.results and program.results:
+    first, donated = launch.results, session.donated
+    if not first and program.results:
         return Failure("WireError", f"launch {launch.launch} gives its result number 0, which stands for no buffer")
-    for number in range(launch.results, launch.results + len(program.results)):
+    numbers = range(first, first + len(program.results))
+    if session.buffers.keys().isdisjoint(numbers) and (not donated or donated.keys().isdisjoint(numbers)):
+        return None
+    for number in numbers:
         if session.lives(number):
             return Failure("WireError", f"launch {launch.launch} gives its result number {number}, which is taken")
     return None
 
 
-def over_buffers(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """The session, or the controller, has as many buffers as it may."""
-    return quotas.buffers(session, tables.buffers, len(program.results), program.name)
-
-
 def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """The results do not fit into the tenant's quota of memory on devices, beside what the launch does not give up."""
-    if session.tenant.quota.device_bytes is None:
-        return None
     carried = quotas.carried_bytes(program, launch)
     purpose = f"the results of program {program.name!r}" + (" and arguments of its launch" if carried else "")
     asked = quotas.taken_bytes(program, launch) + carried
     return quotas.device_bytes(session, tables.sessions.values(), asked, purpose)
-
-
-def session_suspended(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
-    """The session has given its memory to others. A client that keeps to that calls nothing meanwhile."""
-    return quotas.while_suspended(session)
-
-
-REFUSALS: tuple[Refusal, ...] = (
-    session_suspended,
-    program_failed,
-    circuit_open,
-    arguments_unfit,
-    donated_twice,
-    results_taken,
-    over_buffers,
-    over_device_bytes,
-)
-"""Refusals in the order in which a user should learn of them."""

@@ -18,7 +18,7 @@ import pytest
 from pathways_ray.client import coalesce
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.core import ClientCore
-from pathways_ray.controller import admission, buffers, refusals
+from pathways_ray.controller import buffers, refusals
 from pathways_ray.controller.admission import Admission
 from pathways_ray.controller.backlog import WaitingLaunch
 from pathways_ray.controller.cancellation import CANCELLED, Cancellation
@@ -550,20 +550,19 @@ def drops_overtake_the_launches_before_them(patch: Patch) -> None:
 
 @bug(faults=0, seeds=250)
 def a_session_can_name_buffers_of_others(patch: Patch) -> None:
-    def arguments_unfit(tables: Any, session: Any, program: Any, launch: Any) -> Any:
+    def arguments_unfit(original: Original, tables: Any, session: Any, program: Any, launch: Any) -> Any:
         mine = dict(session.buffers)
         for other in tables.sessions.values():
             for number, buffer in other.buffers.items():
                 session.buffers.setdefault(number, buffer)
-        failure = refusals.arguments_unfit(tables, session, program, launch)
+        failure = original(tables, session, program, launch)
         if failure is not None and failure.kind != "BufferDeleted":
             failure = None
         if failure is not None:
             session.buffers = mine
         return failure
 
-    found = tuple(arguments_unfit if rule is refusals.arguments_unfit else rule for rule in refusals.REFUSALS)
-    patch.setattr(admission, "REFUSALS", found)
+    wrapped(patch, refusals, "arguments_unfit", arguments_unfit)
 
 
 # --- bounds -----------------------------------------------------------------------------------------------------------
