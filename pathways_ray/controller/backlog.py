@@ -69,7 +69,9 @@ def priority_of(launch: Launch) -> int:
 
 def prioritized(launch: Launch, message: IslandLaunch) -> IslandLaunch | PrioritizedIslandLaunch:
     """The message of a launch for an island, with its priority if it has one."""
-    return PrioritizedIslandLaunch(message, priority) if (priority := priority_of(launch)) else message
+    if isinstance(launch, PrioritizedLaunch) and launch.priority:
+        return PrioritizedIslandLaunch(message, launch.priority)
+    return message
 
 
 Call: TypeAlias = WaitingLaunch | Put | Free | Unregister

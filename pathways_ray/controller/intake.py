@@ -18,7 +18,16 @@ from pathways_ray.controller.clients import Client, Clients
 from pathways_ray.controller.turns import TURN_WORK, Hold, work_of
 from pathways_ray.errors import PathwaysError, WireError
 from pathways_ray.transport import batcher
-from pathways_ray.transport.messages import Cancel, Launch, Register, ToController, Unregister, Upgrade, inline_bytes
+from pathways_ray.transport.messages import (
+    Cancel,
+    Free,
+    Launch,
+    Put,
+    Register,
+    ToController,
+    Unregister,
+    inline_bytes,
+)
 
 
 class Intake:
@@ -36,7 +45,8 @@ class Intake:
             return []
         try:
             client.channel.check_carrier(event.carrier)
-            self._check_size(client, event.size, event.messages)
+            if client.tenant.quota.message_bytes is not None:
+                self._check_size(client, event.size, event.messages)
         except PathwaysError as error:
             return self.clients.end(client, str(error))
         if self.turns.put(event.session, event.messages):
@@ -60,34 +70,34 @@ class Intake:
         left, taken, hold = TURN_WORK, 0, None
         try:
             for message in messages:
-                if isinstance(message, Register):
+                if isinstance(message, Launch):
+                    program = session.programs.get(message.program)
+                    looks = backlog.looks(message) if backlog.waiting else 0
+                    left -= work_of(message, program.result_count if program is not None else 0, looks)
+                    commands += take(session, message)
+                elif isinstance(message, (Free, Put)):
+                    left -= work_of(message)
+                    commands += take(session, message)
+                elif isinstance(message, Register):
                     if self.clients.registrar.islands_full:
                         hold = Hold.ISLAND
                         break
-                    taken += 1
+                    left -= work_of(message)
                     made, hold = self.clients.registrar.register(client.registration, session, message)
                     commands += made
-                    left -= work_of(message, 0)
-                elif isinstance(message, Upgrade):
-                    taken += 1
-                    commands += self._upgrade(client, is_last=taken == len(messages))
+                elif isinstance(message, Unregister):
+                    left -= work_of(message)
+                    commands += take(session, Unregister(message.program))  # without names, where it has to wait
+                    client.registration.let_go(session, message.functions)
                 elif isinstance(message, Cancel):
-                    taken += 1
-                    left -= work_of(message, 0)
+                    left -= work_of(message)
                     commands += self.launches.cancellation.cancel(session, message)
-                else:
-                    taken += 1
-                    program = session.programs.get(message.program) if isinstance(message, Launch) else None
-                    looks = backlog.looks(message) if isinstance(message, Launch) else 0
-                    left -= work_of(message, program.result_count if program is not None else 0, looks)
-                    if isinstance(message, Unregister):
-                        commands += take(session, Unregister(message.program))  # without names, where it has to wait
-                        client.registration.let_go(session, message.functions)
-                    else:
-                        commands += take(session, message)
-                    if backlog.is_over():
-                        backlog.full = True
-                        hold = Hold.BACKLOG
+                else:  # it is an `Upgrade`
+                    commands += self._upgrade(client, is_last=taken + 1 == len(messages))
+                taken += 1
+                if backlog.waiting and backlog.is_over():
+                    backlog.full = True
+                    hold = Hold.BACKLOG
                 if left <= 0 or hold is not None:
                     break
         except PathwaysError as error:
@@ -124,8 +134,6 @@ class Intake:
         """Raises `QuotaExceeded` for a batch over the tenant's quota of bytes. Many small messages that were gathered
         into one are fine, a program is refused by itself, and what launches carry is not counted: it has a limit of its
         own."""
-        if client.tenant.quota.message_bytes is None:
-            return
         small = len(messages) > 1 and size <= batcher.MAX_BATCH_BYTES + len(messages)
         if not small and not any(isinstance(message, Register) for message in messages):
             carried = sum(inline_bytes(message) for message in messages if isinstance(message, Launch))

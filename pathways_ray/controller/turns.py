@@ -52,7 +52,7 @@ class Hold(StrEnum):
     ISLAND = "an island takes programs again"
 
 
-def work_of(message: ToController, results: int, looks: int = 0) -> int:
+def work_of(message: ToController, results: int = 0, looks: int = 0) -> int:
     """Units of work that a message makes; `results` are those of its program, `looks` the calls that it may pass."""
     if isinstance(message, Launch):
         work = PASSING_WORK + looks // LOOKS_PER_UNIT if looks or isinstance(message, PrioritizedLaunch) else 1
