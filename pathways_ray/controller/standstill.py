@@ -21,6 +21,9 @@ LONG_S = 4.0
 AFTERMATH_S = 10.0
 """Streams that end within this time after it may have been ended for that."""
 
+_TELLING = events.StreamEnded, events.LinkEnded, events.Requested
+"""Events that may come of clients which gave this process up."""
+
 
 class Standstill:
     """The steps of a process by its clock, in seconds.
@@ -50,6 +53,8 @@ class Standstill:
         Args:
             sessions: those of this process that were not closed.
         """
+        if type(event) not in _TELLING:
+            return False
         match event:
             case events.StreamEnded(session) | events.LinkEnded(session) if session in sessions:
                 pass
