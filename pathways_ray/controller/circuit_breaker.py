@@ -74,10 +74,9 @@ class Strike:
 
 @dataclass(slots=True)
 class Record:
-    """Evidence about a program: whether it was compiled and launched with success, and what it is blamed for."""
+    """Evidence about a program: whether it was compiled with success, and what it is blamed for."""
 
     compiled: bool = False
-    succeeded: bool = False
     strikes: list[Strike] = field(default_factory=list)
 
 
@@ -93,10 +92,12 @@ class Refusal:
 
 @dataclass
 class CircuitBreaker:
-    """Evidence about programs. `suspects` are those that may have ended a host, and of which no launch succeeded since.
-    `pending` has the candidates for the death of each host, until it is back and says, or does not say, how it died."""
+    """Evidence about programs. Launches of the `proven` ones have succeeded; `suspects` are those that may have ended a
+    host, and of which no launch succeeded since. All of both have a record. `pending` has the candidates for the death
+    of each host, until it is back and says, or does not say, how it died."""
 
     records: dict[Culprit, Record] = field(default_factory=dict)
+    proven: set[Culprit] = field(default_factory=set)
     suspects: set[Culprit] = field(default_factory=set)
     refused: dict[Culprit, Refusal] = field(default_factory=dict)
     pending: dict[int, tuple[Candidate, ...]] = field(default_factory=dict)
@@ -125,7 +126,8 @@ class CircuitBreaker:
             return
         for one in candidates:
             record = self._suspect(one.culprit)
-            record.compiled, record.succeeded = record.compiled and not one.compiling, False
+            record.compiled = record.compiled and not one.compiling
+            self.proven.discard(one.culprit)
 
     def unexplained(self, host: int) -> None:
         """A host is back, and its last process has left no note: a later crash has nothing to do with that death."""
@@ -140,10 +142,9 @@ class CircuitBreaker:
 
     def succeeded(self, culprit: Culprit) -> None:
         """A launch of the program succeeded."""
-        record = self.records.get(culprit)
-        if record is None or not record.succeeded:
-            record = record or self._record(culprit)
-            record.succeeded = True
+        if culprit not in self.proven:
+            record = self._record(culprit)
+            self.proven.add(culprit)
             self.suspects.discard(culprit)
             record.strikes = [strike for strike in record.strikes if strike.sure]
 
@@ -169,8 +170,10 @@ class CircuitBreaker:
         return False
 
     def _has_shown(self, candidate: Candidate) -> bool:
+        if not candidate.compiling:
+            return candidate.culprit in self.proven
         record = self.records.get(candidate.culprit)
-        return record is not None and (record.compiled if candidate.compiling else record.succeeded)
+        return record is not None and record.compiled
 
     def _record(self, culprit: Culprit) -> Record:
         record = self.records.get(culprit)
@@ -188,6 +191,7 @@ class CircuitBreaker:
 
     def _forget(self, culprit: Culprit) -> None:
         self.records.pop(culprit, None)
+        self.proven.discard(culprit)
         self.suspects.discard(culprit)
 
     def _strike(self, candidate: Candidate, reason: str, sure: bool, now: float, host: int) -> Candidate:

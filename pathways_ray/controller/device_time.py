@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 
 from pathways_ray.controller.programs import PlannedProgram
@@ -21,14 +22,10 @@ class DeviceTime:
     """Sums up the time of launches on devices: one sum for each program and island, since launches are many."""
 
     def __init__(self) -> None:
-        self.taken_us: dict[tuple[int, int], int] = {}
+        self.taken_us = Counter[tuple[int, int]]()
+        """Microseconds that launches took on each of their devices, by program and island."""
         self.shares: dict[Device, float] = {}
         self.at = -math.inf
-
-    def note(self, program: int, island: int, device_us: int) -> None:
-        """A launch of a program took so long on each of its devices on an island."""
-        key = (program, island)
-        self.taken_us[key] = self.taken_us.get(key, 0) + device_us
 
     def report(self, programs: Mapping[int, PlannedProgram], now: float) -> Shares:
         """The devices that computed lately, and for what part of the time, 0 to 1."""

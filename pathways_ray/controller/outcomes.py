@@ -6,7 +6,6 @@ reported before the launches it consumes from have their outcome, so that the ro
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -56,7 +55,7 @@ class Outcomes:
 
     def done(self, island: int, message: Done) -> Settled:
         """Launches whose part on an island is complete."""
-        in_flight, device_us = self.tables.in_flight, message.device_us
+        in_flight, device_us, taken_us = self.tables.in_flight, message.device_us, self.device_time.taken_us
         ended = []
         decided: list[Send] = []
         busy = 0.0
@@ -67,8 +66,9 @@ class Outcomes:
                 decided += self.inherited.reported(island, sequence, None)
                 continue
             if k < len(device_us):
-                took = device_us[k] * 1e-6 * len(record.program.messages[island].devices)
-                self.device_time.note(record.program.key, island, device_us[k])
+                program, each_us = record.program, device_us[k]
+                took = each_us * 1e-6 * len(program.messages[island].devices)
+                taken_us[program.key, island] += each_us
                 record.device_seconds += took
                 busy += took
             if island in record.pending:
@@ -87,7 +87,7 @@ class Outcomes:
             program = tables.programs.get(one.program)
             part = program.messages.get(island) if program is not None else None
             took = one.device_us * 1e-6 * (len(part.devices) if part is not None else 1)
-            self.device_time.note(one.program, island, one.device_us)
+            self.device_time.taken_us[one.program, island] += one.device_us
             recorder.busy[island] = recorder.busy.get(island, 0.0) + took
             tables.ledger.charge(recorder.tenant_of(one.session), took)
 
@@ -116,37 +116,37 @@ class Outcomes:
         """
         tables = self.tables
         in_flight = tables.in_flight
-        over = deque(records)
+        over = list(records)
         sessions: dict[int, Session] = {}
         completed: dict[int, tuple[list[int], list[int]]] = {}
         contended: dict[int, bool] = {}
         failed: list[Send] = []
-        while over:
-            record = over.popleft()
-            if record.sequence not in in_flight or (record.failure is not None and self._waits(record)):
+        for record in over:  # to which come those that waited for the outcome of one
+            program, failure = record.program, record.failure
+            if record.sequence not in in_flight or (failure is not None and self._waits(record)):
                 continue
             del in_flight[record.sequence]
-            record.program.in_flight -= 1
+            program.in_flight -= 1
             self._account(record)
-            if record.failure is not None:
-                failed += self._abort(record, record.failure)
+            if failure is not None:
+                failed += self._abort(record, failure)
             session = tables.sessions.get(record.session)
-            if record.program.key not in tables.programs:  # its session has ended, or dropped it meanwhile
-                failed += self.preparation.drop(record.program)
+            if program.key not in tables.programs:  # its session has ended, or dropped it meanwhile
+                failed += self.preparation.drop(program)
             if session is not None:
                 sessions[session.id] = session
                 session.in_flight -= 1
                 session.charged_bytes -= record.carried
                 whole = record.whole
-                if record.failure is None:
+                if failure is None:
                     took = self._succeed(record)
                     if record.donated:
                         failed += self.donations.consumed(session, record.donated)
                 else:
-                    failed += self._fail(session, record, record.failure)
+                    failed += self._fail(session, record, failure)
                 if whole is not None and whole.ended(record, tables.now) and whole.failure is not None:
                     failed += report_of(self.tables, session, whole)
-                elif record.failure is None if whole is None else whole.is_over:
+                elif failure is None if whole is None else whole.is_over:
                     launches, device_us = completed.setdefault(session.id, ([], []))
                     launches.append(record.launch if whole is None else whole.launch)
                     device_us.append(took if whole is None else whole.device_us)
@@ -182,16 +182,16 @@ class Outcomes:
     def _account(self, record: InFlight) -> None:
         """Puts the tenant's account right: the time that the launch took, in place of the estimate."""
         program, ledger, recorder = record.program, self.tables.ledger, self.tables.recorder
-        number = record.launch if record.failure is None else -record.launch
-        recorder.ring.add(record.sequence, record.session, program.key, record.at, self.tables.now, number)
-        actual = max(record.device_seconds, record.estimate)
-        if record.failure is not None:
-            recorder.failed(record.failure.kind)
-            self.tables.note_failed(record.sequence, program)
-        else:
-            actual = record.device_seconds
+        failure, actual, number = record.failure, record.device_seconds, record.launch
+        if failure is None:
             program.device_time.measure(actual)
-            self.tables.circuit_breaker.succeeded(program.culprit)
+            if program.culprit not in self.tables.circuit_breaker.proven:
+                self.tables.circuit_breaker.succeeded(program.culprit)
+        else:
+            actual, number = max(actual, record.estimate), -number
+            recorder.failed(failure.kind)
+            self.tables.note_failed(record.sequence, program)
+        recorder.ring.add(record.sequence, record.session, program.key, record.at, self.tables.now, number)
         if program.cross_island:
             self.window.end(program.islands)
         elif program.calls:

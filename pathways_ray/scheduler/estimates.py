@@ -26,5 +26,7 @@ class MovingAverage:
 
     def measure(self, seconds: float) -> None:
         """Takes in what a launch took: something, since 0 stands for a program that nobody has measured."""
-        before, seconds = self.seconds, max(seconds, SHORTEST_S)
+        before = self.seconds
+        if seconds < SHORTEST_S:
+            seconds = SHORTEST_S
         self.seconds = before + WEIGHT * (seconds - before) if before else seconds

@@ -18,8 +18,8 @@ def test_the_time_of_launches_is_that_of_their_devices_and_fades() -> None:
     programs: Any = {7: SimpleNamespace(messages={0: SimpleNamespace(devices=devices)})}
     assert taken.report(programs, 0.0) == ()
     for _ in range(2):
-        taken.note(7, 0, 2_500_000)
-    taken.note(8, 0, 1_000_000)  # its program is gone
+        taken.taken_us[7, 0] += 2_500_000
+    taken.taken_us[8, 0] += 1_000_000  # its program is gone
     busy = dict(taken.report(programs, 10.0))
     assert busy == {device: pytest.approx(0.5 * (1 - 0.368), abs=1e-2) for device in devices}
     assert dict(taken.report(programs, 10.0)).keys() == busy.keys(), "asked twice at once"
