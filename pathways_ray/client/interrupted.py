@@ -10,6 +10,7 @@ import _thread
 import signal
 import threading
 import time
+from operator import methodcaller
 from threading import RLock
 from typing import Any
 
@@ -28,6 +29,11 @@ Lock = Any
 """What `threading.RLock()` gives: locks of the interpreter, which Ctrl-C cannot leave taken at the first step."""
 
 
+_IS_MINE = methodcaller("_is_owned")
+"""Whether this thread has a lock, as `threading.Condition` asks: a function of the interpreter, for each call and each
+value that is waited for asks several locks."""
+
+
 def new_lock() -> Lock:
     """A lock whose threads can be asked for."""
     return RLock()
@@ -35,15 +41,14 @@ def new_lock() -> Lock:
 
 def is_mine(lock: Lock) -> bool:
     """Whether this thread has the lock."""
-    return bool(lock._is_owned())  # as `threading.Condition` asks
+    return bool(_IS_MINE(lock))
 
 
 def check_not_mine(*locks: Lock, why: str = INTERRUPTED) -> None:
     """Raises `UsageError` where this thread has one of the locks: a handler has interrupted what it was taken for. So
     it does where a handler has interrupted a write to a host, behind which all else for that host waits."""
-    for lock in locks:
-        if lock._is_owned():
-            raise UsageError(why)
+    if any(map(_IS_MINE, locks)):
+        raise UsageError(why)
     if is_writing():
         raise UsageError(INTERRUPTED)
 
