@@ -95,20 +95,19 @@ class LocalReader:
             slice_s: seconds after which it looks again, whether woken or not.
             until: the time of `time.monotonic` at which it waits no more.
         """
-        over = False
+        over: object = False
         try:
-            while not over and not is_over():
-                if until is not None and (slice_s := min(slice_s, until - time.monotonic())) <= 0:
+            while not over:
+                if until is not None and (is_over() or (slice_s := min(slice_s, until - time.monotonic())) <= 0):
                     return
-                led = self.lead_once(is_over, slice_s)
-                if led is not None:
-                    over = led
-                    continue
-                self._asleep[sleeper] = None
-                # Looked at behind the entry: a leader that goes now finds it there.
-                if self._leader and not is_over():
-                    sleeper.sleep(slice_s)
-                self._asleep.pop(sleeper, None)
+                over = self.lead_once(is_over, slice_s)  # which looks before it reads
+                if over is None:
+                    self._asleep[sleeper] = None
+                    # Looked at behind the entry: a leader that goes now finds it there.
+                    if self._leader and not is_over():
+                        sleeper.sleep(slice_s)
+                    self._asleep.pop(sleeper, None)
+                    over = is_over()
         finally:
             self._asleep.pop(sleeper, None)
             if self._asleep and not self._leader:  # else another leads; who is woken for nothing hands it on as well
@@ -135,7 +134,7 @@ class LocalReader:
 
         Ctrl-C may end this at any step. What has been read is not lost: the next leader takes it first.
         """
-        before, end = self._leader, time.monotonic() + limit_s
+        before, left, end = self._leader, limit_s, time.monotonic() + limit_s
         try:
             self._leader = threading.get_ident()
             for number, (connection, _) in list(self._sockets.items()):
@@ -146,8 +145,9 @@ class LocalReader:
                     self._take_received()
                 if is_over():
                     return True
-                if (left := end - time.monotonic()) <= 0 or not self._receive(left):
+                if left <= 0 or not self._receive(left):
                     return False
+                left = end - time.monotonic()
         finally:
             self._leader = before
 
@@ -181,7 +181,8 @@ class LocalReader:
         """The sockets that have something, once one has, or the limit has passed."""
         if not limit_s:
             return self._poll.poll(0.0)
-        busy, found = self._busy, list[tuple[int, int]]()
+        busy = self._busy
+        found: list[tuple[int, int]] = []
         if busy.begins(time.perf_counter()):
             while not (found := self._poll.poll(0.0)) and busy.goes_on(time.perf_counter()):
                 os.sched_yield()

@@ -59,7 +59,10 @@ class BusyPoll:
     def came(self, now: float) -> None:
         """The wait has ended, whether the thread looked or slept."""
         soon = now < self._began + POLL_S
-        self._soon = min(self._soon + 1, MANY) if soon else max(self._soon - LATE, 0)
+        if not soon:
+            self._soon = max(self._soon - LATE, 0)
+        elif self._soon < MANY:
+            self._soon += 1
         if self._looks:
             self._looked_at(now)
         if self._looks and soon:

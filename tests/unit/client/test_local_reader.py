@@ -206,7 +206,7 @@ def test_an_answer_wakes_nobody_but_the_thread_that_waits_for_it(ends: Ends) -> 
     second, third = Answer(ends, b"b"), Answer(ends, b"c")
     for one in (second, third):
         one.waits(leads=False)
-    while third.looks < 2:  # before it sleeps, and behind its entry
+    while not third.looks:  # behind its entry
         pass
     looks = third.looks
     ends.there.send(b"b")
@@ -223,7 +223,7 @@ def test_all_who_wait_look_when_something_else_has_happened(ends: Ends) -> None:
     """A failure ends two waits; a thread that goes on is left to read."""
     waits = [Answer(ends, message) for message in (b"a", b"b", b"c")]
     for one in waits:
-        while one.looks < 2:
+        while not one.looks:
             pass
     ends.came += [b"a", b"b"]
     ends.reader.wake_all()
