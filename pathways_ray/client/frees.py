@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import groupby
 
 from pathways_ray.transport.messages import Free, Message
 
@@ -15,14 +14,19 @@ def with_frees_joined(messages: Iterable[Message]) -> list[Message]:
     """The same messages, with frees that follow each other as one. Each is a message to controller, scheduler and
     hosts, and who takes a tree for the one before frees all its leaves."""
     found: list[Message] = []
-    for is_free, group in groupby(messages, _is_free):
-        if not is_free:
-            found += group
+    freed: list[int] = []
+    for message in messages:
+        if type(message) is Free:
+            freed += message.buffers
             continue
-        freed = [buffer for message in group if isinstance(message, Free) for buffer in message.buffers]
-        found += [Free(tuple(freed[k : k + MAX_FREED])) for k in range(0, len(freed), MAX_FREED)]
-    return found
+        if freed:
+            found += _frees_of(freed)
+            freed = []
+        found.append(message)
+    return found + _frees_of(freed)
 
 
-def _is_free(message: Message) -> bool:
-    return type(message) is Free
+def _frees_of(freed: list[int]) -> list[Message]:
+    if 0 < len(freed) <= MAX_FREED:
+        return [Free(tuple(freed))]
+    return [Free(tuple(freed[k : k + MAX_FREED])) for k in range(0, len(freed), MAX_FREED)]
