@@ -351,6 +351,12 @@ def jax_settings() -> tuple[Any, ...]:
     )
 
 
+def settings_of_calls() -> tuple[Any, ...]:
+    """The settings of `jax_settings`, but for those that are among the ones by which JAX tells traces apart: each call
+    looks for its program by them."""
+    return _GENERATOR.value, debugging.NANS.value, debugging.INFS.value, _context()
+
+
 @contextlib.contextmanager
 def under(settings: tuple[Any, ...]) -> Iterator[None]:
     """Has this thread's JAX be set as then. What only the trace depended on, such as the values that are looked for

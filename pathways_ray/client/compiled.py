@@ -78,8 +78,10 @@ class CompiledFunction(Method):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if tracing.session is not None or not is_outside():
             return self._bind(args, kwargs)
-        args, kwargs = self._at_positions(args, kwargs)
-        return self._program(args)(*self._dynamic(args), **kwargs)
+        if self.static_argnums:
+            args, kwargs = self._at_positions(args, kwargs)
+            return self._program(args).outside(self._dynamic(args), kwargs)
+        return (self._alone.get(()) or self._program(args)).outside(args, kwargs)
 
     def ask(self, *args: Any) -> Any:
         """Calls it for its values alone, as `Program.ask` does."""

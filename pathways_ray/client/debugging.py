@@ -31,7 +31,7 @@ CALLS = ("debug_print", "debug_callback")
 ROUNDS = 32
 """The last rounds of a `while_loop` whose debug calls are made: it has no bound, and its results have."""
 
-_NANS, _INFS = setting("jax_debug_nans"), setting("jax_debug_infs")
+NANS, INFS = setting("jax_debug_nans"), setting("jax_debug_infs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,9 +111,9 @@ class Reported:
 
 def checks_asked() -> str:
     """The values that JAX is set to look for: "nan", "inf", or both; "" for neither."""
-    if _NANS.value:  # without a list: each call looks here
-        return "nan or inf" if _INFS.value else "nan"
-    return "inf" if _INFS.value else ""
+    if NANS.value:  # without a list: each call looks here
+        return "nan or inf" if INFS.value else "nan"
+    return "inf" if INFS.value else ""
 
 
 def reports(closed: Any) -> bool:

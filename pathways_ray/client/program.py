@@ -17,7 +17,7 @@ from pathways_ray.client.asked_calls import AskedCalls
 from pathways_ray.client.bodies import control_node, has_control
 from pathways_ray.client.buffer import INLINE, PENDING, READY, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
-from pathways_ray.client.codes import export_together, few_collections, jax_settings
+from pathways_ray.client.codes import export_together, few_collections, jax_settings, settings_of_calls
 from pathways_ray.client.context import current_session, sessions, tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.graph_builder import BuiltProgram
@@ -77,6 +77,10 @@ class Program(Method):
                 return self.fun(*args, **kwargs)
             finally:
                 tracing.programs -= 1
+        return self.outside(args, kwargs)
+
+    def outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The call of a thread that traces nothing."""
         leaves, tree = tree_flatten((args, kwargs))
         try:
             lowered = self._prepared(leaves, tree, args, kwargs)
@@ -114,10 +118,12 @@ class Program(Method):
         return self._prepared(leaves, tree, args, {})
 
     def _prepared(self, leaves: list[Any], tree: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoweredProgram:
-        given = self._given(leaves) if len(sessions) > 1 or self.slice is not None else None
-        session = given or current_session()
+        where = self.slice
+        session: Any = where.session if where is not None else None  # slices know a part of it only
+        if session is None or session.closed_because:
+            session = (self._given(leaves) if len(sessions) > 1 else None) or current_session()
         kinds = self._kinds(leaves, args, kwargs)
-        key = (session, tree, *jax_settings(), *kinds)
+        key = (session, tree, settings_of_calls(), *kinds)
         try:
             lowered = self._cache.get(key)
         except (TypeError, ValueError) as error:  # from what a user's class of pytrees says beside its children
@@ -274,6 +280,7 @@ class LoweredProgram(RegisteredProgram):
         super().__init__(session, built)
         self.output_tree = output_tree
         self._held: dict[int, Array] = {}
+        self._takes_leaves = [source.leaf for source in built.sources] == list(range(len(built.sources)))
         self._donated = built.graph.donated_arguments
         self._outputs = Outputs(session, built)
         self._carried = kinds_of(built)
@@ -285,10 +292,11 @@ class LoweredProgram(RegisteredProgram):
         buffers: list[BufferRecord] = []
         carrying: Carrying | None = None
         placed: dict[int, Array] = {}
-        handles: list[Any] = []  # until the launch has left: another thread may put its own array into `_held`
-        for k, source in enumerate(built.sources):
-            value = leaves[source.leaf] if source.leaf >= 0 else living(self._held, k, source.held)
+        # Until the launch has left: another thread may put its own array into `_held`.
+        values = leaves if self._takes_leaves else [self._value(leaves, k) for k in range(len(built.sources))]
+        for source, value in zip(built.sources, values, strict=False):
             if type(value) is not Array:
+                k = len(buffers)
                 carrying = carrying or Carrying(self._carried, session.carries(self._number))
                 if carrying.takes(k, value, source.slice):
                     buffers.append(INLINE)
@@ -297,12 +305,11 @@ class LoweredProgram(RegisteredProgram):
                     placed[source.leaf] = value = session.put(value, source.slice, source.spec)
                 else:
                     with keeping_width((value,)):
-                        self._held[k] = value = session.put(value, source.slice, source.spec)
+                        self._held[k] = values[k] = value = session.put(value, source.slice, source.spec)
             buffer = value._buffer
             state = buffer.record.state
             if (state is not PENDING and state is not READY) or buffer.session is not session:
                 session.check_mine(buffer)
-            handles.append(buffer)
             buffers.append(buffer.record)
         inline = carrying.inline if carrying is not None else ()
         if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
@@ -311,13 +318,18 @@ class LoweredProgram(RegisteredProgram):
         if built.result_kinds:
             if self._number < 0:
                 self.register()
-            donated = [buffers[k] for k in self._donated]
+            donated = [buffers[k] for k in self._donated] if self._donated else ()
             why = f"it was donated to {built.graph.name}" if donated else ""
             results = session.launch(self._number, buffers, built.result_kinds, donated, why, inline)
             if built.reported:
                 session.debug_calls.made(built.reported, results)
         outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)
         return self.output_tree.unflatten(outputs)
+
+    def _value(self, leaves: list[Any], k: int) -> Any:
+        """Argument k of a launch: a leaf of the call, or what was captured."""
+        source = self._built.sources[k]
+        return leaves[source.leaf] if source.leaf >= 0 else living(self._held, k, source.held)
 
     def values(self, leaves: list[Any]) -> Any:
         """The values of one call in their tree, where its host serves it; else None: it has to be launched."""

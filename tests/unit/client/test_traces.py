@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import pathways_ray as pw
 from pathways_ray import compat
+from pathways_ray.client.codes import jax_settings, settings_of_calls
 from pathways_ray.client.operation import Operation
 from pathways_ray.client.registered import type_of
 from pathways_ray.executor.compile.compiler import Compiler
@@ -181,6 +182,26 @@ def test_settings_that_change_random_numbers_are_not_those_of_an_earlier_trace(s
             found.append(np.asarray(f(np.int32(3))))
             np.testing.assert_array_equal(found[-1], drawn(np.int32(3)))
     assert len({one.tobytes() for one in found}) == 3
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        lambda: jax.enable_x64(True),
+        lambda: jax.default_matmul_precision("float32"),
+        lambda: jax.threefry_partitionable(not jax.config.jax_threefry_partitionable),  # type: ignore[attr-defined]
+        lambda: jax.default_prng_impl("rbg"),
+        lambda: jax.debug_nans(True),
+        lambda: jax.debug_infs(True),
+        lambda: jax.numpy_dtype_promotion("strict"),
+    ],
+)
+def test_a_call_looks_for_its_program_by_all_settings_that_a_trace_depends_on(setting: Callable[[], Any]) -> None:
+    before = jax_settings(), settings_of_calls()
+    with setting():
+        assert jax_settings() != before[0]
+        assert settings_of_calls() != before[1]
+    assert (jax_settings(), settings_of_calls()) == before
 
 
 def set_to(name: str, value: Any) -> contextlib.AbstractContextManager[None]:
