@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from enum import Enum
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -130,6 +131,9 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
             self.state = FAILED
 
 
+ID_OF = attrgetter("id")
+"""The number of a record: a function of the interpreter."""
+
 LOSSES = (HostLost, BufferLost, ControllerLost)
 """The losses for which guards make arrays again. A controller's death takes the results of launches under way."""
 
@@ -226,8 +230,9 @@ class Buffer:
 
     def __del__(self) -> None:
         try:
-            self.record.dropped = True  # before the look: who takes a donated one back looks here after it
-            if self.record.state is not DELETED:
-                self.session.free(self.record)
+            record = self.record
+            record.dropped = True  # before the look: who takes a donated one back looks here after it
+            if record.state is not DELETED:
+                self.session.free(record)
         except KeyboardInterrupt:
             self.session.free_again(self.record)

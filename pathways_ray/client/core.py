@@ -26,7 +26,7 @@ from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.buffer import DELETED, PENDING, READY, BufferRecord
+from pathways_ray.client.buffer import DELETED, ID_OF, PENDING, READY, BufferRecord
 from pathways_ray.client.cancelling import Cancelling
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
@@ -85,11 +85,11 @@ class ClientCore(Cancelling):
     def new_program(self) -> int:
         return next(self._programs)
 
-    def new_buffers(self, count: int, kinds: Iterable[Any] = itertools.repeat(None)) -> list[BufferRecord]:
+    def new_buffers(self, count: int, kinds: Iterable[Any] = ()) -> list[BufferRecord]:
         """Records of these types with consecutive numbers: a launch names its results by the first of them."""
         first, made = self._next_buffer, []
         self._next_buffer = first + count
-        for number, kind in zip(range(first, first + count), kinds, strict=False):
+        for number, kind in enumerate(kinds or itertools.repeat(None, count), first):
             record = self.buffers[number] = BufferRecord(number, kind=kind)
             made.append(record)
         return made
@@ -147,7 +147,8 @@ class ClientCore(Cancelling):
         failure: Failure | None = None
         uploading = False
         for buffer in arguments:
-            failure = failure or buffer.refusal
+            if buffer.failure is not None or buffer.state is DELETED:
+                failure = failure or buffer.refusal
             if buffer.upload is not None and not buffer.upload.done:
                 uploading = True
         if failure is not None:
@@ -160,7 +161,7 @@ class ClientCore(Cancelling):
         self.pending[number] = results
         if self.trace is not None:
             self.trace.called(number)
-        names = tuple([buffer.id for buffer in arguments])
+        names = tuple(map(ID_OF, arguments))
         message = wire.launch_of(number, program, names, results[0].id if results else 0, priority, inline)
         if donated:
             self.donations.give(number, donated, why)
@@ -170,14 +171,13 @@ class ClientCore(Cancelling):
         if uploading or self.queue or program in self.renewals.stale:  # which its first launch to leave registers
             self.queue.append(Queued(message, arguments))
             return None
-        return self._handed(message, arguments) if self.early.hosts else message
+        return message if priority or donated else self.early.leaving(message, arguments, results, len(self.pending))
 
-    def _handed(self, message: wire.Launch, arguments: Sequence[BufferRecord]) -> wire.Launch:
-        """A launch that leaves now: as an `EarlyLaunch` where it is to be handed to its host."""
+    def _leaving(self, message: wire.Launch, arguments: Sequence[BufferRecord]) -> wire.Launch:
+        """A launch that was in the queue, as it leaves."""
         if type(message) is wire.PrioritizedLaunch or message.launch in self.donations.by_launch:
             return message
-        host = self.early.host_of(message, arguments, self.early.under_way(len(self.pending)))
-        return message if host < 0 else self.early.hand(message, self.pending[message.launch], host)
+        return self.early.leaving(message, arguments, self.pending[message.launch], len(self.pending))
 
     def interrupted(self, results: Sequence[BufferRecord]) -> Sequence[events.Command]:
         """Ends the launch that makes `results`, where Ctrl-C ended its call: nobody has a handle to them.
@@ -265,7 +265,7 @@ class ClientCore(Cancelling):
                 return self._fail(message.launch, failure, now)
             if message.program in self.renewals.stale:  # the controller is another one than when it was called
                 return self._registering(self.renewals.message(message.program), message.launch), message
-            return (self._handed(message, buffers),)
+            return (self._leaving(message, buffers),)
         if isinstance(message, wire.Register):
             return (self._registering(message),) if message.program in self.renewals.stale else ()
         if isinstance(message, wire.Unregister):

@@ -16,6 +16,8 @@ from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly, Me
 
 NO_HOST = -1
 
+_UNKNOWN = NO_HOST, 0
+
 MAX_UNDER_WAY = 3
 """Launches under way that nobody waits for, as far as the client knows, beyond which none is handed over: a stream of
 calls has many, and callers in threads, each of which waits for its value, have none. So it is before a value has come;
@@ -68,7 +70,8 @@ class EarlyCalls:
         self._looked_at = 0
         self.seen = 0
         """The last launch of which a value has come: nothing that was called before it counts as under way."""
-        self.called = self._called_at = self._between = 0
+        self.called = self._called_at = 0
+        self._most = most or MAX_UNDER_WAY
         self._put = 0
         """Uploads since a value came."""
         self._programs: dict[int, tuple[int, int]] = {}
@@ -97,46 +100,50 @@ class EarlyCalls:
         """
         return min(pending - len(self.over), self.called - self.seen)
 
-    def host_of(self, launch: Launch, arguments: Sequence[BufferRecord], under_way: int) -> int:
-        """The host that a call is to be handed to; `NO_HOST` where it is not.
+    def leaving(
+        self, launch: Launch, arguments: Sequence[BufferRecord], results: Sequence[BufferRecord], pending: int
+    ) -> Launch:
+        """The message that is sent of a call: an `EarlyLaunch` where it is to be handed to its host as well.
 
         Args:
-            under_way: launches of the session, this one among them.
+            pending: all launches of the session without an outcome, this one among them.
         """
-        if not self.may_hand(launch.program, under_way):
-            return NO_HOST
-        host, _ = self._programs[launch.program]
+        program, number = launch.program, launch.launch
+        if not self.may_hand(program, self.under_way(pending)):
+            return launch
         for record in arguments:
             if record.state is READY or record.early or (record.fetched and record.state is PENDING):
                 continue
-            return NO_HOST
-        return host
+            return launch
+        host, _ = self._programs[program]
+        for record in results:
+            record.early, record.host = number, host
+        self.handed[number] = program
+        return EarlyLaunch(number, program, launch.arguments, launch.results, inline_of(launch))
 
     def may_hand(self, program: int, under_way: int) -> bool:
-        """Whether a call of a program is handed to its host, as far as one can say without its arguments."""
-        host, _ = self._programs.get(program, (NO_HOST, 0))
-        most = self._most()
-        if host not in self.hosts or under_way > max(most, MAX_TOGETHER) or len(self.handed) >= MAX_HANDED:
-            return False
-        return under_way <= most or under_way - self.awaited() <= most > 0
+        """Whether a call of a program is handed to its host, as far as one can say without its arguments.
 
-    def _most(self) -> int:
-        """See `MAX_UNDER_WAY`."""
-        if self.most or not self._between:
-            return self.most or MAX_UNDER_WAY
-        return MAX_TOGETHER if self._between <= MAX_BETWEEN else 0
+        Args:
+            under_way: launches of the session that are, this one among them.
+        """
+        host, _ = self._programs.get(program, _UNKNOWN)
+        if host not in self.hosts or len(self.handed) >= MAX_HANDED:
+            return False
+        most = self._most
+        return under_way <= most or (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0)
 
     def answers_soon(self, host: int) -> bool:
         """Whether who uploads something small to a host waits for its answer: where the host takes calls at once, and
         values are waited for one by one, with few calls and uploads between them."""
         self._put += 1
-        few = 0 < self._between <= MAX_BETWEEN and self._put <= MAX_PUT and self.called - self.seen <= MAX_BETWEEN
-        return few and host in self.hosts
+        waits = self._most == MAX_TOGETHER and self.called - self.seen <= MAX_BETWEEN
+        return waits and self._put <= MAX_PUT and host in self.hosts
 
     def server_of(self, program: int) -> tuple[int, int] | None:
         """The host that serves calls of a program, and its number for it there; None where none does. One that has left
         some in a row is asked now and then."""
-        host, key = self._programs.get(program, (NO_HOST, 0))
+        host, key = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts:
             return None
         if left := self._unserved.get(program, 0):
@@ -152,14 +159,6 @@ class EarlyCalls:
         else:
             self._unserved.setdefault(program, 1)
 
-    def hand(self, launch: Launch, results: Sequence[BufferRecord], host: int) -> EarlyLaunch:
-        """The message that is sent of a call that is handed to a host."""
-        for record in results:
-            record.early = launch.launch
-            record.host = host
-        self.handed[launch.launch] = launch.program
-        return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results, inline_of(launch))
-
     def message(self, launch: EarlyLaunch) -> tuple[int, LaunchEarly]:
         """The host of a call, and the message for it; `NO_HOST` where its program was refused meanwhile."""
         host, key = self._programs[launch.program]
@@ -174,8 +173,8 @@ class EarlyCalls:
 
     def expected_of(self, launch: EarlyLaunch, results: Sequence[BufferRecord]) -> BufferRecord | None:
         """The result whose value is to be asked for with a call: the one that was looked at first the last time."""
-        place = self.expected.get(launch.program, -1)
-        return results[place] if 0 <= place < len(results) else None
+        place = self.expected.get(launch.program)
+        return results[place] if place is not None and place < len(results) else None
 
     def ignored(self, program: int) -> None:
         """Nobody has looked at a value that was asked for with its call."""
@@ -201,30 +200,33 @@ class EarlyCalls:
         """The value of a result is there. It is ready, unless its launch fails yet, as with its host; one whose launch
         was only sent is when that has an outcome. Calls may be handed over with it before: else who waits for each
         value, and takes it for the next call, would be ahead of all outcomes, and nothing ever handed over."""
-        if record.launch > self._called_at:  # else it is a further value of the same calls
-            self._between, self._called_at = self.called - self._called_at if self._called_at else 0, self.called
-        self.seen, self._put = max(self.seen, record.launch), 0
-        if not record.early:
+        launch, early = record.launch, record.early
+        if launch > self._called_at:  # else it is a further value of the same calls
+            if self._called_at and not self.most:
+                self._most = MAX_TOGETHER if self.called - self._called_at <= MAX_BETWEEN else 0
+            self._called_at = self.called
+        if launch > self.seen:
+            self.seen = launch
+        self._put = 0
+        if not early:
             record.fetched = True
             return
         if record.state is PENDING:
             record.state = READY
             if record.failure is not None:  # since the look
                 record.fail(record.failure)
-        self.there.add(record.early)
-        if self._refused and record.early not in self._left:
-            self._refused.pop(self.handed.get(record.early, 0), None)
-        if record.early not in self.handed:  # its outcome has come meanwhile, in another thread
-            self.there.discard(record.early)
-        for launch in reversed(list(self.handed)):
-            if self._programs.get(self.handed.get(launch, 0), (NO_HOST, 0))[0] != record.host:
+        handed, over, host = self.handed, self.over, record.host
+        self.there.add(early)
+        if self._refused and early not in self._left:
+            self._refused.pop(handed.get(early, 0), None)
+        if early not in handed:  # its outcome has come meanwhile, in another thread
+            self.there.discard(early)
+        for launch in handed.keys() - over:
+            if launch > early or self._programs.get(handed.get(launch, 0), _UNKNOWN)[0] != host:
                 continue  # another host may not have begun it
-            if launch in self.over:
-                break  # and so are those before it
-            if launch <= record.early:
-                self.over.add(launch)
-                if launch not in self.handed:  # looked at behind the entry: its outcome takes away what it finds
-                    self.over.discard(launch)
+            over.add(launch)
+            if launch not in handed:  # looked at behind the entry: its outcome takes away what it finds
+                over.discard(launch)
 
     def ended(self, launch: int) -> None:
         """A launch has its outcome."""
