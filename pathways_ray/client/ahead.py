@@ -35,15 +35,14 @@ class Asked(NamedTuple):
 
     link: DataLink
     request: int
-    devices: tuple[int, ...]
-    plan: FetchPlan
     array: FetchedArray
     fetching: Fetching
     program: int
 
     def along_with(self, call: wire.LaunchEarly, buffer: int) -> wire.LaunchEarly:
         """The call, with the question for this result of it."""
-        return replace(call, request=self.request, devices=self.devices, asked=buffer - call.results)
+        devices = self.array.plan.by_host[self.link.host]
+        return replace(call, request=self.request, devices=devices, asked=buffer - call.results)
 
 
 class Ahead:
@@ -52,28 +51,27 @@ class Ahead:
     there yet: once it is not, `drop` is called."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Asked] = {}
+        self.asked: dict[int, Asked] = {}
         self.ignored: Callable[[int], None] = lambda program: None
         self.exists: Callable[[int], bool] = lambda buffer: True
 
     def ask(self, link: DataLink, plan: FetchPlan, request: int, program: int) -> Asked | None:
         """The question that a call is to take along, for `enter` once it has left, or `withdraw`; None where the value
         is not small, or not all on the host of the call."""
-        if len(unread := list(self._asked)) >= MAX_AHEAD:
+        if len(self.asked) >= MAX_AHEAD and (unread := list(self.asked)):
             self.drop(unread[0])
             return None
-        devices = plan.by_host.get(link.host)
-        if devices is None or len(plan.by_host) > 1 or plan.nbytes > MAX_AHEAD_BYTES:
+        if plan.only_host != link.host or plan.nbytes > MAX_AHEAD_BYTES:
             return None
         array = FetchedArray(plan, _nobody)
         fetching = link.fetches[request] = array.by_host[link.host]
         if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
             fetching.failure = link.dead
-        return Asked(link, request, devices, plan, array, fetching, program)
+        return Asked(link, request, array, fetching, program)
 
     def enter(self, buffer: int, asked: Asked) -> None:
         """Has a value for who looks at its buffer."""
-        self._asked[buffer] = asked
+        self.asked[buffer] = asked
         if not self.exists(buffer):  # looked at behind the entry: a deletion drops what it finds
             self.drop(buffer)
 
@@ -83,10 +81,10 @@ class Ahead:
         Args:
             told: called when it is there, from now on.
         """
-        asked = self._asked.pop(buffer, None)
+        asked = self.asked.pop(buffer, None)
         if asked is None:
             return None
-        if asked.fetching.failure is not None or plan not in (None, asked.plan):
+        if asked.fetching.failure is not None or plan not in (None, asked.array.plan):
             self.withdraw(asked)
             return None
         asked.fetching.told = told
@@ -99,7 +97,7 @@ class Ahead:
 
     def drop(self, buffer: int) -> None:
         """Nobody looks at a value any more. Safe in a destructor."""
-        asked = self._asked.pop(buffer, None)
+        asked = self.asked.pop(buffer, None)
         if asked is not None:
             self.withdraw(asked)
             if asked.program:

@@ -29,6 +29,9 @@ class Fetching:
     thread that reads; without it a thread waits for them. Where only their being there is asked for, there is no
     `array`, and device -1 is missing."""
 
+    failure: Failure | None = None
+    in_file = False
+
     def __init__(
         self, array: FetchedArray | None, host: int, devices: tuple[int, ...], told: Callable[[], None] | None = None
     ) -> None:
@@ -36,8 +39,6 @@ class Fetching:
         self.host = host
         self.missing = set(devices)
         self.told = told
-        self.failure: Failure | None = None
-        self.in_file = False
 
     def add(self, part: wire.FetchPart) -> None:
         """Takes a part. Raises `ValueError` for one that is no part of what was asked for."""
@@ -79,6 +80,7 @@ class FetchPlan:
         for _, device in self.shards:
             by_host.setdefault(device.host, []).append(device.index)
         self.by_host = {host: tuple(indices) for host, indices in by_host.items()}
+        self.only_host = next(iter(by_host)) if len(by_host) == 1 else -1
         self.places = {(device.host, device.index): self._place_of(box) for box, device in shards}
 
     def _place_of(self, box: Box) -> Place:
@@ -90,7 +92,7 @@ class FetchPlan:
     def goes_by_pipe(self) -> bool:
         """Whether each shard is in one piece in the array, and all are on one host: who reads from several in turn may
         wait for one that waits for others to be read."""
-        return len(self.by_host) == 1 and all(place.start >= 0 for place in self.places.values())
+        return self.only_host >= 0 and all(place.start >= 0 for place in self.places.values())
 
 
 def plan_of(kind: ArgumentType) -> FetchPlan:
@@ -131,16 +133,19 @@ class FetchedArray:
         Raises:
             ValueError: it does not belong there.
         """
-        name = host, part.device
-        box, start, size = self.plan.places[name]
-        end = part.offset + len(part.data)
-        if part.total != size or part.offset < 0 or end > size:
-            raise ValueError(f"bytes {part.offset} to {end} of {part.total} came for a shard of {size}")
-        room = self._room(WHOLE, self.plan.nbytes) if start >= 0 else self._room(name, size)
+        name, plan, offset = (host, part.device), self.plan, part.offset
+        box, start, size = plan.places[name]
+        end = offset + len(part.data)
+        if part.total != size or offset < 0 or end > size:
+            raise ValueError(f"bytes {offset} to {end} of {part.total} came for a shard of {size}")
+        if not offset and end == plan.nbytes and not start:  # all of a small array
+            self._memory.setdefault(WHOLE, bytearray(part.data))
+            return True
+        room = self._room(WHOLE, plan.nbytes) if start >= 0 else self._room(name, size)
         # Without a copy in between.
-        memoryview(room)[max(start, 0) + part.offset : max(start, 0) + end] = part.data
+        memoryview(room)[max(start, 0) + offset : max(start, 0) + end] = part.data
         if end == size and start < 0:
-            self._array()[_slices(box)] = np.frombuffer(room, self.plan.dtype).reshape(box_shape(box))
+            self._array()[_slices(box)] = np.frombuffer(room, plan.dtype).reshape(box_shape(box))
             self._memory.pop(name, None)
         return end == size
 

@@ -13,6 +13,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ from pathways_ray.waits import slice_s
 T = TypeVar("T")
 Asking = tuple[DataLink, int, Fetching]  # with the number of the question
 Check = Callable[[], bool | None]
+_MISSING = attrgetter("missing")
 
 _WAIT_SLICE_S = slice_s()
 """Waits look again this often, whether woken or not."""
@@ -133,9 +135,9 @@ class DataLinks:
         there is no stream to it, or it takes nothing now."""
         if (link := self.link_of(host)) is None:
             return False
-        ask = self.ahead.ask
-        asked = ask(link, plan_of(record.kind), self.new_request(), program) if record is not None else None
-        if record is None or asked is None:
+        if record is None:
+            return link.launch(message)
+        if (asked := self.ahead.ask(link, plan_of(record.kind), next(self._requests), program)) is None:
             return link.launch(message)
         handed = False
         try:
@@ -194,8 +196,9 @@ class DataLinks:
     def _end(self, asked: Sequence[Asking], along: Collection[tuple[int, Any]] = (), pipe: Pipe | None = None) -> None:
         """Ends questions and those `along` with each, and takes those back that have no answer."""
         for link, request, fetching in asked:
-            for number in (request, *[other for other, _ in along]):
-                link.fetches.pop(number, None)
+            link.fetches.pop(request, None)
+            for other, _ in along:
+                link.fetches.pop(other, None)
             self.awaited.pop(request, None)
             if pipe is not None:
                 pipe.end()  # a host that writes to it stops
@@ -349,7 +352,7 @@ class DataLinks:
             check()
             self.wait_for([asked.fetching], sleeper, check)
         finally:
-            self._end([(asked.link, asked.request, asked.fetching)])
+            self.ahead.withdraw(asked)  # where it has not come
         return asked.array
 
     def waker(self, sleeper: Sleeper) -> Callable[[], None]:
@@ -375,11 +378,7 @@ class DataLinks:
         all. `check` raises, or says that they are not needed any more."""
 
         def is_over() -> bool:
-            missing = False
-            for fetching in fetches:  # no generator: it is looked at several times for each value
-                if fetching.missing:
-                    missing = True
-            if not missing:
+            if not any(map(_MISSING, fetches)):  # no generator: it is looked at several times for each value
                 return True
             for fetching in fetches:
                 if fetching.failure is not None:

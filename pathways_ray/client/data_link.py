@@ -23,6 +23,7 @@ from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
+from pathways_ray.transport.messages import FetchPart
 from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
@@ -114,15 +115,16 @@ class DataLink:
         self.end(reason)
 
     def _on_message(self, message: wire.Message) -> None:
+        if type(message) is FetchPart:  # nearly always
+            fetching = self.fetches.get(message.request)
+            if fetching is not None:
+                fetching.add(message)
+                if not fetching.missing:
+                    self._tell(fetching)
+            return
         match message:
             case wire.PutDone(request):
                 self._uploaded(request, None)
-            case wire.FetchPart():
-                fetching = self.fetches.get(message.request)
-                if fetching is not None:
-                    fetching.add(message)
-                    if not fetching.missing:
-                        self._tell(fetching)
             case wire.FetchDone(request):
                 fetching = self.fetches.get(request)
                 if fetching is not None:

@@ -104,7 +104,7 @@ class Driver(Arrivals):
         message = self.core.free(record)
         if self.siblings.values:
             self.siblings.forget(record.id)
-        if record.early:
+        if record.early and record.id in self.data.ahead.asked:
             self.data.ahead.drop(record.id)
         if self.suspension is not None and (saved := self.suspension.arrays.pop(record.id, None)) is not None:
             self.forget_saved(saved[0])
@@ -252,10 +252,10 @@ class Driver(Arrivals):
 
     def end_read(self, reader: Any = None) -> None:
         """Ends what `begin_read` began, or `wait_to_read` for a reader."""
-        with self.changing:
-            self.asked -= reader is None
-            self.reading_now.discard(reader)
-            if self.held:
+        self.reading_now.discard(reader)
+        if reader is None or self.held:  # looked at behind that: who waits for readers says so before it counts them
+            with self.changing:
+                self.asked -= reader is None
                 self.changed.notify_all()
 
     def hold_readers(self, deadline: float) -> None:

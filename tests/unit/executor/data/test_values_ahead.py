@@ -163,7 +163,7 @@ def test_who_asks_without_a_thread_gets_it_too(host: Host, data: DataLinks) -> N
     assert question.take_back()
     until(lambda: host.store.waiting() == 0)
     assert not question.take_back()
-    assert (data.new_request() - before, found, link.fetches, data.ahead._asked) == (4, [None], {}, {})
+    assert (data.new_request() - before, found, link.fetches, data.ahead.asked) == (4, [None], {}, {})
 
 
 def look(data: DataLinks) -> bool:
@@ -427,7 +427,7 @@ def test_a_value_that_is_deleted_meanwhile_is_let_go(host: Host, data: DataLinks
     link = called(data, 2)
     if when != "before its call has left":
         data.await_values([2], (0,), delete)
-    assert (data.ahead._asked, link.fetches) == ({}, {})
+    assert (data.ahead.asked, link.fetches) == ({}, {})
     until(lambda: host.store.waiting() == 0)
 
 
