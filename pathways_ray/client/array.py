@@ -173,9 +173,11 @@ class Array(SliceArray):
             raise BufferDeleted(f"{self._type.array} cannot be used: {self._buffer.record.why_deleted}")
 
     def _check_alive(self) -> None:
-        self._check_not_deleted()
-        if self._buffer.record.failure is not None:
-            raise from_failure(self._buffer.record.failure)
+        record = self._buffer.record
+        if record.undecided or record.state is DELETED:
+            self._check_not_deleted()
+        if record.failure is not None:
+            raise from_failure(record.failure)
 
     def __array__(self, dtype: Any = None, context: None = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if copy is False:

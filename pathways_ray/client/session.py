@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client import notebook
+from pathways_ray.client import notebook, shown
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array import Array
 from pathways_ray.client.buffer import DELETED, Buffer, BufferRecord, Guard
@@ -182,12 +182,11 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
 
         Waits only when the session has too many launches without an outcome.
         """
-        core = self._core
+        core, driver = self._core, self._driver
         if core.ended is not None:
             self.check_open()
         if core.is_full:
-            self._driver.wait_for_room()
-        driver = self._driver
+            driver.wait_for_room()
         check_not_mine(*driver.locks)
         while True:
             if driver.suspension is not None:
@@ -199,7 +198,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                     core.trace.now = time.monotonic()
                 made = core.new_buffers(len(results), results)
                 try:
-                    arrays = [Array(Buffer(self, record), kind) for record, kind in zip(made, results, strict=True)]
+                    arrays = [Array(Buffer(self, record), record.kind) for record in made]
                     message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), tuple(inline))
                     if message is None:
                         driver.release_queue()
@@ -300,8 +299,12 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
         self._before_fetch()
-        with self.lasting(array._buffer.record), Reading(self._driver):
-            return self._fetches.value(array._buffer.record, array._type)
+        record, reading = array._buffer.record, Reading(self._driver)
+        if shown.waits is None:
+            with reading:
+                return self._fetches.value(record, array._type)
+        with self.lasting(record), reading:
+            return self._fetches.value(record, array._type)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

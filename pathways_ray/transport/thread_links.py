@@ -72,7 +72,7 @@ class Outbox:
         self._closed = False
 
     def send(self, message: Message) -> None:
-        self._batcher.put(message)
+        self.put(message)
         self.leave()
 
     def send_all(self, messages: list[Message]) -> None:
@@ -87,7 +87,7 @@ class Outbox:
     def leave(self, count: int = 1) -> None:
         """Sends the last `count` messages that were put, or has the link's own thread do so: also where all that waits
         may be said in fewer messages, or shorter ones."""
-        alone = self._batcher.lone and not (self._composes and len(self._batcher) > count)
+        alone = not (self._composes and len(self._batcher) > count) and self._batcher.lone
         if self._direct and alone and self._written() and not self._batcher:
             return
         self._urgent = True
@@ -109,8 +109,9 @@ class Outbox:
 
     def send_later(self, message: Message) -> None:
         """Sends a message that is not urgent: with the next one, or after `LINGER_S`, or once there are many."""
-        self._batcher.put(message)
-        self.linger()
+        self.put(message)
+        if not self._lingering or len(self._batcher) > MAX_LINGERING:
+            self.linger()
 
     def linger(self) -> None:
         """Has what was put leave as `send_later` does."""
