@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from itertools import cycle
 from typing import NamedTuple
 
-from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, freed_behind, kept_of, needs_all
+from pathways_ray.client.launch_loops import MIN_ROUNDS, Shape, find_loop, first_of, freed_behind, kept_of, needs_all
 from pathways_ray.errors import GraphError, TooLarge
 from pathways_ray.ir.graph import Graph, Ref, host_part
 from pathways_ray.ir.repeat import joined, repeated
@@ -173,7 +173,7 @@ class Coalescer:
         """Notes the device time of completed launches, and whether other sessions have launches under way. To be called
         before `take_covered`."""
         self._max_us = MAX_CONTENDED_US if contended else MAX_UNCONTENDED_US
-        for launch, taken in zip(launches, device_us, strict=False):
+        for launch, taken in zip(launches, device_us, strict=False) if self._coalesced else ():
             if (coalesced := self._coalesced.get(launch)) is not None:
                 if coalesced.rounds:
                     coalesced.repetition.measure(taken / coalesced.rounds, coalesced.rounds)
@@ -182,7 +182,7 @@ class Coalescer:
 
     def take_covered(self, launch: int) -> tuple[int, ...]:
         """The other launches that left as this one, and have their outcome with it. A second call returns ()."""
-        coalesced = self._coalesced.pop(launch, None)
+        coalesced = self._coalesced.pop(launch, None) if self._coalesced else None
         covered = coalesced.covered if coalesced is not None else ()
         if self._cancelled:
             self._cancelled.difference_update((launch, *covered))
@@ -220,8 +220,12 @@ class Coalescer:
         Args:
             is_begun: whether the host of an early launch has begun it, as far as is known. Others leave one by one.
         """
-        if len(messages) < self._lengths[-1] or not self._enabled:
+        fewest = self._lengths[-1]
+        if len(messages) < fewest or not self._enabled:
             return messages
+        kinds = list(map(type, messages))
+        if kinds.count(Launch) < fewest and kinds.count(EarlyLaunch) < fewest:
+            return messages  # most often the other half are frees
         found: list[Message] = []
         known: dict[int, Known] = {}
         at = 0
@@ -300,7 +304,7 @@ class Coalescer:
             return tuple(every)
         needed = [every.index(ref) for ref in (*kept, *(ref for _, ref in shape.fed))]
         given = every[min(needed) : max(needed) + 1]
-        return tuple(given) if _first_number(last, given) else ()
+        return tuple(given) if first_of(last, given) else ()
 
     def _part(
         self, shape: Shape, launches: Sequence[Launch], kept: Sequence[Ref], absorbed: set[int]
@@ -337,7 +341,7 @@ class Coalescer:
         shape, given = repetition.shape, repetition.given
         last, end = segment[-shape.period :], segment[-1]
         covered = tuple(launch.launch for launch in segment[:-1])
-        first_made = _first_number(last, given)
+        first_made = first_of(last, given)
         if type(end) is EarlyLaunch and shape.period > 1 and not needs_all(segment, shape):
             first_made = 0  # it would not fail with them
         if first_made:
@@ -392,9 +396,3 @@ class Coalescer:
         number = self._new_program()
         self._registered[number] = (repetition, rounds)
         return [Register(number, encoded, {})]
-
-
-def _first_number(last: Sequence[Launch], given: Sequence[Ref]) -> int:
-    """The number of the first of the results `given` by a round; 0 where these have no consecutive numbers."""
-    numbers = [last[ref.node].results + ref.output for ref in given]
-    return numbers[0] if numbers == list(range(numbers[0], numbers[0] + len(given))) else 0

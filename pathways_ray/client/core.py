@@ -90,8 +90,7 @@ class ClientCore(Cancelling):
         first, made = self._next_buffer, []
         self._next_buffer = first + count
         for number, kind in enumerate(kinds or itertools.repeat(None, count), first):
-            record = self.buffers[number] = BufferRecord(number, kind=kind)
-            made.append(record)
+            made.append(self.buffers.setdefault(number, BufferRecord(number, kind=kind)))
         return made
 
     @property
@@ -110,7 +109,7 @@ class ClientCore(Cancelling):
     def carries(self, program: int, priority: int = 0) -> int:
         """Bytes of arguments that the next call of a program carries at most: more where its host gets it at once."""
         direct = self.early.hosts and not self.queue and not priority
-        handed = direct and self.early.may_hand(program, self.early.under_way(len(self.pending)) + 1)
+        handed = direct and self.early.may_hand(program, len(self.pending) + 1, further=1)
         return limits.MAX_INLINE_BYTES if handed else limits.MAX_SENT_INLINE_BYTES
 
     def composed(self, messages: list[wire.Message]) -> list[wire.Message]:
@@ -149,8 +148,7 @@ class ClientCore(Cancelling):
         for buffer in arguments:
             if buffer.failure is not None or buffer.state is DELETED:
                 failure = failure or buffer.refusal
-            if buffer.upload is not None and not buffer.upload.done:
-                uploading = True
+            uploading |= buffer.upload is not None and not buffer.upload.done
         if failure is not None:
             for result in results:
                 result.fail(failure)
@@ -161,23 +159,25 @@ class ClientCore(Cancelling):
         self.pending[number] = results
         if self.trace is not None:
             self.trace.called(number)
-        names = tuple(map(ID_OF, arguments))
-        message = wire.launch_of(number, program, names, results[0].id if results else 0, priority, inline)
+        names, first = tuple(map(ID_OF, arguments)), results[0].id if results else 0
         if donated:
             self.donations.give(number, donated, why)
         if self.ended is not None:  # looked at after the table has the launch: the end fails what is in the table
             self._fail(number, self.ended, self._now)
             return None
         if uploading or self.queue or program in self.renewals.stale:  # which its first launch to leave registers
-            self.queue.append(Queued(message, arguments))
+            self.queue.append(Queued(wire.launch_of(number, program, names, first, priority, inline), arguments))
             return None
-        return message if priority or donated else self.early.leaving(message, arguments, results, len(self.pending))
+        if priority or donated or (host := self.early.host_of(program, arguments, len(self.pending))) < 0:
+            return wire.launch_of(number, program, names, first, priority, inline)
+        return self.early.hand(wire.EarlyLaunch(number, program, names, first, inline), results, host)
 
-    def _leaving(self, message: wire.Launch, arguments: Sequence[BufferRecord]) -> wire.Launch:
-        """A launch that was in the queue, as it leaves."""
+    def _handed(self, message: wire.Launch, arguments: Sequence[BufferRecord]) -> wire.Launch:
+        """A launch that was in the queue, as it leaves: as an `EarlyLaunch` where it is to be handed to its host."""
         if type(message) is wire.PrioritizedLaunch or message.launch in self.donations.by_launch:
             return message
-        return self.early.leaving(message, arguments, self.pending[message.launch], len(self.pending))
+        host = self.early.host_of(message.program, arguments, len(self.pending))
+        return message if host < 0 else self.early.hand(wire.early_of(message), self.pending[message.launch], host)
 
     def interrupted(self, results: Sequence[BufferRecord]) -> Sequence[events.Command]:
         """Ends the launch that makes `results`, where Ctrl-C ended its call: nobody has a handle to them.
@@ -265,7 +265,7 @@ class ClientCore(Cancelling):
                 return self._fail(message.launch, failure, now)
             if message.program in self.renewals.stale:  # the controller is another one than when it was called
                 return self._registering(self.renewals.message(message.program), message.launch), message
-            return (self._leaving(message, buffers),)
+            return (self._handed(message, buffers),)
         if isinstance(message, wire.Register):
             return (self._registering(message),) if message.program in self.renewals.stale else ()
         if isinstance(message, wire.Unregister):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
-from pathways_ray.transport.messages import EarlyLaunch, Launch, LaunchEarly, Message, inline_of
+from pathways_ray.transport.messages import EarlyLaunch, LaunchEarly, Message
 
 NO_HOST = -1
 
@@ -92,44 +92,32 @@ class EarlyCalls:
         self._unserved.pop(program, None)
         self.expected.pop(program, None)
 
-    def under_way(self, pending: int) -> int:
-        """Launches without an outcome that were called behind all whose values have come, as far as one can say.
-
-        Args:
-            pending: all without an outcome.
-        """
-        return min(pending - len(self.over), self.called - self.seen)
-
-    def leaving(
-        self, launch: Launch, arguments: Sequence[BufferRecord], results: Sequence[BufferRecord], pending: int
-    ) -> Launch:
-        """The message that is sent of a call: an `EarlyLaunch` where it is to be handed to its host as well.
+    def host_of(self, program: int, arguments: Sequence[BufferRecord], pending: int) -> int:
+        """The host that a call is to be handed to; `NO_HOST` where it is not.
 
         Args:
             pending: all launches of the session without an outcome, this one among them.
         """
-        program, number = launch.program, launch.launch
-        if not self.may_hand(program, self.under_way(pending)):
-            return launch
+        if not self.may_hand(program, pending):
+            return NO_HOST
         for record in arguments:
             if record.state is READY or record.early or (record.fetched and record.state is PENDING):
                 continue
-            return launch
-        host, _ = self._programs[program]
-        for record in results:
-            record.early, record.host = number, host
-        self.handed[number] = program
-        return EarlyLaunch(number, program, launch.arguments, launch.results, inline_of(launch))
+            return NO_HOST
+        return self._programs[program][0]
 
-    def may_hand(self, program: int, under_way: int) -> bool:
+    def may_hand(self, program: int, pending: int, further: int = 0) -> bool:
         """Whether a call of a program is handed to its host, as far as one can say without its arguments.
 
         Args:
-            under_way: launches of the session that are, this one among them.
+            pending: all launches of the session without an outcome, this one among them.
+            further: 1 where it was not called yet.
         """
         host, _ = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts or len(self.handed) >= MAX_HANDED:
             return False
+        # Those that were called behind all whose values have come, as far as one can say.
+        under_way = min(pending - len(self.over), self.called + further - self.seen)
         most = self._most
         return under_way <= most or (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0)
 
@@ -139,6 +127,14 @@ class EarlyCalls:
         self._put += 1
         waits = self._most == MAX_TOGETHER and self.called - self.seen <= MAX_BETWEEN
         return waits and self._put <= MAX_PUT and host in self.hosts
+
+    def hand(self, launch: EarlyLaunch, results: Sequence[BufferRecord], host: int) -> EarlyLaunch:
+        """Notes that a call is handed to a host; returns the message that is sent of it."""
+        number = launch.launch
+        for record in results:
+            record.early, record.host = number, host
+        self.handed[number] = launch.program
+        return launch
 
     def server_of(self, program: int) -> tuple[int, int] | None:
         """The host that serves calls of a program, and its number for it there; None where none does. One that has left
@@ -166,9 +162,11 @@ class EarlyCalls:
 
     def looked_at(self, record: BufferRecord) -> None:
         """Somebody waits for the value of a result, and so for those of calls to come, if he does it early."""
-        program = self.handed.get(record.early) if record.early else None
-        if program is not None and record.early != self._looked_at:  # of several values the first is waited for
-            self._looked_at = record.early
+        early = record.early
+        if not early or early == self._looked_at:  # of several values the first is waited for
+            return
+        if (program := self.handed.get(early)) is not None:
+            self._looked_at = early
             self.expected[program] = record.id - record.results.first if record.results is not None else 0
 
     def expected_of(self, launch: EarlyLaunch, results: Sequence[BufferRecord]) -> BufferRecord | None:
@@ -233,7 +231,8 @@ class EarlyCalls:
         if self.handed.pop(launch, None) is not None:
             self.there.discard(launch)
             self.over.discard(launch)
-            self._left.discard(launch)
+            if self._left:
+                self._left.discard(launch)
 
     def allowed(self, host: int, allowed: bool) -> None:
         """A host takes calls from now on, or takes no more."""

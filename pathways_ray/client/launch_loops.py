@@ -175,3 +175,9 @@ def freed_behind(messages: Sequence[Message]) -> dict[int, list[int]]:
         elif isinstance(message, Free):
             freed += message.buffers
     return found
+
+
+def first_of(last: Sequence[Launch], given: Sequence[Ref]) -> int:
+    """The number of the first of the results `given` by a round; 0 where these have no consecutive numbers."""
+    numbers = [last[ref.node].results + ref.output for ref in given]
+    return numbers[0] if numbers == list(range(numbers[0], numbers[0] + len(given))) else 0

@@ -175,7 +175,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         results: tuple[ArgumentType, ...],
         donated: Sequence[BufferRecord] = (),
         why: str = "",
-        inline: Sequence[wire.InlineArgument] = (),
+        inline: tuple[wire.InlineArgument, ...] = (),
     ) -> list[Array]:
         """Sends one launch, behind the uploads of its arguments; returns handles to its results at once. It may take
         the memory of the `donated` ones, and carries the `inline` ones.
@@ -199,7 +199,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                 made = core.new_buffers(len(results), results)
                 try:
                     arrays = [Array(Buffer(self, record), record.kind) for record in made]
-                    message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), tuple(inline))
+                    message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), inline)
                     if message is None:
                         driver.release_queue()
                     elif type(message) is wire.EarlyLaunch:

@@ -68,6 +68,11 @@ def launch_of(
     return Launch(launch, program, arguments, results)
 
 
+def early_of(launch: Launch) -> EarlyLaunch:
+    """The same call, that is handed to its host as well."""
+    return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results, inline_of(launch))
+
+
 def inline_of(launch: Launch) -> tuple[InlineArgument, ...]:
     """The arguments that a call carries."""
     return launch.inline if isinstance(launch, _CARRYING) else ()
