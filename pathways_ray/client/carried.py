@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,24 +36,38 @@ def kinds_of(built: BuiltProgram) -> dict[int, Kind]:
 
 class Carrying:
     """The values that one launch carries: `inline`. No more than `MAX_INLINE` of them, nor than `room` bytes for all
-    hosts together."""
+    hosts together, or `most` of these, which is asked where there is not room enough."""
 
-    def __init__(self, kinds: dict[int, Kind], room: int = limits.MAX_SENT_INLINE_BYTES) -> None:
+    def __init__(
+        self,
+        kinds: dict[int, Kind],
+        room: int = limits.MAX_SENT_INLINE_BYTES,
+        most: Callable[[], int] | None = None,
+    ) -> None:
         self.inline: list[InlineArgument] = []
         self._kinds = kinds
-        self._room = room
+        self._room = self._first = room
+        self._most = most
 
     def takes(self, number: int, value: Any, where: VirtualSlice) -> bool:
         """Whether the launch carries argument `number` to a slice; the other ones are uploaded."""
         kind = self._kinds.get(number)
         if kind is None or where.released or len(self.inline) == limits.MAX_INLINE:
             return False
-        if getattr(value, "nbytes", 0) > 2 * self._room:  # 64 bits may become 32
+        half = getattr(value, "nbytes", 0) // 2  # 64 bits may become 32
+        if half > self._room and not self._has_more_for(half):
             return False
         array = value if type(value) is np.ndarray and value.dtype == kind.dtype else to_numpy(value)[0]
         size = array.nbytes * len(where.placed.hosts)
-        if (array.shape, array.dtype) != kind or not 0 < size <= self._room:
+        if (array.shape, array.dtype) != kind or not size or (size > self._room and not self._has_more_for(size)):
             return False
         self._room -= size
         self.inline.append((number, array.tobytes()))
         return True
+
+    def _has_more_for(self, size: int) -> bool:
+        """Whether there is room for so much with all that the launch may carry."""
+        if self._most is not None:
+            self._room += self._most() - self._first
+            self._most = None
+        return size <= self._room

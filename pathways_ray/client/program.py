@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from html import escape
 from typing import Any, cast
 
 import jax
-from jax.tree_util import tree_flatten
+from jax.tree_util import default_registry, tree_flatten
 
 from pathways_ray.client import notebook, source_info
 from pathways_ray.client.argument_types import ArgumentType, keeping_width, to_numpy
@@ -81,7 +82,7 @@ class Program(Method):
 
     def outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call of a thread that traces nothing."""
-        leaves, tree = tree_flatten((args, kwargs))
+        leaves, tree = default_registry.flatten((args, kwargs))
         try:
             lowered = self._prepared(leaves, tree, args, kwargs)
         except PathwaysError as error:
@@ -297,7 +298,8 @@ class LoweredProgram(RegisteredProgram):
         for source, value in zip(built.sources, values, strict=False):
             if type(value) is not Array:
                 k = len(buffers)
-                carrying = carrying or Carrying(self._carried, session.carries(self._number))
+                if carrying is None:
+                    carrying = Carrying(self._carried, most=partial(session.carries, self._number))
                 if carrying.takes(k, value, source.slice):
                     buffers.append(INLINE)
                     continue
@@ -311,7 +313,7 @@ class LoweredProgram(RegisteredProgram):
             if (state is not PENDING and state is not READY) or buffer.session is not session:
                 session.check_mine(buffer)
             buffers.append(buffer.record)
-        inline = carrying.inline if carrying is not None else ()
+        inline = tuple(carrying.inline) if carrying is not None else ()
         if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
             self._check_donated(leaves, buffers)
         results: list[Array] = []
