@@ -93,7 +93,7 @@ class Ahead:
     def keep(self, buffer: int, asked: Asked) -> None:
         """Puts a value back that somebody has waited for, and not taken."""
         asked.fetching.told = _nobody
-        self.enter(buffer, asked._replace(program=0))
+        self.enter(buffer, Asked(asked.link, asked.request, asked.array, asked.fetching, 0))
 
     def drop(self, buffer: int) -> None:
         """Nobody looks at a value any more. Safe in a destructor."""

@@ -141,10 +141,13 @@ class FetchedArray:
         if not offset and end == plan.nbytes and not start:  # all of a small array
             self._memory.setdefault(WHOLE, bytearray(part.data))
             return True
-        room = self._room(WHOLE, plan.nbytes) if start >= 0 else self._room(name, size)
-        # Without a copy in between.
-        memoryview(room)[max(start, 0) + offset : max(start, 0) + end] = part.data
-        if end == size and start < 0:
+        if start >= 0:
+            room = self._room(WHOLE, plan.nbytes)
+            memoryview(room)[start + offset : start + end] = part.data  # without a copy in between
+            return end == size
+        room = self._room(name, size)
+        memoryview(room)[offset:end] = part.data
+        if end == size:
             self._array()[_slices(box)] = np.frombuffer(room, plan.dtype).reshape(box_shape(box))
             self._memory.pop(name, None)
         return end == size

@@ -22,7 +22,7 @@ from pathways_ray import limits
 from pathways_ray.client.ahead import Ahead
 from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces, plan_of
 from pathways_ray.client.buffer import BufferRecord, Upload
-from pathways_ray.client.data_link import Acknowledge, DataLink, EarlyListener, Sent, may_wait
+from pathways_ray.client.data_link import SHARED_BYTES, Acknowledge, DataLink, EarlyListener, Sent, may_wait
 from pathways_ray.client.living import UNSAID, LivingUploads
 from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure, PathwaysError, from_failure
@@ -133,20 +133,20 @@ class DataLinks:
     ) -> bool:
         """Hands a call to a host, and asks for a result of it, if that is to be asked for (see `Ahead`); false where
         there is no stream to it, or it takes nothing now."""
-        if (link := self.link_of(host)) is None:
+        link = self._links.get(host)
+        if link is None or link.dead is not None:
             return False
-        if record is None:
-            return link.launch(message)
-        if (asked := self.ahead.ask(link, plan_of(record.kind), next(self._requests), program)) is None:
+        ahead = self.ahead
+        if record is None or (asked := ahead.ask(link, plan_of(record.kind), next(self._requests), program)) is None:
             return link.launch(message)
         handed = False
         try:
             handed = link.launch(asked.along_with(message, record.id))
         finally:
             if not handed:  # also at Ctrl-C: it may not have left, and who looks at the value asks for it
-                self.ahead.withdraw(asked)
+                ahead.withdraw(asked)
         if handed:  # no sooner: another thread would wait for what has not been asked
-            self.ahead.enter(record.id, asked)
+            ahead.enter(record.id, asked)
         return handed
 
     def await_values(
@@ -154,8 +154,7 @@ class DataLinks:
     ) -> bool:
         """Waits until hosts have these values, or it `is_over`, as seen at a `look`, or the time of `time.monotonic`
         has come; returns whether hosts have them. Raises what either fails with."""
-        buffer, also = buffers[0], tuple((0, other) for other in buffers[1:])
-        sleeper = Sleeper()
+        buffer, sleeper = buffers[0], Sleeper()
         told = self.waker(sleeper)
         if (ahead := self.ahead.take(buffer, told)) is not None:
             self.awaited[ahead.request] = is_over, told
@@ -169,6 +168,7 @@ class DataLinks:
         if len(links) < len(hosts) or (until is not None and time.monotonic() >= until):  # no answer would be heard
             return False
         asked: list[Asking] = []
+        also = tuple([(0, other) for other in buffers[1:]])
         try:
             for link in links:
                 request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
@@ -280,7 +280,7 @@ class DataLinks:
         """
         if into is None and (ahead := self._asked_ahead(buffer, cover, check)) is not None:
             return ahead.value()
-        along = {number: (next(self._requests), FetchedArray(plan)) for number, plan in (also or {}).items()}
+        along = {n: (next(self._requests), FetchedArray(plan)) for n, plan in also.items()} if also else {}
         found, file = self._fetched(buffer, cover, check, along, into, into is None)
         for number, (_, other) in along.items():
             if early is not None and other.is_there:
@@ -314,8 +314,8 @@ class DataLinks:
             links = {}
             for host in cover.by_host:
                 check()
-                links[host] = self._link(host)
-            shared = all(link.takes_files(cover.nbytes) for link in links.values())
+                links[host] = self.link_of(host) or self._link(host)
+            shared = cover.nbytes >= SHARED_BYTES and all(link.takes_files(cover.nbytes) for link in links.values())
             if by_pipe and shared and cover.goes_by_pipe:
                 pipe = self._new(sleeper, Pipe)
             else:
@@ -326,7 +326,7 @@ class DataLinks:
                 link.fetches[request] = fetching
                 for other, array in along.values():
                     link.fetches[other] = array.by_host[host]
-                question = wire.Fetch(request, buffer, devices, tuple((one[0], n) for n, one in along.items()))
+                question = wire.Fetch(request, buffer, devices, tuple([(one[0], n) for n, one in along.items()]))
                 if pipe is not None:
                     link.pipes.add(pipe)
                 link.ask(question, pipe.other if pipe is not None else file if shared else None)

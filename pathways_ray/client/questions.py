@@ -16,7 +16,7 @@ import numpy as np
 from pathways_ray import limits
 from pathways_ray.client.ahead import Asked
 from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
-from pathways_ray.client.buffer import PENDING, READY, BufferRecord
+from pathways_ray.client.buffer import ID_OF, PENDING, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import SHARED_BYTES, DataLink
@@ -137,7 +137,7 @@ def await_there(
     try:
         if not (record.early in early.there if record.early else record.fetched):
             others = () if record.early else _beside(core, record)
-            came = data.await_values([record.id, *(other.id for other in others)], hosts, is_over, until)
+            came = data.await_values([record.id, *map(ID_OF, others)], hosts, is_over, until)
             if not came and record.state is PENDING:
                 return False
         check(record)  # again: it may have been lost since, or in the midst of a look
