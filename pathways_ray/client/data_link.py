@@ -23,7 +23,7 @@ from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
-from pathways_ray.transport.messages import FetchPart
+from pathways_ray.transport.messages import FROM_HOST_DATA, FetchPart
 from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
@@ -105,7 +105,7 @@ class DataLink:
         try:
             for data in self._wire:
                 self.tried = False
-                for message in wire.FROM_HOST_DATA.decode_batch(data):
+                for message in FROM_HOST_DATA.decode_batch(data):
                     self._on_message(message)
         except (LinkLost, PathwaysError) as error:
             reason = str(error)
@@ -205,7 +205,7 @@ class DataLink:
 
     def _take_local(self, data: bytes) -> None:
         try:
-            for message in wire.FROM_HOST_DATA.decode_batch(data):
+            for message in FROM_HOST_DATA.decode_batch(data):
                 self._on_message(message)
         except PathwaysError as error:
             self.end(str(error))

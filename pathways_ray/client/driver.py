@@ -201,10 +201,10 @@ class Driver(Arrivals):
         self._hand(message)
 
     def _hand(self, message: EarlyLaunch) -> None:
-        record = self.core.early.expected_of(message, self.core.pending.get(message.launch, ()))
-        host, early = self.core.early.message(message)
-        if not self.data.launch_early(host, early, record, message.program):
-            self.core.early.not_handed(message.launch)
+        early = self.core.early
+        record = early.expected_of(message, self.core.pending.get(message.launch, ()))
+        if not self.data.launch_early(*early.message(message), record, message.program):
+            early.not_handed(message.launch)
             self.hurry()
 
     def hurry(self) -> None:

@@ -14,19 +14,20 @@ def with_frees_joined(messages: Iterable[Message]) -> list[Message]:
     """The same messages, with frees that follow each other as one. Each is a message to controller, scheduler and
     hosts, and who takes a tree for the one before frees all its leaves."""
     found: list[Message] = []
-    freed: list[int] = []
+    frees: list[Free] = []
     for message in messages:
         if type(message) is Free:
-            freed += message.buffers
+            frees.append(message)
             continue
-        if freed:
-            found += _frees_of(freed)
-            freed = []
+        if frees:
+            found += _joined(frees)
+            frees = []
         found.append(message)
-    return found + _frees_of(freed)
+    return found + _joined(frees)
 
 
-def _frees_of(freed: list[int]) -> list[Message]:
-    if 0 < len(freed) <= MAX_FREED:
-        return [Free(tuple(freed))]
+def _joined(frees: list[Free]) -> list[Free]:
+    if len(frees) == 1 and 0 < len(frees[0].buffers) <= MAX_FREED:
+        return frees
+    freed = [buffer for message in frees for buffer in message.buffers]
     return [Free(tuple(freed[k : k + MAX_FREED])) for k in range(0, len(freed), MAX_FREED)]

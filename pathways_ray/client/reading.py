@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
+from threading import get_ident
 from typing import Any, Protocol
+from weakref import ref
 
 from pathways_ray.client.interrupted import INTERRUPTED
 from pathways_ray.errors import UsageError
@@ -33,9 +33,9 @@ class Reading:
 
     def __init__(self, arrays: Arrays) -> None:
         self._arrays = arrays
-        self.thread = threading.get_ident()
-        self._noted = weakref.ref(self, arrays.reading_now.discard)
-        hash(self._noted)  # that of what is gone is not known any more
+        self.thread = get_ident()
+        self._noted = noted = ref(self, arrays.reading_now.discard)
+        hash(noted)  # that of what is gone is not known any more
 
     def __enter__(self) -> None:
         self._arrays.wait_to_read(self._noted)
@@ -47,5 +47,5 @@ class Reading:
 def check_not_reading(arrays: Arrays) -> None:
     """Raises `UsageError` where this thread reads an array: a handler has interrupted that, and would wait for it."""
     readers = [noted() for noted in tuple(arrays.reading_now)]
-    if any(reader is not None and reader.thread == threading.get_ident() for reader in readers):
+    if any(reader is not None and reader.thread == get_ident() for reader in readers):
         raise UsageError(INTERRUPTED)

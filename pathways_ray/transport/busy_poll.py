@@ -65,7 +65,7 @@ class BusyPoll:
             self._soon += 1
         if self._looks:
             self._looked_at(now)
-        if self._looks and soon:
+        if self._looks and soon and self._rest_s > FIRST_REST_S:
             self._rest_s = max(FIRST_REST_S, RECOVERY * self._rest_s)
 
     def _looked_at(self, now: float) -> None:
