@@ -115,7 +115,9 @@ class HostCore:
             return []
         made = self._handle(first, now)
         # The rest of what it lacks comes before anything else.
-        return made if made and type(made[-1]) is do.GoOn else [*made, do.GoOn(do.Next())]
+        if follower.has_more and not (made and type(made[-1]) is do.GoOn):
+            return [*made, do.GoOn(do.Next())]
+        return made
 
     def _handle(self, event: do.Event, now: float) -> list[do.Instruction]:
         self._now = now

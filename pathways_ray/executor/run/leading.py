@@ -53,7 +53,7 @@ class Leader:
 
     def announce(self, events: Sequence[do.Event]) -> list[do.Instruction]:
         """Lets followers go on up to what is handled next, before it is: a collective ends on all hosts or on none."""
-        if not self._term and not any(type(event) is wire.AllowEarly for event in events):
+        if not self._term and wire.AllowEarly not in map(type, events):
             return []
         told: list[do.Instruction] = []
         announced = self._place
@@ -84,13 +84,13 @@ class Leader:
     def completed(self, waited: bool) -> bool:
         """A launch is enqueued: one that a client has handed over, or `waited` for where it could have. Returns whether
         `leads` has changed."""
-        before = self.leads
-        self._waited = min(max(self._waited + (1 if waited else -1), 0), MOST_WAITED)
+        paid = self._pays
+        self._waited = min(self._waited + 1, MOST_WAITED) if waited else max(self._waited - 1, 0)
         if self._waited >= WAITED:
             self._pays = True
         elif self._waited <= NOT_WAITED:
             self._pays = False
-        return self.leads is not before
+        return self.linked and self._pays is not paid
 
 
 _IN_ORDER = (wire.Message, do.SchedulerFound, do.CatchingUp, do.Next)
@@ -126,6 +126,11 @@ class Follower:
         self._open = self._over = False
         self._term = self._place = self._passed = 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits, which may be handled next."""
+        return bool(self.held or self.log or self.late)
+
     def lets_pass(self, event: do.Event) -> bool:
         """Whether an event is handled as it comes: it has no place in the order, or nothing in it waits."""
         if not isinstance(event, _IN_ORDER):
@@ -142,7 +147,7 @@ class Follower:
         elif type(event) is not do.Next:
             self.held.append(event)
         while True:
-            if (late := self.next_late()) is not None:
+            if self.late and (late := self.next_late()) is not None:
                 return late
             entry = self.log[0] if self.log else None
             if entry is not None and self._note(entry):
@@ -154,7 +159,7 @@ class Follower:
             if not self.held:
                 return None
             event = self.held[0]
-            if self._lacks_log() or (self._open and type(event) is do.SchedulerFound):
+            if self._lacks_log(event) or (self._open and type(event) is do.SchedulerFound):
                 if not self._close():
                     return None
                 continue
@@ -169,7 +174,8 @@ class Follower:
     def _note(self, entry: wire.FromLeader) -> bool:
         """Notes how far messages may be handled; whether that is all that an entry says."""
         if isinstance(entry, wire.LogClosed):
-            if not (lacked := self._lacks_log()) and do.SchedulerFound not in map(type, self.held):
+            lacked = bool(self.held) and self._lacks_log(self.held[0])
+            if not lacked and do.SchedulerFound not in map(type, self.held):
                 return False  # more may come of what the scheduler has said before
             self._open, self._over = False, not lacked
             self._journal.closed += 1
@@ -179,9 +185,8 @@ class Follower:
             return isinstance(entry, wire.Passed)
         return isinstance(entry, wire.Passed) and entry.term <= self._term
 
-    def _lacks_log(self) -> bool:
+    def _lacks_log(self, event: do.Event) -> bool:
         """Whether the next event is behind the end of a log that has not come."""
-        event = self.held[0] if self.held else None
         return isinstance(event, wire.CatchUp) and self._journal.closed < event.closed
 
     def _close(self) -> bool:
