@@ -42,7 +42,7 @@ from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.executor.run.ran import RanLaunches
 from pathways_ray.executor.run.reports import Reports
 from pathways_ray.executor.run.stops import stopped
-from pathways_ray.executor.run.watchers import Watched, Watcher, are_idle, kept_by_earlier, load_of
+from pathways_ray.executor.run.watchers import Watched, Watcher, answer, are_idle, kept_by_earlier, load_of
 from pathways_ray.executor.threads import ending_with_process
 from pathways_ray.ir.plan import Device
 from pathways_ray.story import Entry
@@ -192,7 +192,8 @@ class Dispatcher:
         self.watch(number, completing, program, (), True, (partial(self.answer_call, called, completing, values),))
 
     def kind_of(self, value: Any) -> Any:
-        if not isinstance(value, jax.Array) or value.is_deleted():  # a launch has taken its memory
+        # No question for `jax.Array`, which takes longest; what is deleted a launch has taken the memory of.
+        if value is None or isinstance(value, Failure) or value.is_deleted():
             return None
         return value.shape, value.dtype, value.sharding
 
@@ -251,17 +252,17 @@ class Dispatcher:
     ) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
-        watcher = self._watcher(program)
-        watched = Watched(sequence, values, program, self._begun, False, consumed, asked, later)
+        watcher, begun = self._watcher(program), self._begun
         self._begun = over = time.perf_counter()
         if watcher.is_idle and self._is_over(values):
             if later:
-                watched.answer()
+                answer(later)
             if program.plan.decides:
-                self._decide(watched)
-            self.reports.done(sequence, self._taken(watched, over), self._behind, over - self._read_at, later=asked)
+                self._decide(sequence, values, program)
+            taken = self._taken(sequence, program, begun, over)
+            self.reports.done(sequence, taken, self._behind, over - self._read_at, later=asked)
         else:
-            watcher.add(watched)
+            watcher.add(Watched(sequence, values, program, begun, False, consumed, asked, later))
 
     def measure(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         self._watcher(program).add(Watched(sequence, values, program, self._begun, True))
@@ -292,8 +293,8 @@ class Dispatcher:
             watched = self._next(watcher.queued)
             at, failure = self._first_failure(watched.values)
             over = time.perf_counter()
-            watched.answer()  # first: somebody waits for it
-            taken = self._taken(watched, over)
+            answer(watched.later)  # first: somebody waits for it
+            taken = self._taken(watched.sequence, watched.program, watched.begun, over, watched.part)
             if watched.part:
                 pass  # the rest of the launch reports it
             elif failure is not None:
@@ -302,40 +303,41 @@ class Dispatcher:
                 self.reports.failed(plan.failed(watched.sequence, failure, at, watched.consumed))
             else:
                 if watched.program.plan.decides:
-                    self._decide(watched)
+                    self._decide(watched.sequence, watched.values, watched.program)
                 self.reports.done(watched.sequence, taken, watcher.queued.qsize(), over - watched.begun, watched.asked)
             del watched  # or it would be kept until the next launch comes
             watcher.finished()
 
-    def _decide(self, watched: Watched) -> None:
+    def _decide(self, sequence: int, values: list[Any], program: PreparedProgram) -> None:
         """Says the scalars by which a program decides, now that they are there."""
-        count = len(watched.program.plan.decides)
-        found = [int(np.asarray(value.addressable_data(0)).item()) for value in watched.values[-count:]]
-        self.following.decided(watched.sequence, found[0])
-        self.reports.decided(Decided(watched.sequence, tuple(found)))
+        decisive = values[-len(program.plan.decides) :]
+        found = [int(np.asarray(value.addressable_data(0)).item()) for value in decisive]
+        self.following.decided(sequence, found[0])
+        self.reports.decided(Decided(sequence, tuple(found)))
 
-    def _taken(self, watched: Watched, now: float) -> int:
-        """The microseconds that a launch has taken on the devices, where what is watched was complete at `now`.
+    def _taken(self, sequence: int, program: PreparedProgram, begun: float, now: float, part: bool = False) -> int:
+        """The microseconds that a launch, or a part of it, has taken on the devices, where it was complete at `now`.
 
         The first launch in a device queue runs from when the dispatcher began with it, since devices work while the
         rest is enqueued, and queues may be short; one behind it, from when that before it ended. One that passes what
         keeps a device releases nothing; such launches take turns among themselves.
         """
-        sequence, start, busy_until = watched.sequence, watched.begun, self._busy_until
-        kept = kept_by_earlier(watched, self._watchers) if len(self._watchers) > 1 else ()
-        for device in watched.program.plan.own_devices:
+        start, plan, busy_until = begun, program.plan, self._busy_until
+        kept = kept_by_earlier(sequence, plan, begun, self._watchers) if len(self._watchers) > 1 else ()
+        for device in plan.own_devices:
             until = self._passing_until if kept and device in kept else busy_until
             if (ended := until.get(device, 0.0)) > start:
                 start = ended
             until[device] = now
         self.ran.ended(sequence, start, now)
         for observer in self.driver.observers:
-            observer.ran(sequence, start, now, watched.part)
-        seconds = max(now - start, 0.0) + (self._spent.pop(sequence, 0.0) if self._spent else 0.0)
-        if watched.part:
+            observer.ran(sequence, start, now, part)
+        seconds = now - start if now > start else 0.0
+        seconds += self._spent.pop(sequence, 0.0) if self._spent else 0.0
+        if part:
             self._spent[sequence] = seconds
             return 0
-        watched.program.took(seconds)
+        program.took(seconds)
         return round(seconds * 1e6)
 
     def heartbeat(self, slowness: float = 1.0) -> Heartbeat:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.prepared import PreparedProgram
 from pathways_ray.ir.plan import Device
 from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS
@@ -31,15 +32,6 @@ class Watched(NamedTuple):
     asked: bool = False
     later: Sequence[Callable[[], None]] = ()
 
-    def answer(self) -> None:
-        """Does what had to wait for the values. What goes wrong with one answer is that one's end, and not the
-        thread's."""
-        for answer in self.later:
-            try:  # noqa: SIM105  # a context would take longer
-                answer()
-            except Exception:
-                pass
-
     @property
     def is_complete(self) -> bool:
         """Whether devices are through with it, whatever came of it."""
@@ -47,6 +39,16 @@ class Watched(NamedTuple):
             return all(isinstance(value, Failure) or value.is_ready() for value in self.values)
         except RuntimeError:  # of one that no gang made, a later launch has taken the memory
             return True
+
+
+def answer(later: Sequence[Callable[[], None]]) -> None:
+    """Does what had to wait for the values of a launch. What goes wrong with one answer is that one's end, and not the
+    thread's."""
+    for one in later:
+        try:  # noqa: SIM105  # a context would take longer
+            one()
+        except Exception:
+            pass
 
 
 class UnderWay(NamedTuple):
@@ -59,6 +61,9 @@ class UnderWay(NamedTuple):
     def leaves_room(self, program: PreparedProgram) -> bool:
         """Whether a thread that enqueues a launch more waits for none of these."""
         return self.computations + program.computations <= MAX_DEVICE_COMPUTATIONS
+
+
+IDLE = UnderWay(0, 0)
 
 
 class Watcher:
@@ -119,7 +124,7 @@ def load_of(watchers: Mapping[Any, Watcher]) -> UnderWay:
         if watcher.added != watcher.seen:
             launches += watcher.queued.qsize()
             computations += watcher.computations_added - watcher.computations_seen
-    return UnderWay(launches, computations)
+    return UnderWay(launches, computations) if launches or computations else IDLE
 
 
 def are_idle(watchers: Mapping[Any, Watcher]) -> bool:
@@ -130,19 +135,18 @@ def are_idle(watchers: Mapping[Any, Watcher]) -> bool:
     return True
 
 
-def kept_by_earlier(watched: Watched, watchers: Mapping[Any, Watcher]) -> set[Device]:
+def kept_by_earlier(sequence: int, plan: HostPlan, begun: float, watchers: Mapping[Any, Watcher]) -> set[Device]:
     """The devices that launches before this one still have on, of those that share some with it: it has passed them
     there, as what only moves data does. Within a watcher none passes another."""
     kept: set[Device] = set()
-    plan = watched.program.plan
     for devices, watcher in list(watchers.items()):
         if watcher.is_idle or devices == plan.watched_with:
             continue
         if not watcher.is_shared and set(devices).isdisjoint(plan.own_devices):
             continue
         for one in watcher.snapshot():
-            if one.begun >= watched.begun:
+            if one.begun >= begun:
                 break
-            if one.sequence != watched.sequence and not one.is_complete:
+            if one.sequence != sequence and not one.is_complete:
                 kept.update(one.program.plan.own_devices)
     return kept

@@ -634,20 +634,23 @@ def test_what_passes_a_launch_on_some_of_its_devices_frees_none_of_them(host: Se
         program = program_of(SimpleNamespace(own_devices=devices, watched_with=devices))
         return Watched(sequence, values, program, begun)
 
+    def taken(launch: Watched, at: float) -> int:
+        return dispatcher._taken(launch.sequence, launch.program, launch.begun, at)
+
     dispatcher, watchers = host.dispatcher, {one: Watcher(), both: Watcher()}
     now = time.perf_counter()
     long = watched(901, one, now - 100, [value])
     watchers[one].add(long)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatcher, "_watchers", watchers)
-        charged = [dispatcher._taken(watched(902 + k, both, now - 50 + k, []), now - 40 + k) for k in range(3)]
+        charged = [taken(watched(902 + k, both, now - 50 + k, []), now - 40 + k) for k in range(3)]
         assert charged == pytest.approx([10e6, 1e6, 1e6])
         beat = dispatcher.heartbeat()
         assert [entry.sequence for entry in beat.running] == [901]
         assert beat.running[0].ms >= 100_000
         ready[0] = True
-        assert dispatcher._taken(long, now) == pytest.approx(100e6)
-        assert dispatcher._taken(watched(905, both, now - 10, []), now + 1) == pytest.approx(1e6)
+        assert taken(long, now) == pytest.approx(100e6)
+        assert taken(watched(905, both, now - 10, []), now + 1) == pytest.approx(1e6)
 
 
 @pytest.fixture(scope="module")
