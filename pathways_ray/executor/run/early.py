@@ -12,6 +12,7 @@ of its arguments are here, and none of its session's launches that were called l
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import repeat
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from pathways_ray.executor.run import instructions as do
@@ -223,7 +224,9 @@ class EarlyLaunches:
             self._note(session, first)
         self._note(session, max(buffers, default=0))
         made: list[do.Instruction] = []
-        for number in buffers if self.taken else ():
+        if self.taken.keys().isdisjoint(zip(repeat(session), buffers)):  # most are results of launches that were sent
+            return made
+        for number in buffers:
             if (early := self.taken.pop((session, number), None)) is not None:
                 made += early.forget()
         return made

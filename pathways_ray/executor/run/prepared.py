@@ -67,6 +67,7 @@ class PreparedProgram:
         self.kinds: list[tuple[int, Any]] | None = None
         self.may_be_early = plan.may_be_early and self.temporary_bytes <= MAX_EARLY_TEMPORARY_BYTES
         self._made = [number for _, number in plan.plan.results]
+        self._gives = bool(plan.results)
         self._as_they_are = not plan.handed_on and not plan.repeated
         """Whether each result has memory of its own as it is made."""
         self._served: dict[int, tuple[int, ...]] = {}
@@ -195,12 +196,16 @@ class PreparedProgram:
         """Takes the arguments of a launch from the store, but for these slots, and posts its pulls."""
         slots = Slots(launch, self.slots)
         buffers = self.store.of_session(launch.session)
-        values, arguments, cancelled = slots.values, launch.arguments, launch.cancelled
-        for slot, number in self.plan.taken:
-            if unresolved and slot in unresolved:
-                continue
-            value = buffers.get(arguments[number]) if cancelled is None else cancelled
-            values[slot] = value if value is not None else self.carried.take(launch, number)
+        values, arguments, taken = slots.values, launch.arguments, self.plan.taken
+        if unresolved:
+            taken = tuple([one for one in taken if one[0] not in unresolved])
+        if launch.cancelled is None:
+            for slot, number in taken:
+                value = buffers.get(arguments[number])
+                values[slot] = value if value is not None else self.carried.take(launch, number)
+        else:
+            for slot, _ in taken:
+                values[slot] = launch.cancelled
         if self.plan.multi_host and launch.sequence > 0:
             self.store.launched(launch.session, arguments)
         for incoming in self.incoming:
@@ -292,7 +297,7 @@ class PreparedProgram:
         """Stores the results; returns the values whose readiness completes the launch here, and behind them those by
         which the controller decides."""
         launch, later, values, put = slots.launch, slots.later, slots.values, self.store.put
-        session, first, asked = launch.session, launch.results, bool(self.plan.results)
+        session, first, asked = launch.session, launch.results, self._gives
         if self._as_they_are:
             for slot, number in self.plan.results:
                 asked &= put(session, first + number, values[slot], later)

@@ -94,9 +94,11 @@ class ExecuteStep:
         "drops",
         "gang",
         "host",
+        "in_a_row",
         "inputs",
         "label",
         "outputs",
+        "row",
         "take",
         "transfer",
         "where",
@@ -115,6 +117,9 @@ class ExecuteStep:
         self.take: Callable[[list[Any]], Sequence[Any]] = taker(step.inputs)
         self.compiled, self.donated, self.transfer = compiled, donated, transfer
         self.label, self.where, self.host = label.name, label.where, host
+        first, count = min(step.outputs, default=0), len(step.outputs)
+        self.row = slice(first, first + count)
+        self.in_a_row = count if step.outputs == tuple(range(first, first + count)) else -1  # as plans number them
 
     def run(self, slots: Slots) -> None:
         values = slots.values
@@ -133,8 +138,11 @@ class ExecuteStep:
             taken = tuple(self.inputs[k] for k in self.donated if self.transfer.is_consumed(values[self.inputs[k]]))
             slots.consumed += taken
         *made, slots.ends[self.outputs[0]] = outputs
-        for slot, value in zip(self.outputs, made, strict=True):
-            values[slot] = value
+        if len(made) == self.in_a_row:
+            values[self.row] = made
+        else:
+            for slot, value in zip(self.outputs, made, strict=True):
+                values[slot] = value
         for slot in self.drops:
             values[slot] = None
 
