@@ -7,12 +7,15 @@ that is handed to its host (`EarlyCalls.expected` says of which program), and th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
-from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
+from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan, plan_of
+from pathways_ray.client.buffer import DELETED, BufferRecord
+from pathways_ray.client.siblings import Results, Siblings
 from pathways_ray.transport import messages as wire
 
 if TYPE_CHECKING:
@@ -30,49 +33,64 @@ def _nobody() -> None:
     """Told of a value for which nobody waits yet."""
 
 
+Along = Mapping[int, tuple[int, FetchedArray]]
+"""Arrays that may come with another one, by their buffers, each with the number of its request."""
+
+
 class Asked(NamedTuple):
-    """A value that was asked for with its call. `program` is 0 once somebody has waited for it."""
+    """A value that was asked for with its call. `program` is 0 once somebody has waited for it; `along` are further
+    results of the call, which may come with it."""
 
     link: DataLink
     request: int
     array: FetchedArray
     fetching: Fetching
     program: int
+    along: Along
 
     def along_with(self, call: wire.LaunchEarly, buffer: int) -> wire.LaunchEarly:
         """The call, with the question for this result of it."""
         devices = self.array.plan.by_host[self.link.host]
-        return replace(call, request=self.request, devices=devices, asked=buffer - call.results)
+        also = tuple([(request, other - call.results) for other, (request, _) in self.along.items()])
+        return replace(call, request=self.request, devices=devices, asked=buffer - call.results, also=also)
 
 
 class Ahead:
     """The values of a session that were asked for with their calls, by buffer. Any thread may take one out, and has it
-    to itself. `ignored` is called with a program whose value nobody has waited for; `exists` says whether a buffer is
-    there yet: once it is not, `drop` is called."""
+    to itself. `ignored` is called with a program whose value nobody has waited for; `buffers` are those of the session:
+    once one is there no more, `drop` is called."""
 
     def __init__(self) -> None:
         self.asked: dict[int, Asked] = {}
+        self.siblings = Siblings()
         self.ignored: Callable[[int], None] = lambda program: None
-        self.exists: Callable[[int], bool] = lambda buffer: True
+        self.buffers: Mapping[int, BufferRecord] | None = None
 
-    def ask(self, link: DataLink, plan: FetchPlan, request: int, program: int) -> Asked | None:
+    def ask(self, link: DataLink, record: BufferRecord, requests: Iterator[int], program: int) -> Asked | None:
         """The question that a call is to take along, for `enter` once it has left, or `withdraw`; None where the value
-        is not small, or not all on the host of the call."""
+        is not small, or not all on the host of the call. Small results beside it come with it, as with any question."""
         if len(self.asked) >= MAX_AHEAD and (unread := list(self.asked)):
             self.drop(unread[0])
             return None
+        plan = plan_of(record.kind)
         if plan.only_host != link.host or plan.nbytes > MAX_AHEAD_BYTES:
             return None
-        array = FetchedArray(plan, _nobody)
+        array, request, along = FetchedArray(plan, _nobody), next(requests), dict[int, tuple[int, FetchedArray]]()
+        if record.results is not None and (beside := self.siblings.beside(record.results, record.id)):
+            for other, one in plans_along(beside, record.results, self.buffers or {}, plan).items():
+                along[other] = number, found = next(requests), FetchedArray(one)
+                link.fetches[number] = found.by_host[link.host]
         fetching = link.fetches[request] = array.by_host[link.host]
         if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
             fetching.failure = link.dead
-        return Asked(link, request, array, fetching, program)
+        return Asked(link, request, array, fetching, program, along)
 
     def enter(self, buffer: int, asked: Asked) -> None:
         """Has a value for who looks at its buffer."""
         self.asked[buffer] = asked
-        if not self.exists(buffer):  # looked at behind the entry: a deletion drops what it finds
+        if (
+            self.buffers is not None and buffer not in self.buffers
+        ):  # looked at behind the entry: a deletion drops what it finds
             self.drop(buffer)
 
     def take(self, buffer: int, told: Callable[[], None], plan: FetchPlan | None = None) -> Asked | None:
@@ -93,7 +111,7 @@ class Ahead:
     def keep(self, buffer: int, asked: Asked) -> None:
         """Puts a value back that somebody has waited for, and not taken."""
         asked.fetching.told = _nobody
-        self.enter(buffer, Asked(asked.link, asked.request, asked.array, asked.fetching, 0))
+        self.enter(buffer, asked._replace(program=0))
 
     def drop(self, buffer: int) -> None:
         """Nobody looks at a value any more. Safe in a destructor."""
@@ -106,5 +124,28 @@ class Ahead:
     def withdraw(self, asked: Asked) -> None:
         """Asks no more."""
         asked.link.fetches.pop(asked.request, None)
+        for request, _ in asked.along.values():
+            asked.link.fetches.pop(request, None)
         if asked.fetching.missing and asked.fetching.failure is None:
             asked.link.outbox.send_later(wire.CancelFetch(asked.request))
+
+
+def plans_along(
+    numbers: Sequence[int], results: Results, buffers: Mapping[int, BufferRecord], plan: FetchPlan
+) -> dict[int, FetchPlan]:
+    """The results of these numbers that a question for one of them, by `plan`, brings along: those that are on the same
+    devices."""
+    found: dict[int, FetchPlan] = {}
+    for number in numbers:
+        other = buffers.get(number)
+        if other is not None and other.state is not DELETED and other.failure is None:
+            one = plan_of(results.kinds[number - results.first])
+            if one.by_host == plan.by_host:
+                found[number] = one
+    return found
+
+
+def came_along(along: Along, early: dict[int, np.ndarray[Any, Any]] | None) -> None:
+    """Adds those of the arrays that have come to `early`."""
+    if early is not None:
+        early.update((number, other.value()) for number, (_, other) in along.items() if other.is_there)

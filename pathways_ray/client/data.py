@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client.ahead import Ahead
-from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces, plan_of
+from pathways_ray.client.ahead import Ahead, Asked, came_along
+from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.data_link import SHARED_BYTES, Acknowledge, DataLink, EarlyListener, Sent, may_wait
 from pathways_ray.client.living import UNSAID, LivingUploads
@@ -137,7 +137,7 @@ class DataLinks:
         if link is None or link.dead is not None:
             return False
         ahead = self.ahead
-        if record is None or (asked := ahead.ask(link, plan_of(record.kind), next(self._requests), program)) is None:
+        if record is None or (asked := ahead.ask(link, record, self._requests, program)) is None:
             return link.launch(message)
         handed = False
         try:
@@ -279,12 +279,11 @@ class DataLinks:
             into: a file in memory of its size, which has it afterwards.
         """
         if into is None and (ahead := self._asked_ahead(buffer, cover, check)) is not None:
-            return ahead.value()
+            came_along(ahead.along, early)
+            return ahead.array.value()
         along = {n: (next(self._requests), FetchedArray(plan)) for n, plan in also.items()} if also else {}
         found, file = self._fetched(buffer, cover, check, along, into, into is None)
-        for number, (_, other) in along.items():
-            if early is not None and other.is_there:
-                early[number] = other.value()
+        came_along(along, early)
         return file if isinstance(file, np.ndarray) else found.value(file)
 
     def fetch_to_keep(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> Kept:
@@ -343,7 +342,7 @@ class DataLinks:
             self._with_files.discard(sleeper)
         return found, file if value is None else value
 
-    def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> FetchedArray | None:
+    def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> Asked | None:
         """An array that was asked for with its call, once it has come; None where it was not."""
         sleeper = Sleeper()
         if (asked := self.ahead.take(buffer, self.waker(sleeper), cover)) is None:
@@ -353,7 +352,7 @@ class DataLinks:
             self.wait_for([asked.fetching], sleeper, check)
         finally:
             self.ahead.withdraw(asked)  # where it has not come
-        return asked.array
+        return asked
 
     def waker(self, sleeper: Sleeper) -> Callable[[], None]:
         """The call that wakes a thread that sleeps, or the one that reads for all."""

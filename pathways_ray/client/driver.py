@@ -24,7 +24,6 @@ from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.interrupted import check_not_mine, is_mine, new_lock
 from pathways_ray.client.questions import await_there
-from pathways_ray.client.siblings import Siblings
 from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import (
     BufferDeleted,
@@ -56,7 +55,7 @@ class Driver(Arrivals):
         self.arrivals = []
         self.watchers: list[Callable[[], None]] = []
         """Called whenever an array may have got its outcome, by threads that must not wait."""
-        self.siblings = Siblings()
+        self.siblings = data.ahead.siblings
         self.vacate: Callable[[Sequence[int]], None] = lambda slices: None
         self.make_way: Callable[[bool], None] = lambda back: None
         self.reading_now: set[Any] = set()
@@ -67,7 +66,7 @@ class Driver(Arrivals):
         connection.refused = core.renewals.refused
         data.early, data.living.records, data.answers_soon = self, core.buffers, core.early.answers_soon
         core.early.awaited = lambda: self.readers
-        data.ahead.ignored, data.ahead.exists = core.early.ignored, core.buffers.__contains__
+        data.ahead.ignored, data.ahead.buffers = core.early.ignored, core.buffers
 
     # --- events and commands ------------------------------------------------------------------------------------------
 

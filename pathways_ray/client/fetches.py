@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_ray.client.ahead import plans_along
 from pathways_ray.client.argument_types import ArgumentType
 from pathways_ray.client.array_pieces import FetchPlan, plan_of
 from pathways_ray.client.buffer import DELETED, PENDING, BufferRecord
@@ -15,7 +16,6 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.events import Wake
 from pathways_ray.client.questions import Done, Question, ask, ask_whether_there, hosts_of
-from pathways_ray.client.siblings import Results
 from pathways_ray.errors import PathwaysError, from_failure
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -48,7 +48,9 @@ class Fetches:
             return found
         plan = plan_of(kind)
         early: dict[int, np.ndarray[Any, Any]] = {}
-        found = self._fetch(record, plan, self._along(record.results, record, plan), early)
+        numbers = siblings.of(record.results, record.id)
+        also = plans_along(numbers, record.results, self._core.buffers, plan) if numbers else None
+        found = self._fetch(record, plan, also, early)
         if early:
             siblings.keep(record.results, early)
             for number in early:
@@ -138,17 +140,6 @@ class Fetches:
         if core.away and not known():
             driver.wait_until(lambda: known() or not core.away, AWAY_LIMIT_S)
             driver.wait_until(known, CAUSE_LIMIT_S)
-
-    def _along(self, results: Results, record: BufferRecord, plan: FetchPlan) -> dict[int, FetchPlan]:
-        """The results that a question for one of them brings along: those that are on the same devices."""
-        found: dict[int, FetchPlan] = {}
-        for number in self._driver.siblings.of(results, record.id):
-            other = self._core.buffers.get(number)
-            if other is not None and other.state is not DELETED and other.failure is None:
-                one = plan_of(results.kinds[number - results.first])
-                if one.by_host == plan.by_host:
-                    found[number] = one
-        return found
 
 
 def _plan_of_shard(kind: ArgumentType, place: int) -> FetchPlan:

@@ -197,6 +197,10 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                 if core.trace is not None:
                     core.trace.now = time.monotonic()
                 made = core.new_buffers(len(results), results)
+                if len(made) > 1:
+                    siblings = Results(program, made[0].id, results)
+                    for record in made:
+                        record.results = siblings
                 try:
                     arrays = [Array(Buffer(self, record), record.kind) for record in made]
                     message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), inline)
@@ -212,10 +216,6 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
             break
         if core.queue:
             driver.sweep()
-        if len(made) > 1:
-            siblings = Results(program, made[0].id, results)
-            for record in made:
-                record.results = siblings
         if donated:  # other threads may wait for them, and values that came along with others are asked for no more
             for record in donated:
                 driver.siblings.forget(record.id)

@@ -51,6 +51,10 @@ class Siblings:
         (launch, asked), self._last = self._last, (results.first, buffer)
         if launch == results.first and asked != buffer:
             self._useless.discard(results.program)
+        return self.beside(results, buffer)
+
+    def beside(self, results: Results, buffer: int) -> Sequence[int]:
+        """The same for a question that goes with the call, before anybody asks."""
         if results.program in self._useless:
             return ()
         room = limits.MAX_SIBLINGS_BYTES

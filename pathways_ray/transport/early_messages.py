@@ -15,7 +15,7 @@ from pathways_ray.transport.message import Codec, Counted, Message
 class LaunchEarly(Message, tag=59):
     """Client to host: a call of program `program`, by the controller's number for it. Result k is buffer `results + k`.
     The host may take it, or leave it to its scheduler. With a `request` it asks for result `asked` as `Fetch` does,
-    early or not."""
+    early or not, and with `also` for further results, each with its request."""
 
     program: int
     arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
@@ -24,6 +24,7 @@ class LaunchEarly(Message, tag=59):
     request: int = 0
     devices: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_FETCHED_SHARDS)] = ()
     asked: Counted = 0
+    also: Annotated[tuple[tuple[int, Counted], ...], msgspec.Meta(max_length=limits.MAX_SIBLINGS)] = ()
 
 
 class EarlyAllowed(Message, tag=62):

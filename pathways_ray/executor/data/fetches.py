@@ -29,6 +29,9 @@ MAX_AT_ONCE = 16
 """Fetches of one stream under way beyond which small values are copied by its workers, and no more by the thread that
 dispatches for all tenants. A server with a dozen threads is below it."""
 
+MAX_BESIDE = 8
+"""Shards of further arrays that an answer has beside those that are asked for, where that thread gives it."""
+
 MAX_LOOKS = 256
 """Buffers of all questions of a stream, as if each were for as many as the one that is looked at, beyond which its
 workers look at that one."""
@@ -95,10 +98,11 @@ class FetchServer:
             if fetching.others and self._awaits_another(stream, fetching):
                 return
             value: Any = self.store.get(stream.session, message.buffer)
-            quick = not (also and devices) and hasattr(value, "is_ready") and self._is_small(value, fetching)
+            few = not also or len(also) * len(devices) <= MAX_BESIDE
+            quick = few and hasattr(value, "is_ready") and self._is_small(value, fetching)
             if quick and is_computed(value) and (not also or self._are_computed(stream, message)):
                 self._read_small(stream, fetching, value)
-            elif quick and later is not None and may_be_later(later, len(devices)):
+            elif quick and later is not None and may_be_later(later, len(devices) * (1 + len(also))):
                 read = self._present if also else self._read_small
                 later.append(partial(read, stream, fetching))
                 self.reader.begin(stream.session, message)

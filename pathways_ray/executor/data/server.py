@@ -218,8 +218,10 @@ class DataServer:
         """Takes a message; `local` is the local socket by which it came, if any, `file` came with it."""
         if isinstance(message, wire.LaunchEarly):  # first those that somebody waits for
             if message.request:
-                wanted = message.results + message.asked
-                self.fetches.take(stream, wire.Fetch(message.request, wanted, message.devices), local, file)
+                first = message.results
+                also = tuple([(request, first + place) for request, place in message.also]) if message.also else ()
+                asked = wire.Fetch(message.request, first + message.asked, message.devices, also)
+                self.fetches.take(stream, asked, local, file)
             self.early.take(stream, message)
         elif isinstance(message, wire.ServeCall):
             self.served.take(stream, message, local)

@@ -14,13 +14,14 @@ import pytest
 
 from pathways_ray.client.ahead import MAX_AHEAD, MAX_AHEAD_BYTES
 from pathways_ray.client.array_pieces import Fetching, FetchPlan
-from pathways_ray.client.buffer import BufferRecord
+from pathways_ray.client.buffer import DELETED, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.early import MAX_REFUSED
 from pathways_ray.client.questions import ask, read
+from pathways_ray.client.siblings import Results
 from pathways_ray.errors import BufferDeleted, Failure, HostLost, PathwaysError
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.capabilities import data_token
@@ -68,8 +69,8 @@ def called(data: DataLinks, buffer: int) -> DataLink:
     return link
 
 
-def record(buffer: int) -> BufferRecord:
-    return BufferRecord(buffer, kind=SimpleNamespace(cover=COVER))
+def record(buffer: int, plan: FetchPlan = COVER) -> BufferRecord:
+    return BufferRecord(buffer, kind=SimpleNamespace(cover=plan, array=ArrayType(plan.shape, plan.dtype.name)))
 
 
 def test_the_value_comes_without_another_question(host: Host, data: DataLinks) -> None:
@@ -294,15 +295,15 @@ def test_not_all_values_are_asked_for_with_their_calls(host: Host, data: DataLin
     """
     (link,) = data._links.values()
     big = FetchPlan.of_array(ArrayType((MAX_AHEAD_BYTES,), "int16"), ((),), placed(1, ["0.0"]))
-    assert data.ahead.ask(link, big, 1, PROGRAM) is None
+    assert data.ahead.ask(link, record(9, big), data._requests, PROGRAM) is None
     apart = FetchPlan.of_array(ArrayType((4,), "int16"), (("x",),), placed(1, ["0.0", "1.0"]))
-    assert data.ahead.ask(link, apart, 1, PROGRAM) is None
+    assert data.ahead.ask(link, record(9, apart), data._requests, PROGRAM) is None
     ignored: list[int] = []
     data.ahead.ignored = ignored.append
     for buffer in range(2, 2 + MAX_AHEAD):
         called(data, buffer)
     until(lambda: host.store.waiting() == MAX_AHEAD)
-    assert data.ahead.ask(link, COVER, data.new_request(), PROGRAM) is None
+    assert data.ahead.ask(link, record(9), data._requests, PROGRAM) is None
     assert ignored == [PROGRAM]
     until(lambda: host.store.waiting() == MAX_AHEAD - 1)
     called(data, 99)
@@ -313,7 +314,7 @@ def test_not_all_values_are_asked_for_with_their_calls(host: Host, data: DataLin
 def test_one_that_is_asked_for_as_its_stream_ends_does_not_wait(data: DataLinks) -> None:
     (link,) = data._links.values()
     link.end("its process was lost")
-    asked = data.ahead.ask(link, COVER, data.new_request(), PROGRAM)
+    asked = data.ahead.ask(link, record(9), data._requests, PROGRAM)
     assert asked is not None
     data.ahead.enter(2, asked)
     assert data.ahead.take(2, lambda: None) is None
@@ -414,11 +415,10 @@ def test_a_call_that_ctrl_c_stops_on_its_way_asks_for_nothing(
 @pytest.mark.parametrize("when", ["while another thread waits for it", "before its call has left"])
 def test_a_value_that_is_deleted_meanwhile_is_let_go(host: Host, data: DataLinks, when: str) -> None:
     """Its last handle goes where there is nothing to drop yet."""
-    gone: set[int] = set()
-    data.ahead.exists = lambda buffer: buffer not in gone
+    data.ahead.buffers = buffers = {2: record(2)}
 
     def delete() -> bool:
-        gone.add(2)
+        buffers.pop(2, None)
         data.ahead.drop(2)
         return True
 
@@ -452,3 +452,62 @@ def test_an_answer_to_who_has_just_given_up_does_no_harm(data: DataLinks, answer
     (request,) = list(link.fetches)
     link._on_message(answer(request))
     assert (link.dead, link.fetches) == (None, {})
+
+
+def several(count: int, first: int = 2) -> list[BufferRecord]:
+    """The results of a call, with what they have in common."""
+    made = [record(first + k) for k in range(count)]
+    for one in made:
+        one.results = Results(PROGRAM, first, [other.kind for other in made])
+    return made
+
+
+def hand_over(data: DataLinks, made: list[BufferRecord], place: int = 0) -> None:
+    data.ahead.buffers = {one.id: one for one in made}
+    assert data.launch_early(0, LaunchEarly(1, (), made[0].id), made[place], PROGRAM)
+
+
+def test_small_results_come_with_the_one_that_is_asked_for_with_its_call(host: Host, data: DataLinks) -> None:
+    (link,) = data._links.values()
+    hand_over(data, several(3), 1)
+    for buffer in (2, 4, 3):  # that for which it asks comes last: a host that computes has all at once
+        host.put(buffer, SMALL + buffer)
+    early: dict[int, Any] = {}
+    np.testing.assert_array_equal(data.fetch(3, COVER, lambda: None, early=early), SMALL + 3)
+    assert sorted(early) == [2, 4]
+    for buffer, value in early.items():
+        np.testing.assert_array_equal(value, SMALL + buffer)
+    assert link.fetches == {}
+
+
+def test_those_that_are_not_there_yet_or_of_no_use_do_not_come(host: Host, data: DataLinks) -> None:
+    """1. Two of three are computed. 2. None was of use: none is asked for. 3. Nobody looks: nothing is left."""
+    (link,) = data._links.values()
+    hand_over(data, several(3))
+    host.put(3, SMALL + 3)
+    host.put(2, SMALL + 2)
+    early: dict[int, Any] = {}
+    np.testing.assert_array_equal(data.fetch(2, COVER, lambda: None, early=early), SMALL + 2)
+    assert list(early) == [3]
+    made = several(3, 12)
+    assert made[0].results is not None
+    data.ahead.siblings.keep(made[0].results, {13: SMALL})
+    data.ahead.siblings.forget(13)
+    hand_over(data, made)
+    assert data.ahead.asked[12].along == {}
+    data.ahead.siblings.of(made[0].results, 12)
+    data.ahead.siblings.of(made[0].results, 13)
+    hand_over(data, several(3, 22))
+    assert sorted(data.ahead.asked[22].along) == [23, 24]
+    for buffer in (12, 22):
+        data.ahead.drop(buffer)
+    assert link.fetches == {}
+    until(lambda: host.store.waiting() == 0)
+
+
+def test_results_that_are_gone_or_elsewhere_do_not_come_along(data: DataLinks) -> None:
+    made = several(4)
+    made[1].state = DELETED
+    made[2].kind.cover = FetchPlan.of_array(ArrayType((4,), "float32"), (("x",),), placed(1, ["1.0"]))
+    hand_over(data, made)
+    assert sorted(data.ahead.asked[2].along) == [5]
