@@ -28,7 +28,7 @@ from pathways_ray.transport.capabilities import authorised
 from pathways_ray.transport.endpoints import ListenConfig
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.inspectable import Inspectable
-from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, HostUp
+from pathways_ray.transport.messages import FROM_HOST, TO_ISLAND, FromHost, HostUp
 from pathways_ray.transport.tls import trust_of
 from pathways_ray.waits import tick_s
 
@@ -157,9 +157,12 @@ class IslandScheduler(Inspectable):
 
     async def _read(self, link: links.AsyncLink) -> None:
         """Hears the controller until its link ends."""
+
+        def take(data: bytes) -> None:
+            self._carry_out(self.core.controller_batch(TO_ISLAND.decode_batch(data), time.monotonic()))
+
         with loops.vital():
-            while (data := await link.read()) is not None:
-                self._carry_out(self.core.controller_batch(TO_ISLAND.decode_batch(data), time.monotonic()))
+            await link.each(take)
 
     async def _host_link(self, link: links.AsyncLink) -> None:
         if not authorised(link.metadata, self.link_secret):
@@ -176,13 +179,14 @@ class IslandScheduler(Inspectable):
                 link.refuse(command.reason)
         self.links[host, epoch] = link
         pump = asyncio.ensure_future(self.branches[host].carry(link))
+
+        def take(batch: list[FromHost]) -> None:
+            self._carry_out(self.core.host_batch(host, epoch, batch, time.monotonic()))
+
         try:
             with loops.vital():
-                while True:
-                    self._carry_out(self.core.host_batch(host, epoch, batch, time.monotonic()))
-                    if (data := await link.read()) is None:
-                        break
-                    batch = FROM_HOST.decode_batch(data)
+                take(batch)
+                await link.each(lambda data: take(FROM_HOST.decode_batch(data)))
         finally:
             pump.cancel()
             del self.links[host, epoch]

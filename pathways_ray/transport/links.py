@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -40,6 +39,7 @@ from pathways_ray.transport.frames import (
 from pathways_ray.transport.messages import encode
 from pathways_ray.transport.rooms import Room
 from pathways_ray.transport.sockets import READ_BYTES
+from pathways_ray.transport.sockets import keep_alive as keep_alive
 from pathways_ray.transport.tls import Trust, client_context, server_context
 
 PING_S = 5.0
@@ -71,15 +71,6 @@ BATCH_OVERHEAD_BYTES = 256
 """Bytes of batches that wait to be read, and the bytes that Python needs for each; beyond them the other end waits."""
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """No waiting for more to send; and the kernel notices that the other machine is gone."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-# --- on an event loop -------------------------------------------------------------------------------------------------
-
-
 class AsyncLink(asyncio.BufferedProtocol):
     """One end of a link on an event loop.
 
@@ -92,9 +83,8 @@ class AsyncLink(asyncio.BufferedProtocol):
         silence: float = 0.0,
         unauthenticated: dict[AsyncLink, str] | None = None,
     ) -> None:
-        self.path = ""
+        self.path = self.reason = ""
         self.metadata: dict[str, str] = {}
-        self.reason = ""
         self._greeted = greeted
         self._unauthenticated: dict[AsyncLink, str] = unauthenticated if unauthenticated is not None else {}
         self._loop = asyncio.get_running_loop()
@@ -104,6 +94,8 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._ahead = 0
         self._gone = asyncio.Event()
         self._reader: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], None] | None = None
+        self._failure: Exception | None = None
         self._room: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._space = _room.space
@@ -152,7 +144,9 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._heard = self._loop.time()
         try:
             for batch in self._frames.feed(data):
-                if self._greeted is None:
+                if self._take is not None:
+                    self._give(batch, self._take)
+                elif self._greeted is None:
                     self._batches.append(batch)
                     self._ahead += len(batch) + BATCH_OVERHEAD_BYTES
                 else:
@@ -162,8 +156,8 @@ class AsyncLink(asyncio.BufferedProtocol):
             return
         if self._frames.close_reason is not None:
             self.reason = self._frames.close_reason
-        if (reader := self._reader) is not None and self._batches and not reader.done():
-            reader.set_result(None)
+        if self._batches:
+            self._wake()
         if self._ahead > MAX_READ_AHEAD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
@@ -183,10 +177,8 @@ class AsyncLink(asyncio.BufferedProtocol):
         self.reason = self.reason or (str(exc) if exc is not None else "it closed the connection")
         if self._timer is not None:
             self._timer.cancel()
-        for waiting in (self._reader, self._room):
-            if waiting is not None and not waiting.done():
-                waiting.set_result(None)
-        self._room = None
+        self._wake()
+        self.resume_writing()
 
     def eof_received(self) -> bool:
         """The other end sends no more, but may still listen (without TLS, which has no half-open connections)."""
@@ -198,8 +190,18 @@ class AsyncLink(asyncio.BufferedProtocol):
 
     def _end_reading(self) -> None:
         self._over = True
+        self._wake()
+
+    def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
+
+    def _give(self, batch: bytes, take: Callable[[bytes], None]) -> None:
+        try:
+            take(batch)
+        except Exception as error:  # for who called `each`
+            self._take, self._failure = None, error
+            self._wake()
 
     def pause_writing(self) -> None:
         self._room = self._loop.create_future()
@@ -230,6 +232,21 @@ class AsyncLink(asyncio.BufferedProtocol):
             if not self._closed and not self._transport.is_closing():
                 self._transport.resume_reading()
         return batch
+
+    async def each(self, take: Callable[[bytes], None]) -> None:
+        """Has each batch taken as soon as it comes, until the end: no task wakes for it, as for `read`. Raises what
+        `take` raises. For who can always take more."""
+        while self._batches:
+            take(cast(bytes, await self.read()))
+        self._frames.at_once = AT_ONCE_BYTES
+        if not (self._over or self._closed):
+            self._take, self._reader = take, self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._take = self._reader = None
+        if self._failure is not None:
+            raise self._failure
 
     async def write(self, batch: bytes) -> None:
         """Sends a batch; waits while the other end does not take the batches before. After the end it does nothing: the

@@ -19,6 +19,12 @@ RECORD_BYTES = 1 << 14
 """The most that one record of TLS carries, and one call of OpenSSL gives."""
 
 
+def keep_alive(connection: socket.socket) -> None:
+    """No waiting for more to send; and the kernel notices that the other machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
 class PlainSocket:
     """A connection that is not encrypted."""
 

@@ -12,12 +12,13 @@ import ssl
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pathways_ray.errors import WireError
 from pathways_ray.transport import batcher, capabilities, frames, links, thread_links
 from pathways_ray.transport.endpoints import Tls
 from pathways_ray.transport.frames import CLOSE_REASON, Frames, Handshake, LinkLost, frame
@@ -412,6 +413,58 @@ def test_a_loop_dials_a_loop(server: Server, tls: Tls | None) -> None:
         return found[-1:]
 
     assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == [None]
+
+
+def test_each_batch_is_taken_as_it_comes_until_the_end(server: Server, tls: Tls | None) -> None:
+    """Those that had come before, too. The end is this one's or the other one's."""
+    sent = [f"batch {k}".encode() for k in range(8)]
+
+    async def story(hang_up: Callable[[AsyncLink], None]) -> list[bytes]:
+        link = await links.dial(server.address, ECHO, SHOWN, trust_of(tls))
+        found: list[bytes] = []
+
+        def take(batch: bytes) -> None:
+            found.append(batch)
+            if batch == sent[-1]:
+                hang_up(link)
+
+        for batch in sent[:4]:
+            await link.write(batch)
+        found += [await link.read() or b"", await link.read() or b""]
+        asyncio.get_running_loop().call_later(0.05, lambda: [link.put(batch) for batch in sent[4:]])
+        await link.each(take)
+        link.close()
+        await link.wait_closed()
+        return found
+
+    def at_the_other_end(link: AsyncLink) -> None:
+        assert server.link is not None
+        server.loop.call_soon_threadsafe(server.link.close)
+
+    for hang_up in (AsyncLink.close, at_the_other_end):
+        assert asyncio.run(asyncio.wait_for(story(hang_up), LIMIT_S)) == sent
+
+
+def test_what_taking_a_batch_raises_ends_the_taking(server: Server, tls: Tls | None) -> None:
+    async def story() -> list[bytes]:
+        link = await links.dial(server.address, ECHO, SHOWN, trust_of(tls))
+        found: list[bytes] = []
+
+        def take(batch: bytes) -> None:
+            found.append(batch)
+            if batch == b"poison":
+                raise WireError("not of this protocol")
+
+        for batch in (b"one", b"poison", b"two"):
+            asyncio.get_running_loop().call_later(0.02, link.put, batch)
+        with pytest.raises(WireError, match="not of this protocol"):
+            await link.each(take)
+        assert await link.read() == b"two"
+        link.close()
+        await link.wait_closed()
+        return found
+
+    assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == [b"one", b"poison"]
 
 
 @pytest.mark.parametrize("end", ["thread", "loop"])
