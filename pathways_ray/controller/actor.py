@@ -36,7 +36,7 @@ from pathways_ray.controller.metrics_server import serve_once_free, serve_page
 from pathways_ray.controller.planner import Planner
 from pathways_ray.controller.planning import PlanReply
 from pathways_ray.controller.programs import check_functions
-from pathways_ray.controller.standstill import Standstill
+from pathways_ray.controller.standstill import TELLING, Standstill
 from pathways_ray.controller.state import SendClient, SendIsland
 from pathways_ray.controller.watch import TICK_S
 from pathways_ray.errors import Failure, PathwaysError, to_failure
@@ -242,15 +242,14 @@ class Controller(Inspectable):
     def handle(self, event: events.Event) -> None:
         """Takes an event to the core, and carries out its commands."""
         now = time.monotonic()
-        if self.standstill.explains(event, self.core.clients.known, now):
+        if type(event) in TELLING and self.standstill.explains(event, self.core.clients.known, now):
             cause = "it stood still for so long that clients gave it up; their sessions go on with its successor"
             self.launches.story.note(Entry(now, "controller ends", cause=cause))
             print(f"the controller ends: {cause}", file=sys.stderr, flush=True)
             os._exit(1)
         for command in self.core.handle(event, now):
             if type(command) is SendIsland:
-                outbox = self.islands.get(command.island)
-                if outbox is not None:
+                if (outbox := self.islands.get(command.island)) is not None:
                     outbox.send(command.message)
             elif type(command) is SendClient:
                 self.front.send(command.session, command.message)

@@ -105,16 +105,18 @@ class ControllerCore:
 
     def handle(self, event: events.Event, now: float) -> list[events.Command]:
         """The commands that follow from an event at time `now`, in seconds of a monotonic clock."""
-        self.launches.tables.now = now
+        tables = self.launches.tables
+        tables.now = now
         if self.unseen:
             self.launches.membership.expect(self.unseen)
             self.unseen = {}
         commands = self._handlers[type(event)](event, now)
-        changed, explanations = self.launches.tables.changed, self.requests.explanations
-        if explanations.waiting and (changed or type(event) is events.Tick):
-            some = changed if type(event) is not events.Tick else list(explanations.waiting)
-            commands += explanations.programs_changed(some, now)
-        changed.clear()
+        if tables.changed or type(event) is events.Tick:
+            explanations = self.requests.explanations
+            if explanations.waiting:
+                some = tables.changed if type(event) is not events.Tick else list(explanations.waiting)
+                commands += explanations.programs_changed(some, now)
+            tables.changed.clear()
         if self.clients.turns.order or self.launches.admission.relieved:
             commands += self.intake.after()
         return commands

@@ -21,7 +21,7 @@ LONG_S = 4.0
 AFTERMATH_S = 10.0
 """Streams that end within this time after it may have been ended for that."""
 
-_TELLING = events.StreamEnded, events.LinkEnded, events.Requested
+TELLING = events.StreamEnded, events.LinkEnded, events.Requested
 """Events that may come of clients which gave this process up."""
 
 
@@ -53,8 +53,6 @@ class Standstill:
         Args:
             sessions: those of this process that were not closed.
         """
-        if type(event) not in _TELLING:
-            return False
         match event:
             case events.StreamEnded(session) | events.LinkEnded(session) if session in sessions:
                 pass
