@@ -33,17 +33,18 @@ class Dispatch:
     ) -> tuple[InFlight, list[Send]]:
         """Puts an admitted launch on its way. One of a program without work has no island to wait for."""
         tables = self.tables
-        in_flight, known = tables.in_flight, session.buffers
+        in_flight, known, arguments = tables.in_flight, session.buffers, launch.arguments
         tables.sequence = sequence = tables.sequence + 1
         tables.admitted += 1
         producers: dict[int, None] = {}
-        for number in launch.arguments:
+        for number in arguments:
             producer = known[number].producer if number else 0
             if producer and producer not in producers and producer in in_flight:
                 producers[producer] = None  # once: a launch may name a result of it thousands of times
                 in_flight[producer].consumers.append(sequence)
-        donated = Donations.take(session, program, launch.arguments) if program.donated else ()
-        inline = inline_of(launch)
+        donated = Donations.take(session, program, arguments) if program.donated else ()
+        is_plain = type(launch) is Launch  # with nothing but what each has
+        inline, covers = ((), ()) if is_plain else (inline_of(launch), covers_of(launch))
         record = in_flight[sequence] = InFlight(
             sequence,
             session.id,
@@ -51,7 +52,7 @@ class Dispatch:
             launch.launch,
             program,
             launch.results,
-            launch.arguments,
+            arguments,
             buffers.make(session, program, launch.results, sequence),
             set(program.islands),
             tuple(producers),
@@ -69,20 +70,18 @@ class Dispatch:
             tables.ledger.start(session.usage, record.estimate)
         if self.sequential is not None:
             return record, self.sequential.start(record, inline) if program.islands else []
-        message = prioritized(
-            launch,
-            IslandLaunch(
-                sequence,
-                session.id,
-                program.key,
-                launch.arguments,
-                launch.results,
-                launch=launch.launch,
-                inline=inline,
-                covers=covers_of(launch),
-            ),
+        message = IslandLaunch(
+            sequence,
+            session.id,
+            program.key,
+            arguments,
+            launch.results,
+            launch=launch.launch,
+            inline=inline,
+            covers=covers,
         )
-        return record, [SendIsland(island, message) for island in program.islands]
+        sent = message if is_plain else prioritized(launch, message)
+        return record, [SendIsland(island, sent) for island in program.islands]
 
     def drop_results(self, record: InFlight) -> list[Send]:
         """Takes back what the surviving islands of a failed launch made or will make."""
