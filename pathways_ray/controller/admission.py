@@ -28,7 +28,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import failed_argument, refusal_of
 from pathways_ray.controller.state import InFlight, Send, Session, Tables
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Free, Launch, Put, Unregister
+from pathways_ray.transport.messages import Free, Launch, Put, Unregister, inline_of
 
 
 class Admission:
@@ -83,7 +83,7 @@ class Admission:
         call: Call
         if isinstance(message, Launch):
             refused = quotas.launches(session) if session.tenant.quota.launches is not None else None
-            if refused is None and type(message) is not Launch:  # it may carry arguments
+            if refused is None and inline_of(message):
                 refused = quotas.carried(message)
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
@@ -102,7 +102,7 @@ class Admission:
 
     def resume(self, sessions: Iterable[Session]) -> list[Send]:
         """Lets waiting launches go on after an event that may have made room for them, first those in the window."""
-        commands = self.release()
+        commands = self.release() if self.window.queued else []
         for session in sessions:
             backlog = self.backlogs.get(session.id)
             if backlog is not None and (backlog.waiting or backlog.deferred):

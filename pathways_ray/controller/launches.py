@@ -209,6 +209,7 @@ class Launches:
         else:
             program.unready.discard(message.host)
             program.temporary_bytes[message.host] = message.temporary_bytes
+            program.most_bytes = program.result_bytes + program.devices * max(program.temporary_bytes.values())
             if program.is_ready:
                 program.wanted_since = math.inf
                 self.circuit_breaker.compiled(program.culprit)

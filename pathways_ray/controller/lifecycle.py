@@ -84,6 +84,7 @@ LAUNCH_LIFE: dict[LaunchState, dict[LaunchEvent, LaunchState]] = {
 
 def after(state: LaunchState, event: LaunchEvent) -> LaunchState:
     """The state after an event. Raises `AssertionError` for an event that cannot happen in this state."""
-    following = LAUNCH_LIFE[state].get(event)
-    assert following is not None, f"a launch that is {state} cannot be: {event}"
-    return following
+    try:
+        return LAUNCH_LIFE[state][event]
+    except KeyError:
+        raise AssertionError(f"a launch that is {state} cannot be: {event}") from None

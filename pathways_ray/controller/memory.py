@@ -118,9 +118,8 @@ class Memory:
     def take(self, session: Session, program: PlannedProgram, launch: int) -> Failure | bool:
         """Whether there is room for a launch, or for a part of it, which are of this program; a `Failure` where there
         never will be, or has not been for too long."""
-        wanted = program.result_bytes + program.devices * max(program.temporary_bytes.values(), default=0)
-        if wanted <= self.slack:
-            self.slack -= wanted
+        if program.most_bytes <= self.slack:
+            self.slack -= program.most_bytes
             if self.waiting:
                 self.waits_no_more(session.id, launch)
             return True

@@ -136,7 +136,8 @@ class Outcomes:
             if session is not None:
                 sessions[session.id] = session
                 session.in_flight -= 1
-                session.charged_bytes -= record.carried
+                if record.carried:
+                    session.charged_bytes -= record.carried
                 whole = record.whole
                 if failure is None:
                     took = self._succeed(record)

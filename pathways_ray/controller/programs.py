@@ -106,12 +106,12 @@ class PlannedProgram:
     `donated` are the numbers of arguments whose memory it may take, `gang_islands[k]` the islands with steps of gang k.
     `unready` are those of its hosts that have yet to compile it, `unsent` islands whose hosts have yet to get it.
     `culprit` is what the circuit breaker knows it by. `device_time` is the time of a launch, summed over its `devices`,
-    `result_bytes` those of all results on devices, `held` the same by slice. `number` is the client's for it;
-    `announced` is set once the client has heard that every host has compiled it. Launches have asked for that since
-    `wanted_since`. A `failure` to compile it is void from `retry_at` on. `in_flight` counts its launches on islands,
-    `launches` all that there were, `promised` the results of one that could not be planned; its client registers it
-    `again` where the cause may pass. One that decides has a `script`, and a program for each of its `segments`; it has
-    no plan of its own.
+    `result_bytes` those of all results on devices, `held` the same by slice, `most_bytes` those of a launch,
+    temporaries among them. `number` is the client's for it; `announced` is set once the client has heard that every
+    host has compiled it. Launches have asked for that since `wanted_since`. A `failure` to compile it is void from
+    `retry_at` on. `in_flight` counts its launches on islands, `launches` all that there were, `promised` the results of
+    one that could not be planned; its client registers it `again` where the cause may pass. One that decides has a
+    `script`, and a program for each of its `segments`; it has no plan of its own.
     """
 
     key: int
@@ -151,6 +151,7 @@ class PlannedProgram:
         self.held = Counter[int]()
         for kind in self.results:
             self.held[kind.slice] += kind.device_bytes
+        self.most_bytes = self.result_bytes + self.devices * max(self.temporary_bytes.values(), default=0)
         self.calls = any(message.calls for message in self.messages.values())
 
     @classmethod
