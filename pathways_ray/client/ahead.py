@@ -102,10 +102,11 @@ class Ahead:
         asked = self.asked.pop(buffer, None)
         if asked is None:
             return None
-        if asked.fetching.failure is not None or plan not in (None, asked.array.plan):
+        fetching = asked.fetching
+        if fetching.failure is not None or (plan is not None and plan is not asked.array.plan):
             self.withdraw(asked)
             return None
-        asked.fetching.told = told
+        fetching.told = told
         return asked
 
     def keep(self, buffer: int, asked: Asked) -> None:

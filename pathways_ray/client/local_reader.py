@@ -22,6 +22,8 @@ from pathways_ray.transport.local_sockets import MAX_ANSWER_BYTES
 
 Take = Callable[[bytes], None]
 
+_ROOM, _AT_ONCE = (MAX_ANSWER_BYTES,), (socket.MSG_DONTWAIT,)
+
 SEVERAL = 2
 """Threads that wait beside the one that reads. From so many on it does not look again and again: some of them have just
 been woken, and want the interpreter."""
@@ -76,6 +78,11 @@ class LocalReader:
         if self._sockets.pop(number, None) is not None:
             with contextlib.suppress(OSError):
                 self._poll.unregister(number)
+
+    def _forget_closed(self) -> None:
+        for number, (connection, _) in list(self._sockets.items()):
+            if connection.fileno() < 0:  # closed by somebody, and polled no more
+                self._forget(number)
 
     def wake(self) -> None:
         """Has the leader look at what it waits for."""
@@ -137,9 +144,6 @@ class LocalReader:
         before, left, end = self._leader, limit_s, time.monotonic() + limit_s
         try:
             self._leader = threading.get_ident()
-            for number, (connection, _) in list(self._sockets.items()):
-                if connection.fileno() < 0:  # closed by somebody, and polled no more
-                    self._forget(number)
             while True:
                 if self._received:
                     self._take_received()
@@ -186,7 +190,9 @@ class LocalReader:
         if busy.begins(time.perf_counter()):
             while not (found := self._poll.poll(0.0)) and busy.goes_on(time.perf_counter()):
                 os.sched_yield()
-        found = found or self._poll.poll(limit_s)
+        if not found:
+            self._forget_closed()
+            found = self._poll.poll(limit_s)
         busy.came(time.perf_counter())
         return found
 
@@ -205,7 +211,7 @@ class LocalReader:
         """Reads a batch. `extend` calls `recv` and notes what came without a step in between."""
         try:
             connection, take = self._sockets[number]
-            came = map(connection.recv, (MAX_ANSWER_BYTES,), (socket.MSG_DONTWAIT,))
+            came = map(connection.recv, _ROOM, _AT_ONCE)
             self._received.extend(zip((connection,), (take,), came, strict=True))
         except BlockingIOError:
             return

@@ -298,7 +298,8 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
 
     def fetch(self, array: Array) -> np.ndarray[Any, Any]:
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
-        self._before_fetch()
+        if self._core.ended is not None or self._core.queue:
+            self._before_fetch()
         record, reading = array._buffer.record, Reading(self._driver)
         if shown.waits is None:
             with reading:
