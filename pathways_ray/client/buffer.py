@@ -131,8 +131,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
             self.state = FAILED
 
 
-ID_OF = attrgetter("id")
-"""The number of a record: a function of the interpreter."""
+ID_OF, STATE_OF, FAILURE_OF, UPLOAD_OF = map(attrgetter, ("id", "state", "failure", "upload"))
+"""Fields of records, by functions of the interpreter: a launch may take hundreds."""
 
 LOSSES = (HostLost, BufferLost, ControllerLost)
 """The losses for which guards make arrays again. A controller's death takes the results of launches under way."""

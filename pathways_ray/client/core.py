@@ -26,7 +26,7 @@ from typing import Any
 
 from pathways_ray import limits
 from pathways_ray.client import events
-from pathways_ray.client.buffer import DELETED, ID_OF, PENDING, READY, BufferRecord
+from pathways_ray.client.buffer import DELETED, FAILURE_OF, ID_OF, PENDING, READY, STATE_OF, UPLOAD_OF, BufferRecord
 from pathways_ray.client.cancelling import Cancelling
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
@@ -144,11 +144,9 @@ class ClientCore(Cancelling):
             queue, which is to be released; or when it failed at once, as an argument of it or the session has.
         """
         failure: Failure | None = None
-        uploading = False
-        for buffer in arguments:
-            if buffer.failure is not None or buffer.state is DELETED:
-                failure = failure or buffer.refusal
-            uploading |= buffer.upload is not None and not buffer.upload.done
+        if any(map(FAILURE_OF, arguments)) or DELETED in map(STATE_OF, arguments):
+            failure = next((buffer.refusal for buffer in arguments if buffer.refusal is not None), None)
+        uploading = any(map(UPLOAD_OF, arguments)) and any(not one.done for one in map(UPLOAD_OF, arguments) if one)
         if failure is not None:
             for result in results:
                 result.fail(failure)
@@ -201,6 +199,8 @@ class ClientCore(Cancelling):
         self.buffers.pop(buffer.id, None)
         if self.ended is not None:
             return None
+        if buffer.upload is None and not self.queue:
+            return wire.Free((buffer.id,))
         if buffer.upload is not None and not self.frees_in_turn:
             self.freed[buffer.id] = buffer  # before the look: who ends the upload looks here behind it
             if not buffer.upload.done or self.freed.pop(buffer.id, None) is None:

@@ -78,6 +78,8 @@ class EarlyCalls:
         self._refused: Counter[int] = Counter()
         self._unserved: dict[int, int] = {}
         self._left: set[int] = set()
+        self._carrying: set[int] = set()
+        """Those that were handed over with arguments of their own."""
 
     def prepared(self, program: int, key: int, host: int) -> None:
         """Calls of a program may be handed to a host, which knows it as `key`; or to none, with `NO_HOST`."""
@@ -92,22 +94,8 @@ class EarlyCalls:
         self._unserved.pop(program, None)
         self.expected.pop(program, None)
 
-    def host_of(self, program: int, arguments: Sequence[BufferRecord], pending: int) -> int:
+    def host_of(self, program: int, arguments: Sequence[BufferRecord], pending: int, further: int = 0) -> int:
         """The host that a call is to be handed to; `NO_HOST` where it is not.
-
-        Args:
-            pending: all launches of the session without an outcome, this one among them.
-        """
-        if not self.may_hand(program, pending):
-            return NO_HOST
-        for record in arguments:
-            if record.state is READY or record.early or (record.fetched and record.state is PENDING):
-                continue
-            return NO_HOST
-        return self._programs[program][0]
-
-    def may_hand(self, program: int, pending: int, further: int = 0) -> bool:
-        """Whether a call of a program is handed to its host, as far as one can say without its arguments.
 
         Args:
             pending: all launches of the session without an outcome, this one among them.
@@ -115,11 +103,20 @@ class EarlyCalls:
         """
         host, _ = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts or len(self.handed) >= MAX_HANDED:
-            return False
+            return NO_HOST
         # Those that were called behind all whose values have come, as far as one can say.
-        under_way = min(pending - len(self.over), self.called + further - self.seen)
-        most = self._most
-        return under_way <= most or (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0)
+        under_way, most = min(pending - len(self.over), self.called + further - self.seen), self._most
+        if under_way > most and not (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0):
+            return NO_HOST
+        for record in arguments:
+            if record.state is READY or record.early or (record.fetched and record.state is PENDING):
+                continue
+            return NO_HOST
+        return host
+
+    def may_hand(self, program: int, pending: int, further: int = 0) -> bool:
+        """Whether a call of a program is handed to its host, as far as one can say without its arguments."""
+        return self.host_of(program, (), pending, further) != NO_HOST
 
     def answers_soon(self, host: int) -> bool:
         """Whether who uploads something small to a host waits for its answer: where the host takes calls at once, and
@@ -134,6 +131,8 @@ class EarlyCalls:
         for record in results:
             record.early, record.host = number, host
         self.handed[number] = launch.program
+        if launch.inline:
+            self._carrying.add(number)
         return launch
 
     def server_of(self, program: int) -> tuple[int, int] | None:
@@ -180,7 +179,7 @@ class EarlyCalls:
 
     def lightened(self, messages: list[Message]) -> list[Message]:
         """The same messages, but for the bytes that calls carry and their host is known to have."""
-        if not self.there:
+        if self.there.isdisjoint(self._carrying):
             return messages
         return [
             EarlyLaunch(message.launch, message.program, message.arguments, message.results)
@@ -233,6 +232,8 @@ class EarlyCalls:
             self.over.discard(launch)
             if self._left:
                 self._left.discard(launch)
+            if self._carrying:
+                self._carrying.discard(launch)
 
     def allowed(self, host: int, allowed: bool) -> None:
         """A host takes calls from now on, or takes no more."""
