@@ -56,9 +56,9 @@ class Asked(NamedTuple):
 
 
 class Ahead:
-    """The values of a session that were asked for with their calls, by buffer. Any thread may take one out, and has it
-    to itself. `ignored` is called with a program whose value nobody has waited for; `buffers` are those of the session:
-    once one is there no more, `drop` is called."""
+    """The values of a session that were `asked` for with their calls, by buffer. Any thread may take one out, and has
+    it to itself. `ignored` is called with a program whose value nobody has waited for; `buffers` are those of the
+    session: once one is there no more, `drop` is called."""
 
     def __init__(self) -> None:
         self.asked: dict[int, Asked] = {}

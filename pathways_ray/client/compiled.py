@@ -80,8 +80,8 @@ class CompiledFunction(Method):
             return self._bind(args, kwargs)
         if self.static_argnums:
             args, kwargs = self._at_positions(args, kwargs)
-            return self._program(args).outside(self._dynamic(args), kwargs)
-        return (self._alone.get(()) or self._program(args)).outside(args, kwargs)
+            return self._program(args)._outside(self._dynamic(args), kwargs)
+        return (self._alone.get(()) or self._program(args))._outside(args, kwargs)
 
     def ask(self, *args: Any) -> Any:
         """Calls it for its values alone, as `Program.ask` does."""

@@ -348,7 +348,8 @@ class DataLinks:
         if (asked := self.ahead.take(buffer, self.waker(sleeper), cover)) is None:
             return None
         try:
-            check()
+            if not asked.fetching.missing:  # else who waits for it checks that
+                check()
             self.wait_for([asked.fetching], sleeper, check)
         finally:
             self.ahead.withdraw(asked)  # where it has not come

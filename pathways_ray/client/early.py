@@ -101,12 +101,12 @@ class EarlyCalls:
             pending: all launches of the session without an outcome, this one among them.
             further: 1 where it was not called yet.
         """
-        host, _ = self._programs.get(program, _UNKNOWN)
-        if host not in self.hosts or len(self.handed) >= MAX_HANDED:
-            return NO_HOST
-        # Those that were called behind all whose values have come, as far as one can say.
+        # Those that were called behind all whose values have come, as far as one can say. Streams have many.
         under_way, most = min(pending - len(self.over), self.called + further - self.seen), self._most
         if under_way > most and not (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0):
+            return NO_HOST
+        host, _ = self._programs.get(program, _UNKNOWN)
+        if host not in self.hosts or len(self.handed) >= MAX_HANDED:
             return NO_HOST
         for record in arguments:
             if record.state is READY or record.early or (record.fetched and record.state is PENDING):

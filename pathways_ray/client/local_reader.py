@@ -179,7 +179,7 @@ class LocalReader:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
             woken = True
-        return bool(self._received) or not woken  # looked at behind the sockets: what has come counts
+        return not woken or bool(self._received)  # looked at behind the sockets: what has come counts
 
     def _polled(self, limit_s: float) -> list[tuple[int, int]]:
         """The sockets that have something, once one has, or the limit has passed."""

@@ -78,9 +78,9 @@ class Program(Method):
                 return self.fun(*args, **kwargs)
             finally:
                 tracing.programs -= 1
-        return self.outside(args, kwargs)
+        return self._outside(args, kwargs)
 
-    def outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The call of a thread that traces nothing."""
         leaves, tree = default_registry.flatten((args, kwargs))
         try:
