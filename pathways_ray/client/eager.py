@@ -114,7 +114,8 @@ def _program(
             built = builder.build_hoisted(closed, captured)  # functions on slices of their own: a program
         else:
             built = builder.build_operation(Operation.of_jit(closed, params, source_info.here()))
-        found = known.lowered[key] = LoweredProgram(session, built, jax.tree.structure([0] * len(closed.out_avals)))
+        tree = jax.tree.structure([0] * len(closed.out_avals))
+        found = known.lowered[key] = LoweredProgram(session, built, tree, len(kinds))
     return found
 
 

@@ -233,7 +233,7 @@ class Program(Method):
                 built = self._built(session, found, kinds, None)
             if owner is not None and self._owner(arguments) is None:  # the first stays: calls do not change theirs
                 self._known.owners[arguments] = owner
-            return LoweredProgram(session, built, found.output_tree)
+            return LoweredProgram(session, built, found.output_tree, len(kinds))
 
     def _traced(self, session: Session, tree: Any, kinds: list[ArgumentType], noted: bool) -> Trace:
         if noted:
@@ -275,13 +275,13 @@ def _owner_of(found: Trace) -> Session | None:
 
 
 class LoweredProgram(RegisteredProgram):
-    """A program for given argument types, which can be called."""
+    """A program for given argument types, which can be called, with so many `leaves`."""
 
-    def __init__(self, session: Session, built: BuiltProgram, output_tree: Any) -> None:
+    def __init__(self, session: Session, built: BuiltProgram, output_tree: Any, leaves: int) -> None:
         super().__init__(session, built)
         self.output_tree = output_tree
         self._held: dict[int, Array] = {}
-        self._takes_leaves = [source.leaf for source in built.sources] == list(range(len(built.sources)))
+        self._takes_leaves = [source.leaf for source in built.sources] == list(range(leaves))
         self._donated = built.graph.donated_arguments
         self._outputs = Outputs(session, built)
         self._carried = kinds_of(built)
@@ -295,9 +295,9 @@ class LoweredProgram(RegisteredProgram):
         placed: dict[int, Array] = {}
         # Until the launch has left: another thread may put its own array into `_held`.
         values = leaves if self._takes_leaves else [self._value(leaves, k) for k in range(len(built.sources))]
-        for source, value in zip(built.sources, values, strict=False):
+        for value in values:
             if type(value) is not Array:
-                k = len(buffers)
+                k, source = len(buffers), built.sources[len(buffers)]
                 if carrying is None:
                     carrying = Carrying(self._carried, most=partial(session.carries, self._number))
                 if carrying.takes(k, value, source.slice):
