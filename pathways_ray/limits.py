@@ -198,7 +198,7 @@ MAX_SERVED = 64
 """Results of a call that its host serves: each is a question of its own."""
 
 MAX_SERVED_BYTES = 128 << 10
-"""All of them together. Up to 96 KiB come by a local socket, where there is one."""
+"""All of them together. Up to 120 KiB come by a local socket, where there is one."""
 
 MAX_WHOLE_BYTES = 64 << 10
 """An array that is uploaded in one message, and waited for, where its client waits for each value."""
