@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
-from typing import Any
+import time
+from typing import Any, cast
 
 import jax
+import numpy as np
 import pytest
 
 from pathways_ray.executor.data import server as data_server
@@ -14,6 +18,7 @@ from pathways_ray.executor.run.instructions import Called
 from pathways_ray.transport.capabilities import tenant_mark
 from pathways_ray.transport.frames import framed
 from pathways_ray.transport.messages import (
+    FROM_HOST_DATA,
     CancelFetch,
     DataFailed,
     EarlyAllowed,
@@ -24,7 +29,7 @@ from pathways_ray.transport.messages import (
     ServeCall,
     encode,
 )
-from tests.unit.executor.data.test_server import LIMIT_S, SMALL, Host, Wire
+from tests.unit.executor.data.test_server import LIMIT_S, SMALL, Host, Wire, local
 from tests.waiting import until
 
 
@@ -133,3 +138,33 @@ def test_nothing_more_of_a_batch_is_taken_once_its_session_has_ended(
     send_as_one(wire, *(CancelFetch(number) for number in (1, 2, 3)))
     until(lambda: not host.server.streams)
     assert taken == [1]
+
+
+def test_what_is_not_small_goes_in_parts_where_its_client_does_not_read(host: Host) -> None:
+    """The local socket takes some answers whole. The others wait until those before them are read, and none is lost."""
+    made = Wire(host)
+    door = local(made)
+    value = np.arange(20_000, dtype=np.float32)
+    host.put(1, value)
+    (stream,) = host.server.streams
+    asked = range(1, 15)
+    for request in asked:
+        assert door.send(encode(Fetch(request, 1, (0,))))
+    first = made.next()  # the socket is full then
+    whole, came, deadline = list[int](), {first.request: bytes(first.data)}, time.monotonic() + LIMIT_S
+    while len(whole) + sum(len(data) == value.nbytes for data in came.values()) < len(asked):
+        assert time.monotonic() < deadline, "an answer is missing"
+        if not made.came.empty():
+            part = made.next()
+            came[part.request] = came.get(part.request, b"") + bytes(part.data)
+            continue
+        with contextlib.suppress(BlockingIOError):
+            part = cast(Any, FROM_HOST_DATA.decode_batch(door.connection.recv(1 << 18, socket.MSG_DONTWAIT))[0])
+            assert part.data == value.tobytes()
+            whole.append(part.request)
+    assert whole
+    assert came
+    assert sorted([*whole, *came]) == list(asked)
+    assert set(came.values()) == {value.tobytes()}
+    until(lambda: not stream.fetches)
+    made.link.close()
