@@ -178,12 +178,12 @@ class DataLinks:
                 if link.dead is not None:  # else one that has come meanwhile would be lost
                     fetching.failure = link.dead
                 self.awaited[request] = is_over, told
-            self.wait_for([fetching for _, _, fetching in asked], sleeper, is_over, until)
+            self.wait_for(fetches := [fetching for _, _, fetching in asked], sleeper, is_over, until)
             self._end(asked)
         except BaseException:  # also Ctrl-C in the midst of that
             self._end(asked)
             raise
-        return not any(fetching.missing for _, _, fetching in asked)
+        return not any(map(_MISSING, fetches))
 
     def look(self) -> None:
         """Has those wait no longer who wait for what is over otherwise."""

@@ -23,7 +23,7 @@ from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
-from pathways_ray.transport.messages import FROM_HOST_DATA, FetchPart
+from pathways_ray.transport.messages import FROM_HOST_DATA, FetchDone, FetchPart
 from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
@@ -115,22 +115,21 @@ class DataLink:
         self.end(reason)
 
     def _on_message(self, message: wire.Message) -> None:
-        if type(message) is FetchPart:  # nearly always
+        if type(message) is FetchPart or type(message) is FetchDone:  # nearly always
             fetching = self.fetches.get(message.request)
-            if fetching is not None:
+            if fetching is None:
+                return
+            if type(message) is FetchPart:
                 fetching.add(message)
-                if not fetching.missing:
-                    self._tell(fetching)
+            else:
+                fetching.in_file = True
+                fetching.missing.clear()
+            if not fetching.missing:
+                self._tell(fetching)
             return
         match message:
             case wire.PutDone(request):
                 self._uploaded(request, None)
-            case wire.FetchDone(request):
-                fetching = self.fetches.get(request)
-                if fetching is not None:
-                    fetching.in_file = True
-                    fetching.missing.clear()
-                    self._tell(fetching)
             case wire.LocalDoor():
                 if message.name:
                     with contextlib.suppress(NotLocal):

@@ -169,12 +169,10 @@ def hosts_of(data: DataLinks, record: BufferRecord) -> tuple[int, ...]:
         return (record.host,) if data.link_of(record.host) is not None else ()  # it has died: the outcome says so
     if unplaced:
         return ()
-    hosts: dict[int, None] = {}
-    for device in record.kind.slice.placed.devices:  # of a slice of many hosts a few are looked at
-        hosts[device.host] = None
-        if len(hosts) > MAX_ASKED:
-            return ()
+    hosts: tuple[int, ...] = record.kind.slice.placed.hosts
+    if len(hosts) > MAX_ASKED:
+        return ()
     others = [host for host in hosts if data.link_of(host) is None]
     for host in others:
         data.open(host)
-    return () if others else tuple(hosts)
+    return () if others else hosts

@@ -422,8 +422,7 @@ def sent(core: ClientCore, *hosts: int) -> BufferRecord:
 
 def kind_on(*hosts: int) -> SimpleNamespace:
     """The kind of an array on devices of these hosts."""
-    devices = [SimpleNamespace(host=host) for host in hosts]
-    return SimpleNamespace(slice=SimpleNamespace(placed=SimpleNamespace(devices=devices)))
+    return SimpleNamespace(slice=SimpleNamespace(placed=SimpleNamespace(hosts=tuple(sorted({*hosts})))))
 
 
 def test_the_hosts_of_a_result_are_asked_once_whether_it_is_there() -> None:
