@@ -130,7 +130,8 @@ class IslandOrder:
         if launch.first:
             self.queues.put(launch, self.now, priority)
             return []
-        usage, program = self.queues.queue_of(launch.session).usage, self._program_of(launch)
+        queue = self.sessions.get(launch.session) or self.queues.open(launch.session)
+        usage, program = queue.usage, self._program_of(launch)
         self.ledger.enter(usage)
         commands, queued = self.early.entered(usage.tenant, self.now), self._queued(program)
         if not self.waiting and self._may_start() and self._has_room(launch, program, queued):  # nearly always

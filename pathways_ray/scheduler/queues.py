@@ -65,11 +65,10 @@ class Queues:
                 return queue
         return None
 
-    def queue_of(self, session: int) -> SessionQueue:
-        queue = self.sessions.get(session)
-        if queue is None:
-            usage = self.ledger.of(session)
-            queue = self.sessions[session] = SessionQueue(session, usage, Candidate(usage, 0, 0.0))
+    def open(self, session: int) -> SessionQueue:
+        """The queue of a session that has none yet."""
+        usage = self.ledger.of(session)
+        queue = self.sessions[session] = SessionQueue(session, usage, Candidate(usage, 0, 0.0))
         return queue
 
     def put(self, launch: wire.IslandLaunch, now: float, priority: int = 0) -> None:
@@ -79,7 +78,7 @@ class Queues:
             if (before := self.sessions.get(launch.session)) is not None:
                 _insert_gang(before, launch)
             return
-        queue = self.queue_of(launch.session)
+        queue = self.sessions[launch.session]
         cross_island = self.program_of(launch).cross_island
         if cross_island:
             self.cross_island.append((launch.sequence, launch.session))

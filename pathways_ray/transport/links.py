@@ -97,6 +97,8 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._take: Callable[[bytes], None] | None = None
         self._failure: Exception | None = None
         self._room: asyncio.Future[None] | None = None
+        self.full = False
+        """Whether the other end does not take the batches sent before."""
         self._transport: asyncio.Transport | None = None
         self._space = _room.space
         self._paused = self._over = self._closed = False
@@ -204,12 +206,12 @@ class AsyncLink(asyncio.BufferedProtocol):
             self._wake()
 
     def pause_writing(self) -> None:
-        self._room = self._loop.create_future()
+        self._room, self.full = self._loop.create_future(), True
 
     def resume_writing(self) -> None:
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
-        self._room = None
+        self._room, self.full = None, False
 
     # Called by the owner.
 
@@ -258,11 +260,6 @@ class AsyncLink(asyncio.BufferedProtocol):
     async def wait_closed(self) -> None:
         """Waits until the connection is gone, and not only on its way to be."""
         await self._gone.wait()
-
-    @property
-    def full(self) -> bool:
-        """Whether the other end does not take the batches sent before."""
-        return self._room is not None
 
     def when_room(self, callback: Callable[[], None]) -> None:
         """Calls back once it takes it again, or is gone."""
