@@ -229,8 +229,10 @@ class ClientService:
             self.handle(events.ClientMessages(session, carrier, len(data), messages))
             del data, messages
             if (connections := self.connections.get(session)) is not None:
-                await connections.reading.wait()
-                await connections.outbox.room(limits.MAX_BACKLOG)
+                if not connections.reading.is_set():
+                    await connections.reading.wait()
+                if not connections.outbox.has_room(limits.MAX_BACKLOG):
+                    await connections.outbox.room(limits.MAX_BACKLOG)
             # Batches that are here already would otherwise be worked off before anything else happens.
             await asyncio.sleep(0)
 
