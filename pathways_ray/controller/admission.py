@@ -83,8 +83,8 @@ class Admission:
         call: Call
         if isinstance(message, Launch):
             refused = quotas.launches(session) if session.tenant.quota.launches is not None else None
-            if refused is None and inline_of(message):
-                refused = quotas.carried(message)
+            if refused is None and (inline := inline_of(message)):
+                refused = quotas.carried(message, inline)
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)

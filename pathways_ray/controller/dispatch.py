@@ -59,7 +59,7 @@ class Dispatch:
             after(state, LaunchEvent.ADMITTED),
             tables.now,
             donated=donated,
-            carried=quotas.carry(session, program, launch) if inline else 0,
+            carried=quotas.carry(session, program, inline) if inline else 0,
         )
         session.in_flight += 1
         program.in_flight += 1

@@ -10,7 +10,7 @@ from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.limits import MAX_BUFFERS, MAX_INLINE_BYTES, MAX_PLACES, MAX_SESSION_BUFFERS, MAX_SESSIONS, MAX_SLICES
-from pathways_ray.transport.messages import Launch, inline_bytes, inline_of
+from pathways_ray.transport.messages import InlineArgument, Launch
 
 
 def enforce(failure: Failure | None) -> None:
@@ -88,18 +88,18 @@ def device_bytes(session: Session, sessions: Iterable[Session], asked: int, purp
     )
 
 
-def carried(launch: Launch) -> Failure | None:
+def carried(launch: Launch, inline: tuple[InlineArgument, ...]) -> Failure | None:
     """The values that a launch carries, before it may have to wait with them."""
-    size = inline_bytes(launch)
+    size = sum([len(data) for _, data in inline])
     if size <= MAX_INLINE_BYTES:
         return None
     text = f"launch {launch.launch} carries arguments of {size} bytes; {MAX_INLINE_BYTES} are the limit"
     return Failure("TooLarge", f"{text}. Put them on the slice before, and pass what pw.put returns")
 
 
-def carried_bytes(program: PlannedProgram, launch: Launch) -> int:
+def carried_bytes(program: PlannedProgram, inline: tuple[InlineArgument, ...]) -> int:
     """Bytes on devices of the arguments that a launch carries."""
-    return sum(program.arguments[place].charged_bytes for place, _ in inline_of(launch))
+    return sum([program.arguments[place].charged_bytes for place, _ in inline])
 
 
 def taken_bytes(program: PlannedProgram, launch: Launch) -> int:
@@ -109,9 +109,9 @@ def taken_bytes(program: PlannedProgram, launch: Launch) -> int:
     return max(program.charged_bytes - sum(program.arguments[k].charged_bytes for k in given.values()), 0)
 
 
-def carry(session: Session, program: PlannedProgram, launch: Launch) -> int:
+def carry(session: Session, program: PlannedProgram, inline: tuple[InlineArgument, ...]) -> int:
     """Counts them, as long as the launch is on its islands, and returns them."""
-    carried = carried_bytes(program, launch)
+    carried = carried_bytes(program, inline)
     session.charged_bytes += carried
     return carried
 

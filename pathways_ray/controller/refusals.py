@@ -33,15 +33,16 @@ def refusal_of(tables: Tables, session: Session, program: PlannedProgram, launch
 
 def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """An argument does not exist, has failed, or is not of the program's type. A session names only its own buffers."""
-    arguments, types, inline = launch.arguments, program.arguments, inline_of(launch)
+    arguments, types, carries = launch.arguments, program.arguments, False
     if len(arguments) != len(types):
         return Failure(
             "GraphError",
             f"program {program.name!r} takes {len(types)} buffers, the launch gives {len(arguments)}",
         )
-    carries = bool(inline or (0 in arguments and type(launch) is EarlyLaunch))
-    if carries and (failure := _inline_unfit(program, launch, inline)) is not None:
-        return failure
+    if type(launch) is not Launch and ((inline := inline_of(launch)) or 0 in arguments):
+        carries = bool(inline) or type(launch) is EarlyLaunch
+        if carries and (failure := _inline_unfit(program, launch, inline)) is not None:
+            return failure
     buffers = session.buffers
     for number, expected in zip(arguments, types, strict=True):
         if carries and not number:
@@ -77,20 +78,22 @@ def donated_twice(program: PlannedProgram, launch: Launch) -> Failure | None:
 def _inline_unfit(program: PlannedProgram, launch: Launch, inline: tuple[InlineArgument, ...]) -> Failure | None:
     """The values that a launch carries are not those that are missing among its arguments. Of an early one its host may
     have them, all or none."""
-    what = f"launch {launch.launch} of program {program.name!r} carries"
     missing = [place for place, number in enumerate(launch.arguments) if not number]
     places = [place for place, _ in inline] if inline else missing
     if places != missing:
-        return Failure("WireError", f"{what} arguments {places}, and does not name arguments {missing}")
-    if program.script is not None or not set(program.donated).isdisjoint(places):
-        why = "a program that decides needs buffers" if program.script is not None else "buffers alone are donated"
-        return Failure("WireError", f"{what} arguments {places}; {why}")
-    for place, data in inline:
-        expected = program.arguments[place]
-        if len(data) != expected.array_bytes:
-            text = f"{what} {len(data)} bytes as argument {place}, which is {expected.type}: {expected.array_bytes}"
-            return Failure("GraphError", text)
-    return None
+        text = f"carries arguments {places}, and does not name arguments {missing}"
+    elif program.script is not None:
+        text = f"carries arguments {places}; a program that decides needs buffers"
+    elif program.donated and not set(program.donated).isdisjoint(places):
+        text = f"carries arguments {places}; buffers alone are donated"
+    else:
+        for place, data in inline:
+            expected = program.arguments[place]
+            if len(data) != expected.array_bytes:
+                size = f"{len(data)} bytes as argument {place}, which is {expected.type}: {expected.array_bytes}"
+                return Failure("GraphError", f"launch {launch.launch} of program {program.name!r} carries {size}")
+        return None
+    return Failure("WireError", f"launch {launch.launch} of program {program.name!r} {text}")
 
 
 def failed_argument(session: Session, launch: Launch) -> Failure | None:
@@ -116,7 +119,7 @@ def results_taken(session: Session, program: PlannedProgram, launch: Launch) -> 
 
 def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """The results do not fit into the tenant's quota of memory on devices, beside what the launch does not give up."""
-    carried = quotas.carried_bytes(program, launch)
+    carried = quotas.carried_bytes(program, inline_of(launch))
     purpose = f"the results of program {program.name!r}" + (" and arguments of its launch" if carried else "")
     asked = quotas.taken_bytes(program, launch) + carried
     return quotas.device_bytes(session, tables.sessions.values(), asked, purpose)
