@@ -188,13 +188,15 @@ class IslandOrder:
 
     def _leading(self, queue: SessionQueue) -> SessionQueue:
         """The session that goes when the policy wants `queue`: itself, or that of the first cross-island launch."""
-        if self._program_of(queue.head).cross_island and self.cross_island[0][0] != queue.head.sequence:
-            return self.sessions[self.cross_island[0][1]]
-        return queue
+        if not self.cross_island or not self._program_of(launch := queue.head).cross_island:
+            return queue
+        sequence, session = self.cross_island[0]
+        return queue if sequence == launch.sequence else self.sessions[session]
 
     def _head_has_room(self, queue: SessionQueue) -> bool:
-        program = self._program_of(queue.head)
-        return self._has_room(queue.head, program, self._queued(program))
+        launch = queue.head
+        program = self._program_of(launch)
+        return self._has_room(launch, program, self._queued(program))
 
     def _has_room(self, launch: wire.IslandLaunch, program: ProgramState, queued: int) -> bool:
         """Whether there is room for a launch on its devices, in whose queues it would have so many computations."""
