@@ -293,7 +293,7 @@ class LoweredProgram(RegisteredProgram):
         buffers: list[BufferRecord] = []
         carrying: Carrying | None = None
         placed: dict[int, Array] = {}
-        # Until the launch has left: another thread may put its own array into `_held`.
+        # Kept until the launch has left: another thread may put its own array into `_held`.
         values = leaves if self._takes_leaves else [self._value(leaves, k) for k in range(len(built.sources))]
         for value in values:
             if type(value) is not Array:
