@@ -11,9 +11,11 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from pathways_ray.errors import Failure
+from pathways_ray.executor.data.failure_texts import failure_in
 from pathways_ray.executor.run.parts import is_call
 from pathways_ray.observe.ring import Ring
 from pathways_ray.waits import get_within, slice_s
@@ -114,3 +116,35 @@ def is_there(value: Any) -> bool:
         return not hasattr(value, "is_ready") or bool(value.is_ready())
     except RuntimeError:  # its memory is gone already
         return True
+
+
+def are_over(values: Sequence[Any]) -> bool:
+    """Whether values are ready, and none failed."""
+    try:
+        for value in values:  # no generator: a client waits for what comes of it
+            if isinstance(value, Failure) or not value.is_ready():
+                return False
+            value.block_until_ready()  # raises where it failed
+            if getattr(value, "failure", None) is not None:
+                return False
+    except Exception:  # who waits for it finds out more
+        return False
+    return True
+
+
+def failure_of(values: Sequence[Any], host: int) -> tuple[int, Failure | None]:
+    """Waits for values of a host; returns the first failure among them and its place."""
+    for k, value in enumerate(values):
+        if isinstance(value, Failure):
+            return k, value
+        try:
+            value.block_until_ready()
+            if (failure := getattr(value, "failure", None)) is not None:
+                return k, failure
+        except Exception as error:
+            # Of a value that no gang made, a later launch may have taken the memory.
+            if hasattr(value, "is_deleted") and value.is_deleted():
+                continue
+            text = str(error) or type(error).__name__
+            return k, failure_in(text) or Failure("ExecutionError", text, host=host)
+    return -1, None

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-import jax
 import numpy as np
 
 from pathways_ray import limits
@@ -30,8 +29,7 @@ from pathways_ray.executor.compile.jax_parts import CompiledParts
 from pathways_ray.executor.compile.queue import FairQueue
 from pathways_ray.executor.data.buffer_store import BufferStore
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
-from pathways_ray.executor.data.failure_texts import failure_in
-from pathways_ray.executor.run.arrivals import Arrivals, is_there
+from pathways_ray.executor.run.arrivals import Arrivals, are_over, failure_of, is_there
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.driver import HostDriver, LaunchObserver
 from pathways_ray.executor.run.following import FollowingLaunches
@@ -104,7 +102,7 @@ class Dispatcher:
         self.calls = HostCalls(host, log)
         self.core = HostCore(host, members)
         self.driver = HostDriver(self.core, store, transfer, self)
-        self.driver.answers = lambda program: self._watcher(program).may_answer
+        self.driver.answers = lambda program: (program.watcher or self._watcher(program)).may_answer
         self.driver.check_ahead = compiler.sandbox.check_ahead
         self.inbox = Inbox(self._carry_out)
         self.arrivals = Arrivals(self._inputs_arrived)
@@ -229,7 +227,7 @@ class Dispatcher:
 
     def await_inputs(self, sequence: int, barrier: int, values: list[Any]) -> InputsArrived | None:
         if all(map(is_there, values)):
-            return InputsArrived(sequence, barrier, self._first_failure(values)[1])
+            return InputsArrived(sequence, barrier, failure_of(values, self.host)[1])
         self.arrivals.add(sequence, barrier, values)
         return None
 
@@ -237,7 +235,7 @@ class Dispatcher:
         self.calls.end(session)
 
     def _inputs_arrived(self, sequence: int, barrier: int, values: list[Any]) -> None:
-        self.inbox.put([InputsArrived(sequence, barrier, self._first_failure(values)[1])])
+        self.inbox.put([InputsArrived(sequence, barrier, failure_of(values, self.host)[1])])
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
@@ -252,9 +250,9 @@ class Dispatcher:
     ) -> None:
         """Reports a launch once its values are ready. Small computations run in the thread that enqueues them: those
         are over when they come here, and are reported without another thread's help."""
-        watcher, begun = self._watcher(program), self._begun
+        watcher, begun = program.watcher or self._watcher(program), self._begun
         self._begun = over = time.perf_counter()
-        if watcher.is_idle and self._is_over(values):
+        if watcher.is_idle and are_over(values):
             if later:
                 answer(later)
             if program.plan.decides:
@@ -269,29 +267,22 @@ class Dispatcher:
         self._begun = time.perf_counter()
 
     def _watcher(self, program: PreparedProgram) -> Watcher:
-        """The watcher of a program's values."""
+        """The watcher of a program's values, which stays the same."""
         devices = program.plan.watched_with
-        if (watcher := self._watchers.get(devices)) is not None:
-            return watcher
-        if len(self._watchers) < MAX_WATCHERS:
+        watcher = self._watchers.get(devices)
+        if watcher is None and len(self._watchers) < MAX_WATCHERS:
             watcher = self._watchers[devices] = Watcher(is_shared=not devices)
             threading.Thread(target=ending_with_process(self._watch), args=(watcher,), daemon=True).start()
-        else:
+        elif watcher is None:
             watcher = list(self._watchers.values())[hash(devices) % MAX_WATCHERS]
             watcher.is_shared = True
+        program.watcher = watcher
         return watcher
-
-    def _is_over(self, values: list[Any]) -> bool:
-        """Whether values are ready, and none failed."""
-        for value in values:  # no generator: a client waits for what comes of it
-            if isinstance(value, Failure) or not value.is_ready():
-                return False
-        return self._first_failure(values)[0] < 0
 
     def _watch(self, watcher: Watcher) -> None:
         while True:
             watched = self._next(watcher.queued)
-            at, failure = self._first_failure(watched.values)
+            at, failure = failure_of(watched.values, self.host)
             over = time.perf_counter()
             answer(watched.later)  # first: somebody waits for it
             taken = self._taken(watched.sequence, watched.program, watched.begun, over, watched.part)
@@ -322,10 +313,14 @@ class Dispatcher:
         rest is enqueued, and queues may be short; one behind it, from when that before it ended. One that passes what
         keeps a device releases nothing; such launches take turns among themselves.
         """
-        start, plan, busy_until = begun, program.plan, self._busy_until
-        kept = kept_by_earlier(sequence, plan, begun, self._watchers) if len(self._watchers) > 1 else ()
-        for device in plan.own_devices:
-            until = self._passing_until if kept and device in kept else busy_until
+        start, plan, until = begun, program.plan, self._busy_until
+        devices = plan.own_devices
+        if len(self._watchers) > 1 and (kept := kept_by_earlier(sequence, plan, begun, self._watchers)):
+            for device in kept.intersection(devices):
+                start = max(start, self._passing_until.get(device, 0.0))
+                self._passing_until[device] = now
+            devices = tuple([device for device in devices if device not in kept])
+        for device in devices:
             if (ended := until.get(device, 0.0)) > start:
                 start = ended
             until[device] = now
@@ -381,20 +376,3 @@ class Dispatcher:
         return Heartbeat(
             self.host, slowness, tuple(running.values()), behind, stopped(self.core), leads=self.core.leads
         )
-
-    def _first_failure(self, values: list[Any]) -> tuple[int, Failure | None]:
-        """Waits for values; returns the first failure among them and its place."""
-        for k, value in enumerate(values):
-            if isinstance(value, Failure):
-                return k, value
-            try:
-                value.block_until_ready()
-                if (failure := getattr(value, "failure", None)) is not None:
-                    return k, failure
-            except Exception as error:
-                # Of a value that no gang made, a later launch may have taken the memory.
-                if isinstance(value, jax.Array) and value.is_deleted():
-                    continue
-                text = str(error) or type(error).__name__
-                return k, failure_in(text) or Failure("ExecutionError", text, host=self.host)
-        return -1, None

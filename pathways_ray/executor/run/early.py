@@ -224,8 +224,8 @@ class EarlyLaunches:
             self._note(session, first)
         self._note(session, max(buffers, default=0))
         made: list[do.Instruction] = []
-        if self.taken.keys().isdisjoint(zip(repeat(session), buffers)):  # most are results of launches that were sent
-            return made
+        if not self.taken or self.taken.keys().isdisjoint(zip(repeat(session), buffers)):
+            return made  # most are results of launches that were sent
         for number in buffers:
             if (early := self.taken.pop((session, number), None)) is not None:
                 made += early.forget()

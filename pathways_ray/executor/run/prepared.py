@@ -60,6 +60,8 @@ class PreparedProgram:
         self.transfer = transfer
         self.temporary_bytes, self.queues, self.keeps = parts.temporary_bytes, parts.queues, parts.keeps
         self.slots = len(plan.plan.slots)
+        self.watcher: Any = None
+        """Who waits for its launches to be over, once there has been one."""
         self.is_one_gang = [type(step) for step in plan.whole.steps] == [Execute]
         self.number = self.given = 0
         self.computations = 1
@@ -124,9 +126,7 @@ class PreparedProgram:
     @property
     def is_brief(self) -> bool:
         """Whether a thread that computes within its calls is usually kept for no longer than `BRIEF_S`."""
-        if self.keeps is Keeps.ALIKE:
-            return 0.0 < self._usual < BRIEF_S
-        return self.keeps is Keeps.BRIEFLY
+        return self.keeps is Keeps.BRIEFLY or (self.keeps is Keeps.ALIKE and 0.0 < self._usual < BRIEF_S)
 
     def report(self, number: int, text: bool) -> bytes:
         """The computations of program `number`, which this is: an `observe.computations.Report` as JSON."""

@@ -117,7 +117,7 @@ def program(number: int, function: Any, digest: str = "f", donated: tuple[int, .
 
 def program_of(plan: SimpleNamespace) -> Any:
     """A prepared program, as far as those who watch its launches know it."""
-    return SimpleNamespace(plan=plan, computations=1, took=lambda seconds: None)
+    return SimpleNamespace(plan=plan, computations=1, watcher=None, took=lambda seconds: None)
 
 
 def programs_of_two_islands(number: int) -> list[Program]:
