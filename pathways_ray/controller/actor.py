@@ -118,11 +118,10 @@ class Controller(Inspectable):
         clients = Clients(self.launches, fusion, sessions_made=int(time.time() * 100) if self.restarted else 0)
         expected = (islands or {}) if self.restarted else ()  # at first they start after this process
         self.core = ControllerCore(self.launches, clients, token, data_secret, expected, silence_limit_s, islands)
-        dispatch = "parallel" if parallel else "sequential"
         about: dict[str, Any] = {"launch_limit_s": launch_limit_s, "compile_limit_s": compile_limit_s}
         about["silence_limit_s"] = silence_limit_s
         pid, started = self.own_process
-        here = {"pid": pid, "started": started, "dispatch": dispatch}
+        here = {"pid": pid, "started": started, "dispatch": "parallel" if parallel else "sequential"}
         self.core.requests.about |= about | {"policy": policy, "controller": here}
         self.core.requests.isolation.enabled = isolation
         self.core.requests.coalesce = coalesce
@@ -130,6 +129,8 @@ class Controller(Inspectable):
         self.core.story.sink = ProcessLog(runtime, self.process).write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node
+        handle = type(self).handle  # around which Ray puts its tracing, as around every method: it takes all events
+        self.handle = getattr(handle, "__wrapped__", handle).__get__(self)  # type: ignore[method-assign]
         self.islands: dict[int, outboxes.AsyncOutbox] = {}
         self.link_numbers = itertools.count(1)
         self.links: dict[int, links.AsyncLink] = {}
