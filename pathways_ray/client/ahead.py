@@ -122,6 +122,13 @@ class Ahead:
             if asked.program:
                 self.ignored(asked.program)
 
+    def let_alone(self, asked: Asked) -> None:
+        """Takes nothing that comes along with a value, nor with the next ones of its program."""
+        for request, _ in asked.along.values():
+            asked.link.fetches.pop(request, None)
+        if asked.along and asked.program:
+            self.siblings.of_no_use(asked.program)
+
     def withdraw(self, asked: Asked) -> None:
         """Asks no more."""
         asked.link.fetches.pop(asked.request, None)

@@ -280,7 +280,7 @@ class ClientCore(Cancelling):
     def _uploaded(self, event: events.Uploaded, now: float) -> Sequence[events.Command]:
         buffer, upload = event.buffer, event.upload
         upload.missing.discard(event.host)
-        if event.failure is not None:
+        if event.failure is not None and (upload.failure is not None or not upload.done):  # else it was stored before
             upload.failure = upload.failure or event.failure
             self._note(now, "upload failed", event.failure.message, host=event.host)
         elif upload.missing:

@@ -136,17 +136,18 @@ class DataLinks:
         link = self._links.get(host)
         if link is None or link.dead is not None:
             return False
-        ahead = self.ahead
-        if record is None or (asked := ahead.ask(link, record, self._requests, program)) is None:
+        if record is None:
             return link.launch(message)
-        handed = False
+        asked, handed = None, False
         try:
-            handed = link.launch(asked.along_with(message, record.id))
+            if (asked := self.ahead.ask(link, record, self._requests, program)) is not None:
+                message = asked.along_with(message, record.id)
+            handed = link.launch(message)
         finally:
-            if not handed:  # also at Ctrl-C: it may not have left, and who looks at the value asks for it
-                ahead.withdraw(asked)
-        if handed:  # no sooner: another thread would wait for what has not been asked
-            ahead.enter(record.id, asked)
+            if asked is not None and not handed:  # also at Ctrl-C: who looks at the value asks for it
+                self.ahead.withdraw(asked)
+        if asked is not None and handed:  # no sooner: another thread would wait for what has not been asked
+            self.ahead.enter(record.id, asked)
         return handed
 
     def await_values(

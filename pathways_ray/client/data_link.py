@@ -168,12 +168,13 @@ class DataLink:
             self.owner.wake()
 
     def _uploaded(self, request: int, failure: Failure | None) -> None:
-        sent = self.uploads.pop(request, None)
+        sent = self.uploads.get(request)
         self.passed.pop(request, None)
         if request in self._turns:
             self._turns.end(request)
         if sent is not None:
             sent.acknowledge(sent.upload, self.host, failure)
+            self.uploads.pop(request, None)  # last: the next one who reads says it again, where Ctrl-C came before
 
     def give_up(self, request: int) -> None:
         """Fails an upload that will not leave, unless it has its outcome."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,9 @@ from pathways_ray.jax_types import array_type, partition_spec
 
 Target = tuple[VirtualSlice, Spec]
 """Where an array is placed."""
+
+_check_once = functools.lru_cache(maxsize=1024)(check_layout)
+"""The leaves of a tree are often alike, and move each turn."""
 
 
 class _MoveAlone(Program):
@@ -169,7 +173,7 @@ def _moved(found: Sequence[Any], places: Sequence[Target]) -> list[Any]:
 
 def _check_layout(tree: Any, number: int, kind: ArrayType, where: VirtualSlice, spec: Spec) -> None:
     try:
-        check_layout(kind, spec, where.type, "reshard")
+        _check_once(kind, spec, where.type, "reshard")
     except SpecError as error:
         raise _about_leaf(error, tree, number) from None
 

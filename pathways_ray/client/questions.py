@@ -74,16 +74,17 @@ def ask(data: DataLinks, buffer: int, cover: FetchPlan, done: Done) -> Question 
     if (link := _local_link(data, host)) is None:
         return None
     if (ahead := data.ahead.take(buffer, lambda: None, cover)) is not None:
-        return _expect(ahead, done)
+        return _expect(data, ahead, done)
     found = FetchedArray(cover, lambda: question.end(fetching.failure is None))
     request, fetching = data.new_request(), found.by_host[host]
     question = Question(link, request, lambda came: done(found.value() if came else None))
     return question if question.ask(wire.Fetch(request, buffer, devices, ()), fetching) else None
 
 
-def _expect(ahead: Asked, done: Done) -> Question:
+def _expect(data: DataLinks, ahead: Asked, done: Done) -> Question:
     """A question that was asked with the call that makes the value: it is there, or comes unasked."""
     fetching = ahead.fetching
+    data.ahead.let_alone(ahead)
     question = Question(ahead.link, ahead.request, lambda came: done(ahead.array.value() if came else None))
     fetching.told = lambda: question.end(fetching.failure is None)
     if not fetching.missing or fetching.failure is not None:  # since before, when nobody was told

@@ -66,6 +66,10 @@ class Siblings:
                 found.append(number)
         return found
 
+    def of_no_use(self, program: int) -> None:
+        """The results of a program come along no more, until two of one launch are asked for."""
+        self._useless.add(program)
+
     def keep(self, results: Results, values: Mapping[int, Any]) -> None:
         """Values came along with a question."""
         group = _Group(results.program)
@@ -85,4 +89,4 @@ class Siblings:
         if group is not None:
             group.waiting -= 1
             if not group.waiting and not group.used:
-                self._useless.add(group.program)
+                self.of_no_use(group.program)

@@ -8,7 +8,9 @@ put returns when it is stored: sooner than the threads would have been woken. In
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -79,7 +81,12 @@ def put(
         link.ask(opening)
         if link.dead is not None:
             link.end("it went while an array was on its way")
-        data.reader.wait(lambda: sent.upload.done, sleeper, _WAIT_SLICE_S)
     except BaseException:  # as Ctrl-C: who waits for the host would wait without end
         link.give_up(opening.request)
+        raise
+    waiting = partial(data.reader.wait, lambda: sent.upload.done, sleeper, _WAIT_SLICE_S)
+    try:
+        waiting()
+    except BaseException:  # as Ctrl-C: it has left, and what is called behind it waits for the answer as well
+        threading.Thread(target=waiting, name="pathways-put", daemon=True).start()
         raise

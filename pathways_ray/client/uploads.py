@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from functools import partial
 from typing import Any, cast
 
@@ -18,6 +19,9 @@ from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.jax_types import array_type
+
+_check_layout = functools.lru_cache(maxsize=1024)(check_layout)
+"""Arrays of one kind are often put again and again."""
 
 
 class UploadCalls:
@@ -37,7 +41,7 @@ class UploadCalls:
             raise UsageError(f"{where} was released; nothing can be put there")
         array, weak = to_numpy(value)
         kind = ArgumentType.of(array_type(array), weak, where, spec, extended_dtype(value))
-        check_layout(kind.array, spec, where.type, "put")
+        _check_layout(kind.array, spec, where.type, "put")
         return self.upload(array, kind, alone)
 
     def upload(self, array: Given, kind: ArgumentType, alone: bool = False) -> Array:

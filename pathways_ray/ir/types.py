@@ -6,7 +6,6 @@ sharded over, trailing unsharded dimensions left out. Equal specs are equal tupl
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Annotated
 
@@ -136,12 +135,10 @@ def check_spec(spec: Spec, axes: tuple[str, ...], what: str = "") -> None:
             )
 
 
-@functools.lru_cache(maxsize=4096)
 def check_layout(array: ArrayType, spec: Spec, mesh: SliceType, what: str) -> None:
     """Raises `SpecError` unless every sharded dimension of the array divides evenly over its mesh axes.
 
-    JAX has the same rule for the arguments and results of a jitted function. Arrays of one kind come again and again:
-    they are looked at once.
+    JAX has the same rule for the arguments and results of a jitted function.
 
     Raises:
         GraphError: the type itself is invalid.

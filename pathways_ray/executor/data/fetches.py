@@ -16,7 +16,7 @@ from pathways_ray.errors import Failure, to_failure
 from pathways_ray.executor.data.buffer_store import BufferStore, Later, may_be_later
 from pathways_ray.executor.data.client_stream import MAX_UNREAD, ClientStream, FetchRequest
 from pathways_ray.executor.data.failure_texts import failure_in
-from pathways_ray.executor.data.shard_reader import SMALL_BYTES, ShardReader, is_computed
+from pathways_ray.executor.data.shard_reader import NEAR_BYTES, SMALL_BYTES, ShardReader, is_computed
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport.local_sockets import LocalServer
 from pathways_ray.transport.pipes import HostPipe, is_pipe
@@ -72,7 +72,11 @@ class FetchServer:
         if fetching.file is not None or len(devices) > self._most:
             return False
         size = math.prod(value.shape) * value.dtype.itemsize  # `nbytes` asks NumPy: seven calls
-        return bool(size <= SMALL_BYTES or (fetching.local is not None and size < self._near_bytes))
+        if size <= SMALL_BYTES or fetching.local is None or size >= self._near_bytes:
+            return bool(size <= SMALL_BYTES)
+        if len(devices) > 1:  # several may have all of it
+            size = math.prod(value.sharding.shard_shape(value.shape)) * value.dtype.itemsize * len(devices)
+        return bool(size < self._near_bytes)
 
     def withdraw(self, stream: ClientStream, request: int) -> None:
         """Ends a fetch, whether it was answered or its client has given it up."""
@@ -154,6 +158,9 @@ class FetchServer:
         if piped:
             arrays = self.reader.arrays(value, message.devices)
             fetching.pipe = HostPipe(came)
+            if stream.fetches.get(message.request) is not fetching:  # withdrawn, perhaps before it could see the pipe
+                fetching.pipe.end()
+                return True
         elif not self.reader.write(value, message.devices, came):
             return False
         came = fetching.file = None  # a pipe has a descriptor of its own
@@ -178,7 +185,8 @@ class FetchServer:
             answer = self.reader.parts(message.request, value, message.devices)
             # One for no devices waits for the others here; nothing is made unasked for a client that does not read.
             if message.also and (not message.devices or stream.outbox.has_room(MAX_UNREAD)):
-                answer = [*self.reader.siblings(stream.session, message), *answer]
+                room = NEAR_BYTES - value.nbytes if fetching.local is not None else limits.MAX_SIBLINGS_BYTES
+                answer = [*self.reader.siblings(stream.session, message, room), *answer]
             self._reply(stream, fetching, answer, value)
         except Exception as error:
             self._reply(stream, fetching, [self._failed(message, error)])

@@ -83,15 +83,17 @@ class ShardReader:
             found.append(wire.FetchPart(request, device, 0, len(data), data))
         return found
 
-    def siblings(self, session: int, message: wire.Fetch) -> Sequence[wire.FetchPart | wire.FetchDone]:
+    def siblings(
+        self, session: int, message: wire.Fetch, room: int = limits.MAX_SIBLINGS_BYTES
+    ) -> Sequence[wire.FetchPart | wire.FetchDone]:
         """The small results that come along with the answer to a question, no more than a client of this project asks
-        for. One for no devices waits for all of them."""
+        for, nor than there is room for. One for no devices waits for all of them."""
         parts: list[wire.FetchPart | wire.FetchDone] = []
         if not message.devices:
             for _, buffer in message.also:
                 self.value(session, buffer).block_until_ready()
             return parts
-        room = limits.MAX_SIBLINGS_BYTES
+        room = min(room, limits.MAX_SIBLINGS_BYTES)
         for request, buffer in message.also:
             value: Any = self.store.get(session, buffer)
             if hasattr(value, "is_ready") and value.nbytes <= SMALL_BYTES and is_computed(value):

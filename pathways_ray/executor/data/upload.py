@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 import jax
+import msgspec
 import numpy as np
 
+from pathways_ray import limits
 from pathways_ray.errors import WireError
 from pathways_ray.executor.compile.compiler import Compiler
 from pathways_ray.executor.data.upload_plan import UploadPlan
@@ -45,10 +47,21 @@ class Upload:
         self.filled = [0] * len(self.boxes)
 
     def take(self, whole: Sequence[wire.Bytes], local: socket.socket | None) -> None:
-        """Fills the boxes that came with the message, if any did: its client waits at the local socket then."""
-        self.came_by = local if whole else None
+        """Fills the boxes that came with the message, if any did: its client waits at the local socket then.
+
+        Raises:
+            WireError: they do not fill the array, or it is not small.
+        """
+        if not whole:
+            return
+        if self.size > limits.MAX_WHOLE_BYTES:
+            raise WireError(f"{self.size} bytes came with their array; {limits.MAX_WHOLE_BYTES} may")
         for number, data in enumerate(whole):
             self.add(wire.PutPart(self.message.request, number, 0, data))
+        if self.missing:
+            raise WireError(f"{self.missing} bytes are missing of an array that came whole")
+        self.came_by = local
+        self.message = msgspec.structs.replace(self.message, whole=())  # views of all that came in one batch
 
     def add(self, part: wire.PutPart) -> None:
         if not 0 <= part.box < len(self.buffers):

@@ -83,7 +83,7 @@ class UploadPlans:
         made = UploadPlan(kind, spec, placed, self._host)
         if placed.mesh.size <= MAX_DEVICES:
             if len(self._known) >= MAX_PLANS:
-                self._known.clear()
+                del self._known[next(iter(self._known))]
             self._known[key] = made
         return made
 
