@@ -9,7 +9,6 @@ end wakes them as well.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -97,10 +96,14 @@ class Agreement:
         """Gives this host's values, and returns those of all, in the order of the hosts; None where XLA is to run the
         computation. Waits for the partners."""
         self._begin()
-        with contextlib.ExitStack() as stack:
-            for partner in self._met:
-                stack.enter_context(partner.deciding)
+        held = [partner.deciding for partner in self._met]
+        for lock in held:
+            lock.acquire()
+        try:
             every = self._decide(mine) if self._is_first else self._hear(mine)
+        finally:
+            for lock in held:
+                lock.release()
         self.agreed += every is not None
         return every
 

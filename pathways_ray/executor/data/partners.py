@@ -135,8 +135,10 @@ class SocketPartner:
 
     def _received(self, limit_s: float | None) -> bytes | None:
         """The next word; None where none comes in time. Looks again and again before it sleeps, where that pays."""
-        with contextlib.suppress(BlockingIOError):
+        try:  # a context would take longer
             return self._read()
+        except BlockingIOError:
+            pass
         busy = self._busy
         looks = busy.begins(time.perf_counter())
         while looks:
