@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import socket as socketlib
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +16,17 @@ import numpy as np
 import pytest
 
 from pathways_ray import limits
-from pathways_ray.client import data_link, small_puts
-from pathways_ray.client.buffer import Upload
+from pathways_ray.client import core as core_module
+from pathways_ray.client import data_link, local_reader, small_puts
+from pathways_ray.client.buffer import READY, BufferRecord, Upload
+from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
+from pathways_ray.client.events import Uploaded
 from pathways_ray.client.living import LivingUploads
+from pathways_ray.client.local_reader import LocalReader, Sleeper
 from pathways_ray.errors import Failure
+from pathways_ray.executor.data.upload import Upload as HostUpload
+from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.capabilities import data_token, slice_tag
@@ -69,9 +80,12 @@ class Putting:
         self.told.append(failure)
         upload.done = True
 
-    def end(self) -> list[Failure | None]:
+    def ended(self) -> None:
         self._thread.join(LIMIT_S)
         assert not self._thread.is_alive(), "it hangs"
+
+    def end(self) -> list[Failure | None]:
+        self.ended()
         return self.told
 
 
@@ -117,19 +131,95 @@ def test_it_goes_by_the_stream_where_the_local_socket_takes_nothing(
     np.testing.assert_array_equal(np.asarray(host.store.get(SESSION, 9)), SMALL)
 
 
-def test_ctrl_c_ends_it_and_its_upload(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host.server, "_take", lambda *message: None)
+def test_ctrl_c_ends_the_wait_and_the_answer_is_read_all_the_same(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has left. What waits for it, as the free of an array without a handle, would wait without end."""
+    taken: list[Any] = []
+    take, wait = host.server._take, data.reader.wait
+    monkeypatch.setattr(host.server, "_take", lambda *message: taken.append(message))
 
     def interrupted(*_: Any) -> None:
+        monkeypatch.setattr(data.reader, "wait", wait)
+        until(lambda: bool(taken))
         raise KeyboardInterrupt
 
     monkeypatch.setattr(data.reader, "wait", interrupted)
+    one = Putting(data)
+    one.ended()
+    assert isinstance(one.raised, KeyboardInterrupt)
+    assert (one.told, len(data._links[0].uploads)) == ([], 1)
+    assert host.server._loop is not None
+    host.server._loop.call_soon_threadsafe(take, *taken[0])
+    until(lambda: one.told == [None])
+    assert not data._links[0].uploads
+
+
+def test_ctrl_c_before_it_has_left_ends_its_upload(data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(data._links[0], "ask", interrupted)
     one = Putting(data)
     (failure,) = one.end()
     assert isinstance(one.raised, KeyboardInterrupt)
     assert failure is not None
     assert failure.kind == "Cancelled"
     assert not data._links[0].uploads
+
+
+def test_an_answer_that_ctrl_c_cuts_off_is_taken_by_the_next_who_reads(data: DataLinks) -> None:
+    """At each step of what takes it: who waits for his own upload may read the answer to another thread's."""
+    files, link = {data_link.__file__, core_module.__file__, local_reader.__file__}, data._links[0]
+
+    def run(at: int) -> bool:
+        """Interrupts the thread that reads, at a step; whether it came to that."""
+        core, steps, records = ClientCore(1, 1000), itertools.count(), list[BufferRecord]()
+
+        def told(record: BufferRecord, upload: Upload, host: int, failure: Failure | None) -> None:
+            core.handle(Uploaded(record, upload, host, failure), 0.0)
+
+        for request in (1001, 1002):
+            (record,) = core.new_buffers(1)
+            record.upload = Upload({0})
+            link.uploads[request] = data_link.Sent(record.upload, functools.partial(told, record))
+            records.append(record)
+        reader, (mine, theirs) = LocalReader(), socketlib.socketpair(socketlib.AF_UNIX, socketlib.SOCK_SEQPACKET)
+        reader.add(mine, link._take_local)
+        for request in (1001, 1002):
+            theirs.send(encode([PutDone(request)]))
+
+        def trace(frame: Any, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename in files and event == "line" and next(steps) == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before, came = sys.gettrace(), False
+        sys.settrace(trace)
+        try:
+            reader.wait(lambda: records[1].state is READY, Sleeper(), 1.0)
+        except KeyboardInterrupt:
+            came = True
+        finally:
+            sys.settrace(before)
+        reader.wait(lambda: all(one.state is READY for one in records), Sleeper(), 1.0, time.monotonic() + 1.0)
+        assert [one.state for one in records] == [READY, READY], f"lost at step {at}"
+        mine.close()
+        theirs.close()
+        return came
+
+    steps = next(at for at in itertools.count() if not run(at))
+    assert steps > 50
+
+
+def test_an_upload_that_is_stored_stays_so_when_its_link_ends() -> None:
+    core = ClientCore(1, 1000)
+    (record,) = core.new_buffers(1)
+    record.upload = upload = Upload({0})
+    core.handle(Uploaded(record, upload, 0), 0.0)
+    core.handle(Uploaded(record, upload, 0, Failure("HostLost", "its process was lost")), 0.0)
+    assert (record.state, record.failure) == (READY, None)
 
 
 def test_another_thread_that_reads_has_it_go_on(host: Host, data: DataLinks) -> None:
@@ -176,7 +266,11 @@ def wire(host: Host) -> Iterator[Wire]:
     made.link.close()
 
 
-@pytest.mark.parametrize("whole", [(b"12345678" * 3,), (bytes(16), bytes(16)), (b"",)], ids=["long", "two", "none"])
+@pytest.mark.parametrize(
+    "whole",
+    [(b"12345678" * 3,), (bytes(16), bytes(16)), (b"",), (b"1234",)],
+    ids=["long", "two", "none", "short"],
+)
 def test_bytes_that_do_not_fit_are_refused_and_take_nothing_of_the_quota(
     host: Host, wire: Wire, whole: tuple[Any, ...]
 ) -> None:
@@ -202,3 +296,17 @@ def test_a_slice_is_not_another_session_s_because_it_was_looked_at_before(host: 
     assert isinstance(refused, DataFailed)
     assert refused.failure.kind == "AuthenticationError"
     other.link.close()
+
+
+def test_what_comes_whole_is_small_and_holds_nothing_of_its_batch(host: Host, wire: Wire) -> None:
+    """Its bytes are a view of all messages that came together."""
+    opening = PutOpen(1, 9, ArrayType((1 << 20,), "uint8"), SPEC, PLACED, TAG, whole=(bytes(1 << 20),))
+    wire.send(opening)
+    refused = wire.next()
+    assert isinstance(refused, DataFailed)
+    assert f"1048576 bytes came with their array; {limits.MAX_WHOLE_BYTES} may" in refused.failure.message
+    upload = HostUpload(
+        PutOpen(1, 9, KIND, SPEC, PLACED, TAG, whole=(SMALL.tobytes(),)), UploadPlan(KIND, SPEC, PLACED, 0)
+    )
+    upload.take(upload.message.whole, None)
+    assert (upload.missing, upload.message.whole) == (0, ())

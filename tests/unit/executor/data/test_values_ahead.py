@@ -511,3 +511,20 @@ def test_results_that_are_gone_or_elsewhere_do_not_come_along(data: DataLinks) -
     made[2].kind.cover = FetchPlan.of_array(ArrayType((4,), "float32"), (("x",),), placed(1, ["1.0"]))
     hand_over(data, made)
     assert sorted(data.ahead.asked[2].along) == [5]
+
+
+def test_who_asks_without_a_thread_takes_nothing_along(host: Host, data: DataLinks) -> None:
+    """Nobody would look at it, nor let it go."""
+    (link,) = data._links.values()
+    if not link.is_local:
+        return
+    found: list[Any] = []
+    hand_over(data, several(3))
+    assert ask(data, 2, COVER, found.append) is not None
+    for buffer in (3, 4, 2):
+        host.put(buffer, SMALL + buffer)
+    answered(data, link)
+    np.testing.assert_array_equal(found.pop(), SMALL + 2)
+    assert link.fetches == {}
+    hand_over(data, several(3, 12))
+    assert data.ahead.asked[12].along == {}
