@@ -239,7 +239,7 @@ def make(session: Session, program: PlannedProgram, first: int, producer: int) -
 def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]:
     """Forgets buffers; their islands drop them after the launches before. Those that were donated to a launch under way
     are dropped once that ends."""
-    places, uploads = session.places, session.early or session.arriving
+    places = session.places
     dropped: dict[int, dict[int, None]] = {}
     for number in numbers:
         buffer = session.forget(number)
@@ -247,7 +247,7 @@ def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]
             dropped.setdefault(places[buffer.type.slice].island, {})[number] = None
         elif (donated := session.donated.get(number)) is not None:
             donated.freed = True
-        if uploads:
+        if session.early or session.arriving:
             for island in _cut_off(tables, session, number):
                 dropped.setdefault(island, {})[number] = None
     return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]

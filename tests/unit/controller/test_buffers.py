@@ -270,3 +270,17 @@ def test_hosts_that_report_before_the_client_does_are_compared_too() -> None:
     front.stored(1, 1, 4, digests={0: b"others", 1: b"same"})
     (lost,) = to_client(front.put(1, 4, arrives=False), kind=BuffersLost)
     assert "hold the same part of it" in lost.failure.message
+
+
+def test_uploads_that_are_freed_together_are_each_forgotten() -> None:
+    """
+    1. A host has one of which the client has not told, and the client tells of one that the host does not have yet.
+    2. It frees both at once. What the host says of the second one later finds nothing, and is dropped there.
+    """
+    front = Harness()
+    front.stored(0, 1, 1)
+    front.put(2, 1, arrives=False)
+    assert to_island(front.free(1, 2), 0, Drop) == [Drop(1, (1, 2))]
+    session = front.launches.sessions[1]
+    assert (session.early, session.arriving) == ({}, {})
+    assert front.stored(0, 2, 1) == [SendIsland(0, Drop(1, (2,)))]

@@ -136,13 +136,15 @@ def test_ctrl_c_ends_the_wait_and_the_answer_is_read_all_the_same(
 ) -> None:
     """It has left. What waits for it, as the free of an array without a handle, would wait without end."""
     taken: list[Any] = []
-    take, wait = host.server._take, data.reader.wait
+    take, wait, first = host.server._take, data.reader.wait, [True]
     monkeypatch.setattr(host.server, "_take", lambda *message: taken.append(message))
 
-    def interrupted(*_: Any) -> None:
-        monkeypatch.setattr(data.reader, "wait", wait)
-        until(lambda: bool(taken))
-        raise KeyboardInterrupt
+    def interrupted(*given: Any) -> None:
+        if first:
+            first.clear()
+            until(lambda: bool(taken))
+            raise KeyboardInterrupt
+        wait(*given)
 
     monkeypatch.setattr(data.reader, "wait", interrupted)
     one = Putting(data)
