@@ -59,7 +59,7 @@ class EarlyCalls:
     """
 
     def __init__(self, most: int = 0) -> None:
-        self.most = most
+        self.most, self.goes_by_values = most or MAX_UNDER_WAY, not most
         self.awaited: Callable[[], int] = lambda: 0
         """The values that threads wait for now."""
         self.hosts: set[int] = set()
@@ -71,7 +71,6 @@ class EarlyCalls:
         self.seen = 0
         """The last launch of which a value has come: nothing that was called before it counts as under way."""
         self.called = self._called_at = 0
-        self._most = most or MAX_UNDER_WAY
         self._put = 0
         """Uploads since a value came."""
         self._programs: dict[int, tuple[int, int]] = {}
@@ -102,7 +101,7 @@ class EarlyCalls:
             further: 1 where it was not called yet.
         """
         # Those that were called behind all whose values have come, as far as one can say. Streams have many.
-        under_way, most = min(pending - len(self.over), self.called + further - self.seen), self._most
+        under_way, most = min(pending - len(self.over), self.called + further - self.seen), self.most
         if under_way > most and not (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0):
             return NO_HOST
         host, _ = self._programs.get(program, _UNKNOWN)
@@ -122,7 +121,7 @@ class EarlyCalls:
         """Whether who uploads something small to a host waits for its answer: where the host takes calls at once, and
         values are waited for one by one, with few calls and uploads between them."""
         self._put += 1
-        waits = self._most == MAX_TOGETHER and self.called - self.seen <= MAX_BETWEEN
+        waits = self.most == MAX_TOGETHER and self.called - self.seen <= MAX_BETWEEN
         return waits and self._put <= MAX_PUT and host in self.hosts
 
     def hand(self, launch: EarlyLaunch, results: Sequence[BufferRecord], host: int) -> EarlyLaunch:
@@ -199,8 +198,8 @@ class EarlyCalls:
         value, and takes it for the next call, would be ahead of all outcomes, and nothing ever handed over."""
         launch, early = record.launch, record.early
         if launch > self._called_at:  # else it is a further value of the same calls
-            if self._called_at and not self.most:
-                self._most = MAX_TOGETHER if self.called - self._called_at <= MAX_BETWEEN else 0
+            if self._called_at and self.goes_by_values:
+                self.most = MAX_TOGETHER if self.called - self._called_at <= MAX_BETWEEN else 0
             self._called_at = self.called
         if launch > self.seen:
             self.seen = launch

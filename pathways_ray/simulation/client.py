@@ -106,7 +106,8 @@ class SimulatedClient:
         core.resume_tag = opened.resume_tag
         self.data = ClientData(self.world, self.process, session, self.handle)
         self.data.came = core.early.came
-        core.early.most = EAGER_LAUNCHES if self.world.settings.eager else core.early.most
+        if self.world.settings.eager:
+            core.early.most, core.early.goes_by_values = EAGER_LAUNCHES, False
         core.early.hosts.update(host for members in self.world.islands.values() for host in members)
         fusion = self.world.settings.fusion
         core.coalescer = Coalescer(core.new_program, min_occurrences=1, lengths=COALESCED_LENGTHS, fusion=fusion)
