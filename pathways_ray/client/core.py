@@ -286,8 +286,9 @@ class ClientCore(Cancelling):
         elif upload.missing:
             return ()
         upload.done = True
-        if self.freed.pop(buffer.id, None) is not None:
+        if buffer.id in self.freed:
             self.queue.append(Queued(wire.Free((buffer.id,))))
+            self.freed.pop(buffer.id, None)  # last: a free may be said twice, and not be lost at Ctrl-C
         if upload.failure is not None:
             buffer.fail(upload.failure)
         else:

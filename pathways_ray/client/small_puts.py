@@ -7,6 +7,7 @@ put returns when it is stored: sooner than the threads would have been woken. In
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable
@@ -75,6 +76,7 @@ def put(
         told()
 
     sent = Sent(Upload({link.host}, {link.host: link.epoch}), acknowledged)
+    waiting = partial(data.reader.wait, lambda: sent.upload.done, sleeper, _WAIT_SLICE_S)
     try:
         link.uploads[opening.request] = sent
         begun(sent.upload)
@@ -84,9 +86,9 @@ def put(
     except BaseException:  # as Ctrl-C: who waits for the host would wait without end
         link.give_up(opening.request)
         raise
-    waiting = partial(data.reader.wait, lambda: sent.upload.done, sleeper, _WAIT_SLICE_S)
     try:
         waiting()
     except BaseException:  # as Ctrl-C: it has left, and what is called behind it waits for the answer as well
-        threading.Thread(target=waiting, name="pathways-put", daemon=True).start()
+        with contextlib.suppress(RuntimeError):  # there is no thread left: whoever waits next reads it
+            threading.Thread(target=waiting, name="pathways-put", daemon=True).start()
         raise

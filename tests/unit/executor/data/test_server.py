@@ -34,7 +34,7 @@ from pathways_ray.executor.data import upload as upload_module
 from pathways_ray.executor.data.buffer_store import MAX_LATER, MAX_LATER_SHARDS, BufferStore, may_be_later
 from pathways_ray.executor.data.client_stream import MAX_PIPES, MAX_UNREAD
 from pathways_ray.executor.data.server import MAX_BATCH, DataServer
-from pathways_ray.executor.data.shard_reader import SMALL_BYTES
+from pathways_ray.executor.data.shard_reader import NEAR_BYTES, SMALL_BYTES
 from pathways_ray.executor.data.upload import SharedUpload, Upload
 from pathways_ray.ir.plan import Device, PlacedSlice
 from pathways_ray.ir.types import ArrayType, SliceType
@@ -1444,3 +1444,58 @@ def test_a_host_that_cannot_begin_to_serve_says_why(host: Host, monkeypatch: pyt
         DataServer(3, *given, run=run)
     assert isinstance(caught.value.__cause__, OSError if begun else ImportError)
     assert not ended
+
+
+def test_a_pipe_that_is_taken_back_while_its_array_is_read_ends(
+    host: Host, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that reads has not made it its own yet: nobody else could end it."""
+    goes_on, reads, writes = threading.Event(), threading.Event(), list[Any]()
+    arrays = host.server.reader.arrays
+
+    def read(*what: Any) -> Any:
+        reads.set()
+        assert goes_on.wait(LIMIT_S)
+        return arrays(*what)
+
+    monkeypatch.setattr(host.server.reader, "arrays", read)
+    monkeypatch.setattr(HostPipe, "write", lambda self, arrays: writes.append(self))
+    door, pipe = local(wire), Pipe()
+    host.put(1, LARGE)
+    assert door.send(encode(Fetch(1, 1, (0,))), pipe.other)
+    pipe.other = None
+    assert reads.wait(LIMIT_S)
+    (stream,) = host.server.streams
+    wire.send(CancelFetch(1))
+    until(lambda: not stream.fetches)
+    goes_on.set()
+    with pytest.raises(EOFError):
+        pipe.read([np.empty(LARGE.nbytes, np.uint8)])
+    assert not writes
+
+
+def test_a_value_is_near_by_the_bytes_that_are_asked_for(host: Host, wire: Wire) -> None:
+    """A replicated one has all of them on each device. Those of a sharded one are its own."""
+    value = SimpleNamespace(shape=(20_000,), dtype=np.dtype(np.float32))
+    local_one = SimpleNamespace(message=Fetch(1, 1, (0,)), local=object(), file=None)
+    local_two = SimpleNamespace(message=Fetch(1, 1, (0, 1)), local=object(), file=None)
+    by_stream = SimpleNamespace(message=Fetch(1, 1, (0,)), local=None, file=None)
+    server = SimpleNamespace(_most=2, _near_bytes=NEAR_BYTES)
+    is_small: Any = fetches.FetchServer._is_small
+    assert is_small(server, value, local_one)
+    assert not is_small(server, value, by_stream)
+    for shard, small in (((20_000,), False), ((10_000,), True)):
+        value.sharding = SimpleNamespace(shard_shape=lambda shape, shard=shard: shard)
+        assert is_small(server, value, local_two) == small
+
+
+def test_no_more_comes_along_than_fits_into_the_answer(host: Host, wire: Wire) -> None:
+    big, small = np.zeros(NEAR_BYTES // 4 - 100, np.float32), np.zeros(60, np.float32)
+    door = local(wire)
+    host.put(1, big)
+    host.put(2, small)
+    host.put(3, small)
+    assert door.send(encode(Fetch(1, 1, (0,), ((2, 2), (3, 3)))))
+    door.connection.settimeout(LIMIT_S)
+    parts = FROM_HOST_DATA.decode_batch(door.connection.recv(1 << 18))
+    assert [part.request for part in parts if isinstance(part, FetchPart)] == [2, 1]

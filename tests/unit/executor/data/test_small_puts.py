@@ -30,7 +30,7 @@ from pathways_ray.executor.data.upload_plan import UploadPlan
 from pathways_ray.ir.plan import PlacedSlice
 from pathways_ray.ir.types import ArrayType
 from pathways_ray.transport.capabilities import data_token, slice_tag
-from pathways_ray.transport.messages import DataFailed, HostAddress, PutDone, PutOpen, encode
+from pathways_ray.transport.messages import DataFailed, Free, HostAddress, PutDone, PutOpen, encode
 from tests.unit.executor.data.test_server import COVER, OVER, PLACED, SECRET, SESSION, SMALL, Host, Wire, local
 from tests.unit.helpers import placed
 from tests.waiting import until
@@ -186,6 +186,7 @@ def test_an_answer_that_ctrl_c_cuts_off_is_taken_by_the_next_who_reads(data: Dat
             record.upload = Upload({0})
             link.uploads[request] = data_link.Sent(record.upload, functools.partial(told, record))
             records.append(record)
+        assert core.free(records[0]) is None
         reader, (mine, theirs) = LocalReader(), socketlib.socketpair(socketlib.AF_UNIX, socketlib.SOCK_SEQPACKET)
         reader.add(mine, link._take_local)
         for request in (1001, 1002):
@@ -207,6 +208,7 @@ def test_an_answer_that_ctrl_c_cuts_off_is_taken_by_the_next_who_reads(data: Dat
             sys.settrace(before)
         reader.wait(lambda: all(one.state is READY for one in records), Sleeper(), 1.0, time.monotonic() + 1.0)
         assert [one.state for one in records] == [READY, READY], f"lost at step {at}"
+        assert Free((records[0].id,)) in [queued.message for queued in core.queue], f"the free is lost at step {at}"
         mine.close()
         theirs.close()
         return came
