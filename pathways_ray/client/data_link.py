@@ -172,9 +172,17 @@ class DataLink:
         self.passed.pop(request, None)
         if request in self._turns:
             self._turns.end(request)
-        if sent is not None:
+        if sent is None:
+            return
+        again = False
+        try:
             sent.acknowledge(sent.upload, self.host, failure)
-            self.uploads.pop(request, None)  # last: the next one who reads says it again, where Ctrl-C came before
+        except KeyboardInterrupt:  # the next one who reads says it again
+            again = True
+            raise
+        finally:
+            if not again:
+                self.uploads.pop(request, None)
 
     def give_up(self, request: int) -> None:
         """Fails an upload that will not leave, unless it has its outcome."""

@@ -113,16 +113,9 @@ class Fetches:
             self._driver.hurry()
         return question
 
-    def _fetch(
-        self,
-        record: BufferRecord,
-        plan: FetchPlan,
-        also: dict[int, FetchPlan] | None = None,
-        early: dict[int, np.ndarray[Any, Any]] | None = None,
-        into: SharedFile | None = None,
-    ) -> np.ndarray[Any, Any]:
+    def _fetch(self, record: BufferRecord, plan: FetchPlan, *along: Any) -> np.ndarray[Any, Any]:
         try:
-            found = self._data.fetch(record.id, plan, partial(self._driver.check_fetch, record), also, early, into)
+            found = self._data.fetch(record.id, plan, partial(self._driver.check_fetch, record), *along)
             self._core.early.came(record)
             return found
         except PathwaysError as error:
