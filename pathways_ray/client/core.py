@@ -72,8 +72,7 @@ class ClientCore(Cancelling):
         self.freed: dict[int, BufferRecord] = {}
         self.donations = Donations(self.buffers)
         self.trace: ClientTrace | None = None
-        self.renewals = Renewals()
-        self.early = EarlyCalls()
+        self.renewals, self.early = Renewals(), EarlyCalls()
         self.dropped: deque[int] = deque()
         """Programs that are called no more, which the next registration says."""
         self._launches, self._programs = itertools.count(1), itertools.count(1)
@@ -291,11 +290,11 @@ class ClientCore(Cancelling):
             self.freed.pop(buffer.id, None)  # last: a free may be said twice, and not be lost at Ctrl-C
         if upload.failure is not None:
             buffer.fail(upload.failure)
-        else:
-            buffer.become_ready()
-            if self.away:
-                self.arrived_away.add(buffer.id)
-        return *(WAKE_ALL if upload.failure is not None else _WAKE), *_RELEASE
+            return *WAKE_ALL, *_RELEASE
+        buffer.become_ready()
+        if self.away:
+            self.arrived_away.add(buffer.id)
+        return *_WAKE, *_RELEASE
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,6 @@ def put(
     try:
         waiting()
     except BaseException:  # as Ctrl-C: it has left, and what is called behind it waits for the answer as well
-        with contextlib.suppress(RuntimeError):  # there is no thread left: whoever waits next reads it
+        with contextlib.suppress(RuntimeError):  # there is no thread left: the next one who waits reads it
             threading.Thread(target=waiting, name="pathways-put", daemon=True).start()
         raise
