@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pathways_ray.executor.compile import agreement
 from pathways_ray.executor.data import partners
 from pathways_ray.executor.data.partners import MAX_STRANGERS, Partners
 from pathways_ray.transport import neighbours
@@ -62,6 +63,12 @@ class Island:
             return got
 
         return [one.result(timeout=20) for one in [self.pool.submit(act, k) for k in range(len(sides))]]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has hosts wait for each other where this machine has no time for one of their threads for a while."""
+    monkeypatch.setattr(agreement, "PATIENCE_S", 5.0)
 
 
 def results(*asked: Any) -> list[Any]:
