@@ -88,9 +88,8 @@ class Ahead:
     def enter(self, buffer: int, asked: Asked) -> None:
         """Has a value for who looks at its buffer."""
         self.asked[buffer] = asked
-        if (
-            self.buffers is not None and buffer not in self.buffers
-        ):  # looked at behind the entry: a deletion drops what it finds
+        # Looked at behind the entry: a deletion drops what it finds.
+        if self.buffers is not None and buffer not in self.buffers:
             self.drop(buffer)
 
     def take(self, buffer: int, told: Callable[[], None], plan: FetchPlan | None = None) -> Asked | None:

@@ -38,8 +38,7 @@ from pathways_ray.transport.frames import (
 )
 from pathways_ray.transport.messages import encode
 from pathways_ray.transport.rooms import Room
-from pathways_ray.transport.sockets import READ_BYTES
-from pathways_ray.transport.sockets import keep_alive as keep_alive
+from pathways_ray.transport.sockets import READ_BYTES, keep_alive
 from pathways_ray.transport.tls import Trust, client_context, server_context
 
 PING_S = 5.0

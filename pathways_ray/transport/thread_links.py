@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathways_ray import limits
 from pathways_ray.transport.batcher import MAX_MESSAGES, Batcher
 from pathways_ray.transport.frames import PING, Frames, Handshake, LinkLost, framed
-from pathways_ray.transport.links import CONNECT_LIMIT_S, MAX_HANDSHAKE_BYTES, PING_S, SILENCE_S, endpoint, keep_alive
+from pathways_ray.transport.links import CONNECT_LIMIT_S, MAX_HANDSHAKE_BYTES, PING_S, SILENCE_S, endpoint
 from pathways_ray.transport.messages import Message, encode
-from pathways_ray.transport.sockets import EncryptedSocket, PlainSocket, hang_up
+from pathways_ray.transport.sockets import EncryptedSocket, PlainSocket, hang_up, keep_alive
 from pathways_ray.transport.tls import Trust
 from pathways_ray.waits import get_within
 

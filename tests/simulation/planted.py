@@ -511,9 +511,9 @@ def a_session_that_ends_frees_nothing_on_hosts(patch: Patch) -> None:
 
 @bug(seeds=250, shown=53)
 def results_of_a_session_that_ended_are_kept(patch: Patch) -> None:
-    def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any) -> bool:
+    def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any, later: Any = None) -> bool:
         ended, self._ended = self._ended, {}
-        asked: bool = original(self, session, buffer, value)
+        asked: bool = original(self, session, buffer, value, later)
         self._ended = ended
         return asked
 
