@@ -1,9 +1,10 @@
-"""Connections between the hosts of one machine: small messages, and a pipe for the bytes of each big transfer.
+"""Connections between the hosts of one machine: small messages, and the bytes of big transfers.
 
 A host listens at a name that only processes of its machine (to be exact: of its network namespace) can reach, made from
 the address under which all hosts know it and the secret that only they have. Both ends make sure that the other one
-belongs to the same user. A message is one packet; a big transfer has two connected sockets of its own, of which the
-sender hands one over: both processes copy at the same time, and a slow transfer holds up no other.
+belongs to the same user. A message is one packet. What is bigger is read by its receiver out of the sender's memory,
+where the system lets processes of one user do that (`peer_memory`); else it has a pipe, two connected sockets of its
+own, of which the sender hands one over: both processes copy at the same time. A slow transfer holds up no other.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from pathways_ray.transport.peer_memory import PeerMemory
 from pathways_ray.transport.shared_memory import contiguous_parts
 
 MAX_PACKET_BYTES = 1 << 16
@@ -53,12 +55,13 @@ def name_of(address: str, secret: str) -> str:
     return f"\0pathways-host-{hashlib.blake2b(address.encode(), key=key, digest_size=16).hexdigest()}"
 
 
-def check_user(connected: socket.socket) -> None:
-    """Raises `OSError` unless the other end is a process of this user."""
+def check_user(connected: socket.socket) -> int:
+    """The process at the other end, 0 where it is not known here. Raises `OSError` unless it is one of this user."""
     found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(found)
+    pid, user, _ = _CREDENTIALS.unpack(found)
     if user != os.geteuid():
         raise OSError(f"user {user} is at the other end of a connection between hosts of user {os.geteuid()}")
+    return int(pid)
 
 
 def _taken(tasks: list[Callable[[], None]]) -> list[Callable[[], None]]:
@@ -103,7 +106,8 @@ class Connection:
         take: Callable[[Connection, bytes, socket.socket | None], None],
         ended: Callable[[Connection], None],
     ) -> None:
-        check_user(connected)
+        self._pid = check_user(connected)
+        self._memory: PeerMemory | None = None
         self._socket = HeldSocket(fileno=connected.detach())
         self._take, self._ended = take, ended
         self._workers = ThreadPoolExecutor(PIPES, "pipe")
@@ -190,6 +194,17 @@ class Connection:
                     if not count:
                         raise EOFError(f"{len(view)} bytes of an array are missing")
                     view = view[count:]
+
+    def read_memory(self, places: Sequence[tuple[int, int]], buffers: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Fills buffers of bytes from places, each an address and its bytes, in the memory of who listened. Any one
+        thread does so.
+
+        Raises:
+            OSError: the system does not allow it, or that process has ended.
+        """
+        if self._memory is None:
+            self._memory = PeerMemory(self._pid)
+        self._memory.read(places, buffers)
 
     @contextlib.contextmanager
     def _using(self, pipe: socket.socket) -> Any:

@@ -27,7 +27,8 @@ from jax.experimental import transfer
 
 from pathways_ray.errors import Failure
 from pathways_ray.executor.data.failure_texts import error_text
-from pathways_ray.executor.data.near_transfer import NearTransfer, PeerKey
+from pathways_ray.executor.data.near_messages import PeerKey
+from pathways_ray.executor.data.near_transfer import NearTransfer
 from pathways_ray.executor.data.shared_shards import is_shared
 from pathways_ray.ir.plan import launch_of, receiver_of
 from pathways_ray.transport.messages import Following, Peer
@@ -119,7 +120,7 @@ class DeviceTransfer:
         """Offers arrays, which may still be computed, to the host that a name is for."""
         peer = self._peers.get(receiver_of(name))
         if self._near is not None and is_near(peer, self.machine):
-            self._near.serve(self._secret_name(name), (peer.host, peer.epoch), arrays)
+            self._near.offers.serve(self._secret_name(name), (peer.host, peer.epoch), arrays)
             return
         if peer is not None:
             last = self._offered.setdefault((peer.host, peer.epoch), deque(maxlen=MAX_OFFERED))
@@ -160,7 +161,7 @@ class DeviceTransfer:
         """Lets the consumer's arrays fail with `failure` as the root cause."""
         peer = self._peers.get(receiver_of(name))
         if self._near is not None and is_near(peer, self.machine):
-            self._near.serve_failure(self._secret_name(name), (peer.host, peer.epoch), failure)
+            self._near.offers.serve_failure(self._secret_name(name), (peer.host, peer.epoch), failure)
             return
         self._fail(name, types, failure)
 
@@ -174,9 +175,9 @@ class DeviceTransfer:
         peer = self._peers.get(receiver_of(name))
         if self._near is not None:
             if is_near(peer, self.machine):
-                self._near.take_back(self._secret_name(name), (peer.host, peer.epoch), failure)
+                self._near.offers.take_back(self._secret_name(name), (peer.host, peer.epoch), failure)
                 return
-            if peer is None and self._near.refuse(self._secret_name(name), failure):
+            if peer is None and self._near.offers.refuse(self._secret_name(name), failure):
                 return
         self.serve_failure(name, types, failure)
 
@@ -189,7 +190,7 @@ class DeviceTransfer:
             return Failure("HostLost", f"host {sender}, which held the data, was lost", host=sender)
         key = (peer.host, peer.epoch)
         if self._near is not None and is_near(peer, self.machine):
-            return self._near.pull(key, peer.transfer_address, self._secret_name(name), types)
+            return self._near.pulls.pull(key, peer.transfer_address, self._secret_name(name), types)
         try:
             if key not in self._connections:
                 self._connections[key] = self._server.connect(peer.transfer_address)

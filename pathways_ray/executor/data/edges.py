@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding, SingleDeviceSharding
 from pathways_ray.errors import Failure
 from pathways_ray.executor.compile.compiler import Compiler, dtype_of
 from pathways_ray.executor.compile.pieces import Placed
+from pathways_ray.executor.data.arriving import Arriving
 from pathways_ray.executor.data.device_transfer import DeviceTransfer
-from pathways_ray.executor.data.near_transfer import Arriving
 from pathways_ray.executor.data.shared_shards import PEERS, OnTheWay, joined, share
 from pathways_ray.executor.run.parts import first_failure
 from pathways_ray.ir.exchange import Exchange, exchange

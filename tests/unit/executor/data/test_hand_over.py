@@ -48,7 +48,7 @@ def test_what_is_longer_than_a_packet_is_not_told_and_the_connection_stays() -> 
     pair.telling.hand_over((0, 1), pair.address, b"two")
     heard = [pair.heard.get(timeout=LIMIT_S) for _ in range(3)]
     assert heard == [b"one", bytes(neighbours.MAX_PACKET_BYTES - 17), b"two"]
-    assert len(pair.telling._senders | pair.telling._receivers) == 1
+    assert len(pair.telling.pulls._senders | pair.telling.offers._receivers) == 1
 
 
 @pytest.mark.parametrize("message", [b"o", b"o" + bytes(16) + b"forged", b"o" + bytes(3)])

@@ -18,7 +18,8 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from pathways_ray.errors import Failure
-from pathways_ray.executor.data.near_transfer import Arriving, NearTransfer
+from pathways_ray.executor.data.arriving import Arriving
+from pathways_ray.executor.data.near_transfer import NearTransfer
 from pathways_ray.transport import neighbours
 from tests.waiting import until
 
@@ -45,18 +46,20 @@ class Pair:
 
     def pull(self, name: int, like: Any = BIG) -> Arriving:
         where = SingleDeviceSharding(jax.local_devices()[0])
-        pulled = self.receiver.pull(
+        pulled = self.receiver.pulls.pull(
             SENDER, self.address, name, [jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where)]
         )
         assert isinstance(pulled, list), pulled
         return pulled[0]
 
     def serve(self, name: int, value: Any = BIG) -> None:
-        self.sender.serve(name, RECEIVER, [jax.block_until_ready(jax.device_put(value))])
+        self.sender.offers.serve(name, RECEIVER, [jax.block_until_ready(jax.device_put(value))])
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
+    """Two hosts that use pipes, as where no process may read another one's memory."""
+    monkeypatch.setattr("pathways_ray.executor.data.near_offers.places_of", lambda arrays: None)
     made = Pair()
     yield made
     made.receiver.lose([SENDER])
@@ -102,7 +105,7 @@ def test_a_host_without_descriptors_takes_connections_once_it_has_some(pair: Pai
             for other in others:  # the system has kept a descriptor for the first one
                 other.connect(neighbours.name_of(pair.address, "secret"))
             time.sleep(0.2)
-            assert len(pair.sender._receivers) == 1
+            assert len(pair.sender.offers._receivers) == 1
         assert isinstance(came(pair.pull(1)), list)
 
 
@@ -111,7 +114,7 @@ def test_a_connection_that_gets_no_thread_is_an_error_and_later_ones_are_taken(
 ) -> None:
     pair.serve(1)
     with no_threads(monkeypatch, "neighbour"):
-        failure = pair.receiver.pull(SENDER, pair.address, 1, [])
+        failure = pair.receiver.pulls.pull(SENDER, pair.address, 1, [])
         assert isinstance(failure, Failure)
         assert failure.kind == "HostLost"
         assert "thread" in failure.message
@@ -132,7 +135,7 @@ def test_only_the_transfer_that_gets_no_thread_fails(pair: Pair, monkeypatch: py
         assert isinstance(came(pair.pull(3, small)), list), "small ones need none"
     pair.serve(4)
     assert isinstance(came(pair.pull(4)), list)
-    assert not pair.sender._offers
+    assert not pair.sender.offers._offers
 
 
 def test_a_task_that_gets_no_thread_is_not_done_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,11 +217,11 @@ def test_a_pipe_for_which_there_is_no_memory_is_closed(pair: Pair, monkeypatch: 
 
     pair.serve(1)
     with monkeypatch.context() as patched:
-        patched.setattr("pathways_ray.executor.data.near_transfer.aligned", none)
+        patched.setattr("pathways_ray.executor.data.near_pulls.aligned", none)
         failure = came(pair.pull(1))
     assert isinstance(failure, Failure)
     assert "MemoryError" in failure.message
-    until(lambda: not any(one._pipes for one in pair.sender._receivers), "the sender waits")
+    until(lambda: not any(one._pipes for one in pair.sender.offers._receivers), "the sender waits")
     pair.serve(2)
     assert isinstance(came(pair.pull(2)), list)
 
@@ -226,8 +229,8 @@ def test_a_pipe_for_which_there_is_no_memory_is_closed(pair: Pair, monkeypatch: 
 def test_who_asked_and_is_not_known_any_more_gets_the_failure(pair: Pair) -> None:
     lost = Failure("HostLost", "host 2 was lost", host=2)
     arriving = pair.pull(1)
-    until(lambda: bool(pair.sender._asked), "nobody asks")
-    assert not pair.sender.refuse(2, lost)
-    assert pair.sender.refuse(1, lost)
+    until(lambda: bool(pair.sender.offers._asked), "nobody asks")
+    assert not pair.sender.offers.refuse(2, lost)
+    assert pair.sender.offers.refuse(1, lost)
     assert came(arriving) == lost
-    assert not pair.sender._asked
+    assert not pair.sender.offers._asked

@@ -23,9 +23,10 @@ from jax.experimental import transfer
 from jax.sharding import SingleDeviceSharding
 
 from pathways_ray.errors import Failure
+from pathways_ray.executor.data import near_offers
+from pathways_ray.executor.data.arriving import Arriving
 from pathways_ray.executor.data.device_transfer import DeviceTransfer, is_near
 from pathways_ray.executor.data.failure_texts import OF_A_PEER, error_text
-from pathways_ray.executor.data.near_transfer import Arriving
 from pathways_ray.ir.plan import transfer_id
 from pathways_ray.transport import neighbours
 from pathways_ray.transport.messages import Peer
@@ -66,11 +67,20 @@ class Pair:
         return pulled[0]
 
     def near(self) -> Any:
-        return self.sender._near
+        near: Any = self.sender._near
+        return near.offers
+
+
+@pytest.fixture(params=["read", "piped"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How what is big goes: its receiver reads it in the sender's memory, or it comes by a pipe."""
+    if request.param == "piped":
+        monkeypatch.setattr(near_offers, "places_of", lambda arrays: None)
+    return str(request.param)
 
 
 @pytest.fixture
-def pair() -> Iterator[Pair]:
+def pair(way: str) -> Iterator[Pair]:
     made = Pair()
     yield made
     for one in (made.sender, made.receiver):
@@ -186,7 +196,7 @@ def test_an_offer_is_gone_once_it_is_sent_or_taken_back_or_its_receiver_is_lost(
 def test_failures_in_place_of_what_was_taken_back_are_bounded_and_others_wait_until_they_are_asked_for(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pathways_ray.executor.data.near_transfer.MAX_FAILURES", 3)
+    monkeypatch.setattr("pathways_ray.executor.data.near_offers.MAX_FAILURES", 3)
     failed = [pair.name() for _ in range(5)]
     for name in failed:
         pair.sender.serve_failure(name, [], LOST)
@@ -250,7 +260,7 @@ def test_arrays_of_other_sizes_than_expected_are_an_error(pair: Pair) -> None:
     failure = came(pair.pull(big, np.ones(MIB + 1, np.float32)))
     assert isinstance(failure, Failure)
     assert f"{4 * MIB} bytes came" in failure.message
-    until(lambda: not blocked_pipe(pair.sender), "the sender waits for one who takes nothing")
+    until(lambda: not is_on_its_way(pair.sender), "the sender waits for one who takes nothing")
 
 
 def test_a_write_after_the_end_leaves_no_pipe_open() -> None:
@@ -285,10 +295,13 @@ PEER = """
     import sys, time, threading
     import jax, numpy as np
     from jax.sharding import SingleDeviceSharding
+    from pathways_ray.executor.data import near_offers
     from pathways_ray.executor.data.device_transfer import DeviceTransfer
     from pathways_ray.ir.plan import transfer_id
     from pathways_ray.transport import neighbours
     from pathways_ray.transport.messages import Peer
+    if sys.argv[1:] == ["piped"]:
+        near_offers.places_of = lambda arrays: None
     machine = neighbours.machine()
     made = DeviceTransfer(0, jax.local_devices()[0].client, "127.0.0.1", "the link secret", machine)
     print(made.address, flush=True)
@@ -309,9 +322,9 @@ PEER = """
 class Other:
     """A host in a process of its own: number 0, and this process is number 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, way: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(PEER)],
+            [sys.executable, "-c", textwrap.dedent(PEER), way],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -333,17 +346,24 @@ class Other:
 
 
 @pytest.fixture
-def other() -> Iterator[Other]:
-    made = Other()
+def other(way: str) -> Iterator[Other]:
+    made = Other(way)
     yield made
     made.transfer.set_peers(())
     made.process.kill()
     made.process.communicate()
 
 
-def blocked_pipe(transfer: DeviceTransfer) -> bool:
+def is_on_its_way(transfer: DeviceTransfer) -> bool:
+    """Whether something big is on its way to or from a host."""
     near: Any = transfer._near
-    return any(one._pipes for one in (*near._awaited, *near._receivers))
+    connections = (*near.pulls._awaited, *near.offers._receivers)
+    return any(one._pipes for one in connections) or any(near.offers._kept.values())
+
+
+def offers_of(other: Other) -> Any:
+    near: Any = other.transfer._near
+    return near.offers
 
 
 COUNT = 64 * MIB // 4
@@ -356,7 +376,7 @@ def test_arrays_cross_processes_both_ways(other: Other) -> None:
     np.testing.assert_array_equal(np.asarray(found[0]), np.arange(COUNT, dtype=np.float32))
     other.say("pull", 2, COUNT)
     other.transfer.serve(transfer_id(2, 0, 0), [found[0]])
-    near: Any = other.transfer._near
+    near = offers_of(other)
     until(lambda: not near._offers, "it is not asked for")
 
 
@@ -367,7 +387,7 @@ def test_a_sender_killed_in_the_middle_is_a_lost_host(other: Other, launches: in
     process = psutil.Process(other.process.pid)
     for launch in range(1, launches + 1):
         other.say("serve", launch, COUNT)
-    until(lambda: blocked_pipe(other.transfer) or pulls[0].is_ready(), "nothing is on its way")
+    until(lambda: is_on_its_way(other.transfer) or pulls[0].is_ready(), "nothing is on its way")
     process.suspend()
     assert not waiting.is_ready()
     process.send_signal(signal.SIGKILL)
@@ -376,7 +396,7 @@ def test_a_sender_killed_in_the_middle_is_a_lost_host(other: Other, launches: in
         if isinstance(found, Failure):  # else it was here before
             assert (found.kind, found.host) == ("HostLost", 0)
     assert waiting.failure is not None
-    assert not blocked_pipe(other.transfer)
+    assert not is_on_its_way(other.transfer)
 
 
 def test_what_a_suspended_sender_sends_fails_once_it_is_lost_and_goes_on_if_it_is_not(other: Other) -> None:
@@ -397,14 +417,14 @@ def test_what_a_suspended_sender_sends_fails_once_it_is_lost_and_goes_on_if_it_i
 
 @pytest.mark.parametrize("end", ["killed", "lost"])
 def test_a_receiver_that_ends_in_the_middle_frees_its_sender(other: Other, end: str) -> None:
-    near: Any = other.transfer._near
+    near = offers_of(other)
     value = jax.device_put(np.ones(COUNT, np.float32))
     other.say("pull", 1, COUNT)
     until(lambda: bool(near._asked), "nobody asks")
     process = psutil.Process(other.process.pid)
     process.suspend()
     other.transfer.serve(transfer_id(1, 0, 0), [value])
-    until(lambda: blocked_pipe(other.transfer), "nothing is on its way")
+    until(lambda: is_on_its_way(other.transfer), "nothing is on its way")
     small = transfer_id(2, 0, 0)
     other.transfer.serve(small, [jnp.ones(3)])
     if end == "killed":

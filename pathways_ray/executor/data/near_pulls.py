@@ -1,0 +1,194 @@
+"""Pulls of this host from others of its machine."""
+
+from __future__ import annotations
+
+import functools
+import math
+import socket
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.data.arriving import Arriving, lost
+from pathways_ray.executor.data.failure_texts import failure_in
+from pathways_ray.executor.data.near_messages import (
+    ASK,
+    FAILED,
+    HERE,
+    KEPT,
+    NAMED,
+    PIPED,
+    PLACE,
+    SIZE,
+    TAKEN,
+    UNREAD,
+    PeerKey,
+)
+from pathways_ray.transport import neighbours
+from pathways_ray.transport.neighbours import Connection
+from pathways_ray.transport.shared_memory import aligned
+
+
+class NearPulls:
+    """This host's connections to those that it takes arrays from.
+
+    Args:
+        arrived: is called by another thread whenever something has come.
+    """
+
+    def __init__(self, host: int, secret: str, arrived: Callable[[], None]) -> None:
+        self.host, self._secret, self._arrived = host, secret, arrived
+        self._changing = threading.Lock()
+        self._senders: dict[PeerKey, Connection] = {}
+        self._awaited: dict[Connection, dict[int, Arriving]] = {}
+
+    def pull(
+        self, sender: PeerKey, address: str, name: int, types: Sequence[jax.ShapeDtypeStruct]
+    ) -> list[Any] | Failure:
+        """The arrays that fill once the sender has served them, as one `Arriving`."""
+        arriving = Arriving(sender[0], types)
+        try:
+            connection = self.connected(sender, address)
+        except (OSError, RuntimeError) as error:  # the latter: there is no thread left
+            return Failure("HostLost", f"host {sender[0]} could not be reached: {error}", host=sender[0])
+        with self._changing:
+            awaited = self._awaited.get(connection)
+            if awaited is None:  # it has ended since
+                arriving.fail(lost(sender[0]))
+                return [arriving]
+            awaited[name] = arriving
+        connection.send(NAMED.pack(ASK, name))
+        return [arriving]
+
+    def connected(self, peer: PeerKey, address: str) -> Connection:
+        """The connection to a host. Raises `OSError` or `RuntimeError` where it cannot be reached."""
+        with self._changing:  # before its end can be noted
+            found = self._senders.get(peer)
+            if found is None or found not in self._awaited:
+                name = neighbours.name_of(address, self._secret)
+                found = self._senders[peer] = Connection.to(name, self._take_answer, self._sender_ended)
+                self._awaited[found] = {}
+        return found
+
+    def _take_answer(self, connection: Connection, message: bytes, pipe: socket.socket | None) -> None:
+        kind, name = NAMED.unpack_from(message) if len(message) >= NAMED.size else (b"", 0)
+        with self._changing:
+            arriving = self._awaited.get(connection, {}).get(name)
+        if arriving is None:
+            if kind == KEPT:  # nobody waits for it any more
+                connection.send(NAMED.pack(TAKEN, name))
+            return
+        sizes = [math.prod(one.shape) * one.dtype.itemsize for one in arriving.types]
+        size = len(message) - NAMED.size
+        if kind == PIPED and pipe is not None and size == SIZE.size:
+            (size,) = SIZE.unpack_from(message, NAMED.size)
+            if size == sum(sizes):
+                try:
+                    connection.work(functools.partial(self._read, connection, name, arriving, sizes, pipe))
+                except RuntimeError as error:
+                    self._fail(
+                        connection, name, f"{size} bytes could not be taken from host {arriving.sender}: {error}"
+                    )
+                return
+        if kind == PIPED and pipe is None:
+            self._fail(connection, name, f"this process has no descriptor left for what host {arriving.sender} sends")
+        elif kind == KEPT and size % PLACE.size == 0:
+            self._take_kept(connection, name, arriving, sizes, list(PLACE.iter_unpack(message[NAMED.size :])))
+        elif kind == FAILED:
+            text = message[NAMED.size :].decode(errors="replace")
+            self._over(connection, name, failure_in(text) or Failure("ExecutionError", text, host=arriving.sender))
+        elif kind == HERE and size == sum(sizes):
+            parts, whole = [aligned(size) for size in sizes], np.frombuffer(message, np.uint8)
+            start = NAMED.size
+            for part in parts:
+                part[:] = whole[start : start + len(part)]
+                start += len(part)
+            self._over(connection, name, parts)
+        else:
+            self._fail(connection, name, _unequal(size, sizes, arriving.sender))
+
+    def _read(
+        self, connection: Connection, name: int, arriving: Arriving, sizes: Sequence[int], pipe: socket.socket
+    ) -> None:
+        with pipe:  # closed in any case, since its sender waits at the other end, but not before it is said why
+            try:
+                buffers = [aligned(size) for size in sizes]
+                connection.read(pipe, buffers)
+            except (OSError, EOFError):
+                self._over(connection, name, lost(arriving.sender))
+            except Exception as error:  # there is no memory
+                self._fail(connection, name, f"{type(error).__name__}: {error}")
+            else:
+                self._over(connection, name, buffers)
+
+    def _take_kept(
+        self,
+        connection: Connection,
+        name: int,
+        arriving: Arriving,
+        sizes: Sequence[int],
+        places: Sequence[tuple[int, int]],
+    ) -> None:
+        if (there := [size for _, size in places]) != sizes:
+            connection.send(NAMED.pack(TAKEN, name))
+            self._fail(connection, name, _unequal(sum(there), sizes, arriving.sender))
+            return
+        read = functools.partial(self._read_kept, connection, name, places)
+        try:
+            connection.work(read)
+        except RuntimeError:  # there is no thread left but this one
+            read()
+
+    def _read_kept(self, connection: Connection, name: int, places: Sequence[tuple[int, int]]) -> None:
+        try:
+            buffers = [aligned(size) for _, size in places]
+            connection.read_memory(places, buffers)
+        except OSError:
+            connection.send(NAMED.pack(UNREAD, name))
+            return
+        except Exception as error:  # there is no memory
+            self._fail(connection, name, f"{type(error).__name__}: {error}")
+        else:
+            self._over(connection, name, buffers)
+        connection.send(NAMED.pack(TAKEN, name))
+
+    def _fail(self, connection: Connection, name: int, text: str) -> None:
+        self._over(connection, name, Failure("ExecutionError", text, "transfer", "", self.host))
+
+    def _over(self, connection: Connection, name: int, what: Failure | Sequence[np.ndarray[Any, Any]]) -> None:
+        """The end of a transfer, in place of which nothing else comes."""
+        with self._changing:
+            arriving = self._awaited.get(connection, {}).pop(name, None)
+        if arriving is None:
+            return
+        if isinstance(what, Failure):
+            arriving.fail(what)
+        else:
+            try:
+                arriving.came(what)
+            except Exception as error:
+                text = f"{type(error).__name__}: {error}"
+                arriving.fail(Failure("ExecutionError", text, "transfer", "", self.host))
+        self._arrived()
+
+    def _sender_ended(self, connection: Connection) -> None:
+        with self._changing:
+            awaited = self._awaited.pop(connection, {})
+        for arriving in awaited.values():
+            arriving.fail(lost(arriving.sender))
+        self._arrived()
+
+    def lose(self, gone: Collection[PeerKey]) -> list[Connection]:
+        """Forgets the connections to hosts that are gone, and returns them."""
+        with self._changing:
+            ended = [one for key, one in self._senders.items() if key in gone]
+            self._senders = {key: one for key, one in self._senders.items() if key not in gone}
+        return ended
+
+
+def _unequal(size: int, sizes: Sequence[int], sender: int) -> str:
+    return f"{size} bytes came from host {sender} in place of arrays of {sum(sizes)}"

@@ -1,0 +1,225 @@
+"""Arrays that their receiver reads in the memory of the process that sends them."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import SingleDeviceSharding
+
+from pathways_ray.errors import Failure
+from pathways_ray.executor.data.arriving import Arriving
+from pathways_ray.executor.data.near_messages import NAMED, TAKEN, UNREAD
+from pathways_ray.executor.data.near_transfer import NearTransfer
+from pathways_ray.transport import neighbours, peer_memory
+from pathways_ray.transport.peer_memory import PeerMemory, places_of
+from tests.waiting import until
+
+BIG = np.arange(1 << 20, dtype=np.float32)
+SENDER, RECEIVER = (0, 1), (1, 1)
+NUMBERS = itertools.count()
+
+OTHER = """
+import sys
+import numpy as np
+data = np.arange(int(sys.argv[1]), dtype=np.uint8)
+print(data.ctypes.data, flush=True)
+sys.stdin.read()
+"""
+
+
+class Other:
+    """A process with an array in its memory."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", OTHER, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.address = int(self.process.stdout.readline())
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def other() -> Iterator[Other]:
+    made = Other(100_000)
+    yield made
+    made.end()
+
+
+def room(*sizes: int) -> list[np.ndarray[Any, Any]]:
+    return [np.zeros(size, np.uint8) for size in sizes]
+
+
+def test_places_of_another_process_are_read_in_parts(other: Other, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_memory, "PART_BYTES", 30_000)
+    data, buffers = np.arange(other.size, dtype=np.uint8), room(other.size, 0, 7)
+    places = [(other.address, other.size), (other.address, 0), (other.address + 1000, 7)]
+    PeerMemory(other.process.pid).read(places, buffers)
+    np.testing.assert_array_equal(buffers[0], data)
+    np.testing.assert_array_equal(buffers[2], data[1000:1007])
+
+
+@pytest.mark.parametrize("address", [0, 4096, (1 << 47) - 4096, (1 << 64) - 4096])
+def test_where_there_is_nothing_nothing_is_read(other: Other, address: int) -> None:
+    with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
+        PeerMemory(other.process.pid).read([(address, 10)], room(10))
+
+
+def test_a_process_that_has_ended_is_not_read(other: Other) -> None:
+    memory = PeerMemory(other.process.pid)
+    other.end()
+    with pytest.raises(ProcessLookupError):
+        memory.read([(other.address, 10)], room(10))
+    with pytest.raises(ProcessLookupError):  # as when its number is another one's by now
+        memory.read([], [])
+    with pytest.raises(OSError, match=r"No such process|cannot be read"):
+        PeerMemory(other.process.pid)
+
+
+@pytest.mark.parametrize("pid", [0, -1])
+def test_a_process_of_another_namespace_is_not_read(pid: int) -> None:
+    with pytest.raises(OSError, match="cannot be read"):
+        PeerMemory(pid)
+
+
+def test_what_is_not_in_one_piece_has_no_place() -> None:
+    assert places_of([BIG]) == [(BIG.ctypes.data, BIG.nbytes)]
+    assert places_of([BIG, BIG.reshape(1024, -1).T]) is None
+
+
+class Pair:
+    """A sender and a receiver, and which arrays the receiver waits for."""
+
+    def __init__(self) -> None:
+        self.address = f"a host whose memory is read, of test {os.getpid()} {next(NUMBERS)}"
+        self.sender = NearTransfer(0, self.address, "secret", lambda: None)
+        self.receiver = NearTransfer(1, f"{self.address}, the other", "secret", lambda: None)
+
+    def serve(self, name: int, value: Any = BIG) -> None:
+        self.sender.offers.serve(name, RECEIVER, [jax.block_until_ready(jax.device_put(value))])
+
+    def pull(self, name: int, like: Any = BIG) -> Arriving:
+        where = SingleDeviceSharding(jax.local_devices()[0])
+        kind = jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=where)
+        pulled = self.receiver.pulls.pull(SENDER, self.address, name, [kind])
+        assert isinstance(pulled, list), pulled
+        return pulled[0]
+
+    def kept(self) -> int:
+        return sum(map(len, self.sender.offers._kept.values()))
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    yield made
+    made.receiver.lose([SENDER])
+
+
+def came(arriving: Arriving) -> Any:
+    until(arriving.is_ready, "nothing came")
+    found = arriving.arrays()
+    return found if isinstance(found, Failure) else np.asarray(found[0])
+
+
+def test_a_sender_keeps_an_array_until_it_is_read(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_read, read = threading.Event(), PeerMemory.read
+
+    def later(self: PeerMemory, *what: Any) -> None:
+        assert may_read.wait(30)
+        read(self, *what)
+
+    monkeypatch.setattr(PeerMemory, "read", later)
+    pair.serve(1)
+    arriving = pair.pull(1)
+    until(lambda: pair.kept() == 1, "it is not kept")
+    assert not arriving.is_ready()
+    may_read.set()
+    np.testing.assert_array_equal(came(arriving), BIG)
+    until(lambda: pair.kept() == 0, "it is kept for ever")
+
+
+def test_who_may_not_read_gets_a_pipe_and_is_offered_no_memory_again(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def refused(self: PeerMemory, *what: Any) -> None:
+        tried.append(what)
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(PeerMemory, "read", refused)
+    for name in (1, 2, 3):
+        pair.serve(name, BIG + name)
+        np.testing.assert_array_equal(came(pair.pull(name)), BIG + name)
+    assert len(tried) == 1
+    assert pair.kept() == 0
+
+
+def test_a_lost_receiver_frees_what_is_kept_for_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbours.Connection, "work", lambda self, task: None)  # it never reads
+    pair.serve(1)
+    pair.pull(1)
+    until(lambda: pair.kept() == 1, "it is not kept")
+    pair.sender.lose([RECEIVER])
+    until(lambda: pair.kept() == 0, "it is kept for ever")
+
+
+def test_a_receiver_that_is_out_of_memory_says_so_and_frees_the_sender(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none(size: int) -> Any:
+        raise MemoryError(f"no room for {size} bytes")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pathways_ray.executor.data.near_pulls.aligned", none)
+        pair.serve(1)
+        failure = came(pair.pull(1))
+    assert isinstance(failure, Failure)
+    assert f"no room for {BIG.nbytes} bytes" in failure.message
+    until(lambda: pair.kept() == 0, "it is kept for ever")
+    pair.serve(2)
+    np.testing.assert_array_equal(came(pair.pull(2)), BIG)
+
+
+def test_a_receiver_without_threads_reads_all_the_same(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(self: Any, task: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(neighbours.Connection, "work", none)
+    pair.serve(1)
+    np.testing.assert_array_equal(came(pair.pull(1)), BIG)
+
+
+def test_other_sizes_than_expected_are_an_error_and_free_the_sender(pair: Pair) -> None:
+    pair.serve(1)
+    failure = came(pair.pull(1, BIG[1:]))
+    assert isinstance(failure, Failure)
+    assert f"{BIG.nbytes} bytes came from host 0 in place of arrays of {BIG.nbytes - 4}" in failure.message
+    until(lambda: pair.kept() == 0, "it is kept for ever")
+
+
+@pytest.mark.parametrize("kind", [TAKEN, UNREAD])
+def test_who_answers_what_nobody_sent_is_hung_up_on(pair: Pair, kind: bytes) -> None:
+    stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    stranger.settimeout(10)
+    with stranger:
+        stranger.connect(neighbours.name_of(pair.address, "secret"))
+        stranger.send(NAMED.pack(kind, 7))
+        assert stranger.recv(10) == b""
+    until(lambda: not pair.sender.offers._by_pipe, "it is remembered")
