@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from pathways_ray import limits
@@ -24,6 +25,7 @@ from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
 from pathways_ray.transport.messages import FROM_HOST_DATA, FetchDone, FetchPart
+from pathways_ray.transport.peer_memory import places_of
 from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
@@ -295,12 +297,15 @@ class DataLink:
             pipe = Pipe()
         except OSError:
             return False
+        places = places_of(arrays) or ()
+        if places:
+            opening = msgspec.structs.replace(opening, places=tuple(address for address, _ in places))
         try:
             self.pipes.add(pipe)
             if sent := self.send_local(opening, pipe.other):
                 if self.dead is not None:
                     pipe.end()
-                pipe.write(arrays, partial(self.pipes.discard, pipe))
+                pipe.write(arrays, partial(self.pipes.discard, pipe), readable=bool(places))
         except BaseException:  # as Ctrl-C: the host, which may have its end, would wait for the rest
             pipe.end()
             self.pipes.discard(pipe)

@@ -28,7 +28,8 @@ class PutOpen(Message, tag=50):
     `slice_tag` is what came with the slice: that it is the session's, and lies on these devices. `living` are the bytes
     of the session's uploads on this host that its client has not freed, where there is a quota: an array that fits
     beside them waits until the others are gone. With -1 none waits. `whole` are the bytes of all boxes, each in C
-    order, where these come with it: then no part follows.
+    order, where these come with it: then no part follows. `places` are the addresses of all boxes, each in C order, in
+    the memory of a client that also gave the end of a pipe, and waits for a host that reads them there.
     """
 
     request: int
@@ -39,6 +40,7 @@ class PutOpen(Message, tag=50):
     slice_tag: str
     living: int = -1
     whole: Annotated[tuple[Bytes, ...], msgspec.Meta(max_length=limits.MAX_HOST_DEVICES)] = ()
+    places: Annotated[tuple[int, ...], msgspec.Meta(max_length=limits.MAX_HOST_DEVICES)] = ()
 
 
 class PutPart(Message, tag=51):

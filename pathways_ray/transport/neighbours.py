@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import os
 import socket
-import struct
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from pathways_ray.transport.peer_memory import PeerMemory
+from pathways_ray.transport.peer_memory import PeerMemory, peer_of
 from pathways_ray.transport.shared_memory import contiguous_parts
 
 MAX_PACKET_BYTES = 1 << 16
@@ -33,8 +32,6 @@ PIPES = 4
 
 PIPE_BYTES = 1 << 20
 """What a sender may be ahead of its receiver. The system grants what it allows."""
-
-_CREDENTIALS = struct.Struct("3i")
 
 
 def machine() -> str:
@@ -57,11 +54,10 @@ def name_of(address: str, secret: str) -> str:
 
 def check_user(connected: socket.socket) -> int:
     """The process at the other end, 0 where it is not known here. Raises `OSError` unless it is one of this user."""
-    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(found)
+    pid, user = peer_of(connected)
     if user != os.geteuid():
         raise OSError(f"user {user} is at the other end of a connection between hosts of user {os.geteuid()}")
-    return int(pid)
+    return pid
 
 
 def _taken(tasks: list[Callable[[], None]]) -> list[Callable[[], None]]:

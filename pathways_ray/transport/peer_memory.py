@@ -10,16 +10,19 @@ import ctypes
 import errno
 import os
 import select
-from collections.abc import Sequence
+import socket
+import struct
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-PART_BYTES = 256 << 20
-"""Bytes that are read at a time: the system reads less than 2 GiB at once."""
+PART_BYTES = 32 << 20
+"""Bytes that are read at a time."""
 
 _C = ctypes.CDLL(None, use_errno=True)
 _READ = getattr(_C, "process_vm_readv", None)
+_CREDENTIALS = struct.Struct("3i")
 
 
 class _Part(ctypes.Structure):
@@ -30,6 +33,14 @@ if _READ is not None:
     _READ.restype = ctypes.c_ssize_t
     _ONE = (ctypes.POINTER(_Part), ctypes.c_ulong)
     _READ.argtypes = (ctypes.c_int, *_ONE, *_ONE, ctypes.c_ulong)
+
+
+def peer_of(connected: socket.socket) -> tuple[int, int]:
+    """The process and the user that made the other end of a local connection, or a pair of connected sockets. The
+    process is 0 where it is not known here."""
+    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(found)
+    return pid, user
 
 
 def places_of(arrays: Sequence[np.ndarray[Any, Any]]) -> list[tuple[int, int]] | None:
@@ -55,8 +66,16 @@ class PeerMemory:
         self._pid, self._read = pid, _READ
         self._process = os.pidfd_open(pid)
 
-    def read(self, places: Sequence[tuple[int, int]], buffers: Sequence[np.ndarray[Any, Any]]) -> None:
+    def read(
+        self,
+        places: Sequence[tuple[int, int]],
+        buffers: Sequence[np.ndarray[Any, Any]],
+        begins: Callable[[], None] = lambda: None,
+    ) -> None:
         """Fills buffers of bytes from the places of the other process, each with as many.
+
+        Args:
+            begins: called before each part is read. What it raises ends the reading.
 
         Raises:
             OSError: the system does not allow it, the process is gone, or there is nothing at that place.
@@ -65,13 +84,15 @@ class PeerMemory:
             done = 0
             while done < size:
                 count = min(size - done, PART_BYTES)
+                begins()
                 here, there = _Part(buffer.ctypes.data + done, count), _Part(address + done, count)
                 if (read := self._read(self._pid, here, 1, there, 1, 0)) <= 0:
                     code = ctypes.get_errno() if read < 0 else errno.EFAULT
                     raise OSError(code, os.strerror(code))
                 done += read
-        # Its number may be that of another process by now, if it has ended.
-        if select.select([self._process], [], [], 0)[0]:
+        ended = select.poll()  # `select.select` takes no descriptor beyond 1,023
+        ended.register(self._process, select.POLLIN)
+        if ended.poll(0):  # its number may be that of another process by now
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
 
     def __del__(self) -> None:

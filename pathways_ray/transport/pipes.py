@@ -3,6 +3,9 @@
 A pipe is two connected sockets of the machine; the host's end goes with a message over the local socket
 (`local_sockets`). Both processes copy at the same time, into memory that the system gives in big pages; a file in
 memory is written page by page, before its reader knows of it, and takes twice as long.
+
+Where the message says where an upload is, and the system lets the host read it there (`peer_memory`), the bytes need no
+pipe: the host only says by it that it has read them.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.errors import WireError
+from pathways_ray.transport.peer_memory import PeerMemory, peer_of
 from pathways_ray.transport.shared_memory import SharedFile, contiguous_parts
 
 SILENCE_S = 60
@@ -29,6 +33,13 @@ PATIENCE_S = 1
 
 AHEAD_BYTES = 1 << 20
 """What one end asks to be ahead of the other, which reads: Linux gives twice as much, where it is allowed."""
+
+READING_S = 0.5
+"""A client that has said where its array is waits this long for a host that does not say that it reads there."""
+
+_READING, _READ, _WRITE = b"r", b"t", b"w"
+"""What a host says of an upload in the client's memory: it reads a part; it has read all; it may not, and takes what is
+written."""
 
 MAX_COPIED_BYTES = 64 << 20
 """It waits longer for one that has not taken more than this: it would have to copy that."""
@@ -108,15 +119,21 @@ class Pipe(_End):
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
         self.other: SharedFile | None = SharedFile(theirs.detach())
 
-    def write(self, arrays: Sequence[np.ndarray[Any, Any]], done: Callable[[], None] = lambda: None) -> None:
+    def write(
+        self, arrays: Sequence[np.ndarray[Any, Any]], done: Callable[[], None] = lambda: None, readable: bool = False
+    ) -> None:
         """Writes the elements of arrays in C order, until the host has them, and hangs up. A host that hangs up first
         says elsewhere why. To one that takes nothing for a while another thread writes a copy of what is left, where
         that is not much: the caller, who may change the arrays then, need not wait.
 
         Args:
             done: called once nothing more is written.
+            readable: whether the host knows where the arrays are. What it has read there is not written.
         """
         self.other = None  # else nobody would hang up when the host is gone
+        if readable and self._was_read():
+            self._over(done)
+            return
         parts = (part for array in arrays for part in contiguous_parts(array))
         left = sum(array.nbytes for array in arrays)
         copies: list[bytes] = []
@@ -145,6 +162,22 @@ class Pipe(_End):
         with self._socket:
             if missing := self._fill(buffers):
                 raise EOFError(f"{missing} bytes of an array are missing")
+
+    def _was_read(self) -> bool:
+        """Whether the host has read everything in this process's memory. One that says nothing for a while must not
+        from then on: it cannot say that it has."""
+        patience = struct.pack("ll", *divmod(round(READING_S * 1_000_000), 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        said = _READING
+        while said == _READING:
+            try:
+                said = self._socket.recv(1)
+            except BlockingIOError:  # in one step: what was said before is there, and nothing more can be
+                self._socket.shutdown(socket.SHUT_RD)
+                said = self._socket.recv(1)
+            except OSError:
+                said = _WRITE
+        return said == _READ
 
     def _sent(self, part: memoryview[int]) -> memoryview[int]:
         """Writes a part, and returns the rest of it once the host has taken nothing for a while."""
@@ -186,6 +219,37 @@ class HostPipe(_End):
             if missing := self._fill(buffers):
                 text = f"hung up, or sent nothing for {SILENCE_S} s"
                 raise WireError(f"a client {text}, and {missing} bytes of an array are missing")
+
+    def read_there(
+        self, client: socket.socket, places: Sequence[tuple[int, int]], buffers: Sequence[np.ndarray[Any, Any]]
+    ) -> bool:
+        """Fills buffers of bytes from the client's memory, and hangs up; false where they come by this pipe.
+
+        Only the process is read that has connected, and has made this pipe: not one that either was handed to, and
+        none of another user.
+
+        Args:
+            client: the connection by which the pipe came.
+            places: the address of each array, and its bytes.
+        """
+        try:
+            (pid, user), *others = {peer_of(self._socket), peer_of(client)}
+            if others or user != os.geteuid():
+                raise PermissionError(f"process {pid} of user {user} is not read")
+            PeerMemory(pid).read(places, buffers, lambda: self._say(_READING))
+            said = _READ
+        except OSError:
+            said = _WRITE
+        try:
+            self._say(said)
+        except OSError:  # the client waits no more, and may have changed what was read
+            return False
+        if said == _READ:
+            self._socket.close()
+        return said == _READ
+
+    def _say(self, what: bytes) -> None:
+        self._socket.send(what, socket.MSG_NOSIGNAL)
 
     def write(self, arrays: Sequence[np.ndarray[Any, Any]]) -> None:
         """Writes the elements of arrays in C order, and hangs up. A client that takes nothing for `SILENCE_S` gets no

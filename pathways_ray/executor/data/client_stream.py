@@ -131,8 +131,9 @@ class ClientStream:
                 f"{MAX_PIPES} arrays of a stream may come by pipes and in files at a time; one more came"
             )
         made: Upload
+        assert local is not None, "descriptors come by no other way"
         if is_pipe(came):
-            made = PipedUpload(message, plan, HostPipe(came))
+            made = PipedUpload(message, plan, HostPipe(came), local)
         else:
             made = SharedUpload(message, plan, came, self.quota.mapped)
         self.handed.add(made)

@@ -123,12 +123,20 @@ class SharedUpload(Upload):
 
 
 class PipedUpload(Upload):
-    """An array whose bytes come by a pipe, when its array is asked for."""
+    """An array whose bytes come by a pipe, when its array is asked for, or are read in the memory of its client.
 
-    def __init__(self, message: wire.PutOpen, plan: UploadPlan, pipe: HostPipe) -> None:
+    Args:
+        client: the connection by which the pipe came.
+    """
+
+    def __init__(self, message: wire.PutOpen, plan: UploadPlan, pipe: HostPipe, client: socket.socket) -> None:
         super().__init__(message, plan)
-        self.pipe, self.missing = pipe, 0
+        self.pipe, self.missing, self._client = pipe, 0, client
+        if message.places and len(message.places) != len(self.boxes):
+            raise WireError(f"{len(message.places)} places came for an array of {len(self.boxes)} boxes here")
 
     def array(self, compiler: Compiler) -> jax.Array:
-        self.pipe.read(self.buffers)
+        places = [(address, self.plan.size) for address in self.message.places]
+        if not places or not self.pipe.read_there(self._client, places, self.buffers):
+            self.pipe.read(self.buffers)
         return super().array(compiler)

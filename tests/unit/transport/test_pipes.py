@@ -17,6 +17,7 @@ import pytest
 
 from pathways_ray.errors import WireError
 from pathways_ray.transport import pipes
+from pathways_ray.transport.peer_memory import PeerMemory
 from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 
@@ -226,3 +227,143 @@ def test_a_program_that_has_set_sigpipe_back_does_not_end_with_the_other_end() -
     """As programs of the command line do, which would end without a word."""
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "lives\n"), ran.stderr
+
+
+class Reading:
+    """A client's pipe and its host's end, both of this process, and the connection by which the pipe came."""
+
+    def __init__(self) -> None:
+        self.pipe, self.host = ends()
+        self.mine, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.places = [(LARGE.ctypes.data, LARGE.nbytes)]
+        self.buffers = [np.zeros(LARGE.nbytes, np.uint8)]
+
+    def read_there(self) -> bool:
+        with self.mine, self.theirs:
+            return self.host.read_there(self.theirs, self.places, self.buffers)
+
+    def write(self) -> threading.Thread:
+        return beside(lambda: self.pipe.write([LARGE], readable=True))
+
+    def check(self) -> None:
+        assert self.buffers[0].tobytes() == LARGE.tobytes()
+
+
+def test_a_host_reads_in_the_clients_memory_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pathways_ray.transport.peer_memory.PART_BYTES", 1 << 20)
+    monkeypatch.setattr(Pipe, "_sent", None)
+    reading = Reading()
+    writer = reading.write()
+    assert reading.read_there()
+    reading.check()
+    assert ended(writer)
+
+
+@pytest.mark.parametrize("refused", [PermissionError(1, "not permitted"), OSError(38, "not implemented")], ids=str)
+def test_a_host_that_may_not_read_has_it_written(monkeypatch: pytest.MonkeyPatch, refused: OSError) -> None:
+    def refuse(*_: object) -> None:
+        raise refused
+
+    monkeypatch.setattr(pipes, "PeerMemory", refuse)
+    reading = Reading()
+    writer = reading.write()
+    assert not reading.read_there()
+    reading.host.read(reading.buffers)
+    reading.check()
+    assert ended(writer)
+
+
+def test_a_wrong_address_has_it_written() -> None:
+    reading = Reading()
+    reading.places = [(4096, LARGE.nbytes)]
+    writer = reading.write()
+    assert not reading.read_there()
+    reading.host.read(reading.buffers)
+    reading.check()
+    assert ended(writer)
+
+
+GIVER = """
+import socket, sys
+pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+with socket.socket(fileno=int(sys.argv[1])) as other:
+    socket.send_fds(other, [b"x"], [pair[0].fileno()])
+    other.recv(1)
+"""
+
+
+@pytest.mark.parametrize("which", ["pipe", "connection"])
+def test_no_process_is_read_but_the_one_that_made_both_ends(which: str) -> None:
+    """The other one is of this user as well, so that the system would let it be read; but it waits for nothing."""
+    reading = Reading()
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        giver = subprocess.Popen([sys.executable, "-c", GIVER, str(theirs.fileno())], pass_fds=[theirs.fileno()])
+        _, descriptors, _, _ = socket.recv_fds(mine, 1, 1)
+        if which == "pipe":
+            reading.host = HostPipe(SharedFile(os.dup(descriptors[0])))
+        else:
+            reading.theirs.close()
+            reading.theirs = socket.socket(fileno=os.dup(descriptors[0]))
+        os.close(descriptors[0])
+        assert not reading.read_there()
+        assert not reading.buffers[0].any()
+        mine.send(b"x")
+        assert giver.wait(LIMIT_S) == 0
+
+
+def test_who_has_waited_for_long_is_not_read_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may change the array as soon as it is written, so that what is read then is not taken."""
+    monkeypatch.setattr(pipes, "READING_S", 0.05)
+    may_say, read = threading.Event(), PeerMemory.read
+
+    def slowly(self: PeerMemory, *what: object) -> None:
+        assert may_say.wait(LIMIT_S)
+        read(self, what[0], what[1])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PeerMemory, "read", slowly)
+    reading = Reading()
+    said: list[bool] = []
+    host = beside(lambda: said.append(reading.read_there()))
+    ahead = reading.pipe._socket
+    monkeypatch.setattr(Pipe, "_sent", lambda self, part: may_say.set() or part[self._socket.send(part) :])
+    writer = reading.write()
+    assert ended(host)
+    assert said == [False]
+    reading.buffers[0][:] = 0
+    reading.host.read(reading.buffers)
+    reading.check()
+    assert ended(writer)
+    assert ahead.fileno() == -1
+
+
+def test_a_host_that_reads_for_long_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipes, "READING_S", 0.2)
+    monkeypatch.setattr("pathways_ray.transport.peer_memory.PART_BYTES", 2 << 20)
+    reading = Reading()
+    say = HostPipe._say
+
+    def slowly(self: HostPipe, what: bytes) -> None:
+        time.sleep(0.08)
+        say(self, what)
+
+    monkeypatch.setattr(HostPipe, "_say", slowly)
+    writer = reading.write()
+    assert reading.read_there()
+    assert ended(writer)
+
+
+@pytest.mark.parametrize("who", ["host", "client"])
+def test_an_end_that_goes_while_the_other_waits_for_it(who: str) -> None:
+    reading = Reading()
+    if who == "host":
+        writer = reading.write()
+        reading.host.end()
+        assert ended(writer)
+    else:
+        reading.pipe.end()
+        assert not reading.read_there()
+        with pytest.raises(WireError, match="hung up"):
+            reading.host.read(reading.buffers)
+    reading.mine.close()
+    reading.theirs.close()

@@ -19,7 +19,7 @@ from pathways_ray.client.data import DataLinks
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.transport import pipes
 from pathways_ray.transport.capabilities import slice_tag
-from pathways_ray.transport.pipes import Pipe
+from pathways_ray.transport.pipes import HostPipe, Pipe
 from tests.unit.client.test_session import interrupted
 from tests.unit.executor.data.test_server import (
     KIND,
@@ -61,7 +61,9 @@ def test_an_upload_by_a_pipe_hangs_up(host: Host, data: DataLinks) -> None:
         assert not link.pipes, step
         until(lambda: not stream.handed and not link.uploads)
 
-    at_each_step([DataLink._send_by_pipe.__code__, Pipe.write.__code__, Pipe._over.__code__], put, check)
+    at_each_step(
+        [DataLink._send_by_pipe.__code__, Pipe.write.__code__, Pipe._was_read.__code__, Pipe._over.__code__], put, check
+    )
 
 
 def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hangs_up(
@@ -73,6 +75,8 @@ def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hang
     link = data._link(0)
     assert link.takes_files(LARGE.nbytes)
     (stream,) = host.server.streams
+    monkeypatch.setattr(HostPipe, "read_there", lambda *_: False)
+    monkeypatch.setattr(Pipe, "_was_read", lambda _: False)
     monkeypatch.setattr(Pipe, "_sent", lambda _, part: part)
     monkeypatch.setattr(pipes, "threading", SimpleNamespace(Thread=no_thread))
     tag = slice_tag(SECRET, SESSION, PLACED)

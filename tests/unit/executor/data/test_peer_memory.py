@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -89,6 +90,18 @@ def test_a_process_that_has_ended_is_not_read(other: Other) -> None:
         memory.read([], [])
     with pytest.raises(OSError, match=r"No such process|cannot be read"):
         PeerMemory(other.process.pid)
+
+
+def test_a_process_with_many_descriptors_reads(other: Other) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken = [os.dup(0) for _ in range(1100)]
+    try:
+        PeerMemory(other.process.pid).read([(other.address, other.size)], room(other.size))
+    finally:
+        for one in taken:
+            os.close(one)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("pid", [0, -1])

@@ -647,10 +647,20 @@ LARGE = np.arange(1 << 17, dtype=np.float32)
 LARGE_KIND = ArrayType(LARGE.shape, "float32")
 
 
+@pytest.mark.parametrize("may_read", [True, False])
 def test_a_big_array_goes_there_and_comes_back_by_a_pipe(
-    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch, may_read: bool
 ) -> None:
-    """No part of it goes over the stream. The caller may change it afterwards, and what comes back is the caller's."""
+    """No part of it goes over the stream. The caller may change it afterwards, and what comes back is the caller's.
+    Where the host may read the client's memory, nothing is written to it."""
+
+    def refused(pid: int) -> Any:
+        raise PermissionError(f"process {pid} may not be read")
+
+    if may_read:
+        monkeypatch.setattr(HostPipe, "read", None)
+    else:
+        monkeypatch.setattr("pathways_ray.transport.pipes.PeerMemory", refused)
     parts: list[Message] = []
     monkeypatch.setattr(Upload, "add", lambda self, part: parts.append(part))
     monkeypatch.setattr(Fetching, "add", lambda self, part: parts.append(part))
@@ -707,11 +717,12 @@ def test_a_client_that_reads_nothing_of_what_it_fetches_holds_up_itself_only(hos
 
 @pytest.mark.parametrize("kind", [socketlib.SOCK_DGRAM, socketlib.SOCK_SEQPACKET])
 def test_a_socket_that_is_no_pipe_is_refused_for_a_fetch(host: Host, wire: Wire, kind: int) -> None:
-    host.put(1, LARGE)
+    host.put(1, jax.block_until_ready(jax.device_put(LARGE)))  # what is computed is refused by the way of the question
     mine, theirs = socketlib.socketpair(socketlib.AF_UNIX, kind)
     with mine:
-        assert local(wire).send(encode(Fetch(1, 1, (0,))), SharedFile(theirs.detach()))
-        refused = wire.next()
+        socket = local(wire)
+        assert socket.send(encode(Fetch(1, 1, (0,))), SharedFile(theirs.detach()))
+        refused = answer(socket)
     assert isinstance(refused, DataFailed)
     assert "no end of a pipe" in refused.failure.message
 
@@ -868,7 +879,7 @@ def test_ctrl_c_in_an_upload_ends_it_and_it_was_known_before(
             end(self)
             until(lambda: bool(failed))
 
-    def interrupted(self: Pipe, arrays: Any, done: Any) -> None:
+    def interrupted(self: Pipe, arrays: Any, done: Any, readable: bool) -> None:
         assert len(known) == 1
         raise KeyboardInterrupt
 
@@ -1080,7 +1091,7 @@ def test_a_file_of_the_wrong_size_is_refused_and_takes_nothing_of_the_quota(host
     assert isinstance(refused, DataFailed)
     assert f"a file in memory of {size} bytes came for an array of {LARGE.nbytes}" in refused.failure.message
     assert all(quota.is_empty for quota in host.server.quotas.values())
-    host.put(2, LARGE)
+    host.put(2, jax.block_until_ready(jax.device_put(LARGE)))  # what is computed is refused by the way of the question
     assert socket.send(encode(Fetch(2, 2, (0,))), SharedFile.create(size))
     refused = answer(socket)
     assert isinstance(refused, DataFailed)
