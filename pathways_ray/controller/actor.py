@@ -371,9 +371,8 @@ class Controller(Inspectable):
     async def _island_stream(self, context: links.AsyncLink) -> None:
         if not authorised(context.metadata, self.link_secret):
             context.refuse("wrong link secret")
-        data = await context.read()
-        messages = FROM_ISLAND.decode_batch(data) if data else []
-        hello = messages[0] if messages else None
+        first = await context.read() or b""
+        hello = next(iter(FROM_ISLAND.decode_batch(first)), None) if first else None
         if not isinstance(hello, IslandUp):
             return
         link, island = next(self.link_numbers), hello.island
@@ -384,13 +383,14 @@ class Controller(Inspectable):
         )
         self.handle(events.IslandConnected(link, hello))
         pump = asyncio.ensure_future(outbox.carry(context))
+
+        def take(data: bytes) -> None:
+            self.handle(events.IslandMessages(link, island, FROM_ISLAND.decode_batch(data)))
+
         try:
             with loops.vital():
-                while True:
-                    self.handle(events.IslandMessages(link, island, messages))
-                    if (data := await context.read()) is None:
-                        break
-                    messages = FROM_ISLAND.decode_batch(data)
+                take(first)
+                await context.each(take)
         finally:
             pump.cancel()
             del self.links[link]

@@ -71,7 +71,8 @@ class Connections:
         self.reading = asyncio.Event()
         self.reading.set()
         self.reader: asyncio.Task[None] | None = None
-        self.closed = False
+        self.closed = self.refused = False
+        """Whether its session has ended; whether something came that was not taken, behind which nothing is read."""
 
     def switch(self) -> None:
         """Sends `Upgraded` as the last message on the stream; the rest goes by the link."""
@@ -79,6 +80,11 @@ class Connections:
         self.stream_outbox.close()
         self.outbox = self.link_outbox
         self.upgraded.set()
+
+    async def room(self) -> None:
+        """Waits until the client may say more."""
+        await self.reading.wait()
+        await self.outbox.room(limits.MAX_BACKLOG)
 
     def close(self, *, at_once: bool) -> None:
         """Hangs up after the messages that were sent before: at once, or when the client has had time to."""
@@ -181,7 +187,7 @@ class ClientService:
         connections = self.connections[client.session]
         pump = asyncio.ensure_future(connections.stream_outbox.pump(context.write))
         connections.reader = reader = asyncio.ensure_future(
-            self._read(client.session, Carrier.STREAM, partial(grpc_streams.reading, context))
+            self._read_stream(client.session, connections, partial(grpc_streams.reading, context))
         )
         pump.add_done_callback(partial(_pumped, reader))
         self.handle(events.StreamOpened(client.session))
@@ -213,28 +219,42 @@ class ClientService:
         link.put(link_tags(client.secret, client.session)[1].encode())
         try:
             if await _first(connections.upgraded.wait(), link.wait_closed()) and not connections.closed:
-                reading = self._read(client.session, Carrier.LINK, link.read)
+                reading = self._read_link(client.session, connections, link)
                 await _first(connections.link_outbox.carry(link), reading)
         finally:
             self.handle(events.LinkEnded(client.session))
 
-    async def _read(self, session: int, carrier: Carrier, read: Callable[[], Awaitable[bytes | None]]) -> None:
-        while (data := await read()) is not None and session in self.connections:
-            try:
-                check_batch(data)
-                messages = wire.TO_CONTROLLER.decode_batch(data)
-            except (TooLarge, WireError) as error:
-                self.handle(events.ClientGarbled(session, str(error)))
-                return
-            self.handle(events.ClientMessages(session, carrier, len(data), messages))
-            del data, messages
-            if (connections := self.connections.get(session)) is not None:
-                if not connections.reading.is_set():
-                    await connections.reading.wait()
-                if not connections.outbox.has_room(limits.MAX_BACKLOG):
-                    await connections.outbox.room(limits.MAX_BACKLOG)
+    async def _read_stream(
+        self, session: int, connections: Connections, read: Callable[[], Awaitable[bytes | None]]
+    ) -> None:
+        while (data := await read()) is not None:
+            if self._take(session, connections, Carrier.STREAM, data):
+                if connections.refused:
+                    return
+                await connections.room()
+            del data
             # Batches that are here already would otherwise be worked off before anything else happens.
             await asyncio.sleep(0)
+
+    async def _read_link(self, session: int, connections: Connections, link: links.AsyncLink) -> None:
+        take = partial(self._take, session, connections, Carrier.LINK)
+        while await link.each(take, in_turns=True) and not connections.refused:
+            await connections.room()
+
+    def _take(self, session: int, connections: Connections, carrier: Carrier, data: bytes) -> bool:
+        """Takes a batch of a client to the core, unless it is refused. Returns whether the next one has to wait."""
+        connections.refused = connections.closed
+        if connections.refused:
+            return True
+        try:
+            check_batch(data)
+            messages = wire.TO_CONTROLLER.decode_batch(data)
+        except (TooLarge, WireError) as error:
+            connections.refused = True
+            self.handle(events.ClientGarbled(session, str(error)))
+            return True
+        self.handle(events.ClientMessages(session, carrier, len(data), messages))
+        return not (connections.reading.is_set() and connections.outbox.has_room(limits.MAX_BACKLOG))
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

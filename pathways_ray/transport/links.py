@@ -92,9 +92,9 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._batches: deque[bytes] = deque()
         self._ahead = 0
         self._gone = asyncio.Event()
-        self._reader: asyncio.Future[None] | None = None
-        self._take: Callable[[bytes], None] | None = None
-        self._failure: Exception | None = None
+        self._reader: asyncio.Future[bool] | None = None
+        self._take: Callable[[bytes], bool | None] | None = None
+        self._take_next: Callable[[bytes], bool | None] | None = None  # of those that come together
         self._room: asyncio.Future[None] | None = None
         self.full = False
         """Whether the other end does not take the batches sent before."""
@@ -142,11 +142,12 @@ class AsyncLink(asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Takes bytes, which the caller may overwrite afterwards."""
-        self._heard = self._loop.time()
+        self._heard, take = self._loop.time(), self._take
         try:
             for batch in self._frames.feed(data):
-                if self._take is not None:
-                    self._give(batch, self._take)
+                if take is not None:
+                    self._give(batch, take)
+                    take = self._take_next
                 elif self._greeted is None:
                     self._batches.append(batch)
                     self._ahead += len(batch) + BATCH_OVERHEAD_BYTES
@@ -184,25 +185,23 @@ class AsyncLink(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         """The other end sends no more, but may still listen (without TLS, which has no half-open connections)."""
         self.reason = self.reason or "it closed the connection"
-        self._end_reading()
-        if self._greeted is not None:
-            return False
-        return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
-
-    def _end_reading(self) -> None:
         self._over = True
         self._wake()
+        transport = self._transport
+        return self._greeted is None and transport is not None and transport.get_extra_info("sslcontext") is None
 
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
+    def _wake(self, enough: bool = False, error: Exception | None = None) -> None:
+        self._take = self._take_next = None  # what comes now waits for who wakes
+        if self._reader is None or self._reader.done():
+            return
+        self._reader.set_result(enough) if error is None else self._reader.set_exception(error)
 
-    def _give(self, batch: bytes, take: Callable[[bytes], None]) -> None:
+    def _give(self, batch: bytes, take: Callable[[bytes], bool | None]) -> None:
         try:
-            take(batch)
+            if take(batch):
+                self._wake(enough=True)
         except Exception as error:  # for who called `each`
-            self._take, self._failure = None, error
-            self._wake()
+            self._wake(error=error)
 
     def pause_writing(self) -> None:
         self._room, self.full = self._loop.create_future(), True
@@ -220,11 +219,7 @@ class AsyncLink(asyncio.BufferedProtocol):
         while not self._batches:
             if self._over or self._closed:
                 return None
-            self._reader = self._loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+            await self._woken()
         batch = self._batches.popleft()
         self._ahead -= len(batch) + BATCH_OVERHEAD_BYTES
         if self._paused and self._ahead <= MAX_READ_AHEAD_BYTES // 2 and self._transport is not None:
@@ -234,20 +229,27 @@ class AsyncLink(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
         return batch
 
-    async def each(self, take: Callable[[bytes], None]) -> None:
-        """Has each batch taken as soon as it comes, until the end: no task wakes for it, as for `read`. Raises what
-        `take` raises. For who can always take more."""
-        while self._batches:
-            take(cast(bytes, await self.read()))
-        self._frames.at_once = AT_ONCE_BYTES
-        if not (self._over or self._closed):
-            self._take, self._reader = take, self._loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._take = self._reader = None
-        if self._failure is not None:
-            raise self._failure
+    async def each(self, take: Callable[[bytes], bool | None], in_turns: bool = False) -> bool:
+        """Has each batch taken as soon as it comes, until the end: no task wakes for it, as for `read`. Ends with True
+        where `take` returns it, and raises what that raises. With `in_turns` others have
+        theirs between batches that come together."""
+        self._frames.at_once, enough = AT_ONCE_BYTES, False
+        while not enough and (self._batches or not (self._over or self._closed)):
+            if not self._batches:
+                self._take, self._take_next = take, None if in_turns else take
+                enough = await self._woken()
+            else:
+                enough = take(cast(bytes, await self.read())) or False
+                if in_turns:
+                    await asyncio.sleep(0)
+        return enough
+
+    async def _woken(self) -> bool:
+        self._reader = self._loop.create_future()
+        try:
+            return await self._reader
+        finally:
+            self._take = self._take_next = self._reader = None
 
     async def write(self, batch: bytes) -> None:
         """Sends a batch; waits while the other end does not take the batches before. After the end it does nothing: the
@@ -288,7 +290,8 @@ class AsyncLink(asyncio.BufferedProtocol):
         """Hangs up, with a close reason if one is given; the batches sent before go out."""
         if reason:
             self._hang_up(reason)
-        self._end_reading()  # with TLS the connection lasts until the other end agrees
+        self._over = True  # with TLS the connection lasts until the other end agrees
+        self._wake()
         self._paused = False  # so that a peer that takes nothing is given up for its silence
         # One of asyncio's with TLS that is closed twice raises when it is written to, and cannot be aborted.
         if self._transport is not None and not self._transport.is_closing():
