@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LIFECYCLE_ENTRIES = 512
 LAUNCH_ENTRIES = 512
@@ -84,7 +84,7 @@ class Story:
     process: str
     sink: Callable[[Entry], None] | None = None
     lifecycle: deque[Entry] = field(default_factory=lambda: deque(maxlen=LIFECYCLE_ENTRIES))
-    launches: deque[Entry] = field(default_factory=lambda: deque(maxlen=LAUNCH_ENTRIES))
+    launches: deque[tuple[Any, ...]] = field(default_factory=lambda: deque(maxlen=LAUNCH_ENTRIES))
     counts: dict[str, int] = field(default_factory=dict)
     """Lifecycle events by their few fixed words, since the process began, also those that are not kept."""
     pace: Callable[[Entry], Sequence[Entry]] = lambda entry: (entry,)
@@ -97,13 +97,17 @@ class Story:
             if self.sink is not None:
                 self.sink(kept)
 
-    def note_launch(self, entry: Entry) -> None:
-        """Records a step of a launch; on the hot path, so it does nothing else."""
-        self.launches.append(entry)
+    def __post_init__(self) -> None:
+        self.note_launch: Callable[[tuple[Any, ...]], None] = self.launches.append
+        """Records a step of a launch, an `Entry` or its first fields; on the hot path, so it does nothing else."""
+
+    def steps(self) -> list[Entry]:
+        """The steps of launches."""
+        return [Entry(*fields) for fields in self.launches]
 
     def entries(self) -> Iterator[Entry]:
         """All entries in the order of their times."""
-        return merge(self.lifecycle, self.launches, key=lambda entry: entry.at)
+        return merge(self.lifecycle, self.steps(), key=lambda entry: entry.at)
 
     def lines(
         self, now: float, *, session: int = 0, launch: int = 0, hosts: frozenset[int] = frozenset()

@@ -28,7 +28,7 @@ from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.refusals import failed_argument, refusal_of
 from pathways_ray.controller.state import InFlight, Send, Session, Tables
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import Free, Launch, Put, Unregister, inline_of
+from pathways_ray.transport.messages import Free, Launch, Put, Unregister
 
 
 class Admission:
@@ -83,8 +83,8 @@ class Admission:
         call: Call
         if isinstance(message, Launch):
             refused = quotas.launches(session) if session.tenant.quota.launches is not None else None
-            if refused is None and (inline := inline_of(message)):
-                refused = quotas.carried(message, inline)
+            if refused is None and message.inline:
+                refused = quotas.carried(message)
             if refused is not None:
                 return self.outcomes.refuse(session, message, refused)
             self.tables.ledger.enter(session.usage)
@@ -99,6 +99,13 @@ class Admission:
             backlog.append(call)
             return self._take_asked()
         return commands
+
+    def free(self, session: Session, message: Free) -> list[Send]:
+        """Takes a call that frees buffers: at once where no other waits, as nearly always."""
+        backlog = self.backlogs[session.id]
+        if backlog.waiting or backlog.deferred or self.memory.waiting:
+            return self.call(session, message)
+        return buffers.free(self.tables, session, message.buffers)
 
     def resume(self, sessions: Iterable[Session]) -> list[Send]:
         """Lets waiting launches go on after an event that may have made room for them, first those in the window."""

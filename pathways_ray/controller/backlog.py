@@ -25,10 +25,7 @@ from pathways_ray.controller.state import Session, Whole
 from pathways_ray.scheduler.priorities import MAX_PASSED, Accesses, Fixed, passing, place_of, rank_of
 from pathways_ray.transport.messages import (
     Free,
-    IslandLaunch,
     Launch,
-    PrioritizedIslandLaunch,
-    PrioritizedLaunch,
     Put,
     Unregister,
     inline_bytes,
@@ -59,19 +56,7 @@ class WaitingLaunch(msgspec.Struct, eq=False):
     @property
     def rank(self) -> float:
         """The time at which it counts as called."""
-        return rank_of(self.since, priority_of(self.message))
-
-
-def priority_of(launch: Launch) -> int:
-    """The priority of a launch within its session."""
-    return launch.priority if isinstance(launch, PrioritizedLaunch) else 0
-
-
-def prioritized(launch: Launch, message: IslandLaunch) -> IslandLaunch | PrioritizedIslandLaunch:
-    """The message of a launch for an island, with its priority if it has one."""
-    if isinstance(launch, PrioritizedLaunch) and launch.priority:
-        return PrioritizedIslandLaunch(message, launch.priority)
-    return message
+        return rank_of(self.since, self.message.priority)
 
 
 Call: TypeAlias = WaitingLaunch | Put | Free | Unregister
@@ -131,7 +116,7 @@ class Backlog:
         gives memory back where that is `short`: there would be no room for what it passes."""
         self.prioritized = bool(self.waiting) and self.prioritized
         self._count(call)
-        if isinstance(call, WaitingLaunch) and (self.prioritized or priority_of(call.message)):
+        if isinstance(call, WaitingLaunch) and (self.prioritized or call.message.priority):
             self.prioritized = True
             own = _accesses_of(programs, call)
             if isinstance(own, Accesses):
@@ -160,7 +145,7 @@ class Backlog:
 
     def looks(self, launch: Launch) -> int:
         """The calls at most that a launch looks at to find its place here."""
-        return min(len(self.waiting), MAX_PASSED) if self.prioritized or priority_of(launch) else 0
+        return min(len(self.waiting), MAX_PASSED) if self.prioritized or launch.priority else 0
 
     @property
     def may_be_passed(self) -> bool:
@@ -219,7 +204,7 @@ class Backlog:
             n in session.buffers or n in self.numbers or not n or session.why_refused(n) is not None
             for n in launch.arguments
         )
-        if known and priority_of(launch):
+        if known and launch.priority:
             passes = passing(_accesses(waiting, program))
             ahead = [one for one in self.deferred if isinstance(one, WaitingLaunch)]
             programs = [session.programs.get(one.message.program) for one in ahead]

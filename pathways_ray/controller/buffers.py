@@ -224,11 +224,12 @@ def burn(session: Session, number: int) -> None:
 
 def make(session: Session, program: PlannedProgram, first: int, producer: int) -> list[Buffer]:
     """Enters what a launch of a program makes, under the client's numbers from `first` on."""
-    made = [Buffer(kind, producer) for kind in program.results]
-    known, held = session.buffers, session.held
-    for number in known.keys() & range(first, first + len(made)):
-        session.array_bytes -= known[number].type.array_bytes  # it has failed, and its number is given again
-    known.update(enumerate(made, first))
+    made = list(map(Buffer, program.results, itertools.repeat(producer)))
+    known, held, numbers = session.buffers, session.held, range(first, first + len(made))
+    if not known.keys().isdisjoint(numbers):
+        for number in known.keys() & numbers:
+            session.array_bytes -= known[number].type.array_bytes  # it has failed, and its number is given again
+    known.update(zip(numbers, made, strict=True))
     session.array_bytes += program.array_bytes
     session.charged_bytes += program.charged_bytes
     for slice_id, size in program.held.items():
@@ -239,15 +240,18 @@ def make(session: Session, program: PlannedProgram, first: int, producer: int) -
 def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]:
     """Forgets buffers; their islands drop them after the launches before. Those that were donated to a launch under way
     are dropped once that ends."""
-    places = session.places
+    places, uploads = session.places, bool(session.early or session.arriving)
     dropped: dict[int, dict[int, None]] = {}
     for number in numbers:
         buffer = session.forget(number)
         if buffer is not None:
-            dropped.setdefault(places[buffer.type.slice].island, {})[number] = None
+            island = places[buffer.type.slice].island
+            if island not in dropped:
+                dropped[island] = {}
+            dropped[island][number] = None
         elif (donated := session.donated.get(number)) is not None:
             donated.freed = True
-        if session.early or session.arriving:
+        if uploads:
             for island in _cut_off(tables, session, number):
                 dropped.setdefault(island, {})[number] = None
     return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]

@@ -19,7 +19,7 @@ import msgspec
 
 from pathways_ray import limits
 from pathways_ray.controller import buffers, early
-from pathways_ray.controller.backlog import Backlog, WaitingLaunch, priority_of
+from pathways_ray.controller.backlog import Backlog, WaitingLaunch
 from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.part_outcomes import report_of
 from pathways_ray.controller.programs import PlannedProgram
@@ -88,7 +88,7 @@ class Decisions:
         whole.segment = part.segment
         first = launch.message.results if part.last else self._number(session, whole, part, segment)
         number = whole.launch if part.last else 0
-        message = launch_of(number, segment.number, part.arguments, first, priority_of(launch.message))
+        message = launch_of(number, segment.number, part.arguments, first, launch.message.priority)
         if (failure := refusal_of(self.tables, session, segment, message)) is not None:
             return [], failure
         ledger = self.tables.ledger

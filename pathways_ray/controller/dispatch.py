@@ -6,15 +6,15 @@ islands keep it for all launches that run on several of them.
 
 from __future__ import annotations
 
+from itertools import repeat
+
 from pathways_ray.controller import buffers, quotas
-from pathways_ray.controller.backlog import prioritized
 from pathways_ray.controller.donations import Donations
 from pathways_ray.controller.lifecycle import LaunchEvent, LaunchState, after
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.sequential import Sequential
 from pathways_ray.controller.state import InFlight, Send, SendIsland, Session, Tables
-from pathways_ray.story import Entry
-from pathways_ray.transport.messages import Drop, IslandLaunch, Launch, covers_of, inline_of
+from pathways_ray.transport.messages import Drop, IslandLaunch, Launch, PrioritizedIslandLaunch
 
 
 class Dispatch:
@@ -32,8 +32,8 @@ class Dispatch:
         self, session: Session, program: PlannedProgram, launch: Launch, state: LaunchState
     ) -> tuple[InFlight, list[Send]]:
         """Puts an admitted launch on its way. One of a program without work has no island to wait for."""
-        tables = self.tables
-        in_flight, known, arguments = tables.in_flight, session.buffers, launch.arguments
+        tables, now, known = self.tables, self.tables.now, session.buffers
+        in_flight, arguments, inline = tables.in_flight, launch.arguments, launch.inline
         tables.sequence = sequence = tables.sequence + 1
         tables.admitted += 1
         producers: dict[int, None] = {}
@@ -43,8 +43,6 @@ class Dispatch:
                 producers[producer] = None  # once: a launch may name a result of it thousands of times
                 in_flight[producer].consumers.append(sequence)
         donated = Donations.take(session, program, arguments) if program.donated else ()
-        is_plain = type(launch) is Launch  # with nothing but what each has
-        inline, covers = ((), ()) if is_plain else (inline_of(launch), covers_of(launch))
         record = in_flight[sequence] = InFlight(
             sequence,
             session.id,
@@ -57,14 +55,14 @@ class Dispatch:
             set(program.islands),
             tuple(producers),
             after(state, LaunchEvent.ADMITTED),
-            tables.now,
+            now,
             donated=donated,
             carried=quotas.carry(session, program, inline) if inline else 0,
         )
         session.in_flight += 1
         program.in_flight += 1
         program.launches += 1
-        tables.story.note_launch(Entry(tables.now, "admitted", program.name, "", session.id, sequence))
+        tables.story.note_launch((now, "admitted", program.name, "", session.id, sequence))
         if program.cross_island:
             record.estimate = program.device_time.estimate
             tables.ledger.start(session.usage, record.estimate)
@@ -78,10 +76,10 @@ class Dispatch:
             launch.results,
             launch=launch.launch,
             inline=inline,
-            covers=covers,
+            covers=launch.covers,
         )
-        sent = message if is_plain else prioritized(launch, message)
-        return record, [SendIsland(island, sent) for island in program.islands]
+        sent = PrioritizedIslandLaunch(message, launch.priority) if launch.priority else message
+        return record, list(map(SendIsland, program.islands, repeat(sent)))
 
     def drop_results(self, record: InFlight) -> list[Send]:
         """Takes back what the surviving islands of a failed launch made or will make."""

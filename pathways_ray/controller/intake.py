@@ -15,7 +15,7 @@ from itertools import islice
 from pathways_ray.controller import events, quotas
 from pathways_ray.controller.channel import ChannelEvent
 from pathways_ray.controller.clients import Client, Clients
-from pathways_ray.controller.turns import TURN_WORK, Hold, work_of
+from pathways_ray.controller.turns import TURN_WORK, Hold, work_of, work_of_launch
 from pathways_ray.errors import PathwaysError, WireError
 from pathways_ray.transport import batcher
 from pathways_ray.transport.messages import (
@@ -66,18 +66,21 @@ class Intake:
         """Works off messages until the session's turn is over, or something holds the rest."""
         commands: list[events.Command] = []
         session = self.launches.sessions[client.session]
-        take, backlog = self.launches.admission.call, self.launches.admission.backlogs[client.session]
+        admission, backlog = self.launches.admission, self.launches.admission.backlogs[client.session]
         left, taken, hold = TURN_WORK, 0, None
         try:
             for message in messages:
                 if isinstance(message, Launch):
                     program = session.programs.get(message.program)
                     looks = backlog.looks(message) if backlog.waiting else 0
-                    left -= work_of(message, program.result_count if program is not None else 0, looks)
-                    commands += take(session, message)
-                elif isinstance(message, (Free, Put)):
+                    left -= work_of_launch(message, program.result_count if program is not None else 0, looks)
+                    commands += admission.call(session, message)
+                elif isinstance(message, Free):
                     left -= work_of(message)
-                    commands += take(session, message)
+                    commands += admission.free(session, message)
+                elif isinstance(message, Put):
+                    left -= work_of(message)
+                    commands += admission.call(session, message)
                 elif isinstance(message, Register):
                     if self.clients.registrar.islands_full:
                         hold = Hold.ISLAND
@@ -87,7 +90,9 @@ class Intake:
                     commands += made
                 elif isinstance(message, Unregister):
                     left -= work_of(message)
-                    commands += take(session, Unregister(message.program))  # without names, where it has to wait
+                    commands += admission.call(
+                        session, Unregister(message.program)
+                    )  # without names, where it has to wait
                     client.registration.let_go(session, message.functions)
                 elif isinstance(message, Cancel):
                     left -= work_of(message)

@@ -225,7 +225,7 @@ class Looks:
     def _story(self, call: int, name: str, request: wire.Look, viewer: str) -> list[Command]:
         """The last events of a launch that is over, or never was."""
         number, now = request.number, self.launches.tables.now
-        entries = [e for e in self.launches.story.launches if e.launch == number]
+        entries = [e for e in self.launches.story.steps() if e.launch == number]
         mine = not viewer or any(self._is_of(e.session, viewer) for e in entries if e.session)
         if request.of or not entries or not mine:
             text = f"{name} is over, or has not come to the controller"

@@ -10,7 +10,7 @@ from pathways_ray.controller.state import Session
 from pathways_ray.controller.tenants import Tenant
 from pathways_ray.errors import Failure, from_failure
 from pathways_ray.limits import MAX_BUFFERS, MAX_INLINE_BYTES, MAX_PLACES, MAX_SESSION_BUFFERS, MAX_SESSIONS, MAX_SLICES
-from pathways_ray.transport.messages import InlineArgument, Launch
+from pathways_ray.transport.messages import InlineArgument, Launch, inline_bytes
 
 
 def enforce(failure: Failure | None) -> None:
@@ -88,9 +88,9 @@ def device_bytes(session: Session, sessions: Iterable[Session], asked: int, purp
     )
 
 
-def carried(launch: Launch, inline: tuple[InlineArgument, ...]) -> Failure | None:
+def carried(launch: Launch) -> Failure | None:
     """The values that a launch carries, before it may have to wait with them."""
-    size = sum([len(data) for _, data in inline])
+    size = inline_bytes(launch)
     if size <= MAX_INLINE_BYTES:
         return None
     text = f"launch {launch.launch} carries arguments of {size} bytes; {MAX_INLINE_BYTES} are the limit"

@@ -12,7 +12,7 @@ from pathways_ray.controller import quotas
 from pathways_ray.controller.programs import PlannedProgram
 from pathways_ray.controller.state import Session, Tables
 from pathways_ray.errors import Failure
-from pathways_ray.transport.messages import EarlyLaunch, InlineArgument, Launch, inline_of
+from pathways_ray.transport.messages import EarlyLaunch, InlineArgument, Launch
 
 
 def refusal_of(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
@@ -39,7 +39,7 @@ def arguments_unfit(tables: Tables, session: Session, program: PlannedProgram, l
             "GraphError",
             f"program {program.name!r} takes {len(types)} buffers, the launch gives {len(arguments)}",
         )
-    if type(launch) is not Launch and ((inline := inline_of(launch)) or 0 in arguments):
+    if type(launch) is not Launch and ((inline := launch.inline) or 0 in arguments):
         carries = bool(inline) or type(launch) is EarlyLaunch
         if carries and (failure := _inline_unfit(program, launch, inline)) is not None:
             return failure
@@ -119,7 +119,7 @@ def results_taken(session: Session, program: PlannedProgram, launch: Launch) -> 
 
 def over_device_bytes(tables: Tables, session: Session, program: PlannedProgram, launch: Launch) -> Failure | None:
     """The results do not fit into the tenant's quota of memory on devices, beside what the launch does not give up."""
-    carried = quotas.carried_bytes(program, inline_of(launch))
+    carried = quotas.carried_bytes(program, launch.inline)
     purpose = f"the results of program {program.name!r}" + (" and arguments of its launch" if carried else "")
     asked = quotas.taken_bytes(program, launch) + carried
     return quotas.device_bytes(session, tables.sessions.values(), asked, purpose)

@@ -52,11 +52,14 @@ class Hold(StrEnum):
     ISLAND = "an island takes programs again"
 
 
-def work_of(message: ToController, results: int = 0, looks: int = 0) -> int:
-    """Units of work that a message makes; `results` are those of its program, `looks` the calls that it may pass."""
-    if isinstance(message, Launch):
-        work = PASSING_WORK + looks // LOOKS_PER_UNIT if looks or isinstance(message, PrioritizedLaunch) else 1
-        return work + (len(message.arguments) + results) // NUMBERS_PER_UNIT
+def work_of_launch(message: Launch, results: int, looks: int) -> int:
+    """Units of work that a launch makes; `results` are those of its program, `looks` the calls that it may pass."""
+    work = PASSING_WORK + looks // LOOKS_PER_UNIT if looks or type(message) is PrioritizedLaunch else 1
+    return work + (len(message.arguments) + results) // NUMBERS_PER_UNIT
+
+
+def work_of(message: ToController) -> int:
+    """Units of work that another message makes."""
     if isinstance(message, Free):
         return 1 + len(message.buffers) // NUMBERS_PER_UNIT
     if isinstance(message, Unregister):

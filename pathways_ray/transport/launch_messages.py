@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -20,12 +20,16 @@ InlineArguments = Annotated[tuple[InlineArgument, ...], msgspec.Meta(max_length=
 class Launch(Message, tag=2):
     """One call. Result k becomes buffer `results + k`; both ids are made by the client. No number of a buffer is
     negative: those are the controller's own. None is 0, which stands in the place of an argument that comes along. That
-    of the launch fits into a record of it (`observe.recorder`), also with a sign."""
+    of the launch fits into a record of it (`observe.recorder`), also with a sign. Most have no `priority`, carry no
+    arguments `inline`, and `covers` no early ones."""
 
     launch: Counted
     program: int
     arguments: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_NODES)]
     results: Counted
+    priority: ClassVar[int] = 0
+    inline: ClassVar[tuple[InlineArgument, ...]] = ()
+    covers: ClassVar[tuple[int, ...]] = ()
 
 
 class PrioritizedLaunch(Launch, tag=6):
@@ -49,9 +53,6 @@ class EarlyLaunch(InlineLaunch, tag=7):
     covers: Annotated[tuple[Counted, ...], msgspec.Meta(max_length=limits.MAX_COVERED)] = ()
 
 
-_CARRYING = InlineLaunch, PrioritizedLaunch
-
-
 def launch_of(
     launch: int,
     program: int,
@@ -70,22 +71,12 @@ def launch_of(
 
 def early_of(launch: Launch) -> EarlyLaunch:
     """The same call, that is handed to its host as well."""
-    return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results, inline_of(launch))
-
-
-def inline_of(launch: Launch) -> tuple[InlineArgument, ...]:
-    """The arguments that a call carries."""
-    return launch.inline if isinstance(launch, _CARRYING) else ()
-
-
-def covers_of(launch: Launch) -> tuple[int, ...]:
-    """The early launches that left as this one."""
-    return launch.covers if isinstance(launch, EarlyLaunch) else ()
+    return EarlyLaunch(launch.launch, launch.program, launch.arguments, launch.results, launch.inline)
 
 
 def inline_bytes(launch: Launch) -> int:
     """Bytes of the arguments that a call carries."""
-    return sum(len(data) for _, data in inline_of(launch))
+    return sum([len(data) for _, data in launch.inline]) if launch.inline else 0
 
 
 class Following(msgspec.Struct, frozen=True, array_like=True):

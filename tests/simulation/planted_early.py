@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from pathways_ray.client.early import EarlyCalls
-from pathways_ray.controller import dispatch, outcomes
+from pathways_ray.controller import outcomes
+from pathways_ray.controller.dispatch import Dispatch
 from pathways_ray.executor.run.core import HostCore
 from pathways_ray.executor.run.early import EarlyLaunches, EarlyReports
 from pathways_ray.executor.run.instructions import Free
@@ -123,4 +126,8 @@ def what_became_of_calls_that_left_as_one_is_kept(patch: Patch) -> None:
 
 @bug(faults=0, **AS_ONE)
 def the_host_does_not_hear_which_calls_left_as_one(patch: Patch) -> None:
-    patch.setattr(dispatch, "covers_of", lambda launch: ())
+    def start(original: Original, self: Dispatch, session: Any, program: Any, launch: Any, state: Any) -> Any:
+        alone = msgspec.structs.replace(launch, covers=()) if launch.covers else launch
+        return original(self, session, program, alone, state)
+
+    wrapped(patch, Dispatch, "start", start)

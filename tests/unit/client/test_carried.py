@@ -178,7 +178,7 @@ def test_a_launch_waits_for_uploads_with_what_it_carries(priority: int, kind: ty
     script.acknowledge(x)
     (message,) = script.take()
     assert type(message) is kind
-    assert (message.arguments, message.inline) == ((x.id, 0), inline)  # type: ignore[attr-defined]
+    assert (message.arguments, message.inline) == ((x.id, 0), inline)
 
 
 def test_a_launch_fails_at_once_for_another_argument_that_has_failed() -> None:
