@@ -7,6 +7,7 @@ reported before the launches it consumes from have their outcome, so that the ro
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import NamedTuple
 
 import msgspec
@@ -59,21 +60,22 @@ class Outcomes:
         ended = []
         decided: list[Send] = []
         busy = 0.0
-        for k, sequence in enumerate(message.sequences):
+        for sequence, each_us in zip_longest(message.sequences, device_us[: len(message.sequences)], fillvalue=0):
             record = in_flight.get(sequence)
             if record is None:
                 decided += self.donations.reported(island, sequence, None)
                 decided += self.inherited.reported(island, sequence, None)
                 continue
-            if k < len(device_us):
-                program, each_us = record.program, device_us[k]
+            pending = record.pending
+            if each_us:
+                program = record.program
                 took = each_us * 1e-6 * len(program.messages[island].devices)
                 taken_us[program.key, island] += each_us
                 record.device_seconds += took
                 busy += took
-            if island in record.pending:
-                record.pending.remove(island)
-                if not record.pending:
+            if island in pending:
+                pending.remove(island)
+                if not pending:
                     ended.append(record)
         self.tables.recorder.busy[island] = self.tables.recorder.busy.get(island, 0.0) + busy
         settled = self.settle(ended)
@@ -127,7 +129,7 @@ class Outcomes:
                 continue
             del in_flight[record.sequence]
             program.in_flight -= 1
-            self._account(record)
+            took = self._account(record)
             if failure is not None:
                 failed += self._abort(record, failure)
             session = tables.sessions.get(record.session)
@@ -139,12 +141,10 @@ class Outcomes:
                 if record.carried:
                     session.charged_bytes -= record.carried
                 whole = record.whole
-                if failure is None:
-                    took = self._succeed(record)
-                    if record.donated:
-                        failed += self.donations.consumed(session, record.donated)
-                else:
+                if failure is not None:
                     failed += self._fail(session, record, failure)
+                elif record.donated:
+                    failed += self.donations.consumed(session, record.donated)
                 if whole is not None and whole.ended(record, tables.now) and whole.failure is not None:
                     failed += report_of(self.tables, session, whole)
                 elif failure is None if whole is None else whole.is_over:
@@ -180,34 +180,32 @@ class Outcomes:
                 return True
         return False
 
-    def _account(self, record: InFlight) -> None:
-        """Puts the tenant's account right: the time that the launch took, in place of the estimate."""
-        program, ledger, recorder = record.program, self.tables.ledger, self.tables.recorder
-        failure, actual, number = record.failure, record.device_seconds, record.launch
+    def _account(self, record: InFlight) -> int:
+        """Puts the tenant's account right: the time that a launch took, in place of the estimate. Its results are there
+        if it succeeded. Returns the microseconds that it took on each of its devices."""
+        tables, program, failure = self.tables, record.program, record.failure
+        actual, number = record.device_seconds, record.launch
+        took = round(1e6 * actual / program.devices)
         if failure is None:
+            record.state = after(record.state, LaunchEvent.SUCCEEDED)
+            for buffer in record.made:
+                buffer.producer = 0
             program.device_time.measure(actual)
-            if program.culprit not in self.tables.circuit_breaker.proven:
-                self.tables.circuit_breaker.succeeded(program.culprit)
+            if program.culprit not in tables.circuit_breaker.proven:
+                tables.circuit_breaker.succeeded(program.culprit)
         else:
             actual, number = max(actual, record.estimate), -number
-            recorder.failed(failure.kind)
-            self.tables.note_failed(record.sequence, program)
-        recorder.ring.add(record.sequence, record.session, program.key, record.at, self.tables.now, number)
+            tables.recorder.failed(failure.kind)
+            tables.note_failed(record.sequence, program)
+        tables.recorder.ring.add(record.sequence, record.session, program.key, record.at, tables.now, number)
         if program.cross_island:
             self.window.end(program.islands)
         elif program.calls:
             self.window.answered(record.session, program.islands)
-        ledger.settle(record.usage, record.estimate, actual)
-        ledger.leave(record.usage)
+        tables.ledger.end(record.usage, record.estimate, actual)
         if record.whole is not None:
             record.usage.parts -= record.is_part
-
-    def _succeed(self, record: InFlight) -> int:
-        """Marks the results as there; returns the microseconds that the launch took on each of its devices."""
-        record.state = after(record.state, LaunchEvent.SUCCEEDED)
-        for buffer in record.made:
-            buffer.producer = 0
-        return round(1e6 * record.device_seconds / record.program.devices)
+        return took
 
     def _fail(self, session: Session, record: InFlight, failure: Failure) -> list[Send]:
         record.state = after(record.state, LaunchEvent.FAILED)

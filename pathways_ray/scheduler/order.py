@@ -131,14 +131,18 @@ class IslandOrder:
             self.queues.put(launch, self.now, priority)
             return []
         queue = self.sessions.get(launch.session) or self.queues.open(launch.session)
-        usage, program = queue.usage, self._program_of(launch)
+        usage, items = queue.usage, queue.items
         self.ledger.enter(usage)
-        commands, queued = self.early.entered(usage.tenant, self.now), self._queued(program)
-        if not self.waiting and self._may_start() and self._has_room(launch, program, queued):  # nearly always
-            commands.append(self._dispatch(launch, program, usage, queued))
-            return commands
+        commands = self.early.entered(usage.tenant, self.now) if usage.tenant != self.early.last else []
+        if not self.waiting and self._may_start():
+            program = self.programs.get(launch.program) or self._program_of(launch)
+            if (queued := self._room(launch, program)) is not None:  # nearly always
+                commands.append(self._dispatch(launch, program, usage, queued))
+                return commands
+        alone, head = self.waiting.keys() <= {launch.session}, items[0] if items else launch
         self.queues.put(launch, self.now, priority)
-        return commands + self.advance()
+        # There is no room for a head that has been looked at: launches that end are what makes some.
+        return commands if alone and items[0] is head else commands + self.advance()
 
     def tick(self, leads: bool) -> list[Command]:
         """Time has passed; `leads` says whether the island has a host to which launches may be handed."""
@@ -154,24 +158,24 @@ class IslandOrder:
         """Dispatches launches while all hosts are up and there is room."""
         commands: list[Command] = []
         while self.waiting and self._may_start():
-            queue = self._pick()
-            if queue is None:
+            picked = self._pick()
+            if picked is None:
                 break
-            self._start(queue, commands)
+            self._start(*picked, commands)
         return commands
 
     def _may_start(self) -> bool:
         """Whether all hosts are up, and have not so many launches that they take no more."""
         return self.members.complete and len(self.outstanding) < self.window
 
-    def _pick(self) -> SessionQueue | None:
-        """The session whose next launch goes to the hosts now; None when there is no room for any."""
-        session, left = self.quantum
+    def _pick(self) -> tuple[SessionQueue, ProgramState, int] | None:
+        """The session whose next launch goes to the hosts now, with the program of that and its computations that may
+        be in a queue at once; None when there is no room for any."""
         if len(self.waiting) == 1:
-            queue = self._leading(next(iter(self.waiting.values())))
-            return queue if self._head_has_room(queue) else None
-        if left > 0 and session in self.waiting and self._head_has_room(queue := self._leading(self.waiting[session])):
-            return queue
+            return self._head(next(iter(self.waiting.values())))
+        session, left = self.quantum
+        if left > 0 and session in self.waiting and (head := self._head(self.waiting[session])) is not None:
+            return head
         policy, now = self.policy, self.now
         full: set[Device] = set()
         for wanted in sorted(self.waiting.values(), key=lambda q: policy(q.candidate, now)):
@@ -180,8 +184,8 @@ class IslandOrder:
             if self.queues.calls_enough(launch.session, program):
                 continue  # it waits for its own, not for room, so others pass it
             devices = program.devices.devices
-            if full.isdisjoint(devices) and self._has_room(launch, program, self._queued(program)):
-                return queue
+            if full.isdisjoint(devices) and (queued := self._room(launch, program)) is not None:
+                return queue, program, queued
             # The first in rank waits for room, and none passes it: small launches would keep a big one out for ever.
             full.update(devices)
         return None
@@ -193,38 +197,37 @@ class IslandOrder:
         sequence, session = self.cross_island[0]
         return queue if sequence == launch.sequence else self.sessions[session]
 
-    def _head_has_room(self, queue: SessionQueue) -> bool:
+    def _head(self, wanted: SessionQueue) -> tuple[SessionQueue, ProgramState, int] | None:
+        """Gives what goes when the policy wants this session; None where there is no room for that."""
+        queue = self._leading(wanted) if self.cross_island else wanted
         launch = queue.head
         program = self._program_of(launch)
-        return self._has_room(launch, program, self._queued(program))
+        queued = self._room(launch, program)
+        return None if queued is None else (queue, program, queued)
 
-    def _has_room(self, launch: wire.IslandLaunch, program: ProgramState, queued: int) -> bool:
-        """Whether there is room for a launch on its devices, in whose queues it would have so many computations."""
-        if not program.counts:
-            return not self.queues.calls_enough(launch.session, program)
-        return program.devices.has_room(program.seconds, queued, self.ledger.active > 1)
-
-    def _queued(self, program: ProgramState) -> int:
-        """Computations of a launch that may be in the queue of a device at once.
+    def _room(self, launch: wire.IslandLaunch, program: ProgramState) -> int | None:
+        """Computations of a launch that may be in the queue of a device at once; None where there is no room for it.
 
         A computation that is cheap queues all the same where its arguments are not there yet, or another one is under
         way that the same thread has enqueued: behind a loop without end, so many that its host stands still. So those
         count that go behind anything else; and all, where another session could have handed its host a call of which
         nobody has heard here.
         """
-        if program.is_inline and self.inline == len(self.outstanding) and len(self.ledger.tenant_of) <= 1:
-            return 0
-        return program.computations
+        queued, ledger = program.computations, self.ledger
+        if not program.counts:
+            return None if self.queues.calls_enough(launch.session, program) else queued
+        if program.is_inline and self.inline == len(self.outstanding) and len(ledger.tenant_of) <= 1:
+            queued = 0
+        return queued if program.devices.has_room(program.seconds, queued, ledger.active > 1) else None
 
-    def _start(self, queue: SessionQueue, commands: list[Command]) -> None:
+    def _start(self, queue: SessionQueue, program: ProgramState, queued: int, commands: list[Command]) -> None:
         """Dispatches the next launch of a session that waits, and the drops behind it."""
         launch = queue.items.popleft()
         assert isinstance(launch, wire.IslandLaunch)
         queue.ranks.pop(launch.sequence, None)
-        program = self._program_of(launch)
         if program.cross_island:
             self.cross_island.popleft()
-        commands.append(self._dispatch(launch, program, queue.usage, self._queued(program)))
+        commands.append(self._dispatch(launch, program, queue.usage, queued))
         self._flush(queue, commands, self.now)
 
     def _dispatch(self, launch: wire.IslandLaunch, program: ProgramState, usage: Usage, queued: int) -> Command:
@@ -242,7 +245,7 @@ class IslandOrder:
             self.quantum = launch.session, left - estimate
         hosts = set(self.members.hosts)
         self.outstanding[launch.sequence] = Outstanding(hosts, launch, program, usage, estimate, charge, now, is_inline)
-        self.story.note_launch(Entry(now, "dispatched", program.name, "", launch.session, launch.sequence))
+        self.story.note_launch((now, "dispatched", program.name, "", launch.session, launch.sequence))
         return ToHosts(launch)
 
     # --- messages from hosts ------------------------------------------------------------------------------------------
@@ -344,8 +347,7 @@ class IslandOrder:
         if failed is None:
             actual = record.device_us * 1e-6
             program.seconds.measure(actual)
-        self.ledger.settle(record.usage, record.charge, actual * program.width)
-        self.ledger.leave(record.usage)
+        self.ledger.end(record.usage, record.charge, actual * program.width)
 
     def clear(self, took: Mapping[int, float] = MappingProxyType({})) -> None:
         """Forgets all launches: those with the hosts and those that waited. What these alone were for goes too: no host

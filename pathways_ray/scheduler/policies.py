@@ -209,3 +209,11 @@ class Ledger:
         """Corrects the charge of a launch that was started with `estimate` and took `actual` device seconds."""
         usage.virtual += (actual - estimate) / usage.weight
         usage.device_seconds += actual
+
+    def end(self, usage: Usage, estimate: float, actual: float) -> None:
+        """A launch that was started with `estimate` is over, and took `actual` device seconds."""
+        usage.virtual += (actual - estimate) / usage.weight
+        usage.device_seconds += actual
+        usage.busy -= 1
+        if not usage.busy:
+            self.active -= 1

@@ -29,7 +29,12 @@ def a_tenant_without_launches_counts_as_active(patch: Patch) -> None:
     def leave(self: Ledger, usage: Usage) -> None:
         usage.busy -= 1
 
+    def end(self: Ledger, usage: Usage, estimate: float, actual: float) -> None:
+        self.settle(usage, estimate, actual)
+        leave(self, usage)
+
     patch.setattr(Ledger, "leave", leave)
+    patch.setattr(Ledger, "end", end)
 
 
 @bug(faults=0, inline=0.7)
