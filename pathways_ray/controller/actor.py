@@ -129,8 +129,7 @@ class Controller(Inspectable):
         self.core.story.sink = ProcessLog(runtime, self.process).write
         node = ray.get_runtime_context().get_node_id()
         self.core.requests.logs = str(path_of(runtime, "controller").parent), node
-        handle = type(self).handle  # around which Ray puts its tracing, as around every method: it takes all events
-        self.handle = getattr(handle, "__wrapped__", handle).__get__(self)  # type: ignore[method-assign]
+        self._unwrap("handle")
         self.islands: dict[int, outboxes.AsyncOutbox] = {}
         self.link_numbers = itertools.count(1)
         self.links: dict[int, links.AsyncLink] = {}

@@ -74,6 +74,7 @@ class IslandScheduler(Inspectable):
             silence_limit_s,
         )
         self.core.story.sink = ProcessLog(runtime, self.process).write
+        self._unwrap("_carry_out")
         self.depth = self.core.order.outstanding.__len__
         self.hosts = outboxes.FanOut(self.depth)
         self.branches: dict[int, outboxes.Branch] = {}
@@ -205,8 +206,7 @@ class IslandScheduler(Inspectable):
         return commands
 
     def _carry_out(self, commands: Iterable[events.Command]) -> None:
-        """Carries out the commands for an event, or a batch. Ray wraps the methods of an actor in others, so none is
-        called for each message."""
+        """Carries out the commands for an event, or a batch."""
         for command in commands:
             if type(command) is events.ToHosts:
                 self.hosts.send(command.message)

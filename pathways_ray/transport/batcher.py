@@ -58,12 +58,12 @@ class Batcher:
         self.depth = depth
         self._compose = compose
         self._long_gather_s = long_gather_s
-        self._messages: deque[Message] = deque()
-        self.put = self._messages.append
-        self.put_all = self._messages.extend
+        self.waiting: deque[Message] = deque()
+        self.put = self.waiting.append
+        self.put_all = self.waiting.extend
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return len(self.waiting)
 
     def take(self, most: int = MAX_MESSAGES, compose: bool = True) -> list[bytes]:
         """Up to `most` messages as batches; empty when none waits.
@@ -75,7 +75,7 @@ class Batcher:
 
     def taken(self, most: int = MAX_MESSAGES, compose: bool = True) -> Iterator[bytes]:
         """The batches of `take`, each encoded when it is asked for: an array's bytes are not all there twice."""
-        waiting, composing = self._messages, self._compose if compose else None
+        waiting, composing = self.waiting, self._compose if compose else None
         if len(waiting) == 1 and composing is None:  # a lone message, whose sender is waited for
             return iter((_LONE + encode(waiting.popleft()),))
         messages = list(map(_first, repeat(waiting, min(len(waiting), most))))
@@ -83,7 +83,7 @@ class Batcher:
 
     def clear(self) -> None:
         """Forgets the messages that wait."""
-        self._messages.clear()
+        self.waiting.clear()
 
     @property
     def lone(self) -> bool:

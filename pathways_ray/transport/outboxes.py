@@ -41,6 +41,7 @@ class AsyncOutbox:
         self, depth: Callable[[], int] = lambda: 0, blocked: Callable[[bool], None] = lambda full: None
     ) -> None:
         self._batcher = Batcher(depth)
+        self._waiting = self._batcher.waiting
         self._blocked = blocked
         self._is_blocked = False
         self._taking: Iterator[bytes] = iter(())
@@ -65,7 +66,7 @@ class AsyncOutbox:
 
     def has_room(self, most: int) -> bool:
         """Whether no more than `most` messages wait for those before them to be taken by the other end."""
-        return len(self._batcher) <= most
+        return len(self._waiting) <= most
 
     async def room(self, most: int) -> None:
         """Waits while more than `most` messages wait for those before them to be taken by the other end."""
@@ -94,15 +95,15 @@ class AsyncOutbox:
             self._scheduled = False
             self._wake.set()  # a stream may carry them instead
             return
-        sent, full = False, link.full
+        sent = False
         # One by one: a batch may be a program of many megabytes, and is encoded only when the link takes it.
-        while not full and (batch := self._next()) is not None:
+        while not link.full and (batch := self._next()) is not None:
             link.put(batch)
-            sent, full = True, link.full
-        if full != self._is_blocked:
-            self._is_blocked = full
-            self._blocked(full)
-        if full:
+            sent = True
+        if link.full is not self._is_blocked:
+            self._is_blocked = link.full
+            self._blocked(link.full)
+        if link.full:
             link.when_room(self._flush)
             return
         self._scheduled = False
@@ -114,7 +115,7 @@ class AsyncOutbox:
     def _next(self) -> bytes | None:
         """The next batch of the messages that wait."""
         batch = next(self._taking, None)
-        if batch is None and self._batcher:
+        if batch is None and self._waiting:
             self._taking = self._batcher.taken()
             self._taken.set()
             batch = next(self._taking, None)
@@ -171,7 +172,7 @@ class FanOut:
         self._hand_out()
 
     def _hand_out(self) -> None:
-        while self._batcher:
+        while self._batcher.waiting:
             for batch in self._batcher.taken():
                 for branch in self._branches.values():
                     branch.put(batch)
