@@ -71,8 +71,7 @@ class Connections:
         self.reading = asyncio.Event()
         self.reading.set()
         self.reader: asyncio.Task[None] | None = None
-        self.closed = self.refused = False
-        """Whether its session has ended; whether something came that was not taken, behind which nothing is read."""
+        self.closed = False
 
     def switch(self) -> None:
         """Sends `Upgraded` as the last message on the stream; the rest goes by the link."""
@@ -227,34 +226,30 @@ class ClientService:
     async def _read_stream(
         self, session: int, connections: Connections, read: Callable[[], Awaitable[bytes | None]]
     ) -> None:
-        while (data := await read()) is not None:
-            if self._take(session, connections, Carrier.STREAM, data):
-                if connections.refused:
-                    return
-                await connections.room()
+        while (data := await read()) is not None and (waits := self._take(session, Carrier.STREAM, data)) is not False:
             del data
+            if waits:
+                await connections.room()
             # Batches that are here already would otherwise be worked off before anything else happens.
             await asyncio.sleep(0)
 
     async def _read_link(self, session: int, connections: Connections, link: links.AsyncLink) -> None:
-        take = partial(self._take, session, connections, Carrier.LINK)
-        while await link.each(take, in_turns=True) and not connections.refused:
+        while await link.each(partial(self._take, session, Carrier.LINK), in_turns=True):
             await connections.room()
 
-    def _take(self, session: int, connections: Connections, carrier: Carrier, data: bytes) -> bool:
-        """Takes a batch of a client to the core, unless it is refused. Returns whether the next one has to wait."""
-        connections.refused = connections.closed
-        if connections.refused:
-            return True
+    def _take(self, session: int, carrier: Carrier, data: bytes) -> bool | None:
+        """Takes a batch of a client to the core. Returns True where the next one has to wait, False where none is taken
+        any more."""
+        if (connections := self.connections.get(session)) is None:
+            return False
         try:
             check_batch(data)
             messages = wire.TO_CONTROLLER.decode_batch(data)
         except (TooLarge, WireError) as error:
-            connections.refused = True
             self.handle(events.ClientGarbled(session, str(error)))
-            return True
+            return False
         self.handle(events.ClientMessages(session, carrier, len(data), messages))
-        return not (connections.reading.is_set() and connections.outbox.has_room(limits.MAX_BACKLOG))
+        return None if connections.reading.is_set() and connections.outbox.has_room(limits.MAX_BACKLOG) else True
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

@@ -92,15 +92,14 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._batches: deque[bytes] = deque()
         self._ahead = 0
         self._gone = asyncio.Event()
-        self._reader: asyncio.Future[bool] | None = None
+        self._reader: asyncio.Future[bool | None] | None = None
         self._take: Callable[[bytes], bool | None] | None = None
-        self._take_next: Callable[[bytes], bool | None] | None = None  # of those that come together
         self._room: asyncio.Future[None] | None = None
         self.full = False
         """Whether the other end does not take the batches sent before."""
         self._transport: asyncio.Transport | None = None
         self._space = _room.space
-        self._paused = self._over = self._closed = False
+        self._paused = self._over = self._closed = self._in_turns = False
         self.given_up = False
         """Whether the other end was given up for its silence: its process may be there, and stopped."""
         self._heard = self._loop.time()
@@ -147,7 +146,7 @@ class AsyncLink(asyncio.BufferedProtocol):
             for batch in self._frames.feed(data):
                 if take is not None:
                     self._give(batch, take)
-                    take = self._take_next
+                    take = None if self._in_turns else self._take
                 elif self._greeted is None:
                     self._batches.append(batch)
                     self._ahead += len(batch) + BATCH_OVERHEAD_BYTES
@@ -190,16 +189,15 @@ class AsyncLink(asyncio.BufferedProtocol):
         transport = self._transport
         return self._greeted is None and transport is not None and transport.get_extra_info("sslcontext") is None
 
-    def _wake(self, enough: bool = False, error: Exception | None = None) -> None:
-        self._take = self._take_next = None  # what comes now waits for who wakes
-        if self._reader is None or self._reader.done():
-            return
-        self._reader.set_result(enough) if error is None else self._reader.set_exception(error)
+    def _wake(self, end: bool | None = None, error: Exception | None = None) -> None:
+        self._take = None  # what comes now waits for who wakes
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(end) if error is None else self._reader.set_exception(error)
 
     def _give(self, batch: bytes, take: Callable[[bytes], bool | None]) -> None:
         try:
-            if take(batch):
-                self._wake(enough=True)
+            if (end := take(batch)) is not None:
+                self._wake(end)
         except Exception as error:  # for who called `each`
             self._wake(error=error)
 
@@ -229,27 +227,26 @@ class AsyncLink(asyncio.BufferedProtocol):
                 self._transport.resume_reading()
         return batch
 
-    async def each(self, take: Callable[[bytes], bool | None], in_turns: bool = False) -> bool:
-        """Has each batch taken as soon as it comes, until the end: no task wakes for it, as for `read`. Ends with True
-        where `take` returns it, and raises what that raises. With `in_turns` others have
-        theirs between batches that come together."""
-        self._frames.at_once, enough = AT_ONCE_BYTES, False
-        while not enough and (self._batches or not (self._over or self._closed)):
+    async def each(self, take: Callable[[bytes], bool | None], in_turns: bool = False) -> bool | None:
+        """Has each batch taken as soon as it comes, until the end or until `take` returns something, which this returns
+        then: no task wakes for it, as for `read`. With `in_turns` others go on between batches that come together."""
+        self._frames.at_once, end = AT_ONCE_BYTES, None
+        while end is None and (self._batches or not (self._over or self._closed)):
             if not self._batches:
-                self._take, self._take_next = take, None if in_turns else take
-                enough = await self._woken()
+                self._take, self._in_turns = take, in_turns
+                end = await self._woken()
             else:
-                enough = take(cast(bytes, await self.read())) or False
+                end = take(cast(bytes, await self.read()))
                 if in_turns:
                     await asyncio.sleep(0)
-        return enough
+        return end
 
-    async def _woken(self) -> bool:
+    async def _woken(self) -> bool | None:
         self._reader = self._loop.create_future()
         try:
             return await self._reader
         finally:
-            self._take = self._take_next = self._reader = None
+            self._take = self._reader = None
 
     async def write(self, batch: bytes) -> None:
         """Sends a batch; waits while the other end does not take the batches before. After the end it does nothing: the
