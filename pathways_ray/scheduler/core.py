@@ -11,7 +11,7 @@ No clock, thread or link: time comes with each event, in seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain, repeat
 from typing import assert_never, cast
 
@@ -42,6 +42,8 @@ LOAD_PERIOD_S = 1.0
 
 BESIDE_ORDER = (wire.Peers, wire.Inspect, wire.Examine, wire.FunctionsAhead)
 """Messages of the controller that the order has nothing to do with."""
+
+Take = Callable[[wire.ToIsland], list[events.Command]]
 
 
 class SchedulerCore:
@@ -107,7 +109,9 @@ class SchedulerCore:
     def controller_batch(self, messages: list[wire.ToIsland], now: float) -> Iterable[events.Command]:
         """The same as `handle` for each message, a `ControllerMessage`."""
         self.order.now = now
-        return chain.from_iterable(map(self._from_controller, messages))
+        all_for_order = not self.members.apart and set(map(type, messages)).isdisjoint(BESIDE_ORDER)
+        take = cast("Take", self.order.from_controller) if all_for_order else self._from_controller
+        return chain.from_iterable(map(take, messages))
 
     def host_batch(self, host: int, epoch: int, messages: list[wire.FromHost], now: float) -> Iterable[events.Command]:
         """The same for each message, a `HostMessage`."""

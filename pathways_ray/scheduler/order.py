@@ -140,8 +140,7 @@ class IslandOrder:
                 commands.append(self._dispatch(launch, program, usage, queued))
                 return commands
         alone, head = self.waiting.keys() <= {launch.session}, items[0] if items else launch
-        self.queues.put(launch, self.now, priority)
-        # There is no room for a head that has been looked at: launches that end are what makes some.
+        self.queues.put(launch, self.now, priority)  # a head that was looked at has no room before launches end
         return commands if alone and items[0] is head else commands + self.advance()
 
     def tick(self, leads: bool) -> list[Command]:
@@ -169,8 +168,7 @@ class IslandOrder:
         return self.members.complete and len(self.outstanding) < self.window
 
     def _pick(self) -> tuple[SessionQueue, ProgramState, int] | None:
-        """The session whose next launch goes to the hosts now, with the program of that and its computations that may
-        be in a queue at once; None when there is no room for any."""
+        """The session whose launch goes to the hosts now, its program and `_room`; None when no launch has room."""
         if len(self.waiting) == 1:
             return self._head(next(iter(self.waiting.values())))
         session, left = self.quantum

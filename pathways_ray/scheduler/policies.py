@@ -190,7 +190,8 @@ class Ledger:
 
     def start(self, usage: Usage, estimate: float) -> None:
         """Charges a launch that goes to the devices; it is expected to take `estimate` device seconds."""
-        self.clock = max(self.clock, usage.virtual)
+        if usage.virtual > self.clock:
+            self.clock = usage.virtual
         usage.virtual += estimate / usage.weight
 
     def charge(self, tenant: str, seconds: float) -> None:
