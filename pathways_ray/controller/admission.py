@@ -80,6 +80,8 @@ class Admission:
     def call(self, session: Session, message: Launch | Put | Free | Unregister) -> list[Send]:
         """Takes a call of a client; it has its effect now, or when those before it have had theirs."""
         backlog = self.backlogs[session.id]
+        if type(message) is Free and not (backlog.waiting or backlog.deferred or self.memory.waiting):
+            return buffers.free(self.tables, session, message.buffers)  # nearly always
         call: Call
         if isinstance(message, Launch):
             refused = quotas.launches(session) if session.tenant.quota.launches is not None else None
@@ -99,13 +101,6 @@ class Admission:
             backlog.append(call)
             return self._take_asked()
         return commands
-
-    def free(self, session: Session, message: Free) -> list[Send]:
-        """Takes a call that frees buffers: at once where no other waits, as nearly always."""
-        backlog = self.backlogs[session.id]
-        if backlog.waiting or backlog.deferred or self.memory.waiting:
-            return self.call(session, message)
-        return buffers.free(self.tables, session, message.buffers)
 
     def resume(self, sessions: Iterable[Session]) -> list[Send]:
         """Lets waiting launches go on after an event that may have made room for them, first those in the window."""

@@ -229,7 +229,7 @@ def make(session: Session, program: PlannedProgram, first: int, producer: int) -
     if not known.keys().isdisjoint(numbers):
         for number in known.keys() & numbers:
             session.array_bytes -= known[number].type.array_bytes  # it has failed, and its number is given again
-    known.update(zip(numbers, made, strict=True))
+    known.update(enumerate(made, first))
     session.array_bytes += program.array_bytes
     session.charged_bytes += program.charged_bytes
     for slice_id, size in program.held.items():
@@ -245,10 +245,7 @@ def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]
     for number in numbers:
         buffer = session.forget(number)
         if buffer is not None:
-            island = places[buffer.type.slice].island
-            if island not in dropped:
-                dropped[island] = {}
-            dropped[island][number] = None
+            dropped.setdefault(places[buffer.type.slice].island, {})[number] = None
         elif (donated := session.donated.get(number)) is not None:
             donated.freed = True
         if uploads:

@@ -66,7 +66,7 @@ class Intake:
         """Works off messages until the session's turn is over, or something holds the rest."""
         commands: list[events.Command] = []
         session = self.launches.sessions[client.session]
-        admission, backlog = self.launches.admission, self.launches.admission.backlogs[client.session]
+        take, backlog = self.launches.admission.call, self.launches.admission.backlogs[client.session]
         left, taken, hold = TURN_WORK, 0, None
         try:
             for message in messages:
@@ -74,13 +74,10 @@ class Intake:
                     program = session.programs.get(message.program)
                     looks = backlog.looks(message) if backlog.waiting else 0
                     left -= work_of_launch(message, program.result_count if program is not None else 0, looks)
-                    commands += admission.call(session, message)
-                elif isinstance(message, Free):
+                    commands += take(session, message)
+                elif isinstance(message, (Free, Put)):
                     left -= work_of(message)
-                    commands += admission.free(session, message)
-                elif isinstance(message, Put):
-                    left -= work_of(message)
-                    commands += admission.call(session, message)
+                    commands += take(session, message)
                 elif isinstance(message, Register):
                     if self.clients.registrar.islands_full:
                         hold = Hold.ISLAND
@@ -90,9 +87,7 @@ class Intake:
                     commands += made
                 elif isinstance(message, Unregister):
                     left -= work_of(message)
-                    commands += admission.call(
-                        session, Unregister(message.program)
-                    )  # without names, where it has to wait
+                    commands += take(session, Unregister(message.program))  # without names, where it has to wait
                     client.registration.let_go(session, message.functions)
                 elif isinstance(message, Cancel):
                     left -= work_of(message)
