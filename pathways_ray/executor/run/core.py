@@ -8,8 +8,8 @@ launch can be named before they exist.
 `handle` takes one event and returns instructions, in the order in which they are to be carried out. Both are values
 (see `instructions`), and no decision reads anything but events: no array, no clock. So the same events give the same
 instructions, on a real host, in the simulator, and when a recorded run is replayed. A step whose inputs are futures
-already is enqueued by the driver as it meets the instruction; a launch that nothing stops costs three of them (start,
-enqueue, complete), which is about a microsecond, and no trip through another thread.
+already is enqueued by the driver as it meets the instruction; a launch that nothing stops costs one of them, and no
+trip through another thread.
 """
 
 from __future__ import annotations
@@ -88,7 +88,6 @@ class HostCore:
             do.CatchingUp: lambda rest: self._catch_up(rest.message),
             wire.AllowEarly: lambda message: self.early.allow(message.tenant) if self.follower is None else [],
             wire.Led: self._follow,
-            do.Handed: self._handed,
             do.LookedAt: self._looked_at,
             do.Called: self._called,
             wire.Dismissed: lambda _: [do.End("there is no controller that knows what it holds")],
@@ -187,10 +186,9 @@ class HostCore:
         if plan.offers:
             self.journal.offered.append((sequence, launch.program))
         if producers is None:
-            steps = plan.whole.steps
             if plan.is_unobstructed and not launch.gangs and not (plan.overwritten and self.active):
                 # Most launches: nothing can stop it, so it ends here and now, and is never active.
-                return [do.Start(launch, ()), do.Enqueue(sequence, 0, len(steps), None), do.Complete(sequence)]
+                return [do.Run(launch)]
             active = self.active[sequence] = ActiveLaunch(launch, plan)
             return [do.Start(launch, ()), *self._advance(active)]
         active = self.active[sequence] = ActiveLaunch(launch, plan)
@@ -202,18 +200,18 @@ class HostCore:
         self.producers.announce(active)
         return made
 
-    def _handed(self, handed: do.Handed) -> list[do.Instruction]:
-        if self.multi_host and handed.message.results < 0:  # what follows a value begins early on lone hosts only
-            return []
-        return self.early.handed(handed, self.programs, self.active)
-
     def _called(self, called: do.Called) -> list[do.Instruction]:
         if self.multi_host:  # all hosts of the island would have to
             return [do.LeaveCall(called)]
         return self.early.called(called, self.programs, self.active)
 
     def _looked_at(self, looked: do.LookedAt) -> list[do.Instruction]:
-        launch = self.early.take(looked, self.programs[looked.handed.message.program].plan)
+        """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
+        message = looked.handed.message
+        prepared = self.programs.get(message.program)
+        if prepared is None or self.active or (message.results < 0 and self.multi_host):
+            return refusal(looked.handed)  # what follows a value begins early on lone hosts only
+        launch = self.early.take(looked, prepared)
         if launch is None:
             return refusal(looked.handed)
         return self._begin(launch) if self.leader is None else [self.leader.led(launch), *self._begin(launch)]

@@ -176,7 +176,9 @@ class Dispatcher:
         """Takes a call that a client hands over; false where too much is to be done already. For the thread that serves
         clients, which carries out what is brief itself where the dispatcher has nothing to do: who waits for it waits
         for no other thread. Not on an island of several hosts: a collective may wait for these within its call."""
-        if not self.multi_host and self.driver.is_brief(handed.message.program) and self.inbox.handles_here([handed]):
+        program = self.driver.programs.get(handed.message.program)
+        is_brief = not self.multi_host and (program is None or program.is_brief)
+        if is_brief and self.inbox.handles_here([handed]):
             return True
         if (self.multi_host and type(handed) is Called) or self.inbox.qsize() >= MAX_HANDED:
             return False

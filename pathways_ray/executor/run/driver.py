@@ -173,6 +173,7 @@ class HostDriver:
         self.enqueued: tuple[int, PreparedProgram] | None = None
         """The launch whose steps are on their way to the device queues."""
         self._carry_out: dict[type, Callable[[Any], do.Event | None]] = {
+            do.Run: self._run,
             do.Start: self._start,
             do.Copy: self._copy,
             do.Enqueue: self._enqueue,
@@ -181,7 +182,6 @@ class HostDriver:
             do.Abandon: self._abandon,
             do.Forward: self._forward,
             do.Complete: self._complete,
-            do.LookAt: self._look_at,
             do.Serve: self._serve,
             do.LeaveCall: lambda leave: io.leave_call(leave.called),
             do.RefuseEarly: lambda refusal: io.refuse_early(refusal.handed),
@@ -210,14 +210,13 @@ class HostDriver:
             self.handle(event, now)
 
     def handle(self, event: do.Event, now: float) -> None:
-        """Has the core handle an event, and carries out the instructions, in order; then handles what came of them at
-        once."""
-        carry_out, events = self._carry_out, [event]
-        for following in events:  # grows meanwhile
-            for instruction in self.core.handle(following, now):
-                came = carry_out[type(instruction)](instruction)
-                if came is not None:
-                    events.append(came)
+        """Has the core handle an event, and what comes of its instructions, and carries these out, in order."""
+        carry_out, handle = self._carry_out, self.core.handle
+        made = handle(self._look_at(event) if type(event) is do.Handed else event, now)
+        for instruction in made:  # grows meanwhile
+            came = carry_out[type(instruction)](instruction)
+            if came is not None:
+                made += handle(came, now)
 
     # --- programs -----------------------------------------------------------------------------------------------------
 
@@ -275,47 +274,43 @@ class HostDriver:
         program = self.programs[number]
         self.io.in_background(ask.message.tenant, lambda: do.Examined(look, number, program.report(number, text)))
 
-    def is_brief(self, number: int) -> bool:
-        """Whether a launch of a program keeps who calls it briefly, and waits for no room; for any thread."""
-        program = self.programs.get(number)
-        return program is None or (program.is_brief and self.io.under_way().leaves_room(program))
-
     # --- the values of launches ---------------------------------------------------------------------------------------
 
+    def _run(self, run: do.Run) -> None:
+        program, slots = self._started(run.launch, ())
+        self._enqueued(program, slots, 0, len(program.steps))
+        self._completed(program, slots)
+
     def _start(self, start: do.Start) -> None:
-        launch, program = start.launch, self.programs[start.launch.program]
-        slots = program.start(launch, start.unresolved)
-        self.running[launch.sequence] = program, slots
+        self.running[start.launch.sequence] = self._started(start.launch, start.unresolved)
+
+    def _started(self, launch: IslandLaunch, unresolved: Sequence[int]) -> tuple[PreparedProgram, Slots]:
+        program = self.programs[launch.program]
+        slots = program.start(launch, unresolved)
         if program.kinds is None and program.may_be_early:
             program.learn_kinds(slots, self.io.kind_of)
         for observer in self.observers:
             observer.started(launch)
+        return program, slots
 
-    def _look_at(self, look: do.LookAt) -> do.LookedAt:
-        handed, message = look.handed, look.handed.message
-        program, load = self.programs[message.program], self.io.under_way()
-        has_room = not load.computations or load.leaves_room(program)
-        fits = has_room and program.fits(handed.session, message, self.io.kind_of)
-        return do.LookedAt(handed, fits, load.launches)
+    def _look_at(self, handed: do.Handed) -> do.LookedAt:
+        message, load = handed.message, self.io.under_way()
+        program = self.programs.get(message.program)
+        if program is None or (load.computations and not load.leaves_room(program)):
+            return do.LookedAt(handed, False, load.launches)
+        return do.LookedAt(handed, program.fits(handed.session, message, self.io.kind_of), load.launches)
 
     def _serve(self, serve: do.Serve) -> None:
         called, message = serve.called, serve.called.message
-        program = self.programs[message.program]
-        load = self.io.under_way()
+        program, load = self.programs[message.program], self.io.under_way()
         fits = load.leaves_room(program) and (program.seconds < LONG_S or load.launches <= MAX_LONG_AT_ONCE)
         if not fits or not program.serves(called.session, message, self.io.kind_of):
             self.io.leave_call(called)
             return
         inline = message.inline
         launch = IslandLaunch(serve.number, called.session, message.program, message.arguments, 0, inline=inline)
-        slots = program.start(launch, ())
-        for observer in self.observers:
-            observer.started(launch)
-        self.enqueued = serve.number, program
-        program.run(slots, 0, len(program.steps))
-        self.enqueued = None
-        for observer in self.observers:
-            observer.enqueued(launch, program, 0, len(program.steps))
+        _, slots = self._started(launch, ())
+        self._enqueued(program, slots, 0, len(program.steps))
         values = [slots.values[slot] for slot, _ in program.plan.results]
         self.io.serve(called, serve.number, program, program.completing(slots), values)
 
@@ -330,13 +325,16 @@ class HostDriver:
 
     def _enqueue(self, enqueue: do.Enqueue) -> None:
         program, slots = self.running[enqueue.sequence]
-        self.enqueued = enqueue.sequence, program
         if enqueue.failure is not None:
             program.fail_inputs(slots, enqueue.first - 1, enqueue.failure)
-        program.run(slots, enqueue.first, enqueue.last)
+        self._enqueued(program, slots, enqueue.first, enqueue.last)
+
+    def _enqueued(self, program: PreparedProgram, slots: Slots, first: int, last: int) -> None:
+        self.enqueued = slots.launch.sequence, program
+        program.run(slots, first, last)
         self.enqueued = None
         for observer in self.observers:
-            observer.enqueued(slots.launch, program, enqueue.first, enqueue.last)
+            observer.enqueued(slots.launch, program, first, last)
 
     def _measure(self, measure: do.Measure) -> None:
         program, slots = self.running[measure.sequence]
@@ -366,16 +364,18 @@ class HostDriver:
             values[slot] = value
 
     def _complete(self, complete: do.Complete) -> None:
-        program, slots = self.running.pop(complete.sequence)
+        self._completed(*self.running.pop(complete.sequence))
+
+    def _completed(self, program: PreparedProgram, slots: Slots) -> None:
         # Where it is no gang alone, a result may be there long before the launch is over.
         slots.later = [] if program.is_one_gang and self.answers(program) else None
         values = program.finish(slots)
         if (leader := self.core.leader) is not None:
-            waited = complete.sequence < 0 or (slots.asked and program.plan.may_be_early)
+            waited = slots.launch.sequence < 0 or (slots.asked and program.plan.may_be_early)
             if leader.completed(waited):
                 self.io.say_leads()
         consumed = program.consumed(slots) if slots.consumed else ()
-        self.io.watch(complete.sequence, values, program, consumed, slots.asked, slots.later or ())
+        self.io.watch(slots.launch.sequence, values, program, consumed, slots.asked, slots.later or ())
 
     def _rejoin(self, rejoin: do.Rejoin) -> None:
         held = self.store.held()

@@ -99,26 +99,6 @@ class EarlyLaunches:
         self.allowed = tenant
         return [do.SayAllowed(tenant)]
 
-    def handed(
-        self, handed: do.Handed, programs: Mapping[int, do.Prepared], active: Mapping[int, ActiveLaunch]
-    ) -> list[do.Instruction]:
-        """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
-        prepared = programs.get(handed.message.program)
-        if prepared is None or active or not self._may_be(handed, prepared):
-            return refusal(handed)
-        return [do.LookAt(handed)]
-
-    def _may_be(self, handed: do.Handed, prepared: do.Prepared) -> bool:
-        """Whether a call may be taken, as far as one can say without a look at its arguments."""
-        session, results = handed.session, handed.message.results
-        return (
-            (handed.tenant == self.allowed or results < 0)  # hosts say that only of what is their tenant's
-            and self.allowed == tenant_mark(prepared.tenant)
-            and prepared.plan.may_be_early
-            and self._is_new(session, results)
-            and (len(self.taken) < MAX_TAKEN or self._has_room(session))
-        )
-
     def called(
         self, called: do.Called, programs: Mapping[int, do.Prepared], active: Mapping[int, ActiveLaunch]
     ) -> list[do.Instruction]:
@@ -136,18 +116,23 @@ class EarlyLaunches:
     def _has_room(self, session: int) -> bool:
         return sum(other == session for other, _ in self.taken) < MAX_TAKEN
 
-    def take(self, looked: do.LookedAt, plan: HostPlan) -> IslandLaunch | None:
-        """Takes a call under a number of this host's own, below 0; None where it does not fit.
-
-        Args:
-            plan: that of its program.
-        """
-        if not looked.fits or looked.under_way > MAX_UNDER_WAY:
+    def take(self, looked: do.LookedAt, prepared: do.Prepared) -> IslandLaunch | None:
+        """Takes a call of a program under a number of this host's own, below 0; None where it may not be taken."""
+        handed, plan = looked.handed, prepared.plan
+        session, message = handed.session, handed.message
+        results = message.results
+        if not (
+            looked.fits
+            and looked.under_way <= MAX_UNDER_WAY
+            and (handed.tenant == self.allowed or results < 0)  # hosts say that only of what is their tenant's
+            and self.allowed == tenant_mark(prepared.tenant)
+            and plan.may_be_early
+            and self._is_new(session, results)
+            and (len(self.taken) < MAX_TAKEN or self._has_room(session))
+        ):
             return None
-        session, message = looked.handed.session, looked.handed.message
-        number, results = message.program, message.results
         self.count += 1
-        launch = IslandLaunch(-self.count, session, number, message.arguments, results, inline=message.inline)
+        launch = IslandLaunch(-self.count, session, message.program, message.arguments, results, inline=message.inline)
         self.taken[session, results] = Taken(launch, plan)
         self._note(session, results)
         return launch

@@ -74,7 +74,8 @@ class SchedulerFound(msgspec.Struct, frozen=True):
 
 
 class Handed(msgspec.Struct, frozen=True):
-    """A client of the tenant that `tenant` stands for hands over a call."""
+    """A client of the tenant that `tenant` stands for hands over a call. The driver looks at it, and its core hears of
+    it as `LookedAt`."""
 
     session: int
     tenant: str
@@ -82,8 +83,8 @@ class Handed(msgspec.Struct, frozen=True):
 
 
 class LookedAt(msgspec.Struct, frozen=True):
-    """A call was looked at: whether it `fits` (its arguments are here as its program takes them, and its results are
-    not), and how many launches are `under_way` on the device queues."""
+    """A call that is handed over, and what the driver found: whether it `fits` (its arguments are here as its program
+    takes them, and its results are not), and how many launches are `under_way` on the device queues."""
 
     handed: Handed
     fits: bool
@@ -197,6 +198,12 @@ class Forward(msgspec.Struct, frozen=True):
     slots: tuple[int, ...]
 
 
+class Run(msgspec.Struct, frozen=True):
+    """`Start` a launch that nothing stops, `Enqueue` all of its steps, and `Complete` it."""
+
+    launch: IslandLaunch
+
+
 class Complete(msgspec.Struct, frozen=True):
     """Store the results of a launch, all of which is enqueued; report to the scheduler when they are ready. Nothing on
     the host depends on that, so it does not come back as an event."""
@@ -205,12 +212,6 @@ class Complete(msgspec.Struct, frozen=True):
 
 
 # --- instructions: early launches ------------------------------------------------------------------------------------
-
-
-class LookAt(msgspec.Struct, frozen=True):
-    """Look whether the arguments of a call are here; report `LookedAt`."""
-
-    handed: Handed
 
 
 class Serve(msgspec.Struct, frozen=True):
@@ -339,8 +340,8 @@ Instruction = (
     | AwaitInputs
     | Abandon
     | Forward
+    | Run
     | Complete
-    | LookAt
     | Serve
     | LeaveCall
     | RefuseEarly

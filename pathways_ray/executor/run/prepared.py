@@ -19,7 +19,7 @@ from pathways_ray.executor.run.local_copies import CopyStep, with_copies_joined
 from pathways_ray.executor.run.parts import Keeps, Parts, Store
 from pathways_ray.executor.run.steps import AgreedStep, ExecuteStep, ReceiveStep, SendStep, Slots
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
-from pathways_ray.limits import MAX_EARLY_TEMPORARY_BYTES
+from pathways_ray.limits import MAX_DEVICE_COMPUTATIONS, MAX_EARLY_TEMPORARY_BYTES
 from pathways_ray.observe import computations
 from pathways_ray.observe.computations import REPORT
 from pathways_ray.transport.messages import IslandLaunch, LaunchEarly, ServeCall
@@ -125,8 +125,10 @@ class PreparedProgram:
 
     @property
     def is_brief(self) -> bool:
-        """Whether a thread that computes within its calls is usually kept for no longer than `BRIEF_S`."""
-        return self.keeps is Keeps.BRIEFLY or (self.keeps is Keeps.ALIKE and 0.0 < self._usual < BRIEF_S)
+        """Whether a thread that computes within its calls is usually kept for no longer than `BRIEF_S`, and waits for
+        no room on idle devices."""
+        usually = self.keeps is Keeps.BRIEFLY or (self.keeps is Keeps.ALIKE and 0.0 < self._usual < BRIEF_S)
+        return usually and self.computations <= MAX_DEVICE_COMPUTATIONS
 
     def report(self, number: int, text: bool) -> bytes:
         """The computations of program `number`, which this is: an `observe.computations.Report` as JSON."""

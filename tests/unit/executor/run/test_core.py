@@ -38,6 +38,7 @@ from pathways_ray.executor.run.instructions import (
     Handed,
     InputsArrived,
     Joined,
+    Run,
     SchedulerFound,
     Send,
     Start,
@@ -993,10 +994,10 @@ def instructions(host: Host, *events: Event) -> list[list[Any]]:
     return [host.core.handle(event, 0.0) for event in events]
 
 
-def test_a_launch_that_nothing_stops_is_three_instructions() -> None:
+def test_a_launch_that_nothing_stops_is_one_instruction() -> None:
     host = host_with_call()
     launch = run(5, 1)
-    assert instructions(host, launch) == [[Start(launch, ()), Enqueue(5, 0, 1, None), Complete(5)]]
+    assert instructions(host, launch) == [[Run(launch)]]
 
 
 def test_a_launch_that_waits_for_an_input_is_started_and_goes_on_behind_its_producer() -> None:
