@@ -206,7 +206,8 @@ class HostCore:
         return self.early.called(called, self.programs, self.active)
 
     def _looked_at(self, looked: do.LookedAt) -> list[do.Instruction]:
-        """A client hands over a call: it is taken, or refused, at once. Nothing stands here, so nothing stops it."""
+        """A client hands over a call: it is taken, or refused, at once. Where nothing is active, nothing of its session
+        has yet to be made, and what may be early stops at nothing of its own: so it begins and ends now."""
         message = looked.handed.message
         prepared = self.programs.get(message.program)
         if prepared is None or self.active or (message.results < 0 and self.multi_host):
@@ -214,7 +215,7 @@ class HostCore:
         launch = self.early.take(looked, prepared)
         if launch is None:
             return refusal(looked.handed)
-        return self._begin(launch) if self.leader is None else [self.leader.led(launch), *self._begin(launch)]
+        return [do.Run(launch)] if self.leader is None else [self.leader.led(launch), do.Run(launch)]
 
     def _follow(self, led: wire.Led) -> list[do.Instruction]:
         """The leader has taken a call, and all hosts of the island begin it."""

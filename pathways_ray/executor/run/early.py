@@ -50,13 +50,16 @@ class Passed:
     def __contains__(self, number: int) -> bool:
         return number >= self._all_from or number in self._last
 
-    def add(self, number: int) -> None:
-        if number not in self:
-            self._last[number] = None
-            if len(self._last) > MAX_PASSED:
-                first = next(iter(self._last))
-                del self._last[first]
-                self._all_from = min(self._all_from, first)
+    def add(self, number: int) -> bool:
+        """Adds a number, and returns whether it is a new one."""
+        if number in self:
+            return False
+        self._last[number] = None
+        if len(self._last) > MAX_PASSED:
+            first = next(iter(self._last))
+            del self._last[first]
+            self._all_from = min(self._all_from, first)
+        return True
 
 
 class Taken(NamedTuple):
@@ -127,14 +130,13 @@ class EarlyLaunches:
             and (handed.tenant == self.allowed or results < 0)  # hosts say that only of what is their tenant's
             and self.allowed == tenant_mark(prepared.tenant)
             and plan.may_be_early
-            and self._is_new(session, results)
             and (len(self.taken) < MAX_TAKEN or self._has_room(session))
+            and self._is_new(session, results)
         ):
             return None
         self.count += 1
         launch = IslandLaunch(-self.count, session, message.program, message.arguments, results, inline=message.inline)
         self.taken[session, results] = Taken(launch, plan)
-        self._note(session, results)
         return launch
 
     def follow(self, launch: IslandLaunch, plan: HostPlan) -> None:
@@ -144,20 +146,17 @@ class EarlyLaunches:
         self._note(launch.session, launch.results)
 
     def _is_new(self, session: int, results: int) -> bool:
+        """Whether this may be taken. It is not any more from here on, and of a client nothing that it called before."""
         if session in self._ended:
             return False
         if results < 0:
-            return session not in self._passed or results not in self._passed[session]
-        return results > self._newest.get(session, 0)
+            return self._passed.setdefault(session, Passed()).add(results)
+        if results <= self._newest.get(session, 0):
+            return False
+        self._newest[session] = results
+        return True
 
-    def _note(self, session: int, results: int) -> None:
-        """This is not taken any more, and of a client nothing that it called before."""
-        if session in self._ended:
-            return
-        if results < 0:
-            self._passed.setdefault(session, Passed()).add(results)
-        elif results > self._newest.get(session, 0):
-            self._newest[session] = results
+    _note = _is_new  # where it may be new or not
 
     def sent(self, launch: IslandLaunch, programs: Mapping[int, do.Prepared]) -> tuple[list[do.Instruction], bool]:
         """A launch has come from the scheduler: what becomes of that as which it was taken early, and whether this is
