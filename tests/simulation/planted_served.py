@@ -26,7 +26,7 @@ def who_asks_for_a_value_does_not_hear_that_it_has_to_be_launched(patch: Patch) 
 @bug(faults=0, **SERVED)
 def what_a_call_was_served_with_stays_on_its_host(patch: Patch) -> None:
     def serve(original: Original, self: HostDriver, serve: Serve) -> None:
-        self.store.put(serve.called.session, 1 << 40, "a value")
+        self.store.put_all(serve.called.session, (1 << 40,), ("a value",))
         original(self, serve)
 
     wrapped(patch, HostDriver, "_serve", serve)

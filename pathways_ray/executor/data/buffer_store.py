@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -71,18 +72,31 @@ class BufferStore:
         return {session: tuple(found) for session, found in list(self.sessions.items())}
 
     def put(self, session: int, buffer: int, value: Value, later: Later | None = None) -> bool:
-        """Keeps a value; one for a session that has ended is let go at once. Returns whether somebody had asked; who
-        does puts into `later` what has to wait for the value."""
+        """Keeps one value."""
+        return self.put_all(session, (buffer,), (value,), later)
+
+    def put_all(
+        self, session: int, buffers: Collection[int], values: Iterable[Value], later: Later | None = None
+    ) -> bool:
+        """Keeps values; those for a session that has ended are let go at once. Returns whether there are some, and
+        somebody had asked for each; who does puts into `later` what has to wait for the values."""
         found = self.sessions.get(session)
         if found is None:
+            if not buffers:
+                return False
             found = self.sessions.setdefault(session, {})
-        found[buffer] = value
+        found.update(zip(buffers, values, strict=True))
         # Looked at last: a session that ends from here on finds what was stored.
         if session in self._ended:
             self.sessions.pop(session, None)
-        elif (session, buffer) in self._waiters:
-            return self._wake(session, buffer, later)
-        return False
+            return False
+        waiters = self._waiters
+        if not waiters:
+            return False
+        asked = len(buffers) > 0
+        for key in zip(repeat(session), buffers):
+            asked &= key in waiters and self._wake(key, later)
+        return asked
 
     def add(self, session: int, buffer: int, value: Value, size: int = 0, gone: Gone | None = None) -> bool:
         """Keeps an uploaded value, unless its number is taken; returns whether it was free. To `gone`, if any, comes
@@ -102,7 +116,7 @@ class BufferStore:
             self._new_uploads.pop(session, None)
             self._uncount(session)
         elif (session, buffer) in self._waiters:
-            self._wake(session, buffer)
+            self._wake((session, buffer))
         return True
 
     def new_uploads(self, session: int) -> Set[int]:
@@ -115,9 +129,9 @@ class BufferStore:
         if new := self._new_uploads.get(session):
             new.difference_update(buffers)
 
-    def _wake(self, session: int, buffer: int, later: Later | None = None) -> bool:
+    def _wake(self, key: tuple[int, int], later: Later | None = None) -> bool:
         with self._lock:
-            callbacks = self._waiters.pop((session, buffer), {})
+            callbacks = self._waiters.pop(key, {})
         for callback in callbacks:
             callback(later)
         return bool(callbacks)
@@ -159,8 +173,7 @@ class BufferStore:
             return
         counted = self._counted.get(session)
         if counted is None or counted.sizes.keys().isdisjoint(buffers):  # most are results: no lock for these
-            for buffer in buffers:
-                found.pop(buffer, None)
+            deque(map(found.pop, buffers, repeat(None)), maxlen=0)  # in one step, and none is kept meanwhile
             return
         with self._lock:  # else an upload could take the number in between, and its count would go with this one's
             left = [found.pop(buffer, None) for buffer in buffers]

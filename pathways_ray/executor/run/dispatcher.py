@@ -195,7 +195,7 @@ class Dispatcher:
         # No question for `jax.Array`, which takes longest; what is deleted a launch has taken the memory of.
         if value is None or isinstance(value, Failure) or value.is_deleted():
             return None
-        return value.shape, value.dtype, value.sharding
+        return (kind := value.aval).shape, kind.dtype, value.sharding
 
     def confirm(self, number: int, sequence: int, others: Sequence[int]) -> None:
         self.reports.sent(number, sequence, self._behind, others)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 from pathways_ray.errors import Failure
@@ -87,7 +87,13 @@ class Store(Protocol):
 
     def held(self) -> dict[int, tuple[int, ...]]: ...
 
-    def put(self, session: int, buffer: int, value: Any, later: list[Callable[[], None]] | None = None) -> bool: ...
+    def put_all(
+        self,
+        session: int,
+        buffers: Collection[int],
+        values: Iterable[Any],
+        later: list[Callable[[], None]] | None = None,
+    ) -> bool: ...
 
     def new_uploads(self, session: int) -> Set[int]: ...
 

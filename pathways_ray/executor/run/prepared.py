@@ -16,6 +16,7 @@ from pathways_ray.executor.run.carried import Carried
 from pathways_ray.executor.run.host_plan import HostPlan
 from pathways_ray.executor.run.layout_steps import RegroupStep, ReshardStep
 from pathways_ray.executor.run.local_copies import CopyStep, with_copies_joined
+from pathways_ray.executor.run.numbered import row_of, shifter, taker
 from pathways_ray.executor.run.parts import Keeps, Parts, Store
 from pathways_ray.executor.run.steps import AgreedStep, ExecuteStep, ReceiveStep, SendStep, Slots
 from pathways_ray.ir.plan import Call, Execute, Receive, Regroup, Reshard, Return, Send, Step
@@ -50,7 +51,7 @@ class PreparedProgram:
     `joined` has the steps of a launch that nothing can stop, with copies joined (`local_copies`); else it is empty.
     `number` is that of the program, `computations` are the most that it puts on the queue of one device, `seconds` are
     those that its last launch took on the devices. Where launches `may_be_early`, `kinds` are those of the arguments
-    that one takes here, with their numbers among all that are `given`, as the controller has compared them.
+    that one takes here, of all that are `given`, as the controller has compared them.
     """
 
     def __init__(self, plan: HostPlan, parts: Parts, store: Store, transfer: Any) -> None:
@@ -66,10 +67,12 @@ class PreparedProgram:
         self.number = self.given = 0
         self.computations = 1
         self.seconds = self._usual = 0.0
-        self.kinds: list[tuple[int, Any]] | None = None
+        self.kinds: list[Any] | None = None
         self.may_be_early = plan.may_be_early and self.temporary_bytes <= MAX_EARLY_TEMPORARY_BYTES
-        self._made = [number for _, number in plan.plan.results]
-        self._gives = bool(plan.results)
+        self._taken, self._row = taker([number for _, number in plan.taken]), row_of([slot for slot, _ in plan.taken])
+        self._made = shifter([number for _, number in plan.plan.results])
+        self._numbers = shifter([number for _, number in plan.results])
+        self._values = taker([slot for slot, _ in plan.results])
         self._as_they_are = not plan.handed_on and not plan.repeated
         """Whether each result has memory of its own as it is made."""
         self._served: dict[int, tuple[int, ...]] = {}
@@ -140,19 +143,18 @@ class PreparedProgram:
 
     def learn_kinds(self, slots: Slots, kind_of: Callable[[Any], Any]) -> None:
         """Notes what a launch that came from the scheduler was given, unless some of it has failed."""
-        kinds = [(number, kind_of(slots.values[slot])) for slot, number in self.plan.taken]
-        if all(kind is not None for _, kind in kinds):
+        kinds = [kind_of(slots.values[slot]) for slot, _ in self.plan.taken]
+        if all(kind is not None for kind in kinds):
             self.kinds, self.given = kinds, len(slots.launch.arguments)
 
     def fits(self, session: int, message: LaunchEarly, kind_of: Callable[[Any], Any]) -> bool:
         """Whether the arguments of an early launch are here, of the same kinds, and its results are not. On an island
         of several hosts all of them have the arguments: the results of launches, and uploads that one has taken."""
-        buffers, first = self.store.of_session(session), message.results
+        buffers = self.store.of_session(session)
         if self.plan.multi_host and not self.store.new_uploads(session).isdisjoint(message.arguments):
             return False
-        for number in self._made:  # no generators here: the client waits for each step
-            if first + number in buffers:
-                return False
+        if not buffers.keys().isdisjoint(self._made(message.results)):
+            return False
         return self._takes(session, buffers, message, kind_of)
 
     def serves(self, session: int, call: ServeCall, kind_of: Callable[[Any], Any]) -> bool:
@@ -186,10 +188,12 @@ class PreparedProgram:
         arguments = message.arguments
         if self.kinds is None or len(arguments) != self.given or self.store.ended(session):
             return False
-        for number, kind in self.kinds:
-            buffer = arguments[number]
-            if buffer and kind_of(buffers.get(buffer)) != kind:
-                return False
+        taken = self._taken(arguments)
+        kinds = list(map(kind_of, map(buffers.get, taken)))
+        if kinds != self.kinds:
+            for buffer, kind, known in zip(taken, kinds, self.kinds, strict=True):
+                if buffer and kind != known:
+                    return False
         return self.carried.fits(message)
 
     # --- launches -----------------------------------------------------------------------------------------------------
@@ -197,22 +201,25 @@ class PreparedProgram:
     def start(self, launch: IslandLaunch, unresolved: Sequence[int]) -> Slots:
         """Takes the arguments of a launch from the store, but for these slots, and posts its pulls."""
         slots = Slots(launch, self.slots)
-        buffers = self.store.of_session(launch.session)
-        values, arguments, taken = slots.values, launch.arguments, self.plan.taken
-        if unresolved:
-            taken = tuple([one for one in taken if one[0] not in unresolved])
-        if launch.cancelled is None:
-            for slot, number in taken:
-                value = buffers.get(arguments[number])
-                values[slot] = value if value is not None else self.carried.take(launch, number)
+        buffers, arguments, row = self.store.of_session(launch.session), launch.arguments, self._row
+        whole = row is not None and not unresolved and launch.cancelled is None
+        if whole and buffers.keys() >= {*(named := self._taken(arguments))}:
+            slots.values[row] = map(buffers.get, named)  # type: ignore[index]
         else:
-            for slot, _ in taken:
-                values[slot] = launch.cancelled
+            self._take_each(slots, buffers, unresolved)
         if self.plan.multi_host and launch.sequence > 0:
             self.store.launched(launch.session, arguments)
         for incoming in self.incoming:
             slots.pulled[incoming.number] = incoming.post(launch.sequence, self.transfer)
         return slots
+
+    def _take_each(self, slots: Slots, buffers: Mapping[int, Any], unresolved: Sequence[int]) -> None:
+        """Takes the arguments one by one, where some of them come along or are nowhere, or the launch is cancelled."""
+        launch, values = slots.launch, slots.values
+        for slot, number in self.plan.taken:
+            if slot not in unresolved:
+                value = launch.cancelled or buffers.get(launch.arguments[number])
+                values[slot] = value if value is not None else self.carried.take(launch, number)
 
     def steps_of(self, launch: IslandLaunch) -> list[RunnableStep | None]:
         return self.steps_by_gang if launch.gangs else self.steps
@@ -298,19 +305,15 @@ class PreparedProgram:
     def finish(self, slots: Slots) -> list[Any]:
         """Stores the results; returns the values whose readiness completes the launch here, and behind them those by
         which the controller decides."""
-        launch, later, values, put = slots.launch, slots.later, slots.values, self.store.put
-        session, first, asked = launch.session, launch.results, self._gives
-        if self._as_they_are:
-            for slot, number in self.plan.results:
-                asked &= put(session, first + number, values[slot], later)
-        else:
-            for number, value in self._results(slots).items():
-                asked &= put(session, first + number, value, later)
-        slots.asked = asked
+        launch, values = slots.launch, slots.values
+        made = self._values(values) if self._as_they_are else self._results(slots).values()
+        slots.asked = self.store.put_all(launch.session, self._numbers(launch.results), made, slots.later)
         awaited = self.completing(slots)
         return awaited + [values[slot] for slot in self.plan.decides] if self.plan.decides else awaited
 
     def completing(self, slots: Slots) -> list[Any]:
         """The values whose readiness completes a launch that is all enqueued."""
-        ends, values = slots.ends, slots.values
-        return [ends.get(slot, values[slot]) for slot in self.plan.awaited]
+        ends, values, found = slots.ends, slots.values, []
+        for slot in self.plan.awaited:
+            found.append(ends.get(slot, values[slot]))
+        return found

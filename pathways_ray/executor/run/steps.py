@@ -11,10 +11,11 @@ asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import itemgetter
+from itertools import repeat
 from typing import Any
 
 from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
+from pathways_ray.executor.run.numbered import row_of, taker
 from pathways_ray.executor.run.parts import Computation, Incoming, Outgoing, PendingCall, Transfer
 from pathways_ray.ir.plan import Execute, NodeLabel, Receive, Send
 from pathways_ray.transport.messages import IslandLaunch
@@ -75,22 +76,13 @@ def failed_in(what: str, error: Exception, host: int) -> Failure:
     return Failure("ExecutionError", f"{type(error).__name__}: {error}", what, "", host)
 
 
-def taker(slots: Sequence[int]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Makes what takes the values of slots, in a third of the time that a loop does."""
-    if len(slots) > 1:
-        return itemgetter(*slots)
-    if not slots:
-        return lambda values: ()
-    (slot,) = slots
-    return lambda values: (values[slot],)
-
-
 class ExecuteStep:
     """This host's part of a gang: a compiled computation on slots."""
 
     __slots__ = (
         "compiled",
         "donated",
+        "dropped",
         "drops",
         "gang",
         "host",
@@ -114,12 +106,12 @@ class ExecuteStep:
         host: int,
     ) -> None:
         self.gang, self.inputs, self.outputs, self.drops = step.gang, step.inputs, step.outputs, step.drops
-        self.take: Callable[[list[Any]], Sequence[Any]] = taker(step.inputs)
+        self.take: Callable[[Sequence[Any]], Sequence[Any]] = taker(step.inputs)
         self.compiled, self.donated, self.transfer = compiled, donated, transfer
         self.label, self.where, self.host = label.name, label.where, host
-        first, count = min(step.outputs, default=0), len(step.outputs)
-        self.row = slice(first, first + count)
-        self.in_a_row = count if step.outputs == tuple(range(first, first + count)) else -1  # as plans number them
+        self.row = row_of(step.outputs)
+        self.in_a_row = -1 if self.row is None else len(step.outputs)
+        self.dropped = row_of(step.drops)
 
     def run(self, slots: Slots) -> None:
         values = slots.values
@@ -139,12 +131,14 @@ class ExecuteStep:
             slots.consumed += taken
         *made, slots.ends[self.outputs[0]] = outputs
         if len(made) == self.in_a_row:
-            values[self.row] = made
+            values[self.row] = made  # type: ignore[index]
         else:
             for slot, value in zip(self.outputs, made, strict=True):
                 values[slot] = value
-        for slot in self.drops:
-            values[slot] = None
+        if self.dropped is not None:
+            values[self.dropped] = repeat(None, len(self.drops))
+        else:
+            slots.drop(self.drops)
 
     def _owned(self, inputs: Sequence[Any]) -> list[Any]:
         """The inputs, with those that may be overwritten in the places of those that will be."""

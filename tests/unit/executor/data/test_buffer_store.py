@@ -42,6 +42,21 @@ def test_who_stores_a_value_learns_whether_somebody_had_asked_for_it() -> None:
     assert called == ["called"]
 
 
+def test_who_asks_for_one_of_several_values_finds_all_of_them() -> None:
+    store, found = BufferStore(), list[object]()
+    store.when_present(7, 1, lambda later: found.append([store.get(7, 1), store.get(7, 2), later]))
+    assert not store.put_all(7, (1, 2), ("one", "two"), []), "nobody has asked for the second"
+    store.when_present(7, 3, found.append)
+    store.when_present(7, 4, found.append)
+    assert store.put_all(7, range(3, 5), ("three", "four"))
+    assert found == [["one", "two", []], None, None]
+    assert not store.put_all(8, (), ())
+    assert store.held() == {7: (1, 2, 3, 4)}
+    store.drop_session(7)
+    assert not store.put_all(7, (5, 6), ("five", "six"))
+    assert store.count() == 0
+
+
 class StoresMeanwhile(dict[int, dict[int, str]]):
     """Sessions of a store. Once it is told to, a value is stored right before the look of who asks for it."""
 
