@@ -166,8 +166,8 @@ class BufferStore:
         return sum(map(len, self._waiters.values()))
 
     def drop(self, session: int, buffers: tuple[int, ...]) -> None:
-        if self._new_uploads:
-            self.launched(session, buffers)  # first: an upload may take the number as soon as it is free
+        if new := self._new_uploads.get(session):
+            new.difference_update(buffers)  # first: an upload may take the number as soon as it is free
         found = self.sessions.get(session)
         if found is None:
             return

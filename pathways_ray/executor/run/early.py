@@ -161,15 +161,12 @@ class EarlyLaunches:
     def sent(self, launch: IslandLaunch, programs: Mapping[int, do.Prepared]) -> tuple[list[do.Instruction], bool]:
         """A launch has come from the scheduler: what becomes of that as which it was taken early, and whether this is
         what was sent. Else it is forgotten, and the launch has yet to begin."""
-        session, results, inline = launch.session, launch.results, launch.inline
-        self._note(session, max(results, *launch.covers) if launch.covers else results)
-        if not self.taken:
-            return [], False
-        if launch.covers:
-            return self._sent_as_one(launch, programs)
-        early = self.taken.pop((session, results), None)
+        session, results, covers, inline = launch.session, launch.results, launch.covers, launch.inline
+        early = self.taken.pop((session, results), None) if self.taken and not covers else None
+        if early is None or results < 0:  # else it was noted as it was taken
+            self._note(session, max(results, *covers) if covers else results)
         if early is None:
-            return [], False
+            return self._sent_as_one(launch, programs) if covers and self.taken else ([], False)
         begun = early.launch
         same = begun.program == launch.program and begun.arguments == launch.arguments
         if not same or (inline and inline != begun.inline) or launch.cancelled is not None:
@@ -206,7 +203,8 @@ class EarlyLaunches:
         over, as by a client that has cancelled one meanwhile."""
         if (first := min(buffers, default=0)) < 0:
             self._note(session, first)
-        self._note(session, max(buffers, default=0))
+        if (last := max(buffers, default=0)) < 0 or last > self._newest.get(session, 0):
+            self._note(session, last)
         made: list[do.Instruction] = []
         if not self.taken or self.taken.keys().isdisjoint(zip(repeat(session), buffers)):
             return made  # most are results of launches that were sent

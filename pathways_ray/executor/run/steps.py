@@ -11,7 +11,6 @@ asked.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 from pathways_ray.errors import Cancelled, Failure, from_failure, to_failure
@@ -89,6 +88,7 @@ class ExecuteStep:
         "in_a_row",
         "inputs",
         "label",
+        "nothing",
         "outputs",
         "row",
         "take",
@@ -111,7 +111,7 @@ class ExecuteStep:
         self.label, self.where, self.host = label.name, label.where, host
         self.row = row_of(step.outputs)
         self.in_a_row = -1 if self.row is None else len(step.outputs)
-        self.dropped = row_of(step.drops)
+        self.dropped, self.nothing = row_of(step.drops), [None] * len(step.drops)
 
     def run(self, slots: Slots) -> None:
         values = slots.values
@@ -136,7 +136,7 @@ class ExecuteStep:
             for slot, value in zip(self.outputs, made, strict=True):
                 values[slot] = value
         if self.dropped is not None:
-            values[self.dropped] = repeat(None, len(self.drops))
+            values[self.dropped] = self.nothing
         else:
             slots.drop(self.drops)
 

@@ -451,6 +451,14 @@ def test_branches_begin_early_under_the_numbers_that_another_controller_gives_ag
     assert [sequence for sequence, _ in host.watched] == [-1, -2]
 
 
+def test_a_branch_that_waits_with_the_scheduler_begins_once_whatever_comes_of_the_controller() -> None:
+    """The next one gives its numbers again, but not those that wait: what tells of one of them comes late."""
+    host = host_that_takes_calls()
+    host.handle(handed(-10, 1, tenant=""), Recount(((1, -10),)), run(6, 1, results=-10))
+    host.handle(AllowEarly(MARK), handed(-10, 1, tenant=""), Drop(1, (-10, -4)), handed(-4, 1, tenant=""))
+    assert (host.confirmed, [sequence for sequence, _ in host.watched]) == ([(-1, 6)], [-1])
+
+
 def test_a_lost_scheduler_allows_nothing() -> None:
     host = host_that_takes_calls()
     host.handle(handed(600, 1), SchedulerFound(), handed(700, 1))
