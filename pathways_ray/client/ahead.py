@@ -29,10 +29,6 @@ MAX_AHEAD_BYTES = 100 << 10
 """The largest of them."""
 
 
-def _nobody() -> None:
-    """Told of a value for which nobody waits yet."""
-
-
 Along = Mapping[int, tuple[int, FetchedArray]]
 """Arrays that may come with another one, by their buffers, each with the number of its request."""
 
@@ -75,7 +71,7 @@ class Ahead:
         plan = plan_of(record.kind)
         if plan.only_host != link.host or plan.nbytes > MAX_AHEAD_BYTES:
             return None
-        array, request, along = FetchedArray(plan, _nobody), next(requests), dict[int, tuple[int, FetchedArray]]()
+        array, request, along = FetchedArray(plan), next(requests), dict[int, tuple[int, FetchedArray]]()
         if record.results is not None and (beside := self.siblings.beside(record.results, record.id)):
             for other, one in plans_along(beside, record.results, self.buffers or {}, plan).items():
                 along[other] = number, found = next(requests), FetchedArray(one)
@@ -110,7 +106,7 @@ class Ahead:
 
     def keep(self, buffer: int, asked: Asked) -> None:
         """Puts a value back that somebody has waited for, and not taken."""
-        asked.fetching.told = _nobody
+        asked.fetching.told = None
         self.enter(buffer, asked._replace(program=0))
 
     def drop(self, buffer: int) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 class Fetching:
     """Shards on their way to the client, from one host. `told` is called when they are there, or cannot come, by the
-    thread that reads; without it a thread waits for them. Where only their being there is asked for, there is no
+    thread that reads; without it nobody waits for them. Where only their being there is asked for, there is no
     `array`, and device -1 is missing."""
 
     failure: Failure | None = None
@@ -40,10 +40,17 @@ class Fetching:
         self.missing = set(devices)
         self.told = told
 
-    def add(self, part: wire.FetchPart) -> None:
-        """Takes a part. Raises `ValueError` for one that is no part of what was asked for."""
+    def add(self, part: wire.FetchPart) -> bool:
+        """Takes a part; whether all has come. Raises `ValueError` for one that is no part of what was asked for."""
         if self.array is not None and self.array.take(self.host, part):
             self.missing.discard(part.device)
+        return not self.missing
+
+    def end(self) -> bool:
+        """Notes that all has come to the file that the question took along, or comes by the pipe."""
+        self.in_file = True
+        self.missing.clear()
+        return True
 
 
 class Place(NamedTuple):
@@ -133,23 +140,22 @@ class FetchedArray:
         Raises:
             ValueError: it does not belong there.
         """
-        name, plan, offset = (host, part.device), self.plan, part.offset
-        box, start, size = plan.places[name]
-        end = offset + len(part.data)
+        data, offset, nbytes = part.data, part.offset, self.plan.nbytes
+        box, start, size = self.plan.places[host, part.device]
+        end = offset + len(data)
         if part.total != size or offset < 0 or end > size:
             raise ValueError(f"bytes {offset} to {end} of {part.total} came for a shard of {size}")
-        if not offset and end == plan.nbytes and not start:  # all of a small array
-            self._memory.setdefault(WHOLE, bytearray(part.data))
+        if end - offset == nbytes:  # all of a small array
+            self._memory.setdefault(WHOLE, bytearray(data))
             return True
         if start >= 0:
-            room = self._room(WHOLE, plan.nbytes)
-            memoryview(room)[start + offset : start + end] = part.data  # without a copy in between
+            memoryview(self._room(WHOLE, nbytes))[start + offset : start + end] = data  # without a copy in between
             return end == size
-        room = self._room(name, size)
-        memoryview(room)[offset:end] = part.data
+        room = self._room((host, part.device), size)
+        memoryview(room)[offset:end] = data
         if end == size:
-            self._array()[_slices(box)] = np.frombuffer(room, plan.dtype).reshape(box_shape(box))
-            self._memory.pop(name, None)
+            self._array()[_slices(box)] = np.ndarray(box_shape(box), self.plan.dtype, room)
+            self._memory.pop((host, part.device), None)
         return end == size
 
     def read(self, pipe: Pipe) -> np.ndarray[Any, Any]:
@@ -181,7 +187,8 @@ class FetchedArray:
         return self._memory.get(name) or self._memory.setdefault(name, bytearray(size))
 
     def _array(self) -> np.ndarray[Any, Any]:
-        return np.frombuffer(self._room(WHOLE, self.plan.nbytes), self.plan.dtype).reshape(self.plan.shape)
+        plan = self.plan
+        return np.ndarray(plan.shape, plan.dtype, self._room(WHOLE, plan.nbytes))
 
 
 WHOLE = (-1, -1)

@@ -156,7 +156,7 @@ class DataLinks:
         """Waits until hosts have these values, or it `is_over`, as seen at a `look`, or the time of `time.monotonic`
         has come; returns whether hosts have them. Raises what either fails with."""
         buffer, sleeper = buffers[0], Sleeper()
-        told = self.waker(sleeper)
+        told = sleeper.wake
         if (ahead := self.ahead.take(buffer, told)) is not None:
             self.awaited[ahead.request] = is_over, told
             try:
@@ -193,6 +193,7 @@ class DataLinks:
                 if not is_over():
                     continue
             told()
+            self.reader.wake()
 
     def _end(self, asked: Sequence[Asking], along: Collection[tuple[int, Any]] = (), pipe: Pipe | None = None) -> None:
         """Ends questions and those `along` with each, and takes those back that have no answer."""
@@ -305,7 +306,7 @@ class DataLinks:
         """An array that has come, and the file that has it, or the array itself where it came by a pipe, as it may with
         `by_pipe`; `along` has further requests and arrays by their buffers."""
         sleeper = Sleeper()
-        found = FetchedArray(cover, self.waker(sleeper))
+        found = FetchedArray(cover, sleeper.wake)
         asked: list[Asking] = []
         file: SharedFile | None = None
         pipe: Pipe | None = None
@@ -346,7 +347,7 @@ class DataLinks:
     def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> Asked | None:
         """An array that was asked for with its call, once it has come; None where it was not."""
         sleeper = Sleeper()
-        if (asked := self.ahead.take(buffer, self.waker(sleeper), cover)) is None:
+        if (asked := self.ahead.take(buffer, sleeper.wake, cover)) is None:
             return None
         try:
             if not asked.fetching.missing:  # else who waits for it checks that
@@ -355,15 +356,6 @@ class DataLinks:
         finally:
             self.ahead.withdraw(asked)  # where it has not come
         return asked
-
-    def waker(self, sleeper: Sleeper) -> Callable[[], None]:
-        """The call that wakes a thread that sleeps, or the one that reads for all."""
-
-        def told() -> None:
-            sleeper.wake()
-            self.reader.wake()
-
-        return told
 
     def _new(self, waiting: Sleeper, make: Callable[[], T]) -> T | None:
         """A file in memory or a pipe, as one of `MAX_FILES`, for who then leaves `_with_files`, also at Ctrl-C."""

@@ -119,14 +119,7 @@ class DataLink:
     def _on_message(self, message: wire.Message) -> None:
         if type(message) is FetchPart or type(message) is FetchDone:  # nearly always
             fetching = self.fetches.get(message.request)
-            if fetching is None:
-                return
-            if type(message) is FetchPart:
-                fetching.add(message)
-            else:
-                fetching.in_file = True
-                fetching.missing.clear()
-            if not fetching.missing:
+            if fetching is not None and (fetching.add(message) if type(message) is FetchPart else fetching.end()):
                 self._tell(fetching)
             return
         match message:
@@ -163,11 +156,10 @@ class DataLink:
             self.owner.early.early_allowed(self.host, allowed)
 
     def _tell(self, fetching: Fetching) -> None:
-        """Has those who asked look at what has come, or cannot come."""
+        """Has those who asked look at what has come, or cannot come: who sleeps for it, or reads for all."""
         if fetching.told is not None:
             fetching.told()
-        else:
-            self.owner.wake()
+        self.owner.reader.wake()
 
     def _uploaded(self, request: int, failure: Failure | None) -> None:
         sent = self.uploads.get(request)

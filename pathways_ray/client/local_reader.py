@@ -30,24 +30,29 @@ been woken, and want the interpreter."""
 
 
 class Sleeper:
-    """A thread that waits for its answer while another one reads."""
+    """A thread that waits for its answer while another one reads. Its lock is made when it sleeps: few have to."""
 
-    __slots__ = ("_lock",)
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._lock.acquire()
+    _lock: threading.Lock | None = None
+    _woken = False
 
     def wake(self) -> None:
         """Ends its sleep, or the next one. Any thread may call this, any number of times."""
-        try:  # noqa: SIM105  # a context would take longer than all of this
-            self._lock.release()
-        except RuntimeError:  # it is awake, and knows
-            pass
+        self._woken = True
+        if self._lock is not None:  # looked at behind that: who is about to sleep looks the other way round
+            try:  # noqa: SIM105  # a context would take longer than all of this
+                self._lock.release()
+            except RuntimeError:  # it is awake, and knows
+                pass
 
     def sleep(self, limit_s: float) -> None:
         """Sleeps until it is woken, at most for `limit_s` seconds."""
-        self._lock.acquire(timeout=limit_s)
+        if self._lock is None:
+            lock = threading.Lock()
+            lock.acquire()
+            self._lock = lock
+        if not self._woken:
+            self._lock.acquire(timeout=limit_s)
+        self._woken = False  # one that comes right here has released the lock, and ends the next sleep
 
 
 class LocalReader:

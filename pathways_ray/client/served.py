@@ -64,11 +64,10 @@ def values_of(
     if (link := data.link_of(host)) is None:
         return None
     sleeper = Sleeper()
-    told = data.waker(sleeper)
     arrays, fetches, requests, devices = list[FetchedArray](), list[Fetching](), list[int](), list[tuple[int, ...]]()
     try:
         for plan in call.plans:
-            array = FetchedArray(plan, told)
+            array = FetchedArray(plan, sleeper.wake)
             arrays.append(array)
             fetches.append(array.by_host[host])
             requests.append(data.new_request())

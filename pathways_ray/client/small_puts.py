@@ -69,11 +69,11 @@ def put(
     whole = Copies(array).whole(_boxes(kind, spec, placed.mesh))
     opening = wire.PutOpen(data.new_request(), buffer, kind, spec, placed, tag, UNSAID, whole)
     sleeper = Sleeper()
-    told = data.waker(sleeper)
 
     def acknowledged(upload: Upload, host: int, failure: Failure | None) -> None:
         acknowledge(upload, host, failure)
-        told()
+        sleeper.wake()
+        data.reader.wake()
 
     sent = Sent(Upload({link.host}, {link.host: link.epoch}), acknowledged)
     waiting = partial(data.reader.wait, lambda: sent.upload.done, sleeper, _WAIT_SLICE_S)
