@@ -108,12 +108,18 @@ class LocalReader:
             until: the time of `time.monotonic` at which it waits no more.
         """
         over: object = False
+        taken: list[bool] = []
         try:
             while not over:
                 if until is not None and (is_over() or (slice_s := min(slice_s, until - time.monotonic())) <= 0):
                     return
-                over = self.lead_once(is_over, slice_s)  # which looks before it reads
-                if over is None:
+                # Ctrl-C may come right behind a call that takes a lock, before anything has its result. So what is
+                # `taken` is noted without a step in between; nor is there one between a look at that and the release.
+                if True not in taken:
+                    taken[:] = map(self.leading.acquire, (False,))
+                if True in taken:
+                    over = self.lead(is_over, slice_s)  # which looks before it reads
+                else:  # no `continue` above: Ctrl-C at a jump to where `try` begins would come outside of it
                     self._asleep[sleeper] = None
                     # Looked at behind the entry: a leader that goes now finds it there.
                     if self._leader and not is_over():
@@ -121,24 +127,17 @@ class LocalReader:
                     self._asleep.pop(sleeper, None)
                     over = is_over()
         finally:
-            self._asleep.pop(sleeper, None)
-            if self._asleep and not self._leader:  # else another leads; who is woken for nothing hands it on as well
-                with contextlib.suppress(KeyError):
-                    self._asleep.popitem()[0].wake()
-
-    def lead_once(self, is_over: Callable[[], object], limit_s: float) -> bool | None:
-        """Leads where nobody does; else None.
-
-        Ctrl-C may come right behind the call that takes the lock, before anything has its result. So `extend` calls it
-        and notes what came without a step in between; nor is there one between that and the release.
-        """
-        taken: list[bool] = []
-        try:
-            taken.extend(map(self.leading.acquire, (False,)))
-            return self.lead(is_over, limit_s) if True in taken else None
-        finally:
             if True in taken:
                 self.leading.release()
+            if self._asleep:
+                self._leave(sleeper)
+
+    def _leave(self, sleeper: Sleeper) -> None:
+        """Has another thread lead, unless one does: who is woken for nothing hands that on as well."""
+        self._asleep.pop(sleeper, None)
+        if self._asleep and not self._leader:
+            with contextlib.suppress(KeyError):
+                self._asleep.popitem()[0].wake()
 
     def lead(self, is_over: Callable[[], object], limit_s: float) -> bool:
         """Reads until something is over, or was woken, or `limit_s` seconds have passed in all, whatever else comes
@@ -146,7 +145,7 @@ class LocalReader:
 
         Ctrl-C may end this at any step. What has been read is not lost: the next leader takes it first.
         """
-        before, left, end = self._leader, limit_s, time.monotonic() + limit_s
+        before, end = self._leader, 0.0
         try:
             self._leader = threading.get_ident()
             while True:
@@ -154,9 +153,10 @@ class LocalReader:
                     self._take_received()
                 if is_over():
                     return True
-                if left <= 0 or not self._receive(left):
+                now = time.perf_counter()
+                end = end or now + limit_s
+                if now >= end or not self._receive(now, end - now):
                     return False
-                left = end - time.monotonic()
         finally:
             self._leader = before
 
@@ -169,15 +169,15 @@ class LocalReader:
         before = self._leader
         try:
             self._leader = threading.get_ident()
-            self._receive(0.0)
+            self._receive(0.0, 0.0)
             self._take_received()
         finally:
             self._leader = before
 
-    def _receive(self, limit_s: float) -> bool:
+    def _receive(self, now: float, limit_s: float) -> bool:
         """Reads a batch of each socket that has one; False when nothing came before the limit, or a wake."""
         woken = False
-        for number, _ in self._polled(limit_s) or ((-1, 0),):
+        for number, _ in self._polled(now, limit_s) or ((-1, 0),):
             if number in self._sockets:
                 self._read(number)
                 continue
@@ -186,18 +186,19 @@ class LocalReader:
             woken = True
         return not woken or bool(self._received)  # looked at behind the sockets: what has come counts
 
-    def _polled(self, limit_s: float) -> list[tuple[int, int]]:
-        """The sockets that have something, once one has, or the limit has passed."""
+    def _polled(self, now: float, limit_s: float) -> list[tuple[int, int]]:
+        """The sockets that have something, once one has, or the limit has passed since `now`."""
+        poll = self._poll.poll
         if not limit_s:
-            return self._poll.poll(0.0)
+            return poll(0.0)
         busy = self._busy
         found: list[tuple[int, int]] = []
-        if busy.begins(time.perf_counter()):
-            while not (found := self._poll.poll(0.0)) and busy.goes_on(time.perf_counter()):
+        if busy.begins(now):
+            while not (found := poll(0.0)) and busy.goes_on(time.perf_counter()):
                 os.sched_yield()
         if not found:
             self._forget_closed()
-            found = self._poll.poll(limit_s)
+            found = poll(limit_s)
         busy.came(time.perf_counter())
         return found
 

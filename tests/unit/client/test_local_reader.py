@@ -111,7 +111,7 @@ def test_a_leader_looks_again_and_again_unless_several_others_wait(
             ends.there.send(b"%d" % count)
             with ends.reader.leading:
                 assert ends.reader.lead(lambda: len(ends.came) == count, NEVER_S)  # noqa: B023
-        ends.reader._polled(POLL_S)
+        ends.reader._polled(time.perf_counter(), POLL_S)
     assert bool(looks) is (others < SEVERAL)
 
 
