@@ -118,7 +118,7 @@ class Driver(Arrivals):
         while self.core.may_leave and not is_mine(self.sending):
             taken: list[bool] = []
             try:
-                taken.extend(map(self.sending.acquire, (False,)))  # see `LocalReader.lead_once`
+                taken.extend(map(self.sending.acquire, (False,)))  # see `LocalReader.wait`
                 if True not in taken:
                     return
                 self.release_queue()
@@ -230,15 +230,15 @@ class Driver(Arrivals):
         return len(self.reading_now) + self.asked
 
     def wait_to_read(self, reader: Any) -> None:
-        """Has arrays stay where they are until `end_read` or the end of `reader`, once they are not exchanged."""
-        check_not_mine(*self.locks)
+        """Waits while arrays are exchanged. `reader` does not count meanwhile, nor where this raises."""
+        self.reading_now.discard(reader)
         with self.changing:
-            if self.held or self.suspension is not None:
-                while (self.held or self.gives_way) and self.core.ended is None:
-                    self.changed.wait(WAIT_SLICE_S)
-                if self.gives_way:
-                    self.check_open()
-                self.check_not_suspended_by_user()
+            self.changed.notify_all()  # who waits for readers may have counted it
+            while (self.held or self.gives_way) and self.core.ended is None:
+                self.changed.wait(WAIT_SLICE_S)
+            if self.gives_way:
+                self.check_open()
+            self.check_not_suspended_by_user()
             self.reading_now.add(reader)
 
     def begin_read(self) -> bool:
@@ -249,13 +249,11 @@ class Driver(Arrivals):
             self.asked += 1
             return True
 
-    def end_read(self, reader: Any = None) -> None:
-        """Ends what `begin_read` began, or `wait_to_read` for a reader."""
-        self.reading_now.discard(reader)
-        if reader is None or self.held:  # looked at behind that: who waits for readers says so before it counts them
-            with self.changing:
-                self.asked -= reader is None
-                self.changed.notify_all()
+    def end_read(self, asked: int = 1) -> None:
+        """Ends what `begin_read` began; with 0, a reader has ended for whom somebody may wait."""
+        with self.changing:
+            self.asked -= asked
+            self.changed.notify_all()
 
     def hold_readers(self, deadline: float) -> None:
         """Lets no fetch begin, and waits for those that have.

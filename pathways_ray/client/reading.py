@@ -6,7 +6,7 @@ from threading import get_ident
 from typing import Any, Protocol
 from weakref import ref
 
-from pathways_ray.client.interrupted import INTERRUPTED
+from pathways_ray.client.interrupted import INTERRUPTED, check_not_mine
 from pathways_ray.errors import UsageError
 
 
@@ -14,12 +14,15 @@ class Arrays(Protocol):
     """The arrays of a session, which stay where they are or are exchanged."""
 
     reading_now: set[Any]
+    locks: tuple[Any, ...]
+    held: bool
+    suspension: Any
 
     def wait_to_read(self, reader: Any) -> None:
-        """Waits while they are exchanged; has them stay until `end_read`."""
+        """Waits while they are exchanged, or raises, with the reader taken out meanwhile."""
 
-    def end_read(self, reader: Any) -> None:
-        """Ends what `wait_to_read` began."""
+    def end_read(self, asked: int) -> None:
+        """Says that a reader has ended."""
 
 
 class Reading:
@@ -38,10 +41,16 @@ class Reading:
         hash(noted)  # that of what is gone is not known any more
 
     def __enter__(self) -> None:
-        self._arrays.wait_to_read(self._noted)
+        arrays = self._arrays
+        check_not_mine(*arrays.locks)
+        arrays.reading_now.add(self._noted)
+        if arrays.held or arrays.suspension is not None:  # looked at behind that, here and below: who waits for readers
+            arrays.wait_to_read(self._noted)  # says so before it counts them
 
     def __exit__(self, *_: object) -> None:
-        self._arrays.end_read(self._noted)
+        self._arrays.reading_now.discard(self._noted)
+        if self._arrays.held:
+            self._arrays.end_read(0)
 
 
 def check_not_reading(arrays: Arrays) -> None:
