@@ -211,14 +211,16 @@ class EarlyCalls:
             record.state = READY
             if record.failure is not None:  # since the look
                 record.fail(record.failure)
-        handed, over, host = self.handed, self.over, record.host
+        handed, over, programs = self.handed, self.over, self._programs
         self.there.add(early)
+        over.add(early)
         if self._refused and early not in self._left:
             self._refused.pop(handed.get(early, 0), None)
         if early not in handed:  # its outcome has come meanwhile, in another thread
             self.there.discard(early)
+            over.discard(early)
         for launch in handed.keys() - over:
-            if launch > early or self._programs.get(handed.get(launch, 0), _UNKNOWN)[0] != host:
+            if launch > early or programs.get(handed.get(launch, 0), _UNKNOWN)[0] != record.host:
                 continue  # another host may not have begun it
             over.add(launch)
             if launch not in handed:  # looked at behind the entry: its outcome takes away what it finds
