@@ -88,21 +88,14 @@ class Ahead:
         if self.buffers is not None and buffer not in self.buffers:
             self.drop(buffer)
 
-    def take(self, buffer: int, told: Callable[[], None], plan: FetchPlan | None = None) -> Asked | None:
-        """Takes a value out that has come or will, unless it cannot come, or was asked for otherwise than by `plan`.
-
-        Args:
-            told: called when it is there, from now on.
-        """
+    def take(self, buffer: int, plan: FetchPlan | None = None) -> Asked | None:
+        """Takes a value out that has come or will, unless it cannot, or was asked for otherwise than by `plan`. It is
+        `told` to nobody yet."""
         asked = self.asked.pop(buffer, None)
-        if asked is None:
-            return None
-        fetching = asked.fetching
-        if fetching.failure is not None or (plan is not None and plan is not asked.array.plan):
-            self.withdraw(asked)
-            return None
-        fetching.told = told
-        return asked
+        if asked is None or (asked.fetching.failure is None and (plan is None or plan is asked.array.plan)):
+            return asked
+        self.withdraw(asked)
+        return None
 
     def keep(self, buffer: int, asked: Asked) -> None:
         """Puts a value back that somebody has waited for, and not taken."""
@@ -127,8 +120,9 @@ class Ahead:
     def withdraw(self, asked: Asked) -> None:
         """Asks no more."""
         asked.link.fetches.pop(asked.request, None)
-        for request, _ in asked.along.values():
-            asked.link.fetches.pop(request, None)
+        if asked.along:
+            for request, _ in asked.along.values():
+                asked.link.fetches.pop(request, None)
         if asked.fetching.missing and asked.fetching.failure is None:
             asked.link.outbox.send_later(wire.CancelFetch(asked.request))
 

@@ -191,7 +191,8 @@ class Array(SliceArray):
     def _fetched(self) -> np.ndarray[Any, Any]:
         self._check_alive()
         try:
-            return np.asarray(self._buffer.session.fetch(self))
+            value: np.ndarray[Any, Any] = self._buffer.session.fetch(self)
+            return value
         except KeyboardInterrupt as interrupt:
             self._offer_to_cancel(interrupt)
             raise

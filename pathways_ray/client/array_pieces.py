@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,26 +25,38 @@ if TYPE_CHECKING:
     from pathways_ray.client.argument_types import ArgumentType
 
 
+SMALL_BYTES = 16 << 10
+"""Shards up to this size that come in one part are joined once somebody looks at their array."""
+
+THERE = MappingProxyType({-1: 0})
+"""What is missing where a host is to say that it has an array."""
+
+
 class Fetching:
-    """Shards on their way to the client, from one host. `told` is called when they are there, or cannot come, by the
-    thread that reads; without it nobody waits for them. Where only their being there is asked for, there is no
-    `array`, and device -1 is missing."""
+    """Shards on their way to the client, from one host, with the `sizes` of those of each device. `told` is called when
+    they are there, or cannot come, by the thread that reads; without it nobody waits for them. Where only their being
+    there is asked for (`THERE`), there is no `array`."""
 
     failure: Failure | None = None
     in_file = False
 
     def __init__(
-        self, array: FetchedArray | None, host: int, devices: tuple[int, ...], told: Callable[[], None] | None = None
+        self, array: FetchedArray | None, host: int, sizes: Mapping[int, int], told: Callable[[], None] | None = None
     ) -> None:
         self.array = array
         self.host = host
-        self.missing = set(devices)
+        self.missing = dict(sizes)
         self.told = told
 
     def add(self, part: wire.FetchPart) -> bool:
         """Takes a part; whether all has come. Raises `ValueError` for one that is no part of what was asked for."""
-        if self.array is not None and self.array.take(self.host, part):
-            self.missing.discard(part.device)
+        array, device, data = self.array, part.device, part.data
+        if array is not None:
+            if len(data) == part.total == self.missing.get(device) and not part.offset and part.total <= SMALL_BYTES:
+                array.shards[self.host, device] = bytearray(data)
+                self.missing.pop(device, None)
+            elif array.take(self.host, part):
+                self.missing.pop(device, None)
         return not self.missing
 
     def end(self) -> bool:
@@ -51,6 +64,11 @@ class Fetching:
         self.in_file = True
         self.missing.clear()
         return True
+
+    def tell(self) -> None:
+        """Has who waits look at what has come, or cannot come. Who reads for all looks by himself."""
+        if self.told is not None:
+            self.told()
 
 
 class Place(NamedTuple):
@@ -89,6 +107,7 @@ class FetchPlan:
         self.by_host = {host: tuple(indices) for host, indices in by_host.items()}
         self.only_host = next(iter(by_host)) if len(by_host) == 1 else -1
         self.places = {(device.host, device.index): self._place_of(box) for box, device in shards}
+        self.sizes = {host: {k: self.places[host, k].size for k in indices} for host, indices in by_host.items()}
 
     def _place_of(self, box: Box) -> Place:
         start, run, _ = place_of(box, self.shape)
@@ -122,8 +141,10 @@ class FetchedArray:
     def __init__(self, plan: FetchPlan, told: Callable[[], None] | None = None) -> None:
         self.plan = plan
         self.by_host: dict[int, Fetching] = {}
-        for host, devices in plan.by_host.items():
-            self.by_host[host] = Fetching(self, host, devices, told)
+        for host, sizes in plan.sizes.items():
+            self.by_host[host] = Fetching(self, host, sizes, told)
+        self.shards: dict[tuple[int, int], bytearray] = {}
+        """By host and device, small ones that have come whole."""
         # No locks: a thread that reads may be interrupted by a signal handler that waits for a value, reads for itself,
         # and comes to the same part. What is made first is everybody's.
         self._memory: dict[tuple[int, int], bytearray] = {}
@@ -140,22 +161,21 @@ class FetchedArray:
         Raises:
             ValueError: it does not belong there.
         """
-        data, offset, nbytes = part.data, part.offset, self.plan.nbytes
-        box, start, size = self.plan.places[host, part.device]
-        end = offset + len(data)
+        name, plan, offset = (host, part.device), self.plan, part.offset
+        box, start, size = plan.places[name]
+        end = offset + len(part.data)
         if part.total != size or offset < 0 or end > size:
             raise ValueError(f"bytes {offset} to {end} of {part.total} came for a shard of {size}")
-        if end - offset == nbytes:  # all of a small array
-            self._memory.setdefault(WHOLE, bytearray(data))
-            return True
         if start >= 0:
-            memoryview(self._room(WHOLE, nbytes))[start + offset : start + end] = data  # without a copy in between
+            room = self._room(WHOLE, plan.nbytes)
+            memoryview(room)[start + offset : start + end] = part.data  # without a copy in between
             return end == size
-        room = self._room((host, part.device), size)
-        memoryview(room)[offset:end] = data
+        room = self._room(name, size)
+        memoryview(room)[offset:end] = part.data
         if end == size:
-            self._array()[_slices(box)] = np.ndarray(box_shape(box), self.plan.dtype, room)
-            self._memory.pop((host, part.device), None)
+            whole = np.ndarray(plan.shape, plan.dtype, self._room(WHOLE, plan.nbytes))
+            whole[_slices(box)] = np.ndarray(box_shape(box), plan.dtype, room)
+            self._memory.pop(name, None)
         return end == size
 
     def read(self, pipe: Pipe) -> np.ndarray[Any, Any]:
@@ -172,8 +192,9 @@ class FetchedArray:
         plan = self.plan
         if missing := [box for box, device in plan.shards if not self.by_host[device.host].in_file]:
             whole = file.bytes(plan.nbytes, writable=True).view(plan.dtype).reshape(plan.shape)
+            came = self._array()
             for box in missing:
-                whole[_slices(box)] = self._array()[_slices(box)]
+                whole[_slices(box)] = came[_slices(box)]
         # The caller may change it, and a fork of this process may do so as well without changing that of the caller.
         return file.bytes(plan.nbytes, writable=True, shared=False).view(plan.dtype).reshape(plan.shape)
 
@@ -188,7 +209,14 @@ class FetchedArray:
 
     def _array(self) -> np.ndarray[Any, Any]:
         plan = self.plan
-        return np.ndarray(plan.shape, plan.dtype, self._room(WHOLE, plan.nbytes))
+        if self.shards and len(plan.shards) == 1:
+            (data,) = self.shards.values()
+            return np.ndarray(plan.shape, plan.dtype, data)
+        array = np.ndarray(plan.shape, plan.dtype, self._room(WHOLE, plan.nbytes))
+        for name, data in self.shards.items():
+            box = plan.places[name].box
+            array[_slices(box)] = np.ndarray(box_shape(box), plan.dtype, data)
+        return array
 
 
 WHOLE = (-1, -1)

@@ -20,7 +20,7 @@ import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.client.ahead import Ahead, Asked, came_along
-from pathways_ray.client.array_pieces import Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces
+from pathways_ray.client.array_pieces import THERE, Copies, FetchedArray, Fetching, FetchPlan, Given, Kept, Pieces
 from pathways_ray.client.buffer import BufferRecord, Upload
 from pathways_ray.client.data_link import SHARED_BYTES, Acknowledge, DataLink, EarlyListener, Sent, may_wait
 from pathways_ray.client.living import UNSAID, LivingUploads
@@ -157,7 +157,8 @@ class DataLinks:
         has come; returns whether hosts have them. Raises what either fails with."""
         buffer, sleeper = buffers[0], Sleeper()
         told = sleeper.wake
-        if (ahead := self.ahead.take(buffer, told)) is not None:
+        if (ahead := self.ahead.take(buffer)) is not None:
+            ahead.fetching.told = told
             self.awaited[ahead.request] = is_over, told
             try:
                 self.wait_for([ahead.fetching], sleeper, is_over, until)
@@ -172,7 +173,7 @@ class DataLinks:
         also = tuple([(0, other) for other in buffers[1:]])
         try:
             for link in links:
-                request, fetching = self.new_request(), Fetching(None, link.host, (-1,), told)
+                request, fetching = self.new_request(), Fetching(None, link.host, THERE, told)
                 asked.append((link, request, fetching))  # first: Ctrl-C ends what is in it
                 link.fetches[request] = fetching
                 link.ask(wire.Fetch(request, buffer, (), also))
@@ -280,9 +281,8 @@ class DataLinks:
             early: takes those that did.
             into: a file in memory of its size, which has it afterwards.
         """
-        if into is None and (ahead := self._asked_ahead(buffer, cover, check)) is not None:
-            came_along(ahead.along, early)
-            return ahead.array.value()
+        if into is None and (asked := self.ahead.take(buffer, cover)) is not None:
+            return self._asked_ahead(asked, check, early)
         along = {n: (next(self._requests), FetchedArray(plan)) for n, plan in also.items()} if also else {}
         found, file = self._fetched(buffer, cover, check, along, into, into is None)
         came_along(along, early)
@@ -344,18 +344,22 @@ class DataLinks:
             self._with_files.discard(sleeper)
         return found, file if value is None else value
 
-    def _asked_ahead(self, buffer: int, cover: FetchPlan, check: Callable[[], None]) -> Asked | None:
-        """An array that was asked for with its call, once it has come; None where it was not."""
-        sleeper = Sleeper()
-        if (asked := self.ahead.take(buffer, sleeper.wake, cover)) is None:
-            return None
+    def _asked_ahead(
+        self, asked: Asked, check: Callable[[], None], early: dict[int, np.ndarray[Any, Any]] | None
+    ) -> np.ndarray[Any, Any]:
+        """An array that was asked for with its call, once it has come; `early` takes what came along."""
         try:
-            if not asked.fetching.missing:  # else who waits for it checks that
+            if asked.fetching.missing:
+                sleeper = Sleeper()
+                asked.fetching.told = sleeper.wake
+                self.wait_for([asked.fetching], sleeper, check)
+            else:
                 check()
-            self.wait_for([asked.fetching], sleeper, check)
         finally:
             self.ahead.withdraw(asked)  # where it has not come
-        return asked
+        if asked.along:
+            came_along(asked.along, early)
+        return asked.array.value()
 
     def _new(self, waiting: Sleeper, make: Callable[[], T]) -> T | None:
         """A file in memory or a pipe, as one of `MAX_FILES`, for who then leaves `_with_files`, also at Ctrl-C."""

@@ -109,6 +109,7 @@ class DataLink:
                 self.tried = False
                 for message in FROM_HOST_DATA.decode_batch(data):
                     self._on_message(message)
+                self.owner.reader.wake()  # who reads the local sockets may wait for it
         except (LinkLost, PathwaysError) as error:
             reason = str(error)
         except BaseException as error:  # whatever it is: what waits for this thread would wait without end
@@ -120,7 +121,7 @@ class DataLink:
         if type(message) is FetchPart or type(message) is FetchDone:  # nearly always
             fetching = self.fetches.get(message.request)
             if fetching is not None and (fetching.add(message) if type(message) is FetchPart else fetching.end()):
-                self._tell(fetching)
+                fetching.tell()
             return
         match message:
             case wire.PutDone(request):
@@ -144,7 +145,7 @@ class DataLink:
                     self._uploaded(request, failure)
                 elif (failed := self.fetches.get(request)) is not None:
                     failed.failure = failure
-                    self._tell(failed)
+                    failed.tell()
 
     @property
     def broke(self) -> bool:
@@ -154,12 +155,6 @@ class DataLink:
     def _allow(self, allowed: bool) -> None:
         if self.owner.early is not None:
             self.owner.early.early_allowed(self.host, allowed)
-
-    def _tell(self, fetching: Fetching) -> None:
-        """Has those who asked look at what has come, or cannot come: who sleeps for it, or reads for all."""
-        if fetching.told is not None:
-            fetching.told()
-        self.owner.reader.wake()
 
     def _uploaded(self, request: int, failure: Failure | None) -> None:
         sent = self.uploads.get(request)
@@ -201,8 +196,7 @@ class DataLink:
             self._uploaded(request, self.dead)
         for fetching in list(self.fetches.values()):
             fetching.failure = fetching.failure or self.dead
-            if fetching.told is not None:
-                fetching.told()
+            fetching.tell()
         self.owner.wake()
 
     def _take_local(self, data: bytes) -> None:

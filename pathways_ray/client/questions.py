@@ -15,7 +15,7 @@ import numpy as np
 
 from pathways_ray import limits
 from pathways_ray.client.ahead import Asked
-from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan
+from pathways_ray.client.array_pieces import THERE, FetchedArray, Fetching, FetchPlan
 from pathways_ray.client.buffer import ID_OF, PENDING, READY, BufferRecord
 from pathways_ray.client.core import ClientCore
 from pathways_ray.client.data import DataLinks
@@ -73,7 +73,7 @@ def ask(data: DataLinks, buffer: int, cover: FetchPlan, done: Done) -> Question 
     ((host, devices),) = cover.by_host.items()
     if (link := _local_link(data, host)) is None:
         return None
-    if (ahead := data.ahead.take(buffer, lambda: None, cover)) is not None:
+    if (ahead := data.ahead.take(buffer, cover)) is not None:
         return _expect(data, ahead, done)
     found = FetchedArray(cover, lambda: question.end(fetching.failure is None))
     request, fetching = data.new_request(), found.by_host[host]
@@ -98,7 +98,7 @@ def ask_whether_there(data: DataLinks, buffer: int, host: int, done: Callable[[b
         return None
     request = data.new_request()
     question = Question(link, request, done)
-    fetching = Fetching(None, host, (-1,), lambda: question.end(fetching.failure is None))
+    fetching = Fetching(None, host, THERE, lambda: question.end(fetching.failure is None))
     return question if question.ask(wire.Fetch(request, buffer, ()), fetching) else None
 
 

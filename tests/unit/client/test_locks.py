@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import pathways_ray as pw
-from pathways_ray.client.array_pieces import Fetching
+from pathways_ray.client.array_pieces import THERE, Fetching
 from pathways_ray.client.completion import _Awaited, _Bell
 from pathways_ray.client.data_link import DataLink
 from pathways_ray.client.interrupted import is_mine
@@ -278,7 +278,7 @@ def test_a_question_whose_stream_ends_while_it_is_sent_has_one_end() -> None:
             return False
 
     question = Question(Link(), 1, said.append)  # type: ignore[arg-type]
-    fetching = Fetching(None, 0, (-1,), lambda: question.end(fetching.failure is None))
+    fetching = Fetching(None, 0, THERE, lambda: question.end(fetching.failure is None))
     assert question.ask(Fetch(1, 1, ()), fetching)
     assert said == [False]
 
@@ -300,7 +300,7 @@ def test_a_message_that_makes_no_sense_ends_its_stream_and_no_other() -> None:
     with here, there:
         link = DataLink(cast(Any, Owner()), HostAddress(0, 1, "127.0.0.1:1"))
         Owner.reader.add(here, link._take_local)
-        link.fetches[1] = Fetching(Refusing(), 0, (0,), lambda: None)  # type: ignore[arg-type]
+        link.fetches[1] = Fetching(Refusing(), 0, {0: 8}, lambda: None)  # type: ignore[arg-type]
         there.send(b"\x91" + encoded(FetchPart(1, 0, 0, 4, b"abcd")))
         for _ in range(2):
             with Owner.reader.leading:

@@ -1223,7 +1223,7 @@ def test_a_host_that_stood_still_is_asked_by_its_local_socket_again(host: Host, 
     link.ask(Fetch(data.new_request(), 9, ()))
     asked_with_it = BufferRecord(8, kind=SimpleNamespace(cover=COVER))
     assert not data.launch_early(0, LaunchEarly(1, (), 8), asked_with_it)
-    assert data.ahead.take(8, lambda: None) is None, "nobody was asked for the value"
+    assert data.ahead.take(8) is None, "nobody was asked for the value"
     for request in reversed(range(before, data.new_request())):
         link.outbox.send(CancelFetch(request))
     goes_on.set()

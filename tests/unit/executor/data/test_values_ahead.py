@@ -317,7 +317,7 @@ def test_one_that_is_asked_for_as_its_stream_ends_does_not_wait(data: DataLinks)
     asked = data.ahead.ask(link, record(9), data._requests, PROGRAM)
     assert asked is not None
     data.ahead.enter(2, asked)
-    assert data.ahead.take(2, lambda: None) is None
+    assert data.ahead.take(2) is None
 
 
 def test_any_result_of_a_call_can_be_asked_for_with_it(host: Host, data: DataLinks) -> None:
