@@ -58,7 +58,8 @@ class Driver(Arrivals):
         self.siblings = data.ahead.siblings
         self.vacate: Callable[[Sequence[int]], None] = lambda slices: None
         self.make_way: Callable[[bool], None] = lambda back: None
-        self.reading_now: set[Any] = set()
+        self.reading_now: list[int] = []
+        """The threads that read."""
         self.asked, self.held = 0, False
         self.suspension: Suspension | None = None
         self.forget_saved: Callable[[int], None] = lambda number: None
@@ -229,17 +230,14 @@ class Driver(Arrivals):
         """The values that threads read, or have asked for."""
         return len(self.reading_now) + self.asked
 
-    def wait_to_read(self, reader: Any) -> None:
-        """Waits while arrays are exchanged. `reader` does not count meanwhile, nor where this raises."""
-        self.reading_now.discard(reader)
+    def wait_to_read(self) -> None:
+        """Waits while arrays are exchanged."""
         with self.changing:
-            self.changed.notify_all()  # who waits for readers may have counted it
             while (self.held or self.gives_way) and self.core.ended is None:
                 self.changed.wait(WAIT_SLICE_S)
             if self.gives_way:
                 self.check_open()
             self.check_not_suspended_by_user()
-            self.reading_now.add(reader)
 
     def begin_read(self) -> bool:
         """Has arrays stay where they are until `end_read`; False where that would need a wait."""

@@ -2,59 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from threading import get_ident
-from typing import Any, Protocol
-from weakref import ref
+from typing import Any, Protocol, TypeVar
 
 from pathways_ray.client.interrupted import INTERRUPTED, check_not_mine
 from pathways_ray.errors import UsageError
+
+T = TypeVar("T")
 
 
 class Arrays(Protocol):
     """The arrays of a session, which stay where they are or are exchanged."""
 
-    reading_now: set[Any]
-    locks: tuple[Any, ...]
+    core: Any
+    reading_now: list[int]
     held: bool
     suspension: Any
 
-    def wait_to_read(self, reader: Any) -> None:
-        """Waits while they are exchanged, or raises, with the reader taken out meanwhile."""
+    @property
+    def locks(self) -> tuple[Any, ...]: ...
+
+    def wait_to_read(self) -> None:
+        """Waits while they are exchanged."""
 
     def end_read(self, asked: int) -> None:
         """Says that a reader has ended."""
 
 
-class Reading:
-    """The context in which an array is read. No generator: each value that is waited for goes through it.
+def reading(arrays: Arrays, read: Callable[..., T], *arguments: Any) -> T:
+    """The result of `read`, while which the arrays stay where they are, once they are not exchanged.
 
-    Ctrl-C may come at the first step of its end, or at the last one of its beginning. What has noted the reader is a
-    set of weak references, so one that nobody has any more does not count.
+    No context, at the first step of whose end Ctrl-C may come, and at the last one of its beginning. A reader is noted,
+    and taken out, by a function of the interpreter, with no step between it and its `try` or `finally`.
     """
-
-    __slots__ = ("__weakref__", "_arrays", "_noted", "thread")
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
-        self.thread = get_ident()
-        self._noted = noted = ref(self, arrays.reading_now.discard)
-        hash(noted)  # that of what is gone is not known any more
-
-    def __enter__(self) -> None:
-        arrays = self._arrays
-        check_not_mine(*arrays.locks)
-        arrays.reading_now.add(self._noted)
-        if arrays.held or arrays.suspension is not None:  # looked at behind that, here and below: who waits for readers
-            arrays.wait_to_read(self._noted)  # says so before it counts them
-
-    def __exit__(self, *_: object) -> None:
-        self._arrays.reading_now.discard(self._noted)
-        if self._arrays.held:
-            self._arrays.end_read(0)
+    check_not_mine(*arrays.locks)
+    readers, thread = arrays.reading_now, get_ident()
+    while True:
+        if arrays.held or arrays.suspension is not None:
+            arrays.wait_to_read()
+        try:
+            readers.append(thread)
+            # Looked at behind that, here and below: who waits for readers says so before it counts them.
+            if (not arrays.held and arrays.suspension is None) or arrays.core.ended is not None:
+                return read(*arguments)
+        finally:
+            readers.remove(thread)
+            if arrays.held:
+                arrays.end_read(0)
 
 
 def check_not_reading(arrays: Arrays) -> None:
     """Raises `UsageError` where this thread reads an array: a handler has interrupted that, and would wait for it."""
-    readers = [noted() for noted in tuple(arrays.reading_now)]
-    if any(reader is not None and reader.thread == get_ident() for reader in readers):
+    if get_ident() in arrays.reading_now:
         raise UsageError(INTERRUPTED)

@@ -38,7 +38,7 @@ from pathways_ray.client.guards import made_again
 from pathways_ray.client.interrupted import check_not_mine, interrupt_again, is_mine, new_lock
 from pathways_ray.client.mover import Mover
 from pathways_ray.client.priorities import PRIORITY
-from pathways_ray.client.reading import Reading
+from pathways_ray.client.reading import reading
 from pathways_ray.client.resumption import Resumption
 from pathways_ray.client.served import ServedCall, Server, values_of
 from pathways_ray.client.session_questions import SessionQuestions
@@ -300,12 +300,11 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
         """The array's value. The request goes to the hosts at once and is answered when the data is there."""
         if self._core.ended is not None or self._core.queue:
             self._before_fetch()
-        record, reading = array._buffer.record, Reading(self._driver)
+        record, kind = array._buffer.record, array._type
         if shown.waits is None:
-            with reading:
-                return self._fetches.value(record, array._type)
-        with self.lasting(record), reading:
-            return self._fetches.value(record, array._type)
+            return reading(self._driver, self._fetches.value, record, kind)
+        with self.lasting(record):
+            return reading(self._driver, self._fetches.value, record, kind)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

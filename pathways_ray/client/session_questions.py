@@ -22,7 +22,7 @@ from pathways_ray.client.events import Renewing
 from pathways_ray.client.fetches import Fetches
 from pathways_ray.client.proxy_process import ProxyProcess
 from pathways_ray.client.questions import Done, Question, read
-from pathways_ray.client.reading import Reading
+from pathways_ray.client.reading import reading
 from pathways_ray.client.why import EXPLAIN_WITHIN_S, why
 from pathways_ray.errors import PathwaysError, UsageError
 from pathways_ray.observe.computations import REPORTS, Computation, each_once
@@ -137,8 +137,7 @@ class SessionQuestions:
     def fetch_shard(self, array: Array, place: int, into: SharedFile | None = None) -> np.ndarray[Any, Any]:
         """The shard of an array on device number `place` of its slice; a file in memory of its size may take it."""
         self._before_fetch()
-        with Reading(self._driver):
-            return self._fetches.shard(array._buffer.record, array._type, place, into)
+        return reading(self._driver, self._fetches.shard, array._buffer.record, array._type, place, into)
 
     def _before_fetch(self) -> None:
         """Hosts answer when the value is there. So nobody waits here for the queue: what is in it may be that of other

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pathways_ray.client.reading import Reading
+from pathways_ray.client.reading import reading
 from pathways_ray.client.suspension import Suspension
 from pathways_ray.errors import SessionSuspended
 from tests.unit.client.local import LocalSession, opened
@@ -28,8 +28,7 @@ def calls(session: LocalSession) -> list[Callable[[], Any]]:
     driver = session._driver
 
     def read() -> None:
-        with Reading(driver):
-            pass
+        reading(driver, lambda: None)
 
     return [lambda: session.put(np.ones(2), where, ()), driver.check_active, read]
 

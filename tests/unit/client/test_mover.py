@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from pathways_ray.client import moving
 from pathways_ray.client.events import Disconnected
 from pathways_ray.client.moving import Ask, Copy, Drop, Exchanged, Hold, Release, Step
-from pathways_ray.client.reading import Reading
+from pathways_ray.client.reading import reading
 from pathways_ray.errors import ControllerLost, Failure, Unschedulable, UsageError, WaitTimeout
 from pathways_ray.transport.messages import (
     Completed,
@@ -198,9 +198,9 @@ def test_a_move_does_not_wait_for_a_fetch_that_waits_for_the_successor_of_the_co
     1. A fetch is under way, whose host may be gone: it waits for the controller's word, and the move for it.
     2. The controller is lost. The move fails at once, and the calls of the session go on.
     """
-    driver = offline.session._driver
-    reading = Reading(driver)
-    reading.__enter__()
+    driver, over = offline.session._driver, threading.Event()
+    fetch = Background(lambda: reading(driver, over.wait, LIMIT_S))
+    assert fetch.waits
 
     def steps() -> Generator[Step, Any, None]:
         yield Hold()
@@ -213,6 +213,8 @@ def test_a_move_does_not_wait_for_a_fetch_that_waits_for_the_successor_of_the_co
     assert driver.sending.acquire(timeout=1)
     driver.sending.release()
     assert not driver.held
+    over.set()
+    assert fetch.end()
 
 
 def test_a_slice_whose_caller_was_interrupted_is_given_back(offline: Offline) -> None:
