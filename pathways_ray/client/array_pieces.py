@@ -65,11 +65,6 @@ class Fetching:
         self.missing.clear()
         return True
 
-    def tell(self) -> None:
-        """Has who waits look at what has come, or cannot come. Who reads for all looks by himself."""
-        if self.told is not None:
-            self.told()
-
 
 class Place(NamedTuple):
     """The place of a shard in its array, in bytes; `start` is -1 where it is not in one piece."""
@@ -188,11 +183,11 @@ class FetchedArray:
     def value(self, file: SharedFile | None = None) -> np.ndarray[Any, Any]:
         """The whole array. Some hosts may have written to a file that has room for all of it."""
         if file is None:
-            return self._array()
+            return self.array()
         plan = self.plan
         if missing := [box for box, device in plan.shards if not self.by_host[device.host].in_file]:
             whole = file.bytes(plan.nbytes, writable=True).view(plan.dtype).reshape(plan.shape)
-            came = self._array()
+            came = self.array()
             for box in missing:
                 whole[_slices(box)] = came[_slices(box)]
         # The caller may change it, and a fork of this process may do so as well without changing that of the caller.
@@ -207,7 +202,8 @@ class FetchedArray:
     def _room(self, name: tuple[int, int], size: int) -> bytearray:
         return self._memory.get(name) or self._memory.setdefault(name, bytearray(size))
 
-    def _array(self) -> np.ndarray[Any, Any]:
+    def array(self) -> np.ndarray[Any, Any]:
+        """The whole array, of what came in parts."""
         plan = self.plan
         if self.shards and len(plan.shards) == 1:
             (data,) = self.shards.values()

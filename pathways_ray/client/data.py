@@ -359,7 +359,7 @@ class DataLinks:
             self.ahead.withdraw(asked)  # where it has not come
         if asked.along:
             came_along(asked.along, early)
-        return asked.array.value()
+        return asked.array.array()
 
     def _new(self, waiting: Sleeper, make: Callable[[], T]) -> T | None:
         """A file in memory or a pipe, as one of `MAX_FILES`, for who then leaves `_with_files`, also at Ctrl-C."""

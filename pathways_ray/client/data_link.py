@@ -120,8 +120,10 @@ class DataLink:
     def _on_message(self, message: wire.Message) -> None:
         if type(message) is FetchPart or type(message) is FetchDone:  # nearly always
             fetching = self.fetches.get(message.request)
-            if fetching is not None and (fetching.add(message) if type(message) is FetchPart else fetching.end()):
-                fetching.tell()
+            if fetching is None or not (fetching.add(message) if type(message) is FetchPart else fetching.end()):
+                return
+            if fetching.told is not None:
+                fetching.told()
             return
         match message:
             case wire.PutDone(request):
@@ -145,7 +147,8 @@ class DataLink:
                     self._uploaded(request, failure)
                 elif (failed := self.fetches.get(request)) is not None:
                     failed.failure = failure
-                    failed.tell()
+                    if failed.told is not None:
+                        failed.told()
 
     @property
     def broke(self) -> bool:
@@ -196,7 +199,8 @@ class DataLink:
             self._uploaded(request, self.dead)
         for fetching in list(self.fetches.values()):
             fetching.failure = fetching.failure or self.dead
-            fetching.tell()
+            if fetching.told is not None:
+                fetching.told()
         self.owner.wake()
 
     def _take_local(self, data: bytes) -> None:

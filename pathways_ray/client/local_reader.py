@@ -178,12 +178,19 @@ class LocalReader:
         """Reads a batch of each socket that has one; False when nothing came before the limit, or a wake."""
         woken = False
         for number, _ in self._polled(now, limit_s) or ((-1, 0),):
-            if number in self._sockets:
-                self._read(number)
-                continue
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(self._wake)
-            woken = True
+            try:
+                connection, take = self._sockets[number]
+                came = map(connection.recv, _ROOM, _AT_ONCE)
+                # This calls `recv` and notes what came without a step in between.
+                self._received.extend(zip((connection,), (take,), came, strict=True))
+            except KeyError:
+                woken = True
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            except BlockingIOError:
+                pass
+            except OSError:  # the host is gone, which its data stream tells
+                self._forget(number)
         return not woken or bool(self._received)  # looked at behind the sockets: what has come counts
 
     def _polled(self, now: float, limit_s: float) -> list[tuple[int, int]]:
@@ -212,17 +219,6 @@ class LocalReader:
                 self.remove(connection)
             if received and received[0] is first:  # unless a signal handler has taken it meanwhile, too
                 received.popleft()
-
-    def _read(self, number: int) -> None:
-        """Reads a batch. `extend` calls `recv` and notes what came without a step in between."""
-        try:
-            connection, take = self._sockets[number]
-            came = map(connection.recv, _ROOM, _AT_ONCE)
-            self._received.extend(zip((connection,), (take,), came, strict=True))
-        except BlockingIOError:
-            return
-        except (OSError, KeyError):  # the host is gone, which its data stream tells
-            self._forget(number)
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         close(self._wake)  # a default: at the end of the interpreter `os` may be gone
