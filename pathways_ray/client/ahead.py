@@ -100,7 +100,8 @@ class Ahead:
     def keep(self, buffer: int, asked: Asked) -> None:
         """Puts a value back that somebody has waited for, and not taken."""
         asked.fetching.told = None
-        self.enter(buffer, asked._replace(program=0))
+        link, request, array, fetching, _, along = asked
+        self.enter(buffer, Asked(link, request, array, fetching, 0, along) if asked.program else asked)
 
     def drop(self, buffer: int) -> None:
         """Nobody looks at a value any more. Safe in a destructor."""
