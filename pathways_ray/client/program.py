@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
+from operator import attrgetter
 from typing import Any, cast
 
 import jax
-from jax.tree_util import default_registry, tree_flatten
+from jax.tree_util import default_registry
 
 from pathways_ray.client import notebook, source_info
 from pathways_ray.client.argument_types import ArgumentType, keeping_width, to_numpy
 from pathways_ray.client.array import Array
 from pathways_ray.client.asked_calls import AskedCalls
 from pathways_ray.client.bodies import control_node, has_control
-from pathways_ray.client.buffer import INLINE, PENDING, READY, BufferRecord
+from pathways_ray.client.buffer import DELETED, FAILURE_OF, INLINE, STATE_OF, BufferRecord
 from pathways_ray.client.carried import Carrying, kinds_of
 from pathways_ray.client.codes import export_together, few_collections, jax_settings, settings_of_calls
 from pathways_ray.client.context import current_session, sessions, tracing
@@ -41,6 +43,10 @@ from pathways_ray.client.tracer import (
     traced,
 )
 from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, PathwaysError, UsageError
+from pathways_ray.transport.messages import InlineArgument
+
+_TYPE_OF, _RECORD_OF, _OWNER_OF = map(attrgetter, ("_type", "_buffer.record", "_buffer.session"))
+_are_arrays = frozenset((Array,)).issuperset  # of types; by the interpreter, since a call may take hundreds
 
 
 class Program(Method):
@@ -80,38 +86,28 @@ class Program(Method):
                 tracing.programs -= 1
         return self._outside(args, kwargs)
 
-    def _outside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def ask(self, *args: Any) -> Any:
+        """Calls it for its values alone: what it returns as NumPy, where the host of the call says it at once; else
+        handles, as other calls return."""
+        if tracing.session is not None or not is_outside():
+            return self(*args)
+        return self._outside(args, {}, for_values=True)
+
+    def _outside(self, args: tuple[Any, ...], kwargs: dict[str, Any], for_values: bool = False) -> Any:
         """The call of a thread that traces nothing."""
         leaves, tree = default_registry.flatten((args, kwargs))
         try:
             lowered = self._prepared(leaves, tree, args, kwargs)
         except PathwaysError as error:
             raise source_info.trimmed(error)  # noqa: B904
+        if for_values:
+            with contextlib.suppress(PathwaysError):  # the launch says what is wrong
+                if (values := lowered.values(leaves)) is not None:
+                    return values
         try:
             return lowered.launch(leaves)
         except (BufferDeleted, ForeignArray, InvalidArray) as error:
             raise self._about_leaf(error, lowered.session, leaves, args, kwargs) from None
-
-    def ask(self, *args: Any) -> Any:
-        """Calls it for its values alone: what it returns as NumPy, where the host of the call says it at once; else
-        handles, as other calls return."""
-        if tracing.session is not None or not is_outside():
-            return self(*args)
-        leaves, tree = tree_flatten((args, {}))
-        try:
-            lowered = self._prepared(leaves, tree, args, {})
-        except PathwaysError as error:
-            raise source_info.trimmed(error)  # noqa: B904
-        try:
-            values = lowered.values(leaves)
-        except PathwaysError:  # the launch says what is wrong
-            values = None
-        if values is not None:
-            return values
-        try:
-            return lowered.launch(leaves)
-        except (BufferDeleted, ForeignArray, InvalidArray) as error:
-            raise self._about_leaf(error, lowered.session, leaves, args, {}) from None
 
     def prepared(self, args: tuple[Any, ...]) -> LoweredProgram:
         """The program for a call with such arguments, as that call will find it."""
@@ -141,8 +137,7 @@ class Program(Method):
     def _kinds(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentType]:
         kinds: list[ArgumentType] = []
         try:
-            for leaf in leaves:
-                kinds.append(leaf._type if type(leaf) is Array else type_of(leaf))
+            kinds.extend(map(_TYPE_OF if _are_arrays(map(type, leaves)) else type_of, leaves))
         except InvalidArray as error:
             name = f"{argument(self.fun, args, kwargs, len(kinds))} of {self.__name__}"
             if not isinstance(leaves[len(kinds)], jax.ShapeDtypeStruct):
@@ -186,20 +181,10 @@ class Program(Method):
 
     def _given(self, leaves: Sequence[Any]) -> Session | None:
         """The session that a call says: that of its slice, or of its first array."""
-        owner: Any  # arrays and slices know a part of it only
-        found: Session | None = None
+        owners: Any = (leaf._buffer.session for leaf in leaves if type(leaf) is Array)  # they know a part of it only
         if self.slice is not None:
-            owner = self.slice.session
-            if not owner.closed_because:
-                found = owner
-                return found
-        for leaf in leaves:
-            if type(leaf) is Array:
-                owner = leaf._buffer.session
-                if not owner.closed_because:
-                    found = owner
-                    return found
-        return None
+            owners = self.slice.session, *owners
+        return next((owner for owner in owners if not owner.closed_because), None)
 
     def _session(self, leaves: Sequence[Any], tree: Any, kinds: list[ArgumentType]) -> Session:
         """The session in which a call runs: that which it says, that of the first slice which the function named when
@@ -284,49 +269,64 @@ class LoweredProgram(RegisteredProgram):
         self._takes_leaves = [source.leaf for source in built.sources] == list(range(leaves))
         self._donated = built.graph.donated_arguments
         self._outputs = Outputs(session, built)
+        further = built.donated_leaves, self._donated, built.reported, not self._outputs.is_plain
+        self._only_computes = bool(built.result_kinds) and not any(further)
         self._carried = kinds_of(built)
         self._asked = AskedCalls(session, built, self._carried, self._held)
+        self._are_mine = frozenset((session,)).issuperset
 
     def launch(self, leaves: list[Any]) -> Any:
         """One call: uploads what is still with the client and not small, sends the launch, returns handles."""
         session, built = self.session, self._built
-        buffers: list[BufferRecord] = []
-        carrying: Carrying | None = None
+        carried: list[InlineArgument] = []
         placed: dict[int, Array] = {}
         # Kept until the launch has left: another thread may put its own array into `_held`.
         values = leaves if self._takes_leaves else [self._value(leaves, k) for k in range(len(built.sources))]
-        for value in values:
+        alike = _are_arrays(map(type, values))
+        buffers = self._records(values) if alike else self._placed(values, carried, placed)
+        if built.result_kinds and self._number < 0:
+            self.register()
+        if self._only_computes:  # most programs
+            results = session.launch(self._number, buffers, built.result_kinds, (), "", tuple(carried))
+            return self.output_tree.unflatten(results)
+        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(carried) - 1):
+            self._check_donated(leaves, buffers)
+        made: list[Array] = []
+        donated = [buffers[k] for k in self._donated]
+        why = f"it was donated to {built.graph.name}" if donated else ""
+        if built.result_kinds:
+            made = session.launch(self._number, buffers, built.result_kinds, donated, why, tuple(carried))
+        if built.reported:
+            session.debug_calls.made(built.reported, made)
+        outputs = made if self._outputs.is_plain else self._outputs.of(made, leaves, placed)
+        return self.output_tree.unflatten(outputs)
+
+    def _records(self, arrays: Sequence[Array]) -> list[BufferRecord]:
+        """The buffers of arrays, which may be arguments now."""
+        found = list(map(_RECORD_OF, arrays))
+        if any(map(FAILURE_OF, found)) or DELETED in map(STATE_OF, found) or not self._are_mine(map(_OWNER_OF, arrays)):
+            for array in arrays:
+                self.session.check_mine(array._buffer)
+            found = list(map(_RECORD_OF, arrays))  # one that was lost may have another one now
+        return found
+
+    def _placed(self, values: list[Any], carried: list[Any], placed: dict[int, Array]) -> list[BufferRecord]:
+        """The same where some are still with the client, which go with the launch or are uploaded."""
+        buffers: list[BufferRecord] = []
+        carrying = Carrying(self._carried, most=partial(self.session.carries, self._number))
+        for k, (value, source) in enumerate(zip(values, self._built.sources, strict=True)):
             if type(value) is not Array:
-                k, source = len(buffers), built.sources[len(buffers)]
-                if carrying is None:
-                    carrying = Carrying(self._carried, most=partial(session.carries, self._number))
                 if carrying.takes(k, value, source.slice):
                     buffers.append(INLINE)
                     continue
                 if source.leaf >= 0:
-                    placed[source.leaf] = value = session.put(value, source.slice, source.spec)
+                    placed[source.leaf] = value = self.session.put(value, source.slice, source.spec)
                 else:
                     with keeping_width((value,)):
-                        self._held[k] = values[k] = value = session.put(value, source.slice, source.spec)
-            buffer = value._buffer
-            state = buffer.record.state
-            if (state is not PENDING and state is not READY) or buffer.session is not session:
-                session.check_mine(buffer)
-            buffers.append(buffer.record)
-        inline = tuple(carrying.inline) if carrying is not None else ()
-        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
-            self._check_donated(leaves, buffers)
-        results: list[Array] = []
-        if built.result_kinds:
-            if self._number < 0:
-                self.register()
-            donated = [buffers[k] for k in self._donated] if self._donated else ()
-            why = f"it was donated to {built.graph.name}" if donated else ""
-            results = session.launch(self._number, buffers, built.result_kinds, donated, why, inline)
-            if built.reported:
-                session.debug_calls.made(built.reported, results)
-        outputs = results if self._outputs.is_plain else self._outputs.of(results, leaves, placed)
-        return self.output_tree.unflatten(outputs)
+                        self._held[k] = values[k] = value = self.session.put(value, source.slice, source.spec)
+            buffers += self._records((value,))
+        carried += carrying.inline
+        return buffers
 
     def _value(self, leaves: list[Any], k: int) -> Any:
         """Argument k of a launch: a leaf of the call, or what was captured."""
