@@ -8,10 +8,10 @@ that is handed to its host (`EarlyCalls.expected` says of which program), and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 
 from pathways_ray.client.array_pieces import FetchedArray, Fetching, FetchPlan, plan_of
 from pathways_ray.client.buffer import DELETED, BufferRecord
@@ -32,6 +32,8 @@ MAX_AHEAD_BYTES = 100 << 10
 Along = Mapping[int, tuple[int, FetchedArray]]
 """Arrays that may come with another one, by their buffers, each with the number of its request."""
 
+_NOTHING: Along = MappingProxyType({})
+
 
 class Asked(NamedTuple):
     """A value that was asked for with its call. `program` is 0 once somebody has waited for it; `along` are further
@@ -46,9 +48,10 @@ class Asked(NamedTuple):
 
     def along_with(self, call: wire.LaunchEarly, buffer: int) -> wire.LaunchEarly:
         """The call, with the question for this result of it."""
-        devices = self.array.plan.by_host[self.link.host]
-        also = tuple([(request, other - call.results) for other, (request, _) in self.along.items()])
-        return replace(call, request=self.request, devices=devices, asked=buffer - call.results, also=also)
+        first, devices = call.results, self.array.plan.by_host[self.link.host]
+        also = tuple([(request, other - first) for other, (request, _) in self.along.items()]) if self.along else ()
+        what = call.program, call.arguments, first, call.inline
+        return wire.LaunchEarly(*what, self.request, devices, buffer - first, also)
 
 
 class Ahead:
@@ -68,18 +71,24 @@ class Ahead:
         if len(self.asked) >= MAX_AHEAD and (unread := list(self.asked)):
             self.drop(unread[0])
             return None
-        plan = plan_of(record.kind)
+        plan: FetchPlan = record.kind.cover or plan_of(record.kind)
         if plan.only_host != link.host or plan.nbytes > MAX_AHEAD_BYTES:
             return None
-        array, request, along = FetchedArray(plan), next(requests), dict[int, tuple[int, FetchedArray]]()
-        if record.results is not None and (beside := self.siblings.beside(record.results, record.id)):
-            for other, one in plans_along(beside, record.results, self.buffers or {}, plan).items():
-                along[other] = number, found = next(requests), FetchedArray(one)
-                link.fetches[number] = found.by_host[link.host]
+        array, request = FetchedArray(plan), next(requests)
+        along = self._along(link, record.results, record.id, requests, plan) if record.results is not None else _NOTHING
         fetching = link.fetches[request] = array.by_host[link.host]
         if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
             fetching.failure = link.dead
         return Asked(link, request, array, fetching, program, along)
+
+    def _along(self, link: DataLink, results: Results, buffer: int, requests: Iterator[int], plan: FetchPlan) -> Along:
+        """What is asked for beside a result of a call."""
+        along: dict[int, tuple[int, FetchedArray]] = {}
+        if beside := self.siblings.beside(results, buffer):
+            for other, one in plans_along(beside, results, self.buffers or {}, plan).items():
+                along[other] = number, found = next(requests), FetchedArray(one)
+                link.fetches[number] = found.by_host[link.host]
+        return along
 
     def enter(self, buffer: int, asked: Asked) -> None:
         """Has a value for who looks at its buffer."""

@@ -68,6 +68,8 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
 
     id: int
     state: BufferState = PENDING
+    kind: Any = None
+    results: Results | None = None
     failure: Failure | None = None
     upload: Upload | None = None
     why_deleted: str = ""
@@ -75,8 +77,6 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
     dropped: bool = False
     undecided: bool = False
     late: bool = False
-    results: Results | None = None
-    kind: Any = None
     launch: int = 0
     early: int = 0
     host: int = -1

@@ -19,9 +19,9 @@ thread. Hence no lock is needed or taken: every step on a table that two events 
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
 from typing import Any
 
 from pathways_ray import limits
@@ -34,6 +34,7 @@ from pathways_ray.client.early import NO_HOST, EarlyCalls
 from pathways_ray.client.ending import WAKE_ALL, Queued
 from pathways_ray.client.frees import with_frees_joined
 from pathways_ray.client.renewals import Renewals
+from pathways_ray.client.siblings import Results
 from pathways_ray.errors import Failure
 from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.story import Entry, Story
@@ -75,7 +76,7 @@ class ClientCore(Cancelling):
         self.renewals, self.early = Renewals(), EarlyCalls()
         self.dropped: deque[int] = deque()
         """Programs that are called no more, which the next registration says."""
-        self._launches, self._programs = itertools.count(1), itertools.count(1)
+        self._launches, self._programs = count(1), count(1)
         self._next_buffer, self._now = 1, 0.0
         self._heard_at: float | None = None
 
@@ -84,12 +85,13 @@ class ClientCore(Cancelling):
     def new_program(self) -> int:
         return next(self._programs)
 
-    def new_buffers(self, count: int, kinds: Iterable[Any] = ()) -> list[BufferRecord]:
-        """Records of these types with consecutive numbers: a launch names its results by the first of them."""
-        first, made = self._next_buffer, []
-        self._next_buffer = first + count
-        for number, kind in enumerate(kinds or itertools.repeat(None, count), first):
-            made.append(self.buffers.setdefault(number, BufferRecord(number, kind=kind)))
+    def new_buffers(self, size: int, kinds: Sequence[Any] = (), program: int = 0) -> list[BufferRecord]:
+        """Records of these types with consecutive numbers: a launch, of `program`, names its results by the first."""
+        first = self._next_buffer
+        self._next_buffer = first + size
+        results = Results(program, first, kinds) if size > 1 and program else None
+        made = list(map(BufferRecord, count(first), repeat(PENDING), kinds or repeat(None, size), repeat(results)))
+        self.buffers.update(zip(count(first), made, strict=False))
         return made
 
     @property
@@ -142,11 +144,9 @@ class ClientCore(Cancelling):
         Returns: the message to send; an `EarlyLaunch` is to be handed to its host as well. None when it entered the
             queue, which is to be released; or when it failed at once, as an argument of it or the session has.
         """
-        failure: Failure | None = None
-        if any(map(FAILURE_OF, arguments)) or DELETED in map(STATE_OF, arguments):
-            failure = next((buffer.refusal for buffer in arguments if buffer.refusal is not None), None)
         uploading = any(map(UPLOAD_OF, arguments)) and any(not one.done for one in map(UPLOAD_OF, arguments) if one)
-        if failure is not None:
+        bad = any(map(FAILURE_OF, arguments)) or DELETED in map(STATE_OF, arguments)
+        if bad and (failure := next(filter(None, (one.refusal for one in arguments)), None)) is not None:
             for result in results:
                 result.fail(failure)
             return None

@@ -136,17 +136,15 @@ class DataLinks:
         link = self._links.get(host)
         if link is None or link.dead is not None:
             return False
-        if record is None:
-            return link.launch(message)
         asked, handed = None, False
         try:
-            if (asked := self.ahead.ask(link, record, self._requests, program)) is not None:
-                message = asked.along_with(message, record.id)
-            handed = link.launch(message)
+            if record is None or (asked := self.ahead.ask(link, record, self._requests, program)) is None:
+                return link.launch(message)
+            handed = link.launch(asked.along_with(message, record.id))
         finally:
             if asked is not None and not handed:  # also at Ctrl-C: who looks at the value asks for it
                 self.ahead.withdraw(asked)
-        if asked is not None and handed:  # no sooner: another thread would wait for what has not been asked
+        if handed:  # no sooner: another thread would wait for what has not been asked
             self.ahead.enter(record.id, asked)
         return handed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 from pathways_ray.client.buffer import PENDING, READY, BufferRecord
 from pathways_ray.transport.messages import EarlyLaunch, LaunchEarly, Message
@@ -17,6 +18,8 @@ from pathways_ray.transport.messages import EarlyLaunch, LaunchEarly, Message
 NO_HOST = -1
 
 _UNKNOWN = NO_HOST, 0
+
+_EARLY_OF = attrgetter("early")
 
 MAX_UNDER_WAY = 3
 """Launches under way that nobody waits for, as far as the client knows, beyond which none is handed over: a stream of
@@ -101,16 +104,16 @@ class EarlyCalls:
             further: 1 where it was not called yet.
         """
         # Those that were called behind all whose values have come, as far as one can say. Streams have many.
-        under_way, most = min(pending - len(self.over), self.called + further - self.seen), self.most
-        if under_way > most and not (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0):
+        under_way, most = self.called + further - self.seen, self.most
+        several = under_way > most and (under_way := min(pending - len(self.over), under_way)) > most
+        if several and not (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0):
             return NO_HOST
         host, _ = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts or len(self.handed) >= MAX_HANDED:
             return NO_HOST
-        for record in arguments:
-            if record.state is READY or record.early or (record.fetched and record.state is PENDING):
-                continue
-            return NO_HOST
+        for record in () if all(map(_EARLY_OF, arguments)) else arguments:
+            if not record.early and record.shown is not READY:
+                return NO_HOST
         return host
 
     def may_hand(self, program: int, pending: int, further: int = 0) -> bool:
@@ -128,7 +131,8 @@ class EarlyCalls:
         """Notes that a call is handed to a host; returns the message that is sent of it."""
         number = launch.launch
         for record in results:
-            record.early, record.host = number, host
+            record.early = number
+            record.host = host
         self.handed[number] = launch.program
         if launch.inline:
             self._carrying.add(number)

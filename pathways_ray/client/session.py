@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Sequence
 from html import escape
+from itertools import repeat
 from typing import Any, Self
 
 import numpy as np
@@ -43,7 +44,6 @@ from pathways_ray.client.resumption import Resumption
 from pathways_ray.client.served import ServedCall, Server, values_of
 from pathways_ray.client.session_questions import SessionQuestions
 from pathways_ray.client.session_slices import SliceCalls
-from pathways_ray.client.siblings import Results
 from pathways_ray.client.slices import array_belongs
 from pathways_ray.client.uploads import UploadCalls
 from pathways_ray.errors import BufferDeleted, ForeignArray, PathwaysError, WaitTimeout
@@ -196,13 +196,9 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
                     continue
                 if core.trace is not None:
                     core.trace.now = time.monotonic()
-                made = core.new_buffers(len(results), results)
-                if len(made) > 1:
-                    siblings = Results(program, made[0].id, results)
-                    for record in made:
-                        record.results = siblings
+                made = core.new_buffers(len(results), results, program)
                 try:
-                    arrays = [Array(Buffer(self, record), record.kind) for record in made]
+                    arrays = list(map(Array, map(Buffer, repeat(self), made), results))
                     message = core.launch(program, arguments, made, donated, why, PRIORITY.get(), inline)
                     if message is None:
                         driver.release_queue()

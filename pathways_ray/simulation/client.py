@@ -189,7 +189,7 @@ class SimulatedClient:
         made, whole = made_alone(program.graph, [handle.expected for handle in arguments])
         fails = whole is not None or any(isinstance(outcome, Failure) for outcome in made)
         doubtful = fails or any(handle.doubtful or isinstance(handle.expected, Failure) for handle in arguments)
-        records = self.core.new_buffers(len(program.results), map(self.kind_of, program.results))
+        records = self.core.new_buffers(len(program.results), [*map(self.kind_of, program.results)])
         results = tuple(
             self._handle_to(record, layout, outcome, doubtful)
             for record, layout, outcome in zip(records, program.results, made, strict=True)

@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from types import CodeType, FrameType
 from typing import Any
 
@@ -132,11 +132,11 @@ def test_a_handle_in_a_cycle_is_freed_by_the_collector_in_the_middle_of_a_launch
     offline.controller.take()
     new_buffers = offline.session._core.new_buffers
 
-    def collecting(count: int, kinds: Iterable[Any] = ()) -> Any:
+    def collecting(*what: Any) -> Any:
         gc.collect()
-        return new_buffers(count, kinds)
+        return new_buffers(*what)
 
-    offline.session._core.new_buffers = collecting  # type: ignore[method-assign]
+    offline.session._core.new_buffers = collecting  # type: ignore[assignment,method-assign]
     offline.session.launch(3, [], (offline.kind,))
     assert Free((1,)) in offline.controller.take()
 
