@@ -50,8 +50,8 @@ class Asked(NamedTuple):
         """The call, with the question for this result of it."""
         first, devices = call.results, self.array.plan.by_host[self.link.host]
         also = tuple([(request, other - first) for other, (request, _) in self.along.items()]) if self.along else ()
-        what = call.program, call.arguments, first, call.inline
-        return wire.LaunchEarly(*what, self.request, devices, buffer - first, also)
+        place = buffer - first
+        return wire.LaunchEarly(call.program, call.arguments, first, call.inline, self.request, devices, place, also)
 
 
 class Ahead:
@@ -82,7 +82,7 @@ class Ahead:
         return Asked(link, request, array, fetching, program, along)
 
     def _along(self, link: DataLink, results: Results, buffer: int, requests: Iterator[int], plan: FetchPlan) -> Along:
-        """What is asked for beside a result of a call."""
+        """The further results of a call that are asked for beside one of them."""
         along: dict[int, tuple[int, FetchedArray]] = {}
         if beside := self.siblings.beside(results, buffer):
             for other, one in plans_along(beside, results, self.buffers or {}, plan).items():

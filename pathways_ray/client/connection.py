@@ -19,7 +19,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
 from typing import Any
 
@@ -234,7 +234,7 @@ class Connection:
         self,
         depth: Callable[[], int],
         compose: Callable[[list[wire.Message]], list[wire.Message]],
-        receive: Callable[[Any], None],
+        receive: Callable[[Iterable[Any]], None],
         lost: Callable[[str], None],
         timeout: float,
     ) -> None:
@@ -243,7 +243,7 @@ class Connection:
         Args:
             depth: launches under way.
             compose: sees each batch before it leaves.
-            receive: gets each message of the controller, in a thread of the connection.
+            receive: gets the messages of the controller that come together, in a thread of the connection.
             lost: gets the reason when the connection has ended; may be called twice.
             timeout: seconds for each step of a dial.
         """
@@ -302,7 +302,7 @@ class Connection:
                         self._start_thread("pathways-link", self._read_link)
                     else:
                         self._step(Step.STREAM_MESSAGE)
-                        self._receive(message)
+                        self._receive((message,))
         except grpc.RpcError as error:
             reason = _details(error)
             error.__traceback__ = None  # the error is the stream: in a cycle, it would stay until the interpreter ends
@@ -320,16 +320,20 @@ class Connection:
         assert self._link is not None
         try:
             for data in self._link:
-                for message in wire.TO_CLIENT.decode_batch(data):
-                    if start != self._starts:
-                        return
-                    if type(message) is wire.Upgraded:
-                        self._step(Step.UPGRADED)
-                    self._receive(message)
+                self._receive(self._present(wire.TO_CLIENT.decode_batch(data), start))
         except BaseException as error:
             if start == self._starts:
                 self._step(Step.LINK_ENDED)
                 self._unreadable(error)
+
+    def _present(self, messages: Iterable[Any], start: int) -> Iterator[Any]:
+        """The messages of a link, as long as it is that of the present connection."""
+        for message in messages:
+            if start != self._starts:
+                return
+            if type(message) is wire.Upgraded:
+                self._step(Step.UPGRADED)
+            yield message
 
     def _unreadable(self, error: BaseException) -> None:
         """Ends the session, whatever went wrong: no thread reads any more, so what waits would wait without end."""

@@ -31,7 +31,7 @@ from pathways_ray.client.cancelling import Cancelling
 from pathways_ray.client.coalesce import Coalescer
 from pathways_ray.client.donations import Donations, with_donations_untaken
 from pathways_ray.client.early import NO_HOST, EarlyCalls
-from pathways_ray.client.ending import WAKE_ALL, Queued
+from pathways_ray.client.ending import WAKE, WAKE_ALL, Queued
 from pathways_ray.client.frees import with_frees_joined
 from pathways_ray.client.renewals import Renewals
 from pathways_ray.client.siblings import Results
@@ -40,7 +40,6 @@ from pathways_ray.observe.client_trace import ClientTrace
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
-_WAKE: Sequence[events.Command] = (events.Wake(fetches=False),)
 _RELEASE: Sequence[events.Command] = (events.ReleaseQueue(),)
 
 
@@ -294,7 +293,7 @@ class ClientCore(Cancelling):
         buffer.become_ready()
         if self.away:
             self.arrived_away.add(buffer.id)
-        return *_WAKE, *_RELEASE
+        return *WAKE, *_RELEASE
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -311,7 +310,7 @@ class ClientCore(Cancelling):
                     buffer.become_ready()
             if self.donations.by_launch:
                 self.donations.taken(launch)
-        return _WAKE
+        return WAKE
 
     def _failed(self, message: wire.LaunchFailed, now: float) -> Sequence[events.Command]:
         self._heard_at = now

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import call
 from typing import Any
@@ -66,7 +66,7 @@ class Driver(Arrivals):
         self.resume: Callable[[], None] = lambda: None
         connection.refused = core.renewals.refused
         data.early, data.living.records, data.answers_soon = self, core.buffers, core.early.answers_soon
-        core.early.awaited = lambda: self.readers
+        core.early.awaited, self.early_allowed = lambda: self.readers, core.early.allowed
         data.ahead.ignored, data.ahead.buffers = core.early.ignored, core.buffers
 
     # --- events and commands ------------------------------------------------------------------------------------------
@@ -74,6 +74,11 @@ class Driver(Arrivals):
     def handle(self, event: Any) -> None:
         """Takes an event of a thread of the connection."""
         self.do(self.core.handle(event, time.monotonic()))
+
+    def received(self, messages: Iterable[Any]) -> None:
+        """Takes messages of the controller that came together."""
+        for commands in self.core.received(messages, time.monotonic()):
+            self.do(commands)
 
     def call(self, event: Any) -> None:
         """Takes an event that may send or release messages of the queue."""
@@ -211,10 +216,6 @@ class Driver(Arrivals):
         """Has launches that were handed over leave for the controller now, since somebody waits for their outcome."""
         if self.core.early.handed:
             self.connection.outbox.hurry()
-
-    def early_allowed(self, host: int, allowed: bool) -> None:
-        """Takes the word of a host about calls that are handed to it."""
-        self.core.early.allowed(host, allowed)
 
     def early_refused(self, results: int) -> None:
         """A host has left the call to its scheduler that makes this buffer first."""

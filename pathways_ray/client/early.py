@@ -104,9 +104,8 @@ class EarlyCalls:
             further: 1 where it was not called yet.
         """
         # Those that were called behind all whose values have come, as far as one can say. Streams have many.
-        under_way, most = self.called + further - self.seen, self.most
-        several = under_way > most and (under_way := min(pending - len(self.over), under_way)) > most
-        if several and not (under_way <= MAX_TOGETHER and under_way - self.awaited() <= most > 0):
+        called = self.called + further - self.seen
+        if called > self.most and (not self.most or self._are_many(min(pending - len(self.over), called))):
             return NO_HOST
         host, _ = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts or len(self.handed) >= MAX_HANDED:
@@ -115,6 +114,11 @@ class EarlyCalls:
             if not record.early and record.shown is not READY:
                 return NO_HOST
         return host
+
+    def _are_many(self, under_way: int) -> bool:
+        """Whether so many launches are under way that no further one is handed over, but for those that threads wait
+        for."""
+        return under_way > self.most and (under_way > MAX_TOGETHER or under_way - self.awaited() > self.most)
 
     def may_hand(self, program: int, pending: int, further: int = 0) -> bool:
         """Whether a call of a program is handed to its host, as far as one can say without its arguments."""

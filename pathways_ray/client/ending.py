@@ -14,8 +14,8 @@ when they are next called, and the queue goes on.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from pathways_ray.client import events
 from pathways_ray.client.buffer import PENDING, BufferRecord
@@ -28,6 +28,7 @@ from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.story import Entry, Story
 from pathways_ray.transport import messages as wire
 
+WAKE: Sequence[events.Command] = (events.Wake(fetches=False),)
 WAKE_ALL: Sequence[events.Command] = (events.Wake(fetches=True),)
 
 ONCE = (wire.ExchangeSlices, wire.Suspend, wire.CloseSession)
@@ -104,6 +105,22 @@ class Ending:
 
     def _donations_decided(self, message: wire.DonationsDecided, now: float) -> Sequence[events.Command]:
         raise NotImplementedError
+
+    def handle(self, event: Any, now: float) -> Sequence[events.Command]:
+        raise NotImplementedError
+
+    def received(self, messages: Iterable[Any], now: float) -> Iterator[Sequence[events.Command]]:
+        """The commands for messages of the controller that came together: threads are woken once for all outcomes among
+        them, before anything else is done."""
+        woken: Sequence[events.Command] = ()
+        for message in messages:
+            commands = self.handle(message, now)
+            if commands is WAKE:
+                woken = WAKE
+            elif commands:
+                yield (*woken, *commands)
+                woken = ()
+        yield woken
 
     # --- the controller is lost ---------------------------------------------------------------------------------------
 

@@ -23,5 +23,7 @@ def with_frees_joined(messages: Iterable[Message]) -> list[Message]:
             found += group
             continue
         freed = tuple(chain.from_iterable(map(_BUFFERS, group)))
-        found += [Free(freed[k : k + MAX_FREED]) for k in range(0, len(freed), MAX_FREED)]
+        while freed:
+            found.append(Free(freed[:MAX_FREED]))
+            freed = freed[MAX_FREED:]
     return found

@@ -278,24 +278,26 @@ class LoweredProgram(RegisteredProgram):
     def launch(self, leaves: list[Any]) -> Any:
         """One call: uploads what is still with the client and not small, sends the launch, returns handles."""
         session, built = self.session, self._built
-        carried: list[InlineArgument] = []
         placed: dict[int, Array] = {}
         # Kept until the launch has left: another thread may put its own array into `_held`.
         values = leaves if self._takes_leaves else [self._value(leaves, k) for k in range(len(built.sources))]
-        alike = _are_arrays(map(type, values))
-        buffers = self._records(values) if alike else self._placed(values, carried, placed)
+        inline: tuple[InlineArgument, ...] = ()
+        if _are_arrays(map(type, values)):
+            buffers = self._records(values)
+        else:
+            buffers, inline = self._placed(values, placed)
         if built.result_kinds and self._number < 0:
             self.register()
         if self._only_computes:  # most programs
-            results = session.launch(self._number, buffers, built.result_kinds, (), "", tuple(carried))
+            results = session.launch(self._number, buffers, built.result_kinds, (), "", inline)
             return self.output_tree.unflatten(results)
-        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(carried) - 1):
+        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
             self._check_donated(leaves, buffers)
         made: list[Array] = []
         donated = [buffers[k] for k in self._donated]
         why = f"it was donated to {built.graph.name}" if donated else ""
         if built.result_kinds:
-            made = session.launch(self._number, buffers, built.result_kinds, donated, why, tuple(carried))
+            made = session.launch(self._number, buffers, built.result_kinds, donated, why, inline)
         if built.reported:
             session.debug_calls.made(built.reported, made)
         outputs = made if self._outputs.is_plain else self._outputs.of(made, leaves, placed)
@@ -310,8 +312,8 @@ class LoweredProgram(RegisteredProgram):
             found = list(map(_RECORD_OF, arrays))  # one that was lost may have another one now
         return found
 
-    def _placed(self, values: list[Any], carried: list[Any], placed: dict[int, Array]) -> list[BufferRecord]:
-        """The same where some are still with the client, which go with the launch or are uploaded."""
+    def _placed(self, values: list[Any], placed: dict[int, Array]) -> tuple[list[BufferRecord], tuple[Any, ...]]:
+        """The same where some are still with the client, which are uploaded or go with the launch, and the latter."""
         buffers: list[BufferRecord] = []
         carrying = Carrying(self._carried, most=partial(self.session.carries, self._number))
         for k, (value, source) in enumerate(zip(values, self._built.sources, strict=True)):
@@ -325,8 +327,7 @@ class LoweredProgram(RegisteredProgram):
                     with keeping_width((value,)):
                         self._held[k] = values[k] = value = self.session.put(value, source.slice, source.spec)
             buffers += self._records((value,))
-        carried += carrying.inline
-        return buffers
+        return buffers, tuple(carrying.inline)
 
     def _value(self, leaves: list[Any], k: int) -> Any:
         """Argument k of a launch: a leaf of the call, or what was captured."""

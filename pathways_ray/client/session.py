@@ -134,7 +134,7 @@ class Session(SessionQuestions, SliceCalls, UploadCalls):
 
     def _connect(self, timeout: float = 10.0) -> None:
         core, driver = self._core, self._driver
-        self._connection.start(core.under_way, core.composed, driver.handle, driver.disconnected, timeout)
+        self._connection.start(core.under_way, core.composed, driver.received, driver.disconnected, timeout)
 
     def wait_for_islands(self) -> None:
         """Has the session, when it has given way, wait for an island that can hold its slices for as long as it takes:

@@ -419,7 +419,7 @@ def test_what_an_old_link_has_left_does_not_reach_the_next_connection(
         assert_answers(session)
         connection, heard = session._connection, list[Message]()
         with monkeypatch.context() as patch:
-            patch.setattr(connection, "_receive", heard.append)
+            patch.setattr(connection, "_receive", heard.extend)
             patch.setattr(connection, "_link", [batch_of(HostAddress(7, 3, ""))])
             connection._read_link(connection._starts - 1)
             assert heard == []
