@@ -182,10 +182,11 @@ class Coalescer:
 
     def take_covered(self, launch: int) -> tuple[int, ...]:
         """The other launches that left as this one, and have their outcome with it. A second call returns ()."""
-        coalesced = self._coalesced.pop(launch, None) if self._coalesced else None
+        if not (self._coalesced or self._cancelled):  # nearly always
+            return ()
+        coalesced = self._coalesced.pop(launch, None)
         covered = coalesced.covered if coalesced is not None else ()
-        if self._cancelled:
-            self._cancelled.difference_update((launch, *covered))
+        self._cancelled.difference_update((launch, *covered))
         return covered
 
     def cancel(self, launch: int) -> bool:

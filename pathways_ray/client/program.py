@@ -100,10 +100,8 @@ class Program(Method):
             lowered = self._prepared(leaves, tree, args, kwargs)
         except PathwaysError as error:
             raise source_info.trimmed(error)  # noqa: B904
-        if for_values:
-            with contextlib.suppress(PathwaysError):  # the launch says what is wrong
-                if (values := lowered.values(leaves)) is not None:
-                    return values
+        if for_values and (values := lowered.values(leaves)) is not None:
+            return values
         try:
             return lowered.launch(leaves)
         except (BufferDeleted, ForeignArray, InvalidArray) as error:
@@ -119,7 +117,7 @@ class Program(Method):
         session: Any = where.session if where is not None else None  # slices know a part of it only
         if session is None or session.closed_because:
             session = (self._given(leaves) if len(sessions) > 1 else None) or current_session()
-        kinds = self._kinds(leaves, args, kwargs)
+        kinds = list(map(_TYPE_OF, leaves)) if _are_arrays(map(type, leaves)) else self._kinds(leaves, args, kwargs)
         key = (session, tree, settings_of_calls(), *kinds)
         try:
             lowered = self._cache.get(key)
@@ -137,7 +135,7 @@ class Program(Method):
     def _kinds(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[ArgumentType]:
         kinds: list[ArgumentType] = []
         try:
-            kinds.extend(map(_TYPE_OF if _are_arrays(map(type, leaves)) else type_of, leaves))
+            kinds.extend(map(type_of, leaves))
         except InvalidArray as error:
             name = f"{argument(self.fun, args, kwargs, len(kinds))} of {self.__name__}"
             if not isinstance(leaves[len(kinds)], jax.ShapeDtypeStruct):
@@ -336,8 +334,9 @@ class LoweredProgram(RegisteredProgram):
 
     def values(self, leaves: list[Any]) -> Any:
         """The values of one call in their tree, where its host serves it; else None: it has to be launched."""
-        found = self._asked.values(self._number, leaves)
-        return None if found is None else self.output_tree.unflatten(found)
+        with contextlib.suppress(PathwaysError):  # the launch says what is wrong
+            found = self._asked.values(self._number, leaves)
+            return None if found is None else self.output_tree.unflatten(found)
 
     def placed(self) -> list[int]:
         """The buffers that it has placed for itself: of what it captured, as it is the same for each call."""
