@@ -109,7 +109,7 @@ class Driver(Arrivals):
         message = self.core.free(record)
         if self.siblings.values:
             self.siblings.forget(record.id)
-        if record.early and record.id in self.data.ahead.asked:
+        if record.id in self.data.ahead.asked:
             self.data.ahead.drop(record.id)
         if self.suspension is not None and (saved := self.suspension.arrays.pop(record.id, None)) is not None:
             self.forget_saved(saved[0])
@@ -207,8 +207,9 @@ class Driver(Arrivals):
 
     def _hand(self, message: EarlyLaunch) -> None:
         early = self.core.early
+        host, early_call = early.message(message)
         record = early.expected_of(message, self.core.pending.get(message.launch, ()))
-        if not self.data.launch_early(*early.message(message), record, message.program):
+        if not self.data.launch_early(host, early_call, record, message.program):
             early.not_handed(message.launch)
             self.hurry()
 
