@@ -8,7 +8,6 @@ that is handed to its host (`EarlyCalls.expected` says of which program), and th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -31,8 +30,6 @@ MAX_AHEAD_BYTES = 100 << 10
 
 Along = Mapping[int, tuple[int, FetchedArray]]
 """Arrays that may come with another one, by their buffers, each with the number of its request."""
-
-_NOTHING: Along = MappingProxyType({})
 
 
 class Asked(NamedTuple):
@@ -75,7 +72,7 @@ class Ahead:
         if plan.only_host != link.host or plan.nbytes > MAX_AHEAD_BYTES:
             return None
         array, request = FetchedArray(plan), next(requests)
-        along = self._along(link, record.results, record.id, requests, plan) if record.results is not None else _NOTHING
+        along = self._along(link, record.results, record.id, requests, plan) if record.results is not None else {}
         fetching = link.fetches[request] = array.by_host[link.host]
         if link.dead is not None:  # looked at behind the entry: the end of a stream fails what it finds
             fetching.failure = link.dead

@@ -131,7 +131,7 @@ class BufferRecord(msgspec.Struct, eq=False, gc=False):
             self.state = FAILED
 
 
-ID_OF, STATE_OF, FAILURE_OF, UPLOAD_OF = map(attrgetter, ("id", "state", "failure", "upload"))
+ID_OF, STATE_OF, FAILURE_OF, UPLOAD_OF, EARLY_OF = map(attrgetter, ("id", "state", "failure", "upload", "early"))
 """Fields of records, by functions of the interpreter: a launch may take hundreds."""
 
 LOSSES = (HostLost, BufferLost, ControllerLost)

@@ -243,7 +243,7 @@ class Connection:
         Args:
             depth: launches under way.
             compose: sees each batch before it leaves.
-            receive: gets the messages of the controller that come together, in a thread of the connection.
+            receive: gets messages of the controller that come together, in a thread of the connection.
             lost: gets the reason when the connection has ended; may be called twice.
             timeout: seconds for each step of a dial.
         """

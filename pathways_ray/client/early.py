@@ -10,16 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from operator import attrgetter
 
-from pathways_ray.client.buffer import PENDING, READY, BufferRecord
+from pathways_ray.client.buffer import EARLY_OF, PENDING, READY, BufferRecord
 from pathways_ray.transport.messages import EarlyLaunch, LaunchEarly, Message
 
 NO_HOST = -1
 
 _UNKNOWN = NO_HOST, 0
-
-_EARLY_OF = attrgetter("early")
 
 MAX_UNDER_WAY = 3
 """Launches under way that nobody waits for, as far as the client knows, beyond which none is handed over: a stream of
@@ -110,7 +107,7 @@ class EarlyCalls:
         host, _ = self._programs.get(program, _UNKNOWN)
         if host not in self.hosts or len(self.handed) >= MAX_HANDED:
             return NO_HOST
-        for record in () if all(map(_EARLY_OF, arguments)) else arguments:
+        for record in () if all(map(EARLY_OF, arguments)) else arguments:
             if not record.early and record.shown is not READY:
                 return NO_HOST
         return host
