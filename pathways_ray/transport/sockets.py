@@ -15,6 +15,10 @@ from pathways_ray.transport.tls import Trust, client_context
 READ_BYTES = 1 << 18
 """The most that is read at a time, into memory that stays (see `rooms`)."""
 
+_AWAITED, _AT_ONCE = int(socket.MSG_NOSIGNAL), int(socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+"""Flags of a write. No signal: a program that has set SIGPIPE back would end with its connection. To join flags takes
+longer than to write a message."""
+
 RECORD_BYTES = 1 << 14
 """The most that one record of TLS carries, and one call of OpenSSL gives."""
 
@@ -61,8 +65,7 @@ class PlainSocket:
         if before := whole[sum(sent) :]:
             data = bytes(before) + data
         self._unsent = whole, sent = memoryview(data), []
-        # No signal: a program that has set SIGPIPE back would end with its connection.
-        flags = socket.MSG_NOSIGNAL if wait else socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+        flags = _AWAITED if wait else _AT_ONCE
         while rest := whole[sum(sent) :]:
             try:
                 sent.extend(map(self._connection.send, (rest,), (flags,)))
