@@ -26,7 +26,7 @@ from pathways_ray.transport.frames import LinkLost
 from pathways_ray.transport.local_sockets import Invitation, LocalSocket, NotLocal
 from pathways_ray.transport.messages import FROM_HOST_DATA, FetchDone, FetchPart
 from pathways_ray.transport.peer_memory import places_of
-from pathways_ray.transport.pipes import HostPipe, Pipe, is_pipe
+from pathways_ray.transport.pipes import MIN_READ_BYTES, HostPipe, Pipe, is_pipe
 from pathways_ray.transport.shared_memory import SharedFile
 from pathways_ray.transport.tls import Trust
 
@@ -88,6 +88,8 @@ class DataLink:
         self.uploads: dict[int, Sent] = {}
         self.fetches: dict[int, Fetching] = {}
         self.pipes: set[Pipe] = set()
+        self._may_read = True
+        """Whether the host has not said yet that it may not read in this process's memory."""
         self.passed: dict[int, HostPipe] = {}
         """The ends of pipes that others write to and the host reads, by uploads that it has not stored."""
         self.dead: Failure | None = None
@@ -122,8 +124,8 @@ class DataLink:
             fetching = self.fetches.get(message.request)
             if fetching is None or not (fetching.add(message) if type(message) is FetchPart else fetching.end()):
                 return
-            if fetching.told is not None:
-                fetching.told()
+            if (told := fetching.told) is not None:
+                told()
             return
         match message:
             case wire.PutDone(request):
@@ -147,8 +149,8 @@ class DataLink:
                     self._uploaded(request, failure)
                 elif (failed := self.fetches.get(request)) is not None:
                     failed.failure = failure
-                    if failed.told is not None:
-                        failed.told()
+                    if (told := failed.told) is not None:
+                        told()
 
     @property
     def broke(self) -> bool:
@@ -199,8 +201,8 @@ class DataLink:
             self._uploaded(request, self.dead)
         for fetching in list(self.fetches.values()):
             fetching.failure = fetching.failure or self.dead
-            if fetching.told is not None:
-                fetching.told()
+            if (told := fetching.told) is not None:
+                told()
         self.owner.wake()
 
     def _take_local(self, data: bytes) -> None:
@@ -287,7 +289,8 @@ class DataLink:
             pipe = Pipe()
         except OSError:
             return False
-        places = places_of(arrays) or ()
+        size = sum(one.nbytes for one in arrays)
+        places = (places_of(arrays) or ()) if self._may_read and size >= MIN_READ_BYTES else ()
         if places:
             opening = msgspec.structs.replace(opening, places=tuple(address for address, _ in places))
         try:
@@ -295,7 +298,8 @@ class DataLink:
             if sent := self.send_local(opening, pipe.other):
                 if self.dead is not None:
                     pipe.end()
-                pipe.write(arrays, partial(self.pipes.discard, pipe), readable=bool(places))
+                if not pipe.write(arrays, partial(self.pipes.discard, pipe), readable=bool(places)):
+                    self._may_read = False
         except BaseException:  # as Ctrl-C: the host, which may have its end, would wait for the rest
             pipe.end()
             self.pipes.discard(pipe)

@@ -127,10 +127,14 @@ class LocalReader:
                     self._asleep.pop(sleeper, None)
                     over = is_over()
         finally:
-            if True in taken:
-                self.leading.release()
-            if self._asleep:
+            try:
+                if True in taken:
+                    self.leading.release()
+                if self._asleep:
+                    self._leave(sleeper)
+            except BaseException:  # Ctrl-C: else nobody might lead, and the others sleep
                 self._leave(sleeper)
+                raise
 
     def _leave(self, sleeper: Sleeper) -> None:
         """Has another thread lead, unless one does: who is woken for nothing hands that on as well."""
@@ -189,9 +193,20 @@ class LocalReader:
                     os.eventfd_read(self._wake)
             except BlockingIOError:
                 pass
-            except OSError:  # the host is gone, which its data stream tells
-                self._forget(number)
+            except OSError:
+                if self._is_open(number):
+                    raise  # a signal handler did
+                self._forget(number)  # the host is gone, which its data stream tells
         return not woken or bool(self._received)  # looked at behind the sockets: what has come counts
+
+    def _is_open(self, number: int) -> bool:
+        connection, _ = self._sockets.get(number, (None, None))
+        try:
+            return connection is not None and bool(connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
 
     def _polled(self, now: float, limit_s: float) -> list[tuple[int, int]]:
         """The sockets that have something, once one has, or the limit has passed since `now`."""

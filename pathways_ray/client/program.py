@@ -46,7 +46,15 @@ from pathways_ray.errors import BufferDeleted, ForeignArray, InvalidArray, Pathw
 from pathways_ray.transport.messages import InlineArgument
 
 _TYPE_OF, _RECORD_OF, _OWNER_OF = map(attrgetter, ("_type", "_buffer.record", "_buffer.session"))
-_are_arrays = frozenset((Array,)).issuperset  # of types; by the interpreter, since a call may take hundreds
+_ONLY_ARRAYS = frozenset((Array,)).issuperset
+
+
+def _are_arrays(values: list[Any]) -> bool:
+    """Whether all are handles: asked by the interpreter, since a call may take hundreds."""
+    try:
+        return _ONLY_ARRAYS(map(type, values))
+    except TypeError:  # a type that has no hash
+        return False
 
 
 class Program(Method):
@@ -117,7 +125,7 @@ class Program(Method):
         session: Any = where.session if where is not None else None  # slices know a part of it only
         if session is None or session.closed_because:
             session = (self._given(leaves) if len(sessions) > 1 else None) or current_session()
-        kinds = list(map(_TYPE_OF, leaves)) if _are_arrays(map(type, leaves)) else self._kinds(leaves, args, kwargs)
+        kinds = list(map(_TYPE_OF, leaves)) if _are_arrays(leaves) else self._kinds(leaves, args, kwargs)
         key = (session, tree, settings_of_calls(), *kinds)
         try:
             lowered = self._cache.get(key)
@@ -280,17 +288,17 @@ class LoweredProgram(RegisteredProgram):
         # Kept until the launch has left: another thread may put its own array into `_held`.
         values = leaves if self._takes_leaves else [self._value(leaves, k) for k in range(len(built.sources))]
         inline: tuple[InlineArgument, ...] = ()
-        if _are_arrays(map(type, values)):
+        if _are_arrays(values):
             buffers = self._records(values)
         else:
             buffers, inline = self._placed(values, placed)
+        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
+            self._check_donated(leaves, buffers)
         if built.result_kinds and self._number < 0:
             self.register()
         if self._only_computes:  # most programs
             results = session.launch(self._number, buffers, built.result_kinds, (), "", inline)
             return self.output_tree.unflatten(results)
-        if built.donated_leaves and len(set(map(id, buffers))) < len(buffers) - max(0, len(inline) - 1):
-            self._check_donated(leaves, buffers)
         made: list[Array] = []
         donated = [buffers[k] for k in self._donated]
         why = f"it was donated to {built.graph.name}" if donated else ""

@@ -72,6 +72,7 @@ class Connections:
         self.reading.set()
         self.reader: asyncio.Task[None] | None = None
         self.closed = False
+        self.ended = asyncio.Event()
 
     def switch(self) -> None:
         """Sends `Upgraded` as the last message on the stream; the rest goes by the link."""
@@ -85,9 +86,15 @@ class Connections:
         await self.reading.wait()
         await self.outbox.room(limits.MAX_BACKLOG)
 
+    async def over(self) -> None:
+        """Waits for the end of the session, and until its client has had time to take what was said before."""
+        await self.ended.wait()
+        await asyncio.sleep(HANG_UP_LIMIT_S)
+
     def close(self, *, at_once: bool) -> None:
         """Hangs up after the messages that were sent before: at once, or when the client has had time to."""
         self.closed = True
+        self.ended.set()
         self.streaming.set()
         self.upgraded.set()
         self.reading.set()
@@ -219,7 +226,7 @@ class ClientService:
         try:
             if await _first(connections.upgraded.wait(), link.wait_closed()) and not connections.closed:
                 reading = self._read_link(client.session, connections, link)
-                await _first(connections.link_outbox.carry(link), reading)
+                await _first(connections.link_outbox.carry(link), reading, connections.over())
         finally:
             self.handle(events.LinkEnded(client.session))
 

@@ -84,16 +84,15 @@ class AsyncLink(asyncio.BufferedProtocol):
     ) -> None:
         self.path = self.reason = ""
         self.metadata: dict[str, str] = {}
-        self._greeted = greeted
+        self._greeted, self._loop = greeted, asyncio.get_running_loop()
         self._unauthenticated: dict[AsyncLink, str] = unauthenticated if unauthenticated is not None else {}
-        self._loop = asyncio.get_running_loop()
         self._frames = Frames(MAX_HANDSHAKE_BYTES if greeted is not None else limits.MAX_MESSAGE_BYTES)
         self._frames.at_once = AT_ONCE_FOR_STRANGERS
-        self._batches: deque[bytes] = deque()
-        self._ahead = 0
-        self._gone = asyncio.Event()
+        self._batches, self._ahead = deque[bytes](), 0
+        self._gone, self._heard = asyncio.Event(), self._loop.time()
         self._reader: asyncio.Future[bool | None] | None = None
         self._take: Callable[[bytes], bool | None] | None = None
+        self._failure: Exception | None = None
         self._room: asyncio.Future[None] | None = None
         self.full = False
         """Whether the other end does not take the batches sent before."""
@@ -102,7 +101,6 @@ class AsyncLink(asyncio.BufferedProtocol):
         self._paused = self._over = self._closed = self._in_turns = False
         self.given_up = False
         """Whether the other end was given up for its silence: its process may be there, and stopped."""
-        self._heard = self._loop.time()
         self._peer: Liveness[str] = Liveness(silence or SILENCE_S, PING_S)
         self._timer: asyncio.TimerHandle | None = None
 
@@ -142,6 +140,8 @@ class AsyncLink(asyncio.BufferedProtocol):
     def data_received(self, data: bytes | memoryview) -> None:
         """Takes bytes, which the caller may overwrite afterwards."""
         self._heard, take = self._loop.time(), self._take
+        if self._in_turns and len(data) > READ_BYTES // 2:
+            take = None  # uvloop reads on in this step where there is more, and others are to go on between
         try:
             for batch in self._frames.feed(data):
                 if take is not None:
@@ -189,17 +189,18 @@ class AsyncLink(asyncio.BufferedProtocol):
         transport = self._transport
         return self._greeted is None and transport is not None and transport.get_extra_info("sslcontext") is None
 
-    def _wake(self, end: bool | None = None, error: Exception | None = None) -> None:
+    def _wake(self, end: bool | None = None) -> None:
         self._take = None  # what comes now waits for who wakes
         if self._reader is not None and not self._reader.done():
-            self._reader.set_result(end) if error is None else self._reader.set_exception(error)
+            self._reader.set_result(end)
 
     def _give(self, batch: bytes, take: Callable[[bytes], bool | None]) -> None:
         try:
             if (end := take(batch)) is not None:
                 self._wake(end)
-        except Exception as error:  # for who called `each`
-            self._wake(error=error)
+        except Exception as error:  # for who called `each`, also where the link has ended meanwhile
+            self._failure = error
+            self._wake()
 
     def pause_writing(self) -> None:
         self._room, self.full = self._loop.create_future(), True
@@ -244,9 +245,13 @@ class AsyncLink(asyncio.BufferedProtocol):
     async def _woken(self) -> bool | None:
         self._reader = self._loop.create_future()
         try:
-            return await self._reader
+            end = await self._reader
         finally:
             self._take = self._reader = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return end
 
     async def write(self, batch: bytes) -> None:
         """Sends a batch; waits while the other end does not take the batches before. After the end it does nothing: the

@@ -13,6 +13,7 @@ import array
 import contextlib
 import hashlib
 import os
+import select
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -52,12 +53,11 @@ def name_of(address: str, secret: str) -> str:
     return f"\0pathways-host-{hashlib.blake2b(address.encode(), key=key, digest_size=16).hexdigest()}"
 
 
-def check_user(connected: socket.socket) -> int:
-    """The process at the other end, 0 where it is not known here. Raises `OSError` unless it is one of this user."""
-    pid, user = peer_of(connected)
+def check_user(connected: socket.socket) -> None:
+    """Raises `OSError` unless the other end is a process of this user."""
+    _, user = peer_of(connected)
     if user != os.geteuid():
         raise OSError(f"user {user} is at the other end of a connection between hosts of user {os.geteuid()}")
-    return pid
 
 
 def _taken(tasks: list[Callable[[], None]]) -> list[Callable[[], None]]:
@@ -102,7 +102,7 @@ class Connection:
         take: Callable[[Connection, bytes, socket.socket | None], None],
         ended: Callable[[Connection], None],
     ) -> None:
-        self._pid = check_user(connected)
+        check_user(connected)
         self._memory: PeerMemory | None = None
         self._socket = HeldSocket(fileno=connected.detach())
         self._take, self._ended = take, ended
@@ -196,11 +196,15 @@ class Connection:
         thread does so.
 
         Raises:
-            OSError: the system does not allow it, or that process has ended.
+            OSError: the system does not allow it, that process has ended, or has hung up, and keeps nothing any more.
         """
         if self._memory is None:
-            self._memory = PeerMemory(self._pid)
+            self._memory = PeerMemory(self._socket)
         self._memory.read(places, buffers)
+        ended = select.poll()
+        ended.register(self._socket, select.POLLRDHUP)
+        if ended.poll(0):
+            raise ConnectionResetError("the other end has hung up")
 
     @contextlib.contextmanager
     def _using(self, pipe: socket.socket) -> Any:

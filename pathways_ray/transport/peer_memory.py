@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import select
 import socket
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,6 +25,12 @@ PART_BYTES = 32 << 20
 _C = ctypes.CDLL(None, use_errno=True)
 _READ = getattr(_C, "process_vm_readv", None)
 _CREDENTIALS = struct.Struct("3i")
+
+_SO_PEERPIDFD = 77
+"""A descriptor of the process at the other end (Linux 6.5), which Python has no name for. A number of a process is soon
+that of another one, and the other end may be kept open by whom it was handed to."""
+
+_SAYS_WHO = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 
 
 class _Part(ctypes.Structure):
@@ -45,26 +53,29 @@ def peer_of(connected: socket.socket) -> tuple[int, int]:
 
 def places_of(arrays: Sequence[np.ndarray[Any, Any]]) -> list[tuple[int, int]] | None:
     """The address and the bytes of each array, for who reads this process; none where one is not in C order."""
-    if _READ is None or not all(one.flags.c_contiguous for one in arrays):
+    if _READ is None or not _SAYS_WHO or not all(one.flags.c_contiguous for one in arrays):
         return None
     return [(one.ctypes.data, one.nbytes) for one in arrays]
 
 
 class PeerMemory:
-    """The memory of a process of this user. Any thread reads.
-
-    Args:
-        pid: its number, while it is at the other end of a connection.
+    """The memory of the process that made the other ends of connections, while it lives. Any thread reads.
 
     Raises:
-        OSError: the number is 0, the process is gone, or this system has no such reading.
+        OSError: the ends are of several processes, of another user or namespace, or that process has ended; or this
+            system does not say whose they are in a way that lasts.
     """
 
-    def __init__(self, pid: int) -> None:
-        if pid <= 0 or _READ is None:  # it is in another namespace; or this is no Linux
-            raise OSError(errno.ENOSYS, "the memory of this process cannot be read")
-        self._pid, self._read = pid, _READ
-        self._process = os.pidfd_open(pid)
+    def __init__(self, *connected: socket.socket) -> None:
+        if _READ is None or not _SAYS_WHO:
+            raise OSError(errno.ENOSYS, "this system has no reading of another process's memory")
+        self._read = _READ
+        (self._pid, user), *others = {peer_of(one) for one in connected}
+        if others or not self._pid or user != os.geteuid():
+            raise PermissionError(f"process {self._pid} of user {user} is not read")
+        self._processes: list[int] = []
+        for one in connected:
+            self._processes.append(one.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD))
 
     def read(
         self,
@@ -91,10 +102,11 @@ class PeerMemory:
                     raise OSError(code, os.strerror(code))
                 done += read
         ended = select.poll()  # `select.select` takes no descriptor beyond 1,023
-        ended.register(self._process, select.POLLIN)
+        for process in self._processes:
+            ended.register(process, select.POLLIN)
         if ended.poll(0):  # its number may be that of another process by now
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
 
-    def __del__(self) -> None:
-        if hasattr(self, "_process"):
-            os.close(self._process)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        for process in getattr(self, "_processes", ()):
+            close(process)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import stat
 import struct
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from pathways_ray.errors import WireError
-from pathways_ray.transport.peer_memory import PeerMemory, peer_of
+from pathways_ray.transport.peer_memory import PeerMemory
 from pathways_ray.transport.shared_memory import SharedFile, contiguous_parts
 
 SILENCE_S = 60
@@ -34,12 +35,15 @@ PATIENCE_S = 1
 AHEAD_BYTES = 1 << 20
 """What one end asks to be ahead of the other, which reads: Linux gives twice as much, where it is allowed."""
 
+MIN_READ_BYTES = 4 << 20
+"""What is smaller is written: most of it is in the pipe before a host has heard of it."""
+
 READING_S = 0.5
 """A client that has said where its array is waits this long for a host that does not say that it reads there."""
 
-_READING, _READ, _WRITE = b"r", b"t", b"w"
-"""What a host says of an upload in the client's memory: it reads a part; it has read all; it may not, and takes what is
-written."""
+_READING, _READ, _WRITE, _NOT_NOW = b"r", b"t", b"w", b"n"
+"""What a host says of an upload in the client's memory: it reads a part; it has read all; it may not; it does not this
+time. Without having read all it takes what is written."""
 
 MAX_COPIED_BYTES = 64 << 20
 """It waits longer for one that has not taken more than this: it would have to copy that."""
@@ -121,7 +125,7 @@ class Pipe(_End):
 
     def write(
         self, arrays: Sequence[np.ndarray[Any, Any]], done: Callable[[], None] = lambda: None, readable: bool = False
-    ) -> None:
+    ) -> bool:
         """Writes the elements of arrays in C order, until the host has them, and hangs up. A host that hangs up first
         says elsewhere why. To one that takes nothing for a while another thread writes a copy of what is left, where
         that is not much: the caller, who may change the arrays then, need not wait.
@@ -129,11 +133,14 @@ class Pipe(_End):
         Args:
             done: called once nothing more is written.
             readable: whether the host knows where the arrays are. What it has read there is not written.
+
+        Returns: whether the host may read what comes later in the same way.
         """
         self.other = None  # else nobody would hang up when the host is gone
-        if readable and self._was_read():
+        said = self._heard() if readable else b""
+        if said == _READ:
             self._over(done)
-            return
+            return True
         parts = (part for array in arrays for part in contiguous_parts(array))
         left = sum(array.nbytes for array in arrays)
         copies: list[bytes] = []
@@ -151,6 +158,7 @@ class Pipe(_End):
                 self._over(done)
         if copies:
             threading.Thread(target=self._finish, args=(copies, done), name="pathways-put", daemon=True).start()
+        return said != _WRITE
 
     def read(self, buffers: Sequence[np.ndarray[Any, Any]]) -> None:
         """Fills buffers of bytes with what the host writes, and hangs up.
@@ -163,21 +171,22 @@ class Pipe(_End):
             if missing := self._fill(buffers):
                 raise EOFError(f"{missing} bytes of an array are missing")
 
-    def _was_read(self) -> bool:
-        """Whether the host has read everything in this process's memory. One that says nothing for a while must not
-        from then on: it cannot say that it has."""
-        patience = struct.pack("ll", *divmod(round(READING_S * 1_000_000), 1_000_000))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+    def _heard(self) -> bytes:
+        """The host's word on arrays in this process's memory: that it has read them, or may not. One that says nothing
+        for a while must not from then on: it cannot say that it has."""
+        coming = select.poll()  # a limit of the socket would begin again with each signal that comes
+        coming.register(self._socket, select.POLLIN)
         said = _READING
         while said == _READING:
+            if not coming.poll(READING_S * 1000):
+                # In one step: what was said before is there, and nothing more can be.
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RD)
             try:
                 said = self._socket.recv(1)
-            except BlockingIOError:  # in one step: what was said before is there, and nothing more can be
-                self._socket.shutdown(socket.SHUT_RD)
-                said = self._socket.recv(1)
             except OSError:
-                said = _WRITE
-        return said == _READ
+                said = b""
+        return said
 
     def _sent(self, part: memoryview[int]) -> memoryview[int]:
         """Writes a part, and returns the rest of it once the host has taken nothing for a while."""
@@ -221,7 +230,11 @@ class HostPipe(_End):
                 raise WireError(f"a client {text}, and {missing} bytes of an array are missing")
 
     def read_there(
-        self, client: socket.socket, places: Sequence[tuple[int, int]], buffers: Sequence[np.ndarray[Any, Any]]
+        self,
+        client: socket.socket,
+        places: Sequence[tuple[int, int]],
+        buffers: Sequence[np.ndarray[Any, Any]],
+        turn: threading.Semaphore,
     ) -> bool:
         """Fills buffers of bytes from the client's memory, and hangs up; false where they come by this pipe.
 
@@ -231,15 +244,17 @@ class HostPipe(_End):
         Args:
             client: the connection by which the pipe came.
             places: the address of each array, and its bytes.
+            turn: held meanwhile; where it cannot be had at once, nothing is read.
         """
-        try:
-            (pid, user), *others = {peer_of(self._socket), peer_of(client)}
-            if others or user != os.geteuid():
-                raise PermissionError(f"process {pid} of user {user} is not read")
-            PeerMemory(pid).read(places, buffers, lambda: self._say(_READING))
-            said = _READ
-        except OSError:
-            said = _WRITE
+        said = _NOT_NOW
+        if turn.acquire(blocking=False):
+            try:
+                PeerMemory(self._socket, client).read(places, buffers, lambda: self._say(_READING))
+                said = _READ
+            except OSError:
+                said = _WRITE
+            finally:
+                turn.release()
         try:
             self._say(said)
         except OSError:  # the client waits no more, and may have changed what was read

@@ -511,13 +511,13 @@ def a_session_that_ends_frees_nothing_on_hosts(patch: Patch) -> None:
 
 @bug(seeds=250, shown=53)
 def results_of_a_session_that_ended_are_kept(patch: Patch) -> None:
-    def put(original: Original, self: BufferStore, session: int, buffer: int, value: Any, later: Any = None) -> bool:
+    def put(original: Original, self: BufferStore, *what: Any) -> bool:
         ended, self._ended = self._ended, {}
-        asked: bool = original(self, session, buffer, value, later)
+        asked: bool = original(self, *what)
         self._ended = ended
         return asked
 
-    wrapped(patch, BufferStore, "put", put)
+    wrapped(patch, BufferStore, "put_all", put)
 
 
 @bug()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -56,7 +56,7 @@ class BufferStore:
     def __init__(self) -> None:
         self.sessions: dict[int, dict[int, Value]] = {}
         self._lock = threading.RLock()  # memory is collected at any moment, and what that ends may come here
-        self._waiters: dict[tuple[int, int], dict[Waiter, None]] = {}  # in the order in which they came
+        self._waiters: dict[tuple[int, int], dict[Waiter, Sequence[int]]] = {}  # in the order in which they came
         self._ended: dict[int, None] = {}
         self._new_uploads: dict[int, set[int]] = {}
         self._counted: dict[int, Counted] = {}
@@ -93,10 +93,15 @@ class BufferStore:
         waiters = self._waiters
         if not waiters:
             return False
-        asked = len(buffers) > 0
+        unasked = {buffer for buffer in buffers if (session, buffer) not in waiters}
+        if unasked and len(unasked) < len(buffers):  # a question may be for several
+            for buffer in buffers:
+                for others in list(waiters.get((session, buffer), {}).values()):
+                    unasked.difference_update(others)
         for key in zip(repeat(session), buffers):
-            asked &= key in waiters and self._wake(key, later)
-        return asked
+            if key in waiters:
+                self._wake(key, later)
+        return len(buffers) > 0 and not unasked
 
     def add(self, session: int, buffer: int, value: Value, size: int = 0, gone: Gone | None = None) -> bool:
         """Keeps an uploaded value, unless its number is taken; returns whether it was free. To `gone`, if any, comes
@@ -139,12 +144,16 @@ class BufferStore:
     def get(self, session: int, buffer: int) -> Value | None:
         return self.sessions.get(session, _NOTHING).get(buffer)
 
-    def when_present(self, session: int, buffer: int, callback: Waiter) -> None:
+    def when_present(self, session: int, buffer: int, callback: Waiter, others: Sequence[int] = ()) -> None:
         """Calls back once the buffer is in the store (which says nothing of its data being computed). A callback waits
-        for one buffer once."""
+        for one buffer once.
+
+        Args:
+            others: further buffers that were asked for with this one.
+        """
         with self._lock:
             waiting = self._waiters.setdefault((session, buffer), {})
-            waiting[callback] = None
+            waiting[callback] = others
             # Looked for last: what the dispatcher stores from here on calls back.
             if self.get(session, buffer) is None:
                 return

@@ -133,7 +133,7 @@ class ClientStream:
         made: Upload
         assert local is not None, "descriptors come by no other way"
         if is_pipe(came):
-            made = PipedUpload(message, plan, HostPipe(came), local)
+            made = PipedUpload(message, plan, HostPipe(came), local, self.quota.reading)
         else:
             made = SharedUpload(message, plan, came, self.quota.mapped)
         self.handed.add(made)

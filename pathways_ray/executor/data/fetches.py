@@ -63,7 +63,7 @@ class FetchServer:
             return
         fetching = stream.fetches[request] = FetchRequest(message, local, file)
         fetching.come = partial(self._present, stream, fetching)
-        self.store.when_present(stream.session, message.buffer, fetching.come)
+        self.store.when_present(stream.session, message.buffer, fetching.come, fetching.others)
 
     def _is_small(self, value: Any, fetching: FetchRequest) -> bool:
         devices = fetching.message.devices
@@ -125,7 +125,7 @@ class FetchServer:
         while fetching.others:
             fetching.buffer = fetching.others.pop()
             if self.store.get(stream.session, fetching.buffer) is None:
-                self.store.when_present(stream.session, fetching.buffer, fetching.come)
+                self.store.when_present(stream.session, fetching.buffer, fetching.come, fetching.others)
                 if stream.fetches.get(fetching.message.request) is not fetching:  # withdrawn meanwhile
                     self.store.forget(stream.session, fetching.buffer, fetching.come)
                 return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
+import threading
 from collections.abc import Sequence
 from weakref import WeakSet
 
@@ -127,16 +128,24 @@ class PipedUpload(Upload):
 
     Args:
         client: the connection by which the pipe came.
+        turn: held while the client's memory is read.
     """
 
-    def __init__(self, message: wire.PutOpen, plan: UploadPlan, pipe: HostPipe, client: socket.socket) -> None:
+    def __init__(
+        self,
+        message: wire.PutOpen,
+        plan: UploadPlan,
+        pipe: HostPipe,
+        client: socket.socket,
+        turn: threading.Semaphore,
+    ) -> None:
         super().__init__(message, plan)
-        self.pipe, self.missing, self._client = pipe, 0, client
+        self.pipe, self.missing, self._client, self._turn = pipe, 0, client, turn
         if message.places and len(message.places) != len(self.boxes):
             raise WireError(f"{len(message.places)} places came for an array of {len(self.boxes)} boxes here")
 
     def array(self, compiler: Compiler) -> jax.Array:
         places = [(address, self.plan.size) for address in self.message.places]
-        if not places or not self.pipe.read_there(self._client, places, self.buffers):
+        if not places or not self.pipe.read_there(self._client, places, self.buffers, self._turn):
             self.pipe.read(self.buffers)
         return super().array(compiler)

@@ -7,6 +7,7 @@ one is released. The uploads that are there are never gone through: it is the lo
 from __future__ import annotations
 
 import math
+import threading
 from collections import deque
 from dataclasses import dataclass, field
 from weakref import WeakSet
@@ -35,6 +36,10 @@ def device_bytes(boxes: list[Box], dtype: str) -> int:
     return sum(math.prod(box_shape(box)) for box in boxes) * item_bytes(dtype)
 
 
+MAX_READING = 8
+"""Uploads of one tenant that are read in their client's memory at a time; further ones come by their pipe. Memory may
+be such that its owner has to fill it first, and nothing ends a thread that waits for that but the owner's end."""
+
 Name = tuple[int, int]
 """A session and its number of a buffer."""
 
@@ -47,11 +52,13 @@ class UploadQuota:
         reserved: uploads on their way.
         gone: what has left the store, and counts until it is read here. Any thread appends.
         mapped: the files of uploads that are mapped.
+        reading: held by each upload that is read in its client's memory, which may never give it.
     """
 
     reserved: dict[Name, int] = field(default_factory=dict)
     gone: Gone = field(default_factory=deque)
     mapped: WeakSet[Mapping] = field(default_factory=WeakSet)
+    reading: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(MAX_READING))
     _coming: int = 0
     _held: dict[int, int] = field(default_factory=dict)  # reserved or stored, by session
     _total: int = 0  # of these

@@ -178,12 +178,17 @@ class Dispatcher:
         for no other thread. Not on an island of several hosts: a collective may wait for these within its call."""
         program = self.driver.programs.get(handed.message.program)
         is_brief = not self.multi_host and (program is None or program.is_brief)
-        if is_brief and self.inbox.handles_here([handed]):
+        if is_brief and self._may_run(handed, program) and self.inbox.handles_here([handed]):
             return True
         if (self.multi_host and type(handed) is Called) or self.inbox.qsize() >= MAX_HANDED:
             return False
         self.inbox.put([handed])
         return True
+
+    def _may_run(self, handed: Handed | Called, program: PreparedProgram | None) -> bool:
+        """Whether a launch that follows from a decision has room: the one that has decided is only just over."""
+        is_following = type(handed) is Handed and handed.message.results < 0
+        return not is_following or program is None or self.under_way().leaves_room(program)
 
     def serve(
         self, called: Called, number: int, program: PreparedProgram, completing: list[Any], values: list[Any]

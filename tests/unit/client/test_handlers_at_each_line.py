@@ -51,9 +51,10 @@ def lines_of(module: ModuleType, work: Callable[[], object], handler: Callable[[
     return count
 
 
+@pytest.mark.parametrize("size", [8, 128], ids=["small", "big"])  # the shards of the bigger one are joined as they come
 @pytest.mark.parametrize("spec", [(("x",), ()), ((), ("x",))], ids=["rows", "columns"])
-def test_a_part_of_an_array_that_comes_again_in_a_handler_is_taken_once(spec: Any) -> None:
-    array = np.arange(64, dtype=np.float32).reshape(8, 8)
+def test_a_part_of_an_array_that_comes_again_in_a_handler_is_taken_once(spec: Any, size: int) -> None:
+    array = np.arange(size * size, dtype=np.float32).reshape(size, size)
     plan = plan_of(array, spec, 2)
     parts = []
     for device, (box, _) in enumerate(plan.shards):

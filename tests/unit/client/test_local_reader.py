@@ -6,7 +6,9 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -230,3 +232,69 @@ def test_all_who_wait_look_when_something_else_has_happened(ends: Ends) -> None:
     assert all(ended(one.thread) for one in waits[:2])
     ends.there.send(b"c")
     assert ended(waits[2].thread)
+
+
+class _Interrupted:
+    """A lock whose release Ctrl-C comes right behind, once, in one thread."""
+
+    def __init__(self) -> None:
+        self._lock, self.thread = threading.RLock(), 0
+
+    def acquire(self, blocking: bool = True) -> bool:
+        return self._lock.acquire(blocking)
+
+    def release(self) -> None:
+        self._lock.release()
+        if self.thread == threading.get_ident():
+            self.thread = 0
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_right_behind_the_end_of_a_lead_hands_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, lock, over, leads = LocalReader(), _Interrupted(), threading.Event(), threading.Event()
+    monkeypatch.setattr(reader, "leading", lock)
+
+    def is_over() -> bool:
+        if reader._leader == threading.get_ident():
+            leads.set()
+        return over.is_set()
+
+    other = threading.Thread(target=reader.wait, args=(is_over, Sleeper(), LIMIT_S * 10), daemon=True)
+
+    def first_is_over() -> bool:
+        if not other.is_alive():
+            other.start()
+        return bool(reader._asleep)
+
+    lock.thread = threading.get_ident()
+    with pytest.raises(KeyboardInterrupt):
+        reader.wait(first_is_over, Sleeper(), 0.01)
+    assert leads.wait(LIMIT_S), "nobody reads"
+    over.set()
+    reader.wake_all()
+    other.join(LIMIT_S)
+    assert not other.is_alive()
+
+
+def test_an_error_of_a_signal_handler_is_not_taken_for_the_end_of_a_socket(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Received(deque[Any]):
+        alarm = True
+
+        def extend(self, came: Any) -> None:
+            super().extend(came)
+            if self.alarm:
+                self.alarm = False
+                raise TimeoutError("the alarm of the program")
+
+    reader, came = LocalReader(), list[bytes]()
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, theirs:
+        reader.add(mine, came.append)
+        monkeypatch.setattr(reader, "_received", Received())
+        theirs.send(b"one")
+        with pytest.raises(TimeoutError, match="alarm"):
+            reader.wait(lambda: came, Sleeper(), LIMIT_S)
+        theirs.send(b"two")
+        reader.wait(lambda: len(came) == 2, Sleeper(), LIMIT_S, time.monotonic() + LIMIT_S)
+        assert came == [b"one", b"two"]
+        reader.remove(mine)

@@ -21,10 +21,11 @@ import pytest
 from pathways_ray.errors import WireError
 from pathways_ray.transport import batcher, capabilities, frames, links, thread_links
 from pathways_ray.transport.endpoints import Tls
-from pathways_ray.transport.frames import CLOSE_REASON, Frames, Handshake, LinkLost, frame
+from pathways_ray.transport.frames import AT_ONCE_BYTES, CLOSE_REASON, Frames, Handshake, LinkLost, frame
 from pathways_ray.transport.links import AsyncLink
 from pathways_ray.transport.loops import stop_on_errors
 from pathways_ray.transport.messages import FROM_HOST_DATA, TO_CLIENT, Completed, FetchPart, encode
+from pathways_ray.transport.sockets import READ_BYTES
 from pathways_ray.transport.tls import Trust, trust_of
 
 LIMIT_S = 20.0
@@ -465,6 +466,53 @@ def test_what_taking_a_batch_raises_ends_the_taking(server: Server, tls: Tls | N
         return found
 
     assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == [b"one", b"poison"]
+
+
+def test_what_taking_a_batch_raises_is_known_where_it_has_hung_up_before(server: Server, tls: Tls | None) -> None:
+    async def story() -> None:
+        link = await links.dial(server.address, ECHO, SHOWN, trust_of(tls))
+
+        def take(batch: bytes) -> None:
+            link.close()
+            link.eof_received()
+            raise WireError("half of it was carried out")
+
+        asyncio.get_running_loop().call_later(0.02, link.put, b"one")
+        with pytest.raises(WireError, match="half of it was carried out"):
+            await link.each(take)
+        await link.wait_closed()
+
+    asyncio.run(asyncio.wait_for(story(), LIMIT_S))
+
+
+@pytest.mark.parametrize("size", [1, READ_BYTES // 3, READ_BYTES - 4])
+def test_others_have_their_turn_between_long_batches_that_are_read_together(size: int) -> None:
+    """Some loops read again and again in one step where each reading fills the room, and a batch of the room's size may
+    come with each."""
+
+    async def story() -> int:
+        link, taken, most = AsyncLink(), 0, 0
+        link._frames.at_once = AT_ONCE_BYTES
+
+        def take(batch: bytes) -> None:
+            nonlocal taken
+            taken += 1
+
+        taking = asyncio.ensure_future(link.each(take, in_turns=True))
+        await asyncio.sleep(0)
+        for _ in range(20):
+            before = taken
+            for _ in range(4):  # in one step of the loop
+                link.data_received(frame(bytes(size)))
+            most = max(most, taken - before)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert taken == before + 4
+        link.eof_received()
+        await taking
+        return most
+
+    assert asyncio.run(asyncio.wait_for(story(), LIMIT_S)) == (0 if size > READ_BYTES // 2 else 4)
 
 
 @pytest.mark.parametrize("end", ["thread", "loop"])

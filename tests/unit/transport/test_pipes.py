@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -237,10 +238,11 @@ class Reading:
         self.mine, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.places = [(LARGE.ctypes.data, LARGE.nbytes)]
         self.buffers = [np.zeros(LARGE.nbytes, np.uint8)]
+        self.turn = threading.Semaphore(1)
 
     def read_there(self) -> bool:
         with self.mine, self.theirs:
-            return self.host.read_there(self.theirs, self.places, self.buffers)
+            return self.host.read_there(self.theirs, self.places, self.buffers, self.turn)
 
     def write(self) -> threading.Thread:
         return beside(lambda: self.pipe.write([LARGE], readable=True))
@@ -271,6 +273,55 @@ def test_a_host_that_may_not_read_has_it_written(monkeypatch: pytest.MonkeyPatch
     reading.host.read(reading.buffers)
     reading.check()
     assert ended(writer)
+
+
+def test_a_host_that_may_not_read_is_told_of_no_memory_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    may: list[bool] = []
+    for refused in (False, True):
+        with monkeypatch.context() as patched:
+            if refused:
+                patched.setattr(PeerMemory, "read", lambda *_: os.close(-1))
+            reading = Reading()
+            write = partial(reading.pipe.write, [LARGE], readable=True)
+            writer = beside(lambda write=write: may.append(write()))  # type: ignore[misc]
+            if not reading.read_there():
+                reading.host.read(reading.buffers)
+            assert ended(writer)
+            reading.check()
+    assert may == [True, False]
+
+
+def test_without_a_turn_it_is_written_this_time() -> None:
+    reading, may = Reading(), list[bool]()
+    writer = beside(lambda: may.append(reading.pipe.write([LARGE], readable=True)))
+    with reading.turn:
+        assert not reading.read_there()
+    reading.host.read(reading.buffers)
+    assert ended(writer)
+    assert may == [True]
+    reading.check()
+
+
+def test_signals_make_the_wait_for_a_silent_host_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of them would begin a limit of the socket anew."""
+    import signal
+
+    monkeypatch.setattr(pipes, "READING_S", 0.3)
+    monkeypatch.setattr(pipes, "PATIENCE_S", 0.05)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    try:
+        reading = Reading()
+        giving_up = threading.Timer(LIMIT_S, reading.host.end)
+        giving_up.start()
+        reading.pipe.write([LARGE[0, :8]], readable=True)
+        assert giving_up.is_alive(), "it has waited for the end of the host"
+        giving_up.cancel()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    reading.mine.close()
+    reading.theirs.close()
 
 
 def test_a_wrong_address_has_it_written() -> None:

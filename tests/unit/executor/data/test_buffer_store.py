@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from pathways_ray.executor.data.buffer_store import BufferStore
 
 
@@ -40,6 +42,20 @@ def test_who_stores_a_value_learns_whether_somebody_had_asked_for_it() -> None:
     store.when_present(7, 1, lambda _: called.append("called"))
     assert [store.put(7, number, "an array") for number in (1, 2)] == [True, False]
     assert called == ["called"]
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_question_for_several_values_has_asked_for_each(first: int) -> None:
+    store, others = BufferStore(), [3 - first]
+
+    def come(_: object) -> None:
+        if others:
+            store.when_present(7, others.pop(), come, others)
+
+    store.when_present(7, first, come, others)
+    assert store.put_all(7, (1, 2), ("one", "two"))
+    assert store.waiting() == 0
+    assert not store.put_all(7, (3,), ("three",))
 
 
 def test_who_asks_for_one_of_several_values_finds_all_of_them() -> None:

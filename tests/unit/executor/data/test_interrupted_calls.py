@@ -48,8 +48,13 @@ def at_each_step(codes: Collection[CodeType], work: Callable[[], object], check:
     assert step > 5
 
 
-def test_an_upload_by_a_pipe_hangs_up(host: Host, data: DataLinks) -> None:
+@pytest.mark.parametrize("readable", [False, True])
+def test_an_upload_by_a_pipe_hangs_up(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
     """The host reads two pipes at a time, each for a minute where nobody hangs up: what is put later would wait."""
+    if readable:
+        monkeypatch.setattr("pathways_ray.client.data_link.MIN_READ_BYTES", 1)
     link, numbers, tag = data._link(0), itertools.count(1), slice_tag(SECRET, SESSION, PLACED)
     assert link.takes_files(LARGE.nbytes)
     (stream,) = host.server.streams
@@ -62,7 +67,7 @@ def test_an_upload_by_a_pipe_hangs_up(host: Host, data: DataLinks) -> None:
         until(lambda: not stream.handed and not link.uploads)
 
     at_each_step(
-        [DataLink._send_by_pipe.__code__, Pipe.write.__code__, Pipe._was_read.__code__, Pipe._over.__code__], put, check
+        [DataLink._send_by_pipe.__code__, Pipe.write.__code__, Pipe._heard.__code__, Pipe._over.__code__], put, check
     )
 
 
@@ -76,7 +81,7 @@ def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hang
     assert link.takes_files(LARGE.nbytes)
     (stream,) = host.server.streams
     monkeypatch.setattr(HostPipe, "read_there", lambda *_: False)
-    monkeypatch.setattr(Pipe, "_was_read", lambda _: False)
+    monkeypatch.setattr(Pipe, "_heard", lambda _: b"")
     monkeypatch.setattr(Pipe, "_sent", lambda _, part: part)
     monkeypatch.setattr(pipes, "threading", SimpleNamespace(Thread=no_thread))
     tag = slice_tag(SECRET, SESSION, PLACED)

@@ -31,9 +31,12 @@ SENDER, RECEIVER = (0, 1), (1, 1)
 NUMBERS = itertools.count()
 
 OTHER = """
-import sys
+import socket, sys
 import numpy as np
 data = np.arange(int(sys.argv[1]), dtype=np.uint8)
+listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+listener.bind(sys.argv[2].replace("@", chr(0)))
+listener.listen(8)
 print(data.ctypes.data, flush=True)
 sys.stdin.read()
 """
@@ -43,12 +46,21 @@ class Other:
     """A process with an array in its memory."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self.name = size, f"\0another process of test {os.getpid()} {next(NUMBERS)}"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", OTHER, str(size)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", OTHER, str(size), self.name.replace("\0", "@")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         self.address = int(self.process.stdout.readline())
+        self.connected = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(2)]
+        for one in self.connected:
+            one.connect(self.name)
+
+    def memory(self) -> PeerMemory:
+        return PeerMemory(*self.connected)
 
     def end(self) -> None:
         self.process.kill()
@@ -60,6 +72,8 @@ def other() -> Iterator[Other]:
     made = Other(100_000)
     yield made
     made.end()
+    for one in made.connected:
+        one.close()
 
 
 def room(*sizes: int) -> list[np.ndarray[Any, Any]]:
@@ -70,7 +84,7 @@ def test_places_of_another_process_are_read_in_parts(other: Other, monkeypatch: 
     monkeypatch.setattr(peer_memory, "PART_BYTES", 30_000)
     data, buffers = np.arange(other.size, dtype=np.uint8), room(other.size, 0, 7)
     places = [(other.address, other.size), (other.address, 0), (other.address + 1000, 7)]
-    PeerMemory(other.process.pid).read(places, buffers)
+    other.memory().read(places, buffers)
     np.testing.assert_array_equal(buffers[0], data)
     np.testing.assert_array_equal(buffers[2], data[1000:1007])
 
@@ -78,18 +92,16 @@ def test_places_of_another_process_are_read_in_parts(other: Other, monkeypatch: 
 @pytest.mark.parametrize("address", [0, 4096, (1 << 47) - 4096, (1 << 64) - 4096])
 def test_where_there_is_nothing_nothing_is_read(other: Other, address: int) -> None:
     with pytest.raises(OSError, match=os.strerror(errno.EFAULT)):
-        PeerMemory(other.process.pid).read([(address, 10)], room(10))
+        other.memory().read([(address, 10)], room(10))
 
 
 def test_a_process_that_has_ended_is_not_read(other: Other) -> None:
-    memory = PeerMemory(other.process.pid)
+    memory = other.memory()
     other.end()
     with pytest.raises(ProcessLookupError):
         memory.read([(other.address, 10)], room(10))
     with pytest.raises(ProcessLookupError):  # as when its number is another one's by now
         memory.read([], [])
-    with pytest.raises(OSError, match=r"No such process|cannot be read"):
-        PeerMemory(other.process.pid)
 
 
 def test_a_process_with_many_descriptors_reads(other: Other) -> None:
@@ -97,17 +109,40 @@ def test_a_process_with_many_descriptors_reads(other: Other) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     taken = [os.dup(0) for _ in range(1100)]
     try:
-        PeerMemory(other.process.pid).read([(other.address, other.size)], room(other.size))
+        other.memory().read([(other.address, other.size)], room(other.size))
     finally:
         for one in taken:
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize("pid", [0, -1])
-def test_a_process_of_another_namespace_is_not_read(pid: int) -> None:
-    with pytest.raises(OSError, match="cannot be read"):
-        PeerMemory(pid)
+def test_a_process_that_has_ended_is_not_read_later(other: Other) -> None:
+    """Its number may be another one's, while somebody to whom it was handed keeps its end of a connection open."""
+    other.end()
+    with pytest.raises(OSError, match=r".+"):
+        other.memory().read([], [])
+
+
+def test_ends_of_two_processes_are_not_read(other: Other) -> None:
+    mine, theirs = socket.socketpair()
+    with mine, theirs, pytest.raises(PermissionError):
+        PeerMemory(other.connected[0], mine)
+
+
+def test_where_the_process_or_the_user_is_another_namespaces_nothing_is_read(
+    other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for who in ((0, os.geteuid()), (other.process.pid, os.geteuid() + 1)):
+        monkeypatch.setattr(peer_memory, "peer_of", lambda _, who=who: who)
+        with pytest.raises(PermissionError):
+            other.memory()
+
+
+@pytest.mark.parametrize("without", ["_READ", "_SAYS_WHO", "_SO_PEERPIDFD"])
+def test_an_older_system_reads_nothing(other: Other, monkeypatch: pytest.MonkeyPatch, without: str) -> None:
+    monkeypatch.setattr(peer_memory, without, 12345 if without == "_SO_PEERPIDFD" else None)
+    with pytest.raises(OSError, match=r".+"):
+        other.memory()
 
 
 def test_what_is_not_in_one_piece_has_no_place() -> None:
@@ -182,6 +217,27 @@ def test_who_may_not_read_gets_a_pipe_and_is_offered_no_memory_again(
         np.testing.assert_array_equal(came(pair.pull(name)), BIG + name)
     assert len(tried) == 1
     assert pair.kept() == 0
+
+
+def test_what_is_read_while_its_sender_hangs_up_is_not_taken(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It keeps the memory no longer than the connection stands."""
+    read, may_read = PeerMemory.read, threading.Event()
+
+    def later(self: PeerMemory, *what: Any) -> None:
+        assert may_read.wait(30)
+        read(self, *what)
+
+    monkeypatch.setattr(PeerMemory, "read", later)
+    monkeypatch.setattr(pair.receiver.pulls, "_sender_ended", lambda connection: None)
+    pair.serve(1)
+    arriving = pair.pull(1)
+    until(lambda: pair.kept() == 1, "it is not kept")
+    pair.sender.lose([RECEIVER])
+    until(lambda: pair.kept() == 0, "it is kept for ever")
+    may_read.set()
+    (connection,) = pair.receiver.pulls._awaited
+    connection._workers.shutdown(wait=True)
+    assert not arriving.is_ready()
 
 
 def test_a_lost_receiver_frees_what_is_kept_for_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
