@@ -911,9 +911,14 @@ def test_arrays_of_more_threads_than_there_may_be_pipes_all_arrive(host: Host, d
         np.testing.assert_array_equal(host.store.get(SESSION, number), LARGE)
 
 
-def test_an_upload_ends_when_its_host_is_lost(host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("readable", [True, False])
+def test_an_upload_ends_when_its_host_is_lost(
+    host: Host, data: DataLinks, monkeypatch: pytest.MonkeyPatch, readable: bool
+) -> None:
     """The host never reads: the thread that puts goes on once the link has ended."""
-    monkeypatch.setattr(HostPipe, "read", lambda self, buffers: threading.Event().wait(LIMIT_S))
+    for how in ("read", "read_there"):
+        monkeypatch.setattr(HostPipe, how, lambda *_: threading.Event().wait(LIMIT_S))
+    monkeypatch.setattr("pathways_ray.transport.pipes.READING_S", LIMIT_S if readable else 0.01)
     failed: list[Any] = []
     much = np.zeros(1 << 24, np.uint8)  # more than the system takes ahead of a reader
     thread = threading.Thread(
