@@ -94,10 +94,10 @@ class BufferStore:
         if not waiters:
             return False
         unasked = {buffer for buffer in buffers if (session, buffer) not in waiters}
-        if unasked and len(unasked) < len(buffers):  # a question may be for several
-            for buffer in buffers:
-                for others in list(waiters.get((session, buffer), {}).values()):
-                    unasked.difference_update(others)
+        if unasked and len(unasked) < len(buffers):
+            # A question may be for several. One is looked at: a client may have asked thousands, each for thousands.
+            first = next(buffer for buffer in buffers if buffer not in unasked)
+            unasked.difference_update(*list(waiters.get((session, first), {}).values())[:1])
         for key in zip(repeat(session), buffers):
             if key in waiters:
                 self._wake(key, later)

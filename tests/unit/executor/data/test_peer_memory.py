@@ -109,7 +109,9 @@ def test_a_process_with_many_descriptors_reads(other: Other) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     taken = [os.dup(0) for _ in range(1100)]
     try:
-        other.memory().read([(other.address, other.size)], room(other.size))
+        buffers = room(other.size)
+        other.memory().read([(other.address, other.size)], buffers)
+        np.testing.assert_array_equal(buffers[0], np.arange(other.size, dtype=np.uint8))
     finally:
         for one in taken:
             os.close(one)
