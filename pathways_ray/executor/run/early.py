@@ -131,7 +131,7 @@ class EarlyLaunches:
             and self.allowed == tenant_mark(prepared.tenant)
             and plan.may_be_early
             and (len(self.taken) < MAX_TAKEN or self._has_room(session))
-            and self._is_new(session, results)
+            and self._claim(session, results)
         ):
             return None
         self.count += 1
@@ -145,8 +145,8 @@ class EarlyLaunches:
         self.taken[launch.session, launch.results] = Taken(launch, plan)
         self._note(launch.session, launch.results)
 
-    def _is_new(self, session: int, results: int) -> bool:
-        """Whether this may be taken. It is not any more from here on, and of a client nothing that it called before."""
+    def _claim(self, session: int, results: int) -> bool:
+        """Claims a number: true for who is first. Of a client nothing that it called before can be claimed any more."""
         if session in self._ended:
             return False
         if results < 0:
@@ -156,7 +156,9 @@ class EarlyLaunches:
         self._newest[session] = results
         return True
 
-    _note = _is_new  # where it may be new or not
+    def _note(self, session: int, results: int) -> None:
+        """Notes a number that is used, whether that is known or not."""
+        self._claim(session, results)
 
     def sent(self, launch: IslandLaunch, programs: Mapping[int, do.Prepared]) -> tuple[list[do.Instruction], bool]:
         """A launch has come from the scheduler: what becomes of that as which it was taken early, and whether this is
