@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from pathways_ray import limits
@@ -306,7 +307,10 @@ class Copies:
         return tuple(map(self._copy, boxes))
 
     def messages(self, opening: wire.PutOpen, boxes: tuple[Box, ...]) -> list[wire.Message]:
-        """The messages that bring these boxes in parts."""
+        """The messages that bring these boxes: one, where they are small, or else parts. Within a quota it is parts,
+        which do not come before there is room."""
+        if opening.living < 0 and self.size(boxes) <= limits.MAX_WHOLE_BYTES:
+            return [msgspec.structs.replace(opening, whole=self.whole(boxes))]
         messages: list[wire.Message] = [opening]
         for number, box in enumerate(boxes):
             if box not in self._copies:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +41,15 @@ class Arrivals:
     def handle(self, event: Any) -> None:
         raise NotImplementedError
 
-    def send_arrival(self, one: Arrival) -> None:
-        """Tells the controller of an upload, unless somebody has. The caller has `sending`."""
-        stays = self.take_arrival(one) and one.placed is one.where.placed
-        if stays and self.core.buffers.get(one.record.id) is one.record:
-            one.sent = True
-            self.handle(Placed(one.message))
+    def send_arrivals_of(self, several: Iterable[Arrival]) -> None:
+        """Tells the controller of uploads, but for those of which somebody has. The caller has `sending`."""
+        messages = []
+        for one in several:
+            stays = self.take_arrival(one) and one.placed is one.where.placed
+            if stays and self.core.buffers.get(one.record.id) is one.record:
+                one.sent = True
+                messages.append(one.message)
+        self.handle(Placed(tuple(messages)))
 
     def take_arrival(self, one: Arrival) -> bool:
         """Takes an upload out of those that the controller has yet to hear of; whether it was one of them."""
@@ -59,4 +63,4 @@ class Arrivals:
         """Tells of the uploads that are there for threads that wait for `sending` with that. The caller has it."""
         for one in tuple(self.arrivals):
             if one.record.state is READY and one.record.upload is not None and one.record.upload.done:
-                self.send_arrival(one)
+                self.send_arrivals_of((one,))

@@ -217,7 +217,7 @@ class ClientCore(Cancelling):
         return _HANDLERS[type(event)](self, event, now)
 
     def _placed(self, event: events.Placed, _now: float) -> Sequence[events.Command]:
-        return self._in_turn(event.message)
+        return self._in_turn(*event.messages)
 
     def _registered(self, event: events.Registered, _now: float) -> Sequence[events.Command]:
         while self.dropped:
@@ -231,9 +231,9 @@ class ClientCore(Cancelling):
     def _renewing(self, event: events.Renewing, _now: float) -> Sequence[events.Command]:
         return self._in_turn(self.renewals.message(event.program)) if event.program in self.renewals.stale else ()
 
-    def _in_turn(self, message: events.Call) -> Sequence[events.Command]:
+    def _in_turn(self, *messages: events.Call) -> Sequence[events.Command]:
         """Through the queue even when it is empty, so that Ctrl-C on the way loses nothing."""
-        self.queue.append(Queued(message))
+        self.queue.extend(map(Queued, messages))
         return _RELEASE
 
     # --- the queue ----------------------------------------------------------------------------------------------------

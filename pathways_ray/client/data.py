@@ -87,7 +87,7 @@ class DataLinks:
             link.end("its process was lost")
             link.close()
 
-    def _link(self, host: int) -> DataLink:
+    def link_to(self, host: int) -> DataLink:
         """The stream to a host; waits for a host that is starting again."""
         with self.changing:
             # A stream that broke is the first sign of a host's death; the news of it, or of the successor, follows.
@@ -122,7 +122,7 @@ class DataLinks:
 
     def is_near(self, host: int) -> bool:
         """Whether a host takes files and ends of pipes. Raises `HostLost` where it is down, or has not said so yet."""
-        return self._link(host).takes_pipes()
+        return self.link_to(host).takes_pipes()
 
     def new_request(self) -> int:
         """The number of a further question or upload."""
@@ -239,7 +239,7 @@ class DataLinks:
             own = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
             self.living.enter(host, buffer, own, kind.dtype)
             held = tuple(dict.fromkeys(own))
-            link = self._link(host)
+            link = self.link_to(host)
             local = link.takes_files(copies.size(held)) and (copies.pieces(held) or copies.file(held))
             asked.append((link, opening, held, local or copies.messages(opening, held)))
         sent = Sent(Upload(set(placed.hosts), {link.host: link.epoch for link, *_ in asked}), acknowledge)
@@ -249,7 +249,7 @@ class DataLinks:
             begun(sent.upload)  # no sooner: what is noted has an outcome, also at Ctrl-C
             for link, opening, held, what in asked:
                 if isinstance(what, list):
-                    link.send_parts(opening.request, what)
+                    link.send(what)
                 elif not link.hand(opening, what):
                     link.outbox.send_all(copies.messages(opening, held))
                 if link.dead is not None:
@@ -313,7 +313,7 @@ class DataLinks:
             links = {}
             for host in cover.by_host:
                 check()
-                links[host] = self.link_of(host) or self._link(host)
+                links[host] = self.link_of(host) or self.link_to(host)
             shared = cover.nbytes >= SHARED_BYTES and all(link.takes_files(cover.nbytes) for link in links.values())
             if by_pipe and shared and cover.goes_by_pipe:
                 pipe = self._new(sleeper, Pipe)

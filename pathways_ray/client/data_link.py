@@ -15,11 +15,13 @@ import msgspec
 import numpy as np
 
 from pathways_ray import limits
-from pathways_ray.client.array_pieces import FetchedArray, Fetching, Pieces
+from pathways_ray.client.array_pieces import FetchedArray, Fetching, Given, Pieces
 from pathways_ray.client.buffer import Upload
 from pathways_ray.client.local_reader import LocalReader
 from pathways_ray.client.upload_turns import UploadTurns
 from pathways_ray.errors import Failure, PathwaysError, from_failure
+from pathways_ray.ir.plan import PlacedSlice
+from pathways_ray.ir.types import ArrayType, Spec
 from pathways_ray.transport import messages as wire
 from pathways_ray.transport import streams, thread_links
 from pathways_ray.transport.frames import LinkLost
@@ -67,6 +69,22 @@ class Owner(Protocol):
     early: EarlyListener | None
 
     def wake(self) -> None: ...
+
+
+class Outgoing(NamedTuple):
+    """An array that is to be uploaded to the hosts of a slice, as buffer number `buffer`.
+
+    `tag` is the slice's. `begun` is called before the first byte leaves, `acknowledge` once for each host.
+    """
+
+    buffer: int
+    array: Given
+    kind: ArrayType
+    spec: Spec
+    placed: PlacedSlice
+    tag: str
+    acknowledge: Acknowledge
+    begun: Callable[[Upload], None]
 
 
 class Sent(NamedTuple):
@@ -278,11 +296,17 @@ class DataLink:
             self._turns.end(opening.request)
         return sent
 
-    def send_parts(self, request: int, messages: list[wire.Message]) -> None:
-        """Sends an upload in parts, when it is its turn: copies of many, over a slow network, would fill the memory."""
-        size = sum(len(message.data) for message in messages if isinstance(message, wire.PutPart))
-        self._turns.come(request, size, waits=may_wait())  # else nobody would read that it is its turn
-        self.outbox.send_all(messages)
+    def send(self, uploads: list[wire.Message]) -> None:
+        """Sends uploads that are whole, or in parts, all or none, when it is their turn: copies of many, over a slow
+        network, would fill the memory."""
+        sizes: dict[int, int] = {}
+        for one in uploads:
+            if isinstance(one, wire.PutOpen):
+                sizes[one.request] = sum(map(len, one.whole))
+            elif isinstance(one, wire.PutPart):
+                sizes[one.request] += len(one.data)
+        self._turns.come(sizes, waits=may_wait())  # else nobody would read that it is their turn
+        self.outbox.send_all(uploads)
 
     def _send_by_pipe(self, opening: wire.PutOpen, arrays: Pieces) -> bool:
         try:

@@ -34,7 +34,7 @@ from pathways_ray.errors import (
     WaitTimeout,
     from_failure,
 )
-from pathways_ray.transport.messages import EarlyLaunch, Free, Message, Unregister
+from pathways_ray.transport.messages import EarlyLaunch, Free, Message, Put, Unregister
 from pathways_ray.waits import slice_s
 
 WAIT_SLICE_S = slice_s()
@@ -150,7 +150,7 @@ class Driver(Arrivals):
                 outbox = self.connection.outbox
                 if not are_put:
                     outbox.put(command)
-                if isinstance(command, EarlyLaunch | Free | Unregister):  # goes with the next message
+                if isinstance(command, EarlyLaunch | Free | Put | Unregister):  # goes with the next message
                     outbox.linger()
                 else:
                     outbox.leave()

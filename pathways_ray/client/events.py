@@ -27,9 +27,9 @@ from pathways_ray.transport.messages import (
 
 
 class Placed(msgspec.Struct, frozen=True, gc=False):
-    """An upload began; the controller must learn of the buffer."""
+    """Uploads began; the controller must learn of the buffers."""
 
-    message: Put
+    messages: tuple[Put, ...]
 
 
 class Registered(msgspec.Struct, frozen=True, gc=False):

@@ -383,7 +383,7 @@ class Mover:
         begun = partial(setattr, record, "upload")
         upload = driver.data.upload(record.id, value, held.type, held.spec, where.placed, where.tag, uploaded, begun)
         with driver.sending:
-            driver.handle(Placed(wire.Put(record.id, where.id, held.type, held.spec, upload.epochs)))
+            driver.handle(Placed((wire.Put(record.id, where.id, held.type, held.spec, upload.epochs),)))
         driver.sweep()
 
     def _handles(self) -> dict[int, VirtualSlice]:

@@ -18,7 +18,7 @@ from pathways_ray.client.context import tracing
 from pathways_ray.client.export import Exported
 from pathways_ray.client.program import LoweredProgram, Program
 from pathways_ray.client.session import Session
-from pathways_ray.client.slices import VirtualSlice, slice_of
+from pathways_ray.client.slices import SliceOwner, VirtualSlice, slice_of
 from pathways_ray.client.specs import broadcast_specs, ranks_of, spec_from_user, warn_of_memory
 from pathways_ray.errors import InvalidArray, SpecError, TraceError, UsageError
 from pathways_ray.ir.types import ArrayType, Spec, check_layout
@@ -135,6 +135,7 @@ def _check_is_value(leaf: Any, where: VirtualSlice) -> None:
 def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[Array]:
     """The leaves of a tree at their places. Those that move leave in one launch for each slice that they go to."""
     made: dict[int, Array] = {}
+    uploads: dict[SliceOwner, dict[int, Any]] = {}
     for number, (leaf, (where, spec)) in enumerate(zip(found, places, strict=True)):
         if isinstance(leaf, Array):
             leaf._check_not_deleted()
@@ -145,12 +146,12 @@ def _placed(tree: Any, found: Sequence[Any], places: Sequence[Target]) -> list[A
             owner: Any = leaf._buffer.session
             if owner is where.session:
                 continue
-        try:
-            made[number] = where.session.put(
-                leaf, where, spec, len(found) == 1
-            )  # sessions share no arrays: through this process
+        try:  # sessions share no arrays: through this process
+            uploads.setdefault(where.session, {})[number] = where.session.to_put(leaf, where, spec)
         except (InvalidArray, SpecError) as error:
             raise _about_leaf(error, tree, number) from None
+    for session, given in uploads.items():
+        made.update(zip(given, session.upload_all(list(given.values()), alone=len(found) == 1), strict=True))
     if len(made) == len(found):
         return [made[number] for number in range(len(found))]
     left = [number for number in range(len(found)) if number not in made]

@@ -7,7 +7,7 @@ been interrupted by a signal handler that waits for a value which that thread is
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import RLock
 
 from pathways_ray.client.local_reader import Sleeper
@@ -57,8 +57,10 @@ class UploadTurns:
         before = set(self._coming) if behind_parts else set[int]()
         self._take(lambda: not self.are_taken and before.isdisjoint(self._coming), lambda: self._handed.add(request))
 
-    def come(self, request: int, size: int, waits: bool) -> None:
-        """Takes a turn for an upload of `size` bytes in parts: when there is one, or at once, where it may not wait."""
+    def come(self, sizes: Mapping[int, int], waits: bool) -> None:
+        """Takes turns for uploads over the stream, each of so many bytes by its request: when there is room for all of
+        them, or at once, where they may not wait."""
+        size = sum(sizes.values())
 
         def may() -> bool:
             while self._ended_bytes:
@@ -66,7 +68,7 @@ class UploadTurns:
             return not waits or not self._coming or self._coming_bytes + size <= MAX_COMING_BYTES
 
         def take() -> None:
-            self._coming[request] = size
+            self._coming.update(sizes)
             self._coming_bytes += size
 
         self._take(may, take)

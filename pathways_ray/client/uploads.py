@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -11,14 +12,18 @@ from pathways_ray.client.argument_types import ArgumentType, extended_dtype, to_
 from pathways_ray.client.array import Array
 from pathways_ray.client.array_pieces import ArrayPipe, Given
 from pathways_ray.client.arrivals import Arrival
-from pathways_ray.client.buffer import Buffer, BufferOwner, Upload
+from pathways_ray.client.buffer import Buffer, BufferOwner, BufferRecord, Upload
 from pathways_ray.client.core import ClientCore
+from pathways_ray.client.data_link import Outgoing
 from pathways_ray.client.driver import Driver
 from pathways_ray.client.interrupted import check_not_mine
 from pathways_ray.client.slices import VirtualSlice
 from pathways_ray.errors import Failure, UsageError, from_failure
 from pathways_ray.ir.types import Spec, check_layout
 from pathways_ray.jax_types import array_type
+
+Going = tuple[BufferRecord, Given]
+"""An array that is uploaded, and the record that it gets."""
 
 _check_layout = functools.lru_cache(maxsize=1024)(check_layout)
 """Arrays of one kind are often put again and again."""
@@ -30,11 +35,18 @@ class UploadCalls:
     _core: ClientCore
     _driver: Driver
 
-    def put(self, value: Any, where: VirtualSlice, spec: Spec, alone: bool = False) -> Array:
-        """Uploads an array to the devices of a slice; the handle may be used at once.
+    def put(self, value: Any, where: VirtualSlice, spec: Spec) -> Array:
+        """Uploads an array to the devices of a slice; the handle may be used at once. Raises as `to_put` and the
+        function `upload` do."""
+        return self.upload(*self.to_put(value, where, spec))
 
-        Args:
-            alone: none is put with it, for which it would have to wait.
+    def to_put(self, value: Any, where: VirtualSlice, spec: Spec) -> tuple[Given, ArgumentType]:
+        """A value as `upload` takes it, with its type on a slice.
+
+        Raises:
+            InvalidArray: it is no array.
+            SpecError: the spec does not fit.
+            UsageError: the slice was released.
         """
         self._driver.check_active()
         if where.released:
@@ -42,12 +54,22 @@ class UploadCalls:
         array, weak = to_numpy(value)
         kind = ArgumentType.of(array_type(array), weak, where, spec, extended_dtype(value))
         _check_layout(kind.array, spec, where.type, "put")
-        return self.upload(array, kind, alone)
+        return array, kind
 
-    def upload(self, array: Given, kind: ArgumentType, alone: bool = False) -> Array:
+    def upload(self, array: Given, kind: ArgumentType) -> Array:
         """Uploads an array of exactly the dtype of its type to the slice that the type names. Raises as the function
         `upload` does."""
-        return Array(upload(cast(BufferOwner, self), self._core, self._driver, array, kind, alone), kind)
+        (made,) = self.upload_all([(array, kind)])
+        return made
+
+    def upload_all(self, given: Sequence[tuple[Given, ArgumentType]], alone: bool = False) -> list[Array]:
+        """Uploads arrays, each as `upload` does; those that are small leave together.
+
+        Args:
+            alone: one that nothing is put with, for which it would have to wait.
+        """
+        made = upload(cast(BufferOwner, self), self._core, self._driver, given, alone)
+        return [Array(buffer, kind) for buffer, (_, kind) in zip(made, given, strict=True)]
 
     def takes_pipes(self, kind: ArgumentType) -> bool:
         """Whether the hosts of arrays of a type are on this machine, and so can read an `ArrayPipe`.
@@ -60,53 +82,75 @@ class UploadCalls:
 
 
 def upload(
-    owner: BufferOwner, core: ClientCore, driver: Driver, array: Given, kind: ArgumentType, alone: bool = False
-) -> Buffer:
-    """Begins an upload; the handle may be used at once. One that is small, `alone` and soon there is waited for.
+    owner: BufferOwner, core: ClientCore, driver: Driver, given: Sequence[tuple[Given, ArgumentType]], alone: bool
+) -> list[Buffer]:
+    """Begins uploads; the handles may be used at once. One that is small, `alone` and soon there is waited for.
 
     Raises:
-        HostLost: a host of the slice is down and does not come back in time; or the slice moved while an array was on
+        HostLost: a host of a slice is down and does not come back in time; or the slice moved while an array was on
             its way by a pipe, which cannot be read again.
-        NotLocal: the array comes by a pipe, of which nothing was read, and its host does not take it.
-        SessionSuspended: the session is suspended, or was while the array was on its way.
+        NotLocal: an array comes by a pipe, of which nothing was read, and its host does not take it.
+        SessionSuspended: the session is suspended, or was while an array was on its way.
     """
-    where, spec = kind.slice, kind.spec
-    assert where is not None
     check_not_mine(*driver.locks)
     driver.check_not_suspended()
     with driver.sending:
-        (record,) = core.new_buffers(1, (kind,))
+        records = core.new_buffers(len(given), [kind for _, kind in given])
     driver.sweep()
-    buffer = Buffer(owner, record)
-    while True:
-        placed, uploaded = where.placed, partial(driver.uploaded, record)
-        one = Arrival(record, where, placed)
-        begun = partial(_note, driver, one)
-        try:
-            what = record.id, array, kind.array, spec, placed, where.tag, uploaded, begun
-            if alone and (link := small_puts.host_link(driver.data, array, placed)) is not None:
-                small_puts.put(driver.data, link, *what)
-            else:
-                driver.data.upload(*what)
-            while not _told(driver, one):  # when it is back, the slice has other devices
-                driver.check_not_suspended()
-        finally:  # also after Ctrl-C; the array goes with its handle
+    buffers = [Buffer(owner, record) for record in records]
+    for group in _groups(driver, [(record, array) for record, (array, _) in zip(records, given, strict=True)]):
+        while group:
+            group = _begin(driver, group, alone)
+    driver.sweep()
+    driver.check_not_suspended()  # some may be on devices that are lost to the session: they go with their handles
+    return buffers
+
+
+def _groups(driver: Driver, some: Sequence[Going]) -> Iterator[list[Going]]:
+    """Arrays that leave together: so many small ones, and then each other one by itself."""
+    small = [one for one in some if small_puts.is_small(driver.data, one[1])]
+    for first in range(0, len(small), small_puts.MAX_TOGETHER):
+        yield small[first : first + small_puts.MAX_TOGETHER]
+    if len(small) < len(some):
+        yield from ([one] for one in some if not small_puts.is_small(driver.data, one[1]))
+
+
+def _begin(driver: Driver, group: list[Going], alone: bool) -> list[Going]:
+    """Begins uploads to where their slices are. Returns those whose slices moved before the controller was told."""
+    arrivals: list[Arrival] = []
+    leaving: list[Outgoing] = []
+    for record, array in group:
+        where, kind = record.kind.slice, record.kind
+        one = Arrival(record, where, where.placed)
+        uploaded, begun = partial(driver.uploaded, record), partial(_note, driver, one)
+        arrivals.append(one)
+        leaving.append(Outgoing(record.id, array, kind.array, kind.spec, one.placed, where.tag, uploaded, begun))
+    first = leaving[0]
+    try:
+        if alone and (link := small_puts.host_link(driver.data, first.array, first.placed)) is not None:
+            small_puts.put(driver.data, link, *first)
+        elif len(leaving) > 1:
+            small_puts.put_together(driver.data, leaving)
+        else:
+            driver.data.upload(*first)
+        while not _told(driver, arrivals):  # when it is back, the slices have other devices
+            driver.check_not_suspended()
+    finally:  # also after Ctrl-C; the arrays go with their handles
+        for one in arrivals:
             driver.take_arrival(one)
-        if one.sent or placed is where.placed:
-            break  # else it has moved since the upload began
-        if isinstance(array, ArrayPipe):
-            raise from_failure(Failure("HostLost", f"{where} moved while an array was on its way; put it again"))
-    driver.sweep()
-    driver.check_not_suspended()  # it may be on devices that are not the session's any more, and goes with its handle
-    return buffer
+    moved = [n for n, one in enumerate(arrivals) if not one.sent and one.placed is not one.where.placed]
+    if moved and isinstance(first.array, ArrayPipe):
+        where = arrivals[0].where
+        raise from_failure(Failure("HostLost", f"{where} moved while an array was on its way; put it again"))
+    return [group[n] for n in moved]
 
 
-def _told(driver: Driver, one: Arrival) -> bool:
-    """Tells the controller of an upload; False while the session gives way."""
+def _told(driver: Driver, arrivals: Sequence[Arrival]) -> bool:
+    """Tells the controller of uploads; False while the session gives way."""
     with driver.sending:
         if driver.gives_way:
             return False
-        driver.send_arrival(one)
+        driver.send_arrivals_of(arrivals)
         return True
 
 

@@ -276,7 +276,7 @@ class SimulatedClient:
         handle = self._handle_to(record, layout, value)
         message = wire.Put(record.id, layout.slice, ARRAY, layout.spec, self.data.epochs(placed))
         self.data.upload(record, message, value, placed)
-        self.handle(events.Placed(message))
+        self.handle(events.Placed((message,)))
         return handle
 
     def kind_of(self, layout: Layout) -> Kind:

@@ -286,7 +286,7 @@ class SimulatedMover:
         placed = self._slice(held.slice)
         message = wire.Put(step.record.id, held.slice, held.type, held.spec, client.data.epochs(placed))
         client.data.upload(step.record, message, value, placed)
-        client.handle(Placed(message))
+        client.handle(Placed((message,)))
 
     def _loaded(self, record: BufferRecord) -> None:
         client = self.client

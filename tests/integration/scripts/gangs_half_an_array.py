@@ -26,7 +26,7 @@ with pw.init(hosts_per_island=2) as cluster:
         gang = summed(where)
         np.asarray(gang(x))
         links: Any = session._data
-        links._link(1).outbox.send_all = lambda messages: None  # of this array, host 1 gets nothing
+        links.link_to(1).outbox.send_all = lambda messages: None  # of this array, host 1 gets nothing
         half = pw.put(x, where, P("x"))
         record = half._buffer.record
         session._driver.uploaded(record, record.upload, 1, None)

@@ -43,7 +43,7 @@ with pw.init(1, 2, 1) as victim, pw.connect(victim.url, victim.token, name="atta
         boxes = shard_boxes(kind, spec, placed.mesh)
         here = [box for box, device in zip(boxes, placed.devices, strict=True) if device.host == host]
         opening = PutOpen(request, buffer, kind, spec, placed, tag)
-        link = links._link(host)
+        link = links.link_to(host)
         link.uploads[request] = Sent(upload, acknowledge)
         link.outbox.send_all(Copies(array).messages(opening, tuple(dict.fromkeys(here))))
 

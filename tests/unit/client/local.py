@@ -65,13 +65,14 @@ class LocalSession(Session):
     def status(self) -> dict[str, Any]:
         return {"islands": [{"island": 0, "state": "up", "hosts": [{"host": 0, "devices": list(range(DEVICES))}]}]}
 
-    def put(self, value: Any, where: VirtualSlice, spec: Any, alone: bool = False) -> Any:
-        found = super().put(value, where, spec)
+    def upload_all(self, given: Sequence[tuple[Any, ArgumentType]], alone: bool = False) -> list[pw.Array]:
+        made = [array for one in given for array in super(LocalSession, self).upload_all([one])]
         hosts: Any = self._data
-        self.values[found._buffer.id] = hosts.arrays.pop(found._buffer.id)
+        for found in made:
+            self.values[found._buffer.id] = hosts.arrays.pop(found._buffer.id)
+            found._buffer.record.state, found._buffer.record.upload = READY, None
         hosts.uploads.clear()
-        found._buffer.record.state, found._buffer.record.upload = READY, None
-        return found
+        return made
 
     def register(self, graph: Graph, encoded: bytes, functions: dict[str, bytes]) -> int:
         number = next(self._numbers)

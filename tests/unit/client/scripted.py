@@ -72,7 +72,7 @@ class Script:
         """Begins an upload to `hosts`."""
         (record,) = self.core.new_buffers(1)
         record.upload = Upload(set(hosts or (0,)))
-        self.handle(Placed(Put(record.id, 1, VECTOR, ())))
+        self.handle(Placed((Put(record.id, 1, VECTOR, ()),)))
         return record
 
     def acknowledge(self, record: BufferRecord, host: int = 0, failure: Failure | None = None) -> None:

@@ -358,7 +358,7 @@ def test_an_upload_that_ended_before_the_record_names_it_is_known() -> None:
     upload = Upload({0})
     script.handle(Uploaded(record, upload, 0))
     record.upload = upload
-    script.handle(Placed(Put(record.id, 1, VECTOR, ())))
+    script.handle(Placed((Put(record.id, 1, VECTOR, ()),)))
     script.launch(record)
     assert script.take() == [Put(1, 1, VECTOR, ()), Launch(1, 1, (1,), 2)]
     assert record.state is READY
@@ -638,7 +638,7 @@ def test_what_enters_the_queue_is_not_sent_before_it_is_released() -> None:
     script = Script()
     (record,) = script.core.new_buffers(1)
     record.upload = Upload({0})
-    assert list(script.core.handle(Placed(Put(1, 1, VECTOR, ())), 0.0)) == [ReleaseQueue()]
+    assert list(script.core.handle(Placed((Put(1, 1, VECTOR, ()),)), 0.0)) == [ReleaseQueue()]
     assert script.core.launch(1, [record], script.core.new_buffers(1)) is None
     assert len(script.core.queue) == 2
 

@@ -215,7 +215,7 @@ def test_whatever_ends_the_thread_that_reads_ends_the_stream() -> None:
         raise SystemExit(3)
 
     with links_to(hosts) as data:
-        link, deadline = data._link(0), time.monotonic() + LIMIT_S
+        link, deadline = data.link_to(0), time.monotonic() + LIMIT_S
         data.upload(1, np.ones(4, np.float32), ArrayType((4,), "float32"), ((),), on_hosts(1), "tag", acknowledge)
         hosts.go.set()
         while link.dead is None:
@@ -305,7 +305,7 @@ def test_a_stream_that_was_tried_in_vain_holds_nobody_up() -> None:
     data.open(0)
     tried = data._links[0]
     until(lambda: tried.dead is not None)
-    needed = threading.Thread(target=data._link, args=(0,), daemon=True)
+    needed = threading.Thread(target=data.link_to, args=(0,), daemon=True)
     needed.start()
     needed.join(data_module.NEWS_LIMIT_S / 2)
     assert not needed.is_alive()

@@ -83,11 +83,11 @@ def test_a_thread_that_ends_turns_waits_for_none_that_was_interrupted_as_it_took
     turns = UploadTurns(lambda: False)
     for request in range(1, MAX_PIPES):
         turns.hand(request, behind_parts=False)
-    turns.come(100, MAX_COMING_BYTES - 1, waits=True)
+    turns.come({100: MAX_COMING_BYTES - 1}, waits=True)
 
     def work() -> None:
         turns.hand(200, behind_parts=False)
-        turns.come(300, 1, waits=True)
+        turns.come({300: 1}, waits=True)
         for request in (200, 300):
             turns.end(request)
 
@@ -115,16 +115,16 @@ def test_turns_are_waited_for_and_come_in_bytes_and_numbers() -> None:
     waiting.end()
     assert turns.are_taken
 
-    turns.come(100, 2 * MAX_COMING_BYTES, waits=True)
-    waiting = Background(lambda: turns.come(101, 1, waits=True))
-    turns.come(102, 1, waits=False)
+    turns.come({100: 2 * MAX_COMING_BYTES}, waits=True)
+    waiting = Background(lambda: turns.come({101: 1}, waits=True))
+    turns.come({102: 1}, waits=False)
     assert waiting.waits
     turns.end(100)
     waiting.end()
 
     turns.end(50)
     waiting = Background(lambda: turns.hand(51, behind_parts=True))
-    turns.come(103, 1, waits=True)
+    turns.come({103: 1}, waits=True)
     turns.end(101)
     assert waiting.waits
     turns.end(102)

@@ -55,7 +55,7 @@ def test_an_upload_by_a_pipe_hangs_up(
     """The host reads two pipes at a time, each for a minute where nobody hangs up: what is put later would wait."""
     if readable:
         monkeypatch.setattr("pathways_ray.client.data_link.MIN_READ_BYTES", 1)
-    link, numbers, tag = data._link(0), itertools.count(1), slice_tag(SECRET, SESSION, PLACED)
+    link, numbers, tag = data.link_to(0), itertools.count(1), slice_tag(SECRET, SESSION, PLACED)
     assert link.takes_files(LARGE.nbytes)
     (stream,) = host.server.streams
 
@@ -77,7 +77,7 @@ def test_without_a_thread_for_what_a_host_does_not_take_an_upload_fails_and_hang
     def no_thread(*_: object, **_named: object) -> Any:
         raise RuntimeError("can't start new thread")
 
-    link = data._link(0)
+    link = data.link_to(0)
     assert link.takes_files(LARGE.nbytes)
     (stream,) = host.server.streams
     monkeypatch.setattr(HostPipe, "read_there", lambda *_: False)
@@ -120,7 +120,7 @@ def test_a_fetch_leaves_its_file_to_others_and_no_question(
         monkeypatch.setattr(FetchPlan, "goes_by_pipe", False)
     for number in (1, 2):
         host.put(number, LARGE)
-    link = data._link(0)
+    link = data.link_to(0)
     assert link.takes_files(LARGE.nbytes)
     if way == "parts":
         monkeypatch.setattr(link, "takes_files", lambda size: False)
@@ -136,7 +136,7 @@ def test_a_fetch_leaves_its_file_to_others_and_no_question(
 
 def test_a_wait_for_a_host_leaves_no_question(host: Host, data: DataLinks) -> None:
     host.put(1, SMALL)
-    link = data._link(0)
+    link = data.link_to(0)
     wait = partial(data.await_values, [1], [0], lambda: False)
 
     def check(step: str) -> None:

@@ -903,7 +903,7 @@ def test_arrays_of_more_threads_than_there_may_be_pipes_all_arrive(host: Host, d
     def put(number: int) -> None:
         data.upload(number, LARGE, LARGE_KIND, (("x",),), PLACED, tag, lambda *outcome: failures.put(outcome[-1]))
 
-    data._link(0).takes_files(LARGE.nbytes)
+    data.link_to(0).takes_files(LARGE.nbytes)
     for number in range(1, threads + 1):
         threading.Thread(target=put, args=(number,), daemon=True).start()
     assert [failures.get(timeout=LIMIT_S) for _ in range(threads)] == [None] * threads
@@ -932,7 +932,7 @@ def test_an_upload_ends_when_its_host_is_lost(
             lambda upload, host, failure: failed.append(failure),
         )
     )
-    data._link(0)
+    data.link_to(0)
     monkeypatch.setattr(client_stream, "is_slice_tag", lambda *_: True)
     thread.start()
     until(lambda: bool(data._links[0].pipes))
@@ -992,7 +992,7 @@ def test_who_writes_to_a_pipe_of_another_hears_when_its_host_is_lost(
     mine, theirs = socketlib.socketpair()
     mine.settimeout(LIMIT_S)
     given = ArrayPipe(SharedFile(theirs.detach()), LARGE.shape, LARGE.dtype)
-    data._link(0).takes_files(LARGE.nbytes)
+    data.link_to(0).takes_files(LARGE.nbytes)
     tag, failed = slice_tag(SECRET, SESSION, PLACED), threading.Event()
     data.upload(1, given, LARGE_KIND, (("x",),), PLACED, tag, lambda *_: failed.set())
     data._links[0].end("its process was lost")
@@ -1054,7 +1054,7 @@ def test_arrays_that_go_in_parts_wait_until_their_host_has_stored_some(
 
     puts = threading.Thread(target=put_all, args=(1, LARGE, 5))
     puts.start()
-    link = data._link(0)
+    link = data.link_to(0)
     until(lambda: len(link._turns._coming) == 2)
     puts.join(0.2)
     assert puts.is_alive()
@@ -1293,7 +1293,7 @@ def test_a_lone_shard_comes_in_a_file_as_an_array_does(host: Host, data: DataLin
     plan = FetchPlan.of_shard(LARGE_KIND, (("x",),), PLACED, 0)
     host.put(1, LARGE)
     for local in (True, False):
-        data._link(0).takes_files = lambda size, local=local: local  # type: ignore[method-assign, misc]
+        data.link_to(0).takes_files = lambda size, local=local: local  # type: ignore[method-assign, misc]
         into = SharedFile.create(LARGE.nbytes)
         found = data.fetch(1, plan, lambda: None, None, None, into)
         np.testing.assert_array_equal(found, LARGE)
