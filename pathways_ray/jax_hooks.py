@@ -29,8 +29,8 @@ class ArrayRules(Protocol):
     def fetch(self, value: Any) -> Any:
         """Typed keys in this process, for `jax.device_get`."""
 
-    def place(self, value: Any, target: Any, own: bool = False) -> Any:
-        """The value at a device or sharding, as `jax.device_put` has it, perhaps as an array of its `own`;
+    def place(self, values: Sequence[Any], targets: Sequence[Any], own: Sequence[bool]) -> list[Any]:
+        """Each value at a device or sharding, as `jax.device_put` has it, perhaps as an array of its `own`;
         `NotImplemented` leaves it to JAX."""
 
     def lower(self, traced: Any) -> Any:
@@ -130,6 +130,21 @@ def _compile_shard_map(kind: type[jax.Array]) -> None:
     trace.process_shard_map = process
 
 
+def _putting(rules: ArrayRules, by_jax: Callable[..., list[Any]], always_copy: Any) -> Callable[..., list[Any]]:
+    """The function that `jax.device_put` calls for all leaves of a tree. JAX gets those that are not for `rules`."""
+
+    def device_put(*values: Any, **params: Any) -> list[Any]:
+        own = [copy == always_copy for copy in params["copy_semantics"]]
+        placed = rules.place(values, params["devices"], own)
+        if left := [n for n, one in enumerate(placed) if one is NotImplemented]:
+            of_left = {name: [each[n] for n in left] for name, each in params.items()}
+            for n, one in zip(left, by_jax(*(values[n] for n in left), **of_left), strict=True):
+                placed[n] = one
+        return placed
+
+    return device_put
+
+
 def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
     """Leaves to `rules` the functions of JAX that evaluate no jaxpr."""
     import jax
@@ -138,23 +153,17 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
 
     modules: tuple[Any, ...] = dispatch, lax, api, stages
     jax_dispatch, jax_lax, jax_api, jax_stages = modules
-    put_by_jax, full_by_jax, get_by_jax = jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get
+    full_by_jax, get_by_jax = jax_lax.full_like, jax_api._device_get
     lower_by_jax = jax_stages.Traced.lower
 
     def is_key(value: Any) -> bool:
         return dtypes.issubdtype(value.dtype, dtypes.extended)
 
-    always_copy = jax_dispatch.ArrayCopySemantics.ALWAYS_COPY
-
-    def device_put(value: Any, *, device: Any, copy: Any, **params: Any) -> Any:
-        placed = rules.place(value, device, copy == always_copy)
-        return put_by_jax(value, device=device, copy=copy, **params) if placed is NotImplemented else placed
-
     constrained_by_jax = pjit.sharding_constraint_p.impl
 
     def constrained(value: Any, *, sharding: Any, unconstrained_dims: Any, **params: Any) -> Any:
         # Outside of traces it places, as jax.device_put does.
-        placed = NotImplemented if unconstrained_dims else rules.place(value, sharding)
+        (placed,) = (NotImplemented,) if unconstrained_dims else rules.place((value,), (sharding,), (False,))
         if placed is not NotImplemented:
             return placed
         return constrained_by_jax(value, sharding=sharding, unconstrained_dims=unconstrained_dims, **params)
@@ -175,7 +184,9 @@ def _leave_functions(kind: type[jax.Array], rules: ArrayRules) -> None:
         by_jax = primitive.impl
         return lambda *values, **params: by_jax(*(device_get(x) if type(x) is kind else x for x in values), **params)
 
-    jax_dispatch._device_put_impl, jax_lax.full_like, jax_api._device_get = device_put, _placing(full_like), device_get
+    always_copy = jax_dispatch.ArrayCopySemantics.ALWAYS_COPY
+    jax_dispatch._batched_device_put_impl = _putting(rules, jax_dispatch._batched_device_put_impl, always_copy)
+    jax_lax.full_like, jax_api._device_get = _placing(full_like), device_get
     # With these, jnp.zeros, jnp.asarray, jnp.arange and others take `device=`.
     jax_lax.full, jax_lax._convert_element_type = _placing(jax_lax.full), _placing(jax_lax._convert_element_type)
     jax_lax.broadcasted_iota = _placing(jax_lax.broadcasted_iota, "out_sharding")

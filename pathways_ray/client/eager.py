@@ -29,7 +29,7 @@ from pathways_ray.client.jaxprs import constants_of, equations_of
 from pathways_ray.client.known_programs import KnownPrograms
 from pathways_ray.client.operation import Operation, is_pinned, slices_of
 from pathways_ray.client.outlines import ProgramBuilder
-from pathways_ray.client.placement import put_at
+from pathways_ray.client.placement import Target, put_all_at, put_at
 from pathways_ray.client.program import LoweredProgram
 from pathways_ray.client.session import Session
 from pathways_ray.client.slices import slice_of
@@ -201,25 +201,34 @@ def _type_at(aval: Any, sharding: Any) -> ArgumentType:
     )
 
 
-def place(value: Any, target: Any, own: bool = False) -> Any:
-    """`jax.device_put` to a slice, or of an array that lies on one; to no place in particular it stays where it is.
+def place(values: Sequence[Any], targets: Sequence[Any], own: Sequence[bool]) -> list[Any]:
+    """`jax.device_put` to slices, or of arrays that lie on some; to no place in particular these stay where they are.
 
     Args:
         own: the result is to be an array of its own, whatever becomes of the value (`may_alias=False`).
     """
-    placed = _placed(value, target)
-    if own and type(value) is Array and type(placed) is Array and placed._buffer is value._buffer:
-        return value.copy()
+    placed: list[Any] = [NotImplemented] * len(values)
+    ours: dict[int, Target] = {}
+    for n, (value, target) in enumerate(zip(values, targets, strict=True)):
+        where = slice_of(target.mesh) if isinstance(target, NamedSharding) else None
+        if where is None:
+            placed[n] = _placed_nowhere(value, target)
+        elif prng.is_zeros(value):
+            placed[n] = value  # as JAX does: there is nothing to place
+        else:
+            warn_of_memory(target)
+            ours[n] = where, spec_from_user(target.spec, where.axes)
+    for n, one in zip(ours, put_all_at([values[n] for n in ours], [*ours.values()]), strict=True):
+        placed[n] = one
+    for n, value in enumerate(values):
+        one = placed[n]
+        if own[n] and type(value) is Array and type(one) is Array and one._buffer is value._buffer:
+            placed[n] = value.copy()
     return placed
 
 
-def _placed(value: Any, target: Any) -> Any:
-    where = slice_of(target.mesh) if isinstance(target, NamedSharding) else None
-    if where is not None and prng.is_zeros(value):
-        return value  # as JAX does: there is nothing to place
-    if where is not None:
-        warn_of_memory(target)
-        return put_at(value, where, spec_from_user(target.spec, where.axes))
+def _placed_nowhere(value: Any, target: Any) -> Any:
+    """An array that is put on no slice."""
     if type(value) is not Array:
         return NotImplemented
     if target is None or isinstance(target, jax.memory.Space):
@@ -265,7 +274,8 @@ def nonzero(value: Array, size: int | None, of: Callable[[Any], tuple[Any, ...]]
     if size is not None:
         return of(put_at(mask, where, ()))
     kind = jax.numpy.result_type(int)
-    return tuple(put_at(one.astype(kind), where, ()) for one in np.nonzero(np.asarray(mask)))  # JAX compiles each size
+    found = [one.astype(kind) for one in np.nonzero(np.asarray(mask))]  # JAX compiles each size
+    return tuple(put_all_at(found, [(where, ())] * len(found)))
 
 
 def fetch(value: Array) -> Any:

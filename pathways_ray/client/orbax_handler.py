@@ -29,7 +29,7 @@ from orbax.checkpoint._src.serialization import tensorstore_utils
 from pathways_ray.client import checkpoints_on_hosts, prng
 from pathways_ray.client.array import Array
 from pathways_ray.client.host_functions import bits
-from pathways_ray.client.placement import put_at
+from pathways_ray.client.placement import put_all_at
 from pathways_ray.client.shown import Work
 from pathways_ray.client.slices import slice_of
 from pathways_ray.client.specs import spec_from_user
@@ -104,7 +104,7 @@ class Handler(type_handlers.ArrayHandler):
             values = await self._values.deserialize([infos[k] for k in by_client], plain)
             for k, value in zip(by_client, values, strict=True):
                 _check_shape(infos[k].name, value.shape, args[k])
-                found[k] = put_at(value, *mine[k])
+            found.update(zip(by_client, put_all_at(values, [mine[k] for k in by_client]), strict=True))
         implementations = await self._implementations(infos) if mine else {}
         for k in mine:
             found[k] = _as_asked(found[k], infos[k].name, implementations.get(infos[k].name), args[k].dtype)

@@ -121,10 +121,16 @@ def reshard(tree: Any, slice: Any = None, spec: Any = None) -> Any:
     return jax.tree.unflatten(structure, _moved(found, places))
 
 
-def put_at(value: Any, where: VirtualSlice, spec: Spec) -> Any:
-    """Places one array: uploads it from here, or moves it from where it lies."""
-    _check_is_value(value, where)
-    return _placed(value, [value], [(where, spec)])[0]
+def put_at(value: Any, where: VirtualSlice, spec: Spec) -> Array:
+    """Places one array, as `put_all_at` does."""
+    return put_all_at([value], [(where, spec)])[0]
+
+
+def put_all_at(values: Sequence[Any], places: Sequence[Target]) -> list[Array]:
+    """Places arrays: uploads them from here, or moves them from where they lie."""
+    for value, (where, _) in zip(values, places, strict=True):
+        _check_is_value(value, where)
+    return _placed(values if len(values) > 1 else values[0], values, places) if values else []
 
 
 def _check_is_value(leaf: Any, where: VirtualSlice) -> None:

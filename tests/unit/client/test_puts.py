@@ -433,3 +433,30 @@ def test_a_memory_kind_is_left_out_with_one_warning(session, a4, put, kind) -> N
     assert [one.sharding for one in found] == [x.sharding] * 2
     for plain in (jax.memory.Space.Device, jax.memory.Space.Any, x.sharding.with_memory_kind("device")):
         assert jax.device_put(x, plain).sharding == x.sharding
+
+
+def test_a_tree_is_placed_at_once(session, a4, b22) -> None:
+    """By `jax.device_put` as by `pw.put`: what moves goes by one launch; what is JAX's own stays with JAX."""
+    there, device = NamedSharding(b22.mesh, P("x", "y")), jax.devices()[0]
+    tree = {"moved": [pw.put(V + k, a4, P("x")) for k in range(5)], "new": [V + 10, V[:, :2] * 2], "own": V}
+    before = len(session.launched)
+    found = jax.device_put(tree, {"moved": there, "new": there, "own": device})
+    assert len(session.launched) == before + 1
+    assert isinstance(found["own"], jax.Array)
+    assert found["own"].devices() == {device}
+    assert [leaf.slice for leaf in (*found["moved"], *found["new"])] == [b22] * 7
+    jax.tree.map(np.testing.assert_array_equal, found, tree)
+    again = jax.device_put(found["moved"], there)
+    assert [one._buffer for one in again] == [one._buffer for one in found["moved"]]
+    own = jax.device_put(found["moved"], there, may_alias=False)
+    assert not {one._buffer for one in own} & {one._buffer for one in again}
+    jax.tree.map(np.testing.assert_array_equal, own, again)
+
+
+def test_what_cannot_be_placed_is_named_and_takes_nothing_with_it(session, a4, b22) -> None:
+    there = NamedSharding(b22.mesh, P("x", "y"))
+    with pytest.raises(pw.errors.SpecError, match=r"leaf \['b'\]: put: dimension 0 of float32\[3\]"):
+        pw.put({"a": V, "b": np.ones(3, np.float32)}, a4, P("x"))
+    with pytest.raises(UsageError, match=r"jax\.device_put cannot move"):
+        jax.device_put([V, pw.put(V, a4)], [there, jax.devices()[0]])
+    assert not session._core.queue
