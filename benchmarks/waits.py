@@ -1,8 +1,8 @@
 """Everyday programs that wait for each value, beside plain JAX: what a turn of each takes.
 
 Each turn calls something and looks at a value of it before the next one: one small computation, three or five in a row,
-a training step whose loss is read, an argument from NumPy, a value on another island. A turn that takes some times as
-long as its neighbours has left the short road between client and host.
+a training step whose loss is read, an argument from NumPy, a tree that is placed, a value on another island. A turn
+that takes some times as long as its neighbours has left the short road between client and host.
 
 Run it with `python -m benchmarks.waits --json waits.json`; it takes about two minutes.
 """
@@ -22,7 +22,7 @@ from benchmarks.harness import Benchmark, Progress, Result, option
 from benchmarks.printing import Table, shows
 from benchmarks.workers import Worker, answers
 
-WIDTH, LEAVES, BIG = 8, 20, 1 << 18
+WIDTH, LEAVES, PLACED, BIG = 8, 20, 60, 1 << 18
 WARM_UP = 3
 """Runs before: whatever repeats itself is measured, composed and compiled meanwhile."""
 
@@ -77,6 +77,7 @@ class Turns:
             f"a training step of {LEAVES} arrays, its loss": self._training,
             "an argument from NumPy": self._given,
             "an argument that is placed": self._placed,
+            f"a tree of {PLACED} arrays that is placed": self._tree,
             "operations, a value": self._operations,
             "a value of 1 MiB": self._of_a_mebibyte,
             "a value on another island": self._elsewhere,
@@ -132,6 +133,10 @@ class Turns:
 
     def _placed(self, value: Any) -> tuple[Any, Any]:
         return value, np.asarray(self._add(self._put(self._batch)))
+
+    def _tree(self, value: Any) -> tuple[Any, Any]:
+        *_, last = [leaf.block_until_ready() for leaf in self._put([self._batch] * PLACED)]
+        return value, last
 
     def _operations(self, value: Any) -> tuple[Any, Any]:
         value = value * 0.5 + 1
