@@ -10,7 +10,7 @@ a launch; this file applies those before `IN_FLIGHT`, and `refusals.refusal_of` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from pathways_ray import limits
@@ -24,7 +24,7 @@ from pathways_ray.controller.lifecycle import LaunchEvent
 from pathways_ray.controller.memory import Memory
 from pathways_ray.controller.outcomes import Outcomes
 from pathways_ray.controller.preparation import Preparation
-from pathways_ray.controller.programs import PlannedProgram
+from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.refusals import failed_argument, refusal_of
 from pathways_ray.controller.state import InFlight, Send, Session, Tables
 from pathways_ray.errors import Failure
@@ -101,6 +101,15 @@ class Admission:
             backlog.append(call)
             return self._take_asked()
         return commands
+
+    def put(self, session: Session, message: Put, alike: dict[BufferType, Mapping[int, int]]) -> list[Send]:
+        """The same for an upload of several that came together, of which `buffers.put` notes which are `alike`."""
+        backlog = self.backlogs[session.id]
+        waits = backlog.waiting or (backlog.deferred and not backlog.may_be_passed)
+        if waits or session.tenant.quota.device_bytes is not None:
+            return self.call(session, message)
+        self.memory.changed()
+        return buffers.put(self.tables, session, message, None, alike) or []
 
     def resume(self, sessions: Iterable[Session]) -> list[Send]:
         """Lets waiting launches go on after an event that may have made room for them, first those in the window."""

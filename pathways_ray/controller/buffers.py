@@ -11,10 +11,9 @@ nobody knew of when its host came back, and which was dropped there.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Mapping, Set
-from functools import partial
 from typing import NamedTuple
 
 from pathways_ray.controller import quotas
@@ -23,7 +22,7 @@ from pathways_ray.controller.programs import BufferType, PlannedProgram
 from pathways_ray.controller.state import Arriving, Buffer, Send, SendClient, SendIsland, Session, Tables
 from pathways_ray.errors import Failure, GraphError
 from pathways_ray.ir.plan import PlacedSlice
-from pathways_ray.ir.types import check_layout
+from pathways_ray.ir.types import ArrayType, SliceType, Spec, check_layout
 from pathways_ray.transport.messages import BuffersLost, Drop, Put, Stored
 
 UPLOAD_LIMIT_S = 20.0
@@ -36,57 +35,98 @@ MAX_BURNT = 65536
 """Numbers of a session that are remembered as burnt."""
 
 
-def put(tables: Tables, session: Session, message: Put, coming: int | None = None) -> list[Send] | None:
+@functools.lru_cache(maxsize=1024)
+def _type_on(mesh: SliceType, array: ArrayType, spec: Spec) -> BufferType:
+    """The type of an upload to a slice with this mesh: arrays of one type are put again and again. Raises `GraphError`
+    where none can lie so."""
+    check_layout(array, spec, mesh, "put")
+    return BufferType.on(mesh, array, spec)
+
+
+def put(
+    tables: Tables,
+    session: Session,
+    message: Put,
+    coming: int | None = None,
+    alike: dict[BufferType, Mapping[int, int]] | None = None,
+) -> list[Send] | None:
     """Enters a buffer. One whose type or slice is invalid is not made; a launch with it says so.
 
     Args:
         coming: bytes that launches will make which the session has called before, and which have yet to go; None
             without such.
+        alike: for uploads that come together, and count against no quota: types of which one was entered, with the
+            epochs of the processes that it went to. What holds for it holds for all like it.
 
     Returns: None where the tenant's quota has no room for it beside these: it has to wait for them, and for what is
         freed behind them.
     """
-    place = session.places.get(message.slice)
+    number, place = message.buffer, session.places.get(message.slice)
     if place is None:
         return []
-    with contextlib.suppress(GraphError):
-        check_layout(message.type, message.spec, place.mesh, "put")
-        kind = BufferType.on(place.mesh, message.type, message.spec)
-        if session.lives(message.buffer):
-            return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
-        over = partial(quotas.device_bytes, session, tables.sessions.values(), purpose=f"{message.type} to put")
-        if coming is not None and over(kind.charged_bytes + coming) is not None:
-            return None
-        session.named.add(message.buffer)
-        failure = (
-            quotas.while_suspended(session)
-            or quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
-            or over(kind.charged_bytes)
-            or never_holds(tables, place, kind)
-            or _sent_before_move(place, message)
-            or sent_to_ended_process(tables, place.hosts, message.buffer, message.epochs)
-        )
-        if message.buffer in session.burnt:
-            text = (
-                f"buffer {message.buffer} was dropped from its hosts before; its number cannot be used again: upload it"
-            )
-            failure = Failure("BufferLost", f"{text} once more")
+    try:
+        kind = _type_on(place.mesh, message.type, message.spec)
+    except GraphError:
+        return []
+    if session.lives(number):
+        return []  # clients count their buffers up; what the hosts have there now is this session's own trouble
+    if coming is not None and _over_quota(tables, session, kind, coming) is not None:
+        return None
+    session.named.add(number)
+    is_like_another = alike is not None and alike.get(kind) == message.epochs
+    if not is_like_another or number in session.burnt or not quotas.has_room(session, tables.buffers, 1):
+        failure = _failure(tables, session, place, kind, message)
         if failure is not None:
-            session.refuse(message.buffer, 1, failure)
-            burn(session, message.buffer)
-            # A client may name any number of hosts; the slice lay on no more than it has devices.
-            named = itertools.islice(message.epochs, len(place.devices))
-            islands = {place.island} | _islands_of(tables, named)
-            return [
-                *(SendIsland(island, Drop(session.id, (message.buffer,))) for island in sorted(islands)),
-                SendClient(session.id, BuffersLost((message.buffer,), failure)),
-            ]
-        session.keep(message.buffer, Buffer(kind, 0))
-        epochs = {host: message.epochs[host] for host in place.hosts if host in message.epochs}
-        session.arriving[message.buffer] = Arriving(set(place.hosts), epochs)
-        early = session.early.pop(message.buffer, {})
-        return [command for report in early.values() for command in stored(session, report)]
-    return []
+            return _refused(tables, session, place, message, failure)
+        if alike is not None:
+            alike[kind] = message.epochs
+    session.keep(number, Buffer(kind, 0))
+    session.arriving[number] = Arriving(set(place.hosts), message.epochs)
+    if not session.early or (early := session.early.pop(number, None)) is None:
+        return []
+    return [command for report in early.values() for command in stored(session, report)]
+
+
+def _failure(tables: Tables, session: Session, place: PlacedSlice, kind: BufferType, message: Put) -> Failure | None:
+    """The failure of an upload that cannot be entered."""
+    number = message.buffer
+    if number in session.burnt:
+        text = (
+            f"buffer {number} was dropped from its hosts before; its number cannot be used again: upload it once more"
+        )
+        return Failure("BufferLost", text)
+    if session.suspended:
+        return quotas.while_suspended(session)
+    if not quotas.has_room(session, tables.buffers, 1):
+        return quotas.buffers(session, tables.buffers, 1, f"{message.type} to put")
+    return (
+        _over_quota(tables, session, kind)
+        or never_holds(tables, place, kind)
+        or _sent_before_move(place, message)
+        or sent_to_ended_process(tables, place.hosts, number, message.epochs)
+    )
+
+
+def _over_quota(tables: Tables, session: Session, kind: BufferType, coming: int = 0) -> Failure | None:
+    """The failure of an upload for which the tenant's quota has no room."""
+    if session.tenant.quota.device_bytes is None:
+        return None
+    asked = kind.charged_bytes + coming
+    return quotas.device_bytes(session, tables.sessions.values(), asked, f"{kind.type} to put")
+
+
+def _refused(tables: Tables, session: Session, place: PlacedSlice, message: Put, failure: Failure) -> list[Send]:
+    """Refuses an upload, and takes it away from where it may be."""
+    number = message.buffer
+    session.refuse(number, 1, failure)
+    burn(session, number)
+    # A client may name any number of hosts; the slice lay on no more than it has devices.
+    named = itertools.islice(message.epochs, len(place.devices))
+    islands = {place.island} | _islands_of(tables, named)
+    return [
+        *(SendIsland(island, Drop(session.id, (number,))) for island in sorted(islands)),
+        SendClient(session.id, BuffersLost((number,), failure)),
+    ]
 
 
 def _sent_before_move(place: PlacedSlice, message: Put) -> Failure | None:
@@ -248,7 +288,7 @@ def free(tables: Tables, session: Session, numbers: Iterable[int]) -> list[Send]
             dropped.setdefault(places[buffer.type.slice].island, {})[number] = None
         elif (donated := session.donated.get(number)) is not None:
             donated.freed = True
-        if uploads:
+        if uploads and (number in session.arriving or number in session.early):
             for island in _cut_off(tables, session, number):
                 dropped.setdefault(island, {})[number] = None
     return [SendIsland(island, Drop(session.id, tuple(found))) for island, found in dropped.items()]

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from pathways_ray.controller import events, quotas
 from pathways_ray.controller.channel import ChannelEvent
 from pathways_ray.controller.clients import Client, Clients
+from pathways_ray.controller.programs import BufferType
 from pathways_ray.controller.turns import TURN_WORK, Hold, work_of, work_of_launch
 from pathways_ray.errors import PathwaysError, WireError
 from pathways_ray.transport import batcher
@@ -67,6 +68,7 @@ class Intake:
         commands: list[events.Command] = []
         session = self.launches.sessions[client.session]
         take, backlog = self.launches.admission.call, self.launches.admission.backlogs[client.session]
+        alike: dict[BufferType, Mapping[int, int]] = {}
         left, taken, hold = TURN_WORK, 0, None
         try:
             for message in messages:
@@ -75,9 +77,12 @@ class Intake:
                     looks = backlog.looks(message) if backlog.waiting else 0
                     left -= work_of_launch(message, program.result_count if program is not None else 0, looks)
                     commands += take(session, message)
-                elif isinstance(message, (Free, Put)):
+                elif isinstance(message, Free):
                     left -= work_of(message)
                     commands += take(session, message)
+                elif isinstance(message, Put):
+                    left -= 1
+                    commands += self.launches.admission.put(session, message, alike)
                 elif isinstance(message, Register):
                     if self.clients.registrar.islands_full:
                         hold = Hold.ISLAND

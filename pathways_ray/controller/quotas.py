@@ -39,11 +39,16 @@ def while_suspended(session: Session) -> Failure | None:
     return Failure("SessionSuspended", f"session {session.id} is suspended: call its resume() before you use it")
 
 
+def has_room(session: Session, held: int, asked: int) -> bool:
+    """Whether `buffers` refuses nothing."""
+    return len(session.buffers) + asked <= MAX_SESSION_BUFFERS and held + asked <= MAX_BUFFERS
+
+
 def buffers(session: Session, held: int, asked: int, purpose: str) -> Failure | None:
     """`asked` more buffers of a session for `purpose`; all sessions together have `held`."""
-    mine = len(session.buffers)
-    if mine + asked <= MAX_SESSION_BUFFERS and held + asked <= MAX_BUFFERS:
+    if has_room(session, held, asked):
         return None
+    mine = len(session.buffers)
     return Failure(
         "TooLarge",
         f"the session has {mine} buffers and asks for {asked} more for {purpose}; {MAX_SESSION_BUFFERS} are the limit, "

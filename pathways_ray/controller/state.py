@@ -89,14 +89,13 @@ class Named:
         return number <= self.before or number in self.latest
 
 
-@dataclass(slots=True)
-class Arriving:
+class Arriving(msgspec.Struct):
     """An upload on its way: the hosts that have yet to report it, and the incarnations that it went to, by host; by
     position in its mesh, a host that has reported a box that others hold as well, and the digest of its bytes there."""
 
     hosts: set[int]
     epochs: Mapping[int, int]
-    digests: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    digests: dict[int, tuple[int, bytes]] = msgspec.field(default_factory=dict)
 
 
 @dataclass(slots=True)
