@@ -10,7 +10,7 @@ the islands that come and go. `watch` says whether those it depends on are alive
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any, assert_never, cast
 
 from pathways_ray.controller import events, status
 from pathways_ray.controller.clients import Clients
@@ -130,6 +130,8 @@ class ControllerCore:
             return [events.CloseIsland(event.link)]
         said = event.messages[-1] if event.messages else None
         self.watch.schedulers.hear(island, now, said.slowness if type(said) is wire.Load else None)
+        if len(event.messages) > 1 and set(map(type, event.messages)) == {wire.Stored}:
+            return self._stored(cast("list[wire.Stored]", event.messages))
         commands: list[events.Command] = []
         launches = self.launches
         for message in event.messages:
@@ -141,9 +143,7 @@ class ControllerCore:
                 case wire.Enqueued():
                     commands += launches.enqueued(island, message)
                 case wire.Stored():
-                    if self.takeover is not None:
-                        self.takeover.stored(message)
-                    commands += launches.stored(message)
+                    commands += self._stored([message])
                 case wire.ServedCalls():
                     launches.outcomes.served(island, message)
                 case wire.Decided():
@@ -173,6 +173,12 @@ class ControllerCore:
                 case _:
                     assert_never(message)
         return commands
+
+    def _stored(self, messages: list[wire.Stored]) -> list[events.Command]:
+        if self.takeover is not None:
+            for message in messages:
+                self.takeover.stored(message)
+        return list(self.launches.stored(*messages))
 
     # --- the resource manager -----------------------------------------------------------------------------------------
 

@@ -224,15 +224,21 @@ class Launches:
 
     # --- launches and buffers -----------------------------------------------------------------------------------------
 
-    def stored(self, message: wire.Stored) -> list[Send]:
-        """An upload has arrived on a host."""
-        session = self.sessions.get(message.session)
-        if session is None:
-            return []
-        if message.buffer in session.burnt:
-            return buffers.drop_late(self.tables, message)
-        commands = buffers.stored(session, message)
-        return commands + self.admission.resume((session,)) if message.buffer not in session.arriving else commands
+    def stored(self, *messages: wire.Stored) -> list[Send]:
+        """Uploads have arrived on a host. Those that wait for them go on once all are noted."""
+        commands: list[Send] = []
+        going_on: dict[int, Session] = {}
+        for message in messages:
+            session = self.sessions.get(message.session)
+            if session is None:
+                continue
+            if message.buffer in session.burnt:
+                commands += buffers.drop_late(self.tables, message)
+                continue
+            commands += buffers.stored(session, message)
+            if message.buffer not in session.arriving:
+                going_on[session.id] = session
+        return commands + self.admission.resume(going_on.values()) if going_on else commands
 
     def decided(self, message: wire.Decided) -> list[Send]:
         """The value is known by which a launch goes on."""
