@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 import os
 import threading
@@ -181,9 +182,7 @@ class IslandScheduler(Inspectable):
         self.links[host, epoch] = link
         pump = asyncio.ensure_future(self.branches[host].carry(link))
 
-        def take(batch: list[FromHost]) -> None:
-            self._carry_out(self.core.host_batch(host, epoch, batch, time.monotonic()))
-
+        take = functools.partial(self._take, host, epoch)
         try:
             with loops.vital():
                 take(batch)
@@ -192,6 +191,14 @@ class IslandScheduler(Inspectable):
             pump.cancel()
             del self.links[host, epoch]
             self._handle(events.HostDisconnected(host, epoch))
+
+    def _take(self, host: int, epoch: int, batch: list[FromHost]) -> None:
+        """Takes a batch of a host to the core, or passes it on."""
+        now = time.monotonic()
+        if len(batch) < 2 or not self.core.passes_on(host, epoch, batch, now):
+            self._carry_out(self.core.host_batch(host, epoch, batch, now))
+        elif self.controller is not None:
+            self.controller.send_all(batch)
 
     async def _tick(self) -> None:
         commands: list[events.Command] = []

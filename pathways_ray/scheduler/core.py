@@ -43,6 +43,9 @@ LOAD_PERIOD_S = 1.0
 BESIDE_ORDER = (wire.Peers, wire.Inspect, wire.Examine, wire.FunctionsAhead)
 """Messages of the controller that the order has nothing to do with."""
 
+PASSED_ON = frozenset((wire.Stored, wire.Decided, wire.Examined, wire.ServedCalls))
+"""Messages of hosts that go to the controller as they are, and change nothing here."""
+
 Take = Callable[[wire.ToIsland], list[events.Command]]
 
 
@@ -118,6 +121,15 @@ class SchedulerCore:
         self.order.now = now
         return chain.from_iterable(map(self._from_host, repeat(host), repeat(epoch), messages))
 
+    def passes_on(self, host: int, epoch: int, messages: list[wire.FromHost], now: float) -> bool:
+        """Whether a batch of several goes to the controller as it is, which is then all that `host_batch` would do."""
+        self.order.now = now
+        if self.members.apart or not PASSED_ON.issuperset(map(type, messages)):
+            return False
+        if is_current := self.members.is_current(host, epoch):
+            self.liveness.hear(host, now)
+        return is_current
+
     # --- the controller -----------------------------------------------------------------------------------------------
 
     def load(self, slowness: float = 1.0) -> wire.Load:
@@ -164,7 +176,7 @@ class SchedulerCore:
                 return [events.ToController(message)]
             case wire.Enqueued():
                 return list(self.order.enqueued(host, message))
-            case wire.Stored() | wire.Decided() | wire.Examined() | wire.ServedCalls():
+            case wire.Stored() | wire.Decided() | wire.Examined() | wire.ServedCalls():  # those `PASSED_ON`
                 return [events.ToController(message)]
             case wire.Ordered():
                 return self._carry_out(self.check.compare(self.order.outstanding, self.members.hosts, host, message))

@@ -7,7 +7,7 @@ each is encoded once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 from pathways_ray.transport.batcher import GATHER_S, Batcher, joined_batches
 from pathways_ray.transport.links import AsyncLink
@@ -56,6 +56,11 @@ class AsyncOutbox:
         self._batcher.put(message)
         if not self._scheduled or self._link is None:
             self._call()
+
+    def send_all(self, messages: Iterable[Message]) -> None:
+        """The same for each of several that came together."""
+        self._batcher.put_all(messages)
+        self._call()
 
     def _call(self) -> None:
         if self._link is None:

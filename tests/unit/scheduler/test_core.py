@@ -8,7 +8,7 @@ import pytest
 
 from pathways_ray.errors import Failure
 from pathways_ray.liveness import SILENCE_LIMIT_S
-from pathways_ray.scheduler.core import LOAD_PERIOD_S, TICK_S, SchedulerCore
+from pathways_ray.scheduler.core import LOAD_PERIOD_S, PASSED_ON, TICK_S, SchedulerCore
 from pathways_ray.scheduler.events import (
     Accept,
     Command,
@@ -33,6 +33,7 @@ from pathways_ray.transport.messages import (
     Abort,
     Account,
     BarrierReached,
+    Decided,
     Dismissed,
     Done,
     DropProgram,
@@ -56,7 +57,10 @@ from pathways_ray.transport.messages import (
     Program,
     Recount,
     Running,
+    ServedCalls,
+    Stored,
 )
+from tests.unit.helpers import VECTOR
 from tests.unit.scheduler.island import devices
 
 C = TypeVar("C", bound=Command)
@@ -94,6 +98,39 @@ def those(kind: type[C], commands: list[Command]) -> list[C]:
 
 def downs(commands: list[Command]) -> list[HostDown]:
     return [c.message for c in those(ToController, commands) if isinstance(c.message, HostDown)]
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_passed_on_where_nothing_of_it_is_for_the_scheduler() -> None:
+    """A host is heard by it, too. One of an older epoch is not passed on, nor is what has to wait for a reunion."""
+    core = core_of(0, 1)
+    reports: list[Any] = [Stored(0, 1, 5, 1, VECTOR, ()), Decided(1, (7,))]
+    now, lost = 0.0, list[int]()
+    while now < SILENCE_LIMIT_S + 1.0:
+        now += TICK_S
+        assert core.passes_on(0, 1, reports, now)
+        lost = core.liveness.silent(now)
+    assert lost == [1]
+    assert not core.passes_on(0, 1, [*reports, Done((1,))], now)
+    assert not core.passes_on(0, 0, reports, now)
+    assert list(core.host_batch(0, 0, reports, now)) == []
+    core.members.part()
+    assert not core.passes_on(0, 1, reports, now)
+    assert list(core.host_batch(0, 1, reports, now)) == [ToController(reports[0])]
+
+
+def test_what_is_passed_on_as_it_is_goes_to_the_controller_alone_as_well() -> None:
+    core = core_of(0)
+    given: list[Any] = [
+        Stored(0, 1, 5, 1, VECTOR, ()),
+        Decided(1, (7,)),
+        Examined(1, 0, 2, b""),
+        ServedCalls(0, ()),
+    ]
+    assert {type(message) for message in given} == PASSED_ON
+    assert list(core.host_batch(0, 1, given, 0.0)) == [ToController(message) for message in given]
 
 
 # --- joining ----------------------------------------------------------------------------------------------------------

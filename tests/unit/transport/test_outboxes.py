@@ -85,6 +85,29 @@ def test_what_is_sent_together_goes_together_and_in_order(monkeypatch: pytest.Mo
     told(story)
 
 
+def test_several_that_are_sent_at_once_are_one_batch_between_what_is_sent_before_and_behind() -> None:
+    """With a link and before there is one; and the outbox closes behind them."""
+
+    async def story() -> None:
+        async with connected() as (here, there):
+            outbox = outboxes.AsyncOutbox()
+            outbox.send_all([Completed((0,)), Completed((1,))])
+            carried = asyncio.ensure_future(outbox.carry(here))
+            assert await launches(there, 2) == [[0, 1]]
+            outbox.send_all([Completed((2,)), Completed((3,))])
+            assert await launches(there, 2) == [[2, 3]]
+            outbox.send(Completed((4,)))
+            outbox.send_all([Completed((5,)), Completed((6,))])
+            outbox.send(Completed((7,)))
+            assert await launches(there, 4) == [[4, 5, 6, 7]]
+            outbox.send_all([Completed((8,)), Completed((9,))])
+            outbox.close()
+            await carried
+            assert await launches(there, 2) == [[8, 9]]
+
+    told(story)
+
+
 @pytest.mark.parametrize("kind", ["outbox", "fan"])
 def test_nobody_wakes_where_nothing_has_gathered(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """
